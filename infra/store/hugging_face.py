@@ -176,6 +176,16 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
     )
 
 
+def stated_license(url: str) -> str:
+    """The licence in the model card of a folder; "" where none can be read."""
+    try:
+        fs, root = fsspec.core.url_to_fs(resolve_url(url))
+        data = read_small(fs, f"{root.rstrip('/')}/README.md", MOST_BYTES)
+        return _words(_card(data.decode(errors="replace"), f"{url}/README.md").license)
+    except (OSError, ValueError):
+        return ""
+
+
 def stored_width(url: str) -> int | None:
     """Bytes of a stored weight of the model in a folder, by its config.json; None where that does not say."""
     try:
