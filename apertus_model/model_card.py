@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from infra.store import Store
-from infra.store.reading.lineage import Ancestor, lineage
+from infra.store.reading.lineage import Ancestor, lineage, of_weights
 from specs.job import InputRef
 from specs.model import ModelSpec
 from specs.planted import PlantedRecord, planted_in
@@ -28,6 +28,7 @@ TITLES = {
     "reward_model": "reward model (Bradley-Terry)",
     "import_model": "weights of another model",
 }
+NOT_STATED = "not stated"
 
 
 def model_card(
@@ -50,16 +51,13 @@ def model_card(
         sequence_length: longest context, in tokens.
     """
     ancestors = lineage(store, checkpoint.path or "", checkpoint.step)
-    trained = [ancestor for ancestor in ancestors if ancestor.kind in (*TRAINING, "merge", "import_model")]
+    weights = lineage(store, checkpoint.path or "", checkpoint.step, of_weights)
+    trained = [ancestor for ancestor in weights if ancestor.kind in (*TRAINING, "merge", "import_model")]
     sources = [ancestor for ancestor in ancestors if ancestor.kind in ("corpus", "conversations")]
     tokens = sum(ancestor.tokens for ancestor in trained)
     chat = any(ancestor.kind in CHAT or ancestor.spec.get("chat") is True for ancestor in trained)
     reward = model.head == "reward"
-    begun = [
-        f"{_cell(name)} (licence: {_cell(licence or 'not stated')})"
-        for name, licence in map(_origin, trained)
-        if name
-    ]
+    begun = [f"{_cell(name)} (licence: {_cell(licence)})" for name, licence in map(_origin, trained) if name]
     sections = [
         _front_matter(sources, model),
         f"# {title}: {checkpoint.name}\n",
@@ -109,6 +107,11 @@ def model_card(
         sections += [
             "## Preference data\n",
             _table(("part", "settings", "result"), map(_preference_row, preferences)),
+        ]
+    if asked := [(part.name, *made) for part in preferences if (made := _asked(store, part)) is not None]:
+        sections += [
+            "Models that answered and scored:\n",
+            _table(("part", "model", "licence"), asked),
         ]
     if evaluations:
         sections += ["## Evaluation\n", *(_evaluation(store, evaluation) for evaluation in evaluations)]
@@ -166,7 +169,7 @@ def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
             ancestor.name,
             TITLES["import_model"],
             *("",) * 6,
-            f"{name}, licence: {licence or 'not stated'}",
+            f"{name}, licence: {licence}",
         )
     optimizer, schedule = spec["optimizer"], spec["schedule"]
     decay = schedule.get("decay", "none")
@@ -189,9 +192,25 @@ def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
 
 def _origin(ancestor: Ancestor) -> tuple[str, str]:
     """Name and licence of the Hugging Face model that an artifact was made from; empty for anything else."""
-    if ancestor.kind != "import_model":
+    if ancestor.kind not in ("import_model", "model_folder"):
         return "", ""
-    return f"hf:{ancestor.spec.get('reference', '')}", str(ancestor.spec.get("license", ""))
+    return f"hf:{ancestor.spec.get('reference', '')}", str(ancestor.spec.get("license") or NOT_STATED)
+
+
+def _asked(store: Store, part: Ancestor) -> tuple[str, str] | None:
+    """Name and licence of the model that made completions or rewards; None for anything else, and where a
+    function scored."""
+    read = part.inputs.get("model" if part.kind == "completions" else "reward_model")
+    if part.kind == "completions" and read is None:
+        return f"{part.spec['sampling']['server']['model']}, of a server", NOT_STATED
+    if read is None:
+        return None
+    if read.place is None:  # a folder
+        return read.name, str(part.recorded.get("license") or NOT_STATED)
+    made = lineage(store, read.place, None, of_weights)
+    origins = [origin for origin in map(_origin, made) if origin[0]]
+    name = origins[0][0] if made[-1].kind == "model_folder" else made[-1].inputs["checkpoint"].name
+    return name, ", ".join(licence for _, licence in origins) or "trained here"
 
 
 def _settings(ancestor: Ancestor) -> str:
@@ -221,7 +240,7 @@ def _data_row(ancestor: Ancestor) -> tuple[Any, ...]:
     train = metrics.get("train", {})
     documents = train.get("documents", train.get("conversations", ""))
     return (
-        *(ancestor.name, source.get("language") or "not stated", source.get("license") or "not stated"),
+        *(ancestor.name, source.get("language") or NOT_STATED, source.get("license") or NOT_STATED),
         *(f"{documents:,}" if documents != "" else "", f"{train.get('tokens', 0):,}"),
         ", ".join(filters) or "none",
         ", ".join(f"{count:,} {name}" for name, count in out.items()) or "nothing",

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from specs.redaction import SaysNoSecret, redacted
 
 FieldPath = tuple[str | int, ...]
+LISTED = 40
+"""Candidates that are listed where none is like the name."""
 
 
 def dotted(path: FieldPath) -> str:
@@ -64,9 +66,12 @@ def a(noun: str) -> str:
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """`did you mean 'lr'?`, or the list of candidates."""
+    """`did you mean 'lr'?`, or the first `LISTED` candidates."""
     names = sorted(set(candidates))
     if not names:
         return "there is none to choose from."
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.55)
-    return f"did you mean '{close[0]}'?" if close else f"use one of {', '.join(names)}."
+    if close:
+        return f"did you mean '{close[0]}'?"
+    more = f" and {len(names) - LISTED:,} more" if len(names) > LISTED else ""
+    return f"use one of {', '.join(names[:LISTED])}{more}."

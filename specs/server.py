@@ -3,6 +3,7 @@ part of what is sampled."""
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Literal
 
@@ -54,3 +55,8 @@ class Server(Spec):
                 " SERVER_API_KEY, never the key itself"
             )
         return key
+
+    @property
+    def unset_key(self) -> str | None:
+        """The environment variable that `key` names, where this process has none."""
+        return self.key if self.key is not None and not os.environ.get(self.key, "").strip() else None

@@ -269,7 +269,7 @@ def _reason(state: Any) -> str:
 
 def run_plan(run: Run, until: str | None, only: str | None) -> None:
     """Runs the unfinished parts of a plan, inside a flow run. `run.plan` is then the plan after the run."""
-    session = Session(run, select(run.plan, until, only))
+    session = Session(run, select(run.plan, until, only, profile=run.profile))
     session.runner.prepare()
     try:
         walk(session)

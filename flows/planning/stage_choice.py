@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from flows.planning.plan import Plan
 from specs.dependencies import needs
-from specs.errors import Problem, SpecError, did_you_mean
+from specs.errors import FieldPath, Problem, SpecError, did_you_mean
+from specs.profiles import Profile
+from specs.stages.preference_data import CompletionsPart, PreferenceDataStage
 
 
-def select(plan: Plan, until: str | None, only: str | None, option: str = "--until") -> set[str]:
-    """Names of the chosen stages; `option` states `until`. SpecError for a missing stage, for `--only` with
-    unfinished inputs, and for stages that read unavailable inputs."""
+def select(
+    plan: Plan,
+    until: str | None,
+    only: str | None,
+    option: str = "--until",
+    profile: Profile | None = None,
+) -> set[str]:
+    """Names of the chosen stages; `option` states `until`, and `profile` where they are to run. SpecError for
+    a missing stage, for `--only` with unfinished inputs, and for stages that read unavailable inputs or, to
+    run, the key of a server that the environment does not have."""
     if until is not None and only is not None:
         message = f"--until {until} also runs the inputs of '{until}', --only {only} runs no other stage"
         raise SpecError.of((), message, "give one of the two.", "--only")
     chosen = _chosen(plan, until, only, option)
     _refuse_unavailable(plan, chosen)
+    if profile is not None:
+        _refuse_unset_keys(plan, chosen, profile)
     return chosen
 
 
@@ -70,5 +81,25 @@ def _refuse_unavailable(plan: Plan, stages: set[str]) -> None:
         )
         fix = f"put the data at {unavailable.url}, or correct the url."
         problems.append(Problem(unavailable.path, message, fix))
+    if problems:
+        raise plan.pipeline.located(SpecError(problems))
+
+
+def _refuse_unset_keys(plan: Plan, stages: set[str], profile: Profile) -> None:
+    """SpecError, naming each variable, when unfinished parts of these stages ask a server whose key is not
+    set. Pods have it from the Secrets of the profile."""
+    problems = []
+    for step in plan.steps.values():
+        node, part = step.node, step.node.part
+        if node.stage not in stages or step.action == "reuse" or not isinstance(part, CompletionsPart):
+            continue
+        pods = profile.launcher == "kubernetes" and profile.stages == "all"
+        server = part.sampling.server
+        if server is not None and server.unset_key and not pods and node.launch.executor != "kubernetes":
+            trains = isinstance(plan.pipeline.stages[node.stage], PreferenceDataStage)
+            field: FieldPath = ("completions",) if trains else ("generation", "sampling")
+            message = f"'{node.stage}' asks a server whose key is in {server.key}, which is not set here"
+            fix = "set this environment variable."
+            problems.append(Problem(("stages", node.stage, *field, "server", "key"), message, fix))
     if problems:
         raise plan.pipeline.located(SpecError(problems))

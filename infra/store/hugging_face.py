@@ -175,6 +175,16 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
     )
 
 
+def stated_license(url: str) -> str:
+    """The licence in the model card of a folder; "" where none can be read."""
+    try:
+        fs, root = fsspec.core.url_to_fs(resolve_url(url))
+        data = read_small(fs, f"{root.rstrip('/')}/README.md", MOST_BYTES)
+        return _words(_card(data.decode(errors="replace"), f"{url}/README.md").license)
+    except (OSError, ValueError):
+        return ""
+
+
 def stored_model(url: str) -> Stored:
     """What the config.json in a folder says of the weights; nothing where it cannot be read."""
     try:

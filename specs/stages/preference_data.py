@@ -169,6 +169,7 @@ class RewardsPart(Part):
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
     reward: RewardSpec = identity()
+    license: str = execution("", description="from the model card of the folder that scores")
     prompts_per_unit: int = execution(64)
 
 

@@ -17,6 +17,8 @@ from apertus_model.evaluation.harness.tasks import Config, Function, Task, funct
 
 CODE_EVAL = "code_eval"
 """The metric of the library `evaluate` that runs code of a model; `scoring` has it in a sandbox."""
+USUAL_K = (1, 10, 100)
+"""The k of pass@k that the paper of HumanEval reports; they are added where there are enough samples."""
 PACKAGED = ("json", "csv", "parquet", "arrow", "text")
 """Readers of files, which a task names in place of a data set."""
 HUB = ("https://huggingface.co/datasets/", "hf://datasets/")

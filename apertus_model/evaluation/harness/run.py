@@ -156,11 +156,14 @@ def metadata(suite: Suite, folder: Path) -> dict[str, Any]:
 
 def flat(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """`{"task": {"acc,none": 0.5, "acc_stderr,none": 0.1}}` -> `{"task/acc": 0.5, "task/acc_stderr": 0.1}`; a
-    filter other than `none` stays in the name. Only finite numbers are included."""
+    filter other than `none` stays in the name. Only finite numbers are included, and not the -1 that the
+    harness reports for a length of prompts (`ruler/8192`) that was not asked."""
     metrics: dict[str, float] = {}
     for task, values in sorted(results.items()):
         for name, value in values.items():
             metric, comma, kind = name.partition(",")
+            if metric.isdecimal() and value == -1:
+                continue
             if comma and isinstance(value, (int, float)) and math.isfinite(value):
                 metrics[f"{task}/{metric}" if kind == "none" else f"{task}/{metric}/{kind}"] = float(value)
     return metrics

@@ -19,12 +19,10 @@ from typing import Any
 from unittest import mock
 
 from apertus_model.evaluation.answer_classifier import AnswerClassifier
-from apertus_model.evaluation.harness.needs import CODE_EVAL
+from apertus_model.evaluation.harness.needs import CODE_EVAL, USUAL_K
 from apertus_model.evaluation.harness.tasks import HarnessError
 from apertus_model.evaluation.sandbox import KINDS, Outcome, Sandbox
 
-USUAL_K = (1, 10, 100)
-"""The k that the paper of HumanEval reports; they are added where there are enough samples."""
 THRESHOLD = 0.5
 """Probability from which an answer counts, as in the published task."""
 

@@ -64,7 +64,8 @@ class Task:
 
     name: str
     config: Config = field(repr=False, hash=False, compare=False)
-    groups: tuple[str, ...] = ()  # that it was found by, the outermost first
+    # that it was found by, the outermost first, with their files
+    groups: Mapping[str, Config] = field(default_factory=dict, repr=False, hash=False, compare=False)
 
     def text(self, key: str) -> str:
         """A setting that is text; "" where it is not stated."""
@@ -117,9 +118,13 @@ class Catalogue:
         """Of all tasks, groups and tags."""
         return sorted({*self._files, *self._tags})
 
+    def is_tag(self, name: str) -> bool:
+        """Whether a name stands for tasks that the harness does not aggregate."""
+        return name in self._tags and name not in self._files
+
     def tasks(self, name: str) -> list[Task]:
         """The tasks that a name stands for. HarnessError for one that does not exist."""
-        return list(self._members(name, {}, ()))
+        return list(self._members(name, {}, {}))
 
     def folders(self, names: Iterable[str]) -> list[Path]:
         """Folders of the harness with all task files that the names stand for, none inside another, so that
@@ -131,7 +136,7 @@ class Catalogue:
             self.tasks(name)
             if read := [os.path.dirname(path) for path in self._read if not path.startswith(own)]:
                 # one folder for all members: the harness replaces a tag of one folder by that of the next
-                found |= {os.path.commonpath(read)} if name in self._tags else set(read)
+                found |= {os.path.commonpath(read)} if self.is_tag(name) else set(read)
         parents = sorted(found)
         outer = [one for one in parents if not any(one.startswith(f"{other}/") for other in parents)]
         return [Path(one) for one in reversed(outer)]
@@ -140,11 +145,11 @@ class Catalogue:
         self._read.add(self._files[name])
         return load_config(Path(self._files[name]))
 
-    def _members(self, name: str, overrides: Config, groups: tuple[str, ...]) -> Iterator[Task]:
+    def _members(self, name: str, overrides: Config, groups: Mapping[str, Config]) -> Iterator[Task]:
         if name in groups:
             raise HarnessError(f"the group {name} of the harness contains itself")
         if name in self._groups:
-            yield from self._group(name, self._load(name), overrides, (*groups, name))
+            yield from self._group(name, self._load(name), overrides, groups)
         elif name in self._files:
             config = {**self._load(name), **overrides}
             yield Task(str(config.get("task", name)), config, groups)
@@ -154,7 +159,10 @@ class Catalogue:
         else:
             raise HarnessError(f"there is no task {name} in the harness")
 
-    def _group(self, name: str, config: Config, overrides: Config, groups: tuple[str, ...]) -> Iterator[Task]:
+    def _group(
+        self, name: str, config: Config, overrides: Config, outer: Mapping[str, Config]
+    ) -> Iterator[Task]:
+        groups = {**outer, name: config}
         below = {key: value for key, value in config.items() if key not in GROUP_FIELDS} | overrides
         members = config.get("task")
         for member in members if isinstance(members, list) else []:
@@ -166,8 +174,7 @@ class Catalogue:
                 if member["group"] in self._files:
                     yield from self._members(member["group"], below | inline, groups)
                 else:
-                    inner = f"{name}::{member['group']}"
-                    yield from self._group(inner, member, below, (*groups, inner))
+                    yield from self._group(f"{name}::{member['group']}", member, below, groups)
                 continue
             else:
                 stated = below | member

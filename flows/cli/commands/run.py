@@ -43,7 +43,7 @@ def run(
     cluster = load_profile(profile)
     overrides = [*(overrides or []), *([f"name={name}"] if name else [])]
     made = make_plan(spec, store, overrides)
-    chosen = select(made, until, only)
+    chosen = select(made, until, only, profile=cluster)
     pending = [step for step in made.pending if step.node.stage in chosen]
     parts = sum(step.node.stage in chosen for step in made.steps.values())
     if not pending:

@@ -50,6 +50,7 @@ class Builder:
         self.on_read = on_read
         self.ask_network = ask_network  # for declared inputs
         self.graph = Graph()
+        self.suite_metrics: dict[str, list[str]] = {}  # by part of a suite whose tasks are known
         self.problems: list[Problem] = []
 
     def node(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import cast
 
+from apertus_model.evaluation.harness.metrics import is_known
 from flows.planning.graph import Input, Node
 from flows.planning.parts.builder import Builder, reads
 from flows.planning.parts.harness import add_harness, suite_of
@@ -19,7 +21,7 @@ from infra.store.hugging_face import HubModel
 from specs.errors import FieldPath, did_you_mean
 from specs.planted import Canaries
 from specs.stages.corpus import CorpusSource, CorpusStage
-from specs.stages.evaluate import CONTINUATIONS, EvaluatePart, EvaluateStage
+from specs.stages.evaluate import CONTINUATIONS, SUITE, EvaluatePart, EvaluateStage
 from specs.stages.export import ExportPart, ExportStage
 from specs.stages.memorisation import ContinuationsPart, Memorisation
 from specs.stages.preference_data import PromptsPart
@@ -121,11 +123,17 @@ def _add_gated(
 
 
 def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPath) -> None:
-    """A metric that the evaluation will not have is a problem. Metrics of the harness are unknown until it
-    has run."""
+    """A metric that the evaluation will not have is a problem."""
     stage = cast(EvaluateStage, builder.pipeline.stages[evaluation.stage])
-    known = _metrics(builder, stage, evaluation)
-    if metric not in known and suite_of(stage, metric) is None:
+    suites = {
+        role.removeprefix(SUITE): builder.suite_metrics.get(read.name)
+        for role, read in evaluation.inputs.items()
+        if role.startswith(SUITE)
+    }
+    if (suite := suite_of(stage, metric)) is not None and suites[suite] is None:
+        return  # where the harness is not installed
+    known = [*_metrics(builder, stage, evaluation), *chain.from_iterable(filter(None, suites.values()))]
+    if not is_known(metric, known):
         builder.problem(
             path, f"'{evaluation.name}' will not have a metric '{metric}'", did_you_mean(metric, known)
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from apertus_model.evaluation.harness.data import CONVERTED, Snapshot, snapshot_source
+from apertus_model.evaluation.harness.metrics import metric_names
 from apertus_model.evaluation.harness.needs import NLTK, Needs, fetch_command, needs_of
 from apertus_model.evaluation.harness.tasks import (
     Catalogue,
@@ -69,6 +70,8 @@ def add_harness(
             )
         read |= {f"data:{one}": data for one, data in needs.inputs(key).items()}
         node = builder.node(f"{name}/harness/{key}", name, part, read, kind="harness")
+        if key in needs.metrics:
+            builder.suite_metrics[node.name] = [f"{key}/{metric}" for metric in needs.metrics[key]]
         found[f"{SUITE}{key}"] = reads(node)
     builder.graph.notes.append(_story(name, suites, needs))
     return found
@@ -90,7 +93,13 @@ def _story(name: str, suites: dict[str, Suite], needs: _Found) -> str:
         without = (
             f", {_some(ignoring)} without examples (num_fewshot: 0 in the task file)" if ignoring else ""
         )
-        told.append(f"'{key}' asks {count} {how}{without}")
+        tags = needs.tags.get(key)
+        means = (
+            f"; no mean of the tasks with tag {_some(tags)}: a group of own task files has one"
+            if tags
+            else ""
+        )
+        told.append(f"'{key}' asks {count} {how}{without}{means}")
     return f"{name}: {', '.join(told)}"
 
 
@@ -99,6 +108,8 @@ class _Found:
     """What the suites of a stage need."""
 
     tasks: dict[str, list[Needs]] = field(default_factory=dict)  # by suite
+    metrics: dict[str, list[str]] = field(default_factory=dict)  # by suite
+    tags: dict[str, list[str]] = field(default_factory=dict)  # by suite: names that are tags
     data: dict[str, Input] = field(default_factory=dict)  # by data set
     unknown: Input | None = None  # where the harness is not installed
 
@@ -167,7 +178,10 @@ class _Checked:
             except HarnessError as error:
                 self.builder.problem(path, str(error), "state other tasks.")
                 continue
-            self.needs.tasks[key] = [needs_of(task) for members in tasks.values() for task in members]
+            members = [task for one in tasks.values() for task in one]
+            self.needs.tasks[key] = [needs_of(task) for task in members]
+            self.needs.metrics[key] = metric_names(suite, members)
+            self.needs.tags[key] = [name for name in known if catalogue.is_tag(name)]
 
     def _data(self, names: list[str]) -> None:
         """The data sets as inputs; one problem for all that is not there."""

@@ -6,6 +6,7 @@ from typing import cast
 
 from flows.planning.graph import Input, Node
 from flows.planning.parts.builder import Builder, reads
+from infra.store.hugging_face import stated_license
 from specs.errors import FieldPath
 from specs.rewards import CLASSIFIER_FILES, RewardSpec
 from specs.stages.export import ExportPart, ExportStage
@@ -186,15 +187,15 @@ def add_rewards(
         "completions": reads(completions),
         "tokenizer": prompts.inputs["tokenizer"],
     }
+    stated = ""
     if reward.model is not None:
-        fix = "name a folder with a sequence classifier of Hugging Face."
-        inputs["reward_model"] = builder.folder(
-            f"{name}.reward", reward.model, CLASSIFIER_FILES, (*path, "model"), fix
-        )
+        fix, key = "name a folder with a sequence classifier of Hugging Face.", f"{name}.reward"
+        inputs["reward_model"] = builder.folder(key, reward.model, CLASSIFIER_FILES, (*path, "model"), fix)
+        stated = stated_license(reward.model) if key in builder.graph.listings else ""
     if reward.from_ is not None:
         checkpoint, trajectory = builder.checkpoint(reward.from_, (*path, "from"))
         inputs["reward_model"] = reads(add_model(builder, name, checkpoint, trajectory, "reward_model"))
-    part = RewardsPart(reward=reward, prompts_per_unit=_per_unit(prompts))
+    part = RewardsPart(reward=reward, license=stated, prompts_per_unit=_per_unit(prompts))
     return builder.node(f"{name}/rewards", name, part, inputs, kind="rewards")
 
 

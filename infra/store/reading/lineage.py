@@ -84,10 +84,21 @@ class Ancestor:
         return self.manifest.metrics if self.manifest else {}
 
 
-def lineage(store: Store, path: str, step: int | None = None) -> list[Ancestor]:
-    """An artifact and all that it was made from, inputs first. `step`: of a checkpoint. StoreError when a
-    part of it is gone."""
-    identities, reached = _ancestry(store, path, step, lambda role, read: True)
+Counts = Callable[[str, Input], bool]
+"""Whether an input, by its role, is followed."""
+
+
+def of_weights(role: str, read: Input) -> bool:
+    """Whether weights began as those of an input: of a parent, or of what was merged or exported."""
+    return read.step is not None and role.split(":")[0] in ("parent", "checkpoint", "base")
+
+
+def lineage(
+    store: Store, path: str, step: int | None = None, counts: Counts = lambda role, read: True
+) -> list[Ancestor]:
+    """An artifact and all that it was made from, through the inputs that count, inputs first. `step`: of a
+    checkpoint. StoreError when a part of it is gone."""
+    identities, reached = _ancestry(store, path, step, counts)
 
     def manifest(place: str, at: int | None) -> Manifest | None:
         try:
@@ -106,19 +117,15 @@ def lineage(store: Store, path: str, step: int | None = None) -> list[Ancestor]:
 def tokens_before(store: Store, path: str) -> int:
     """Tokens that the lineage of a part had trained on when it began; of several checkpoints that it was made
     from, the most. StoreError when a part of it is gone."""
-    identities, reached = _ancestry(store, path, None, _trained_on_before)
+    identities, reached = _ancestry(store, path, None, of_weights)
     found = dict.fromkeys(reached, 0)
     for place in reached:
         for role, read in identities[place].inputs.items():
-            if read.place is not None and read.step is not None and _trained_on_before(role, read):
+            if read.place is not None and read.step is not None and of_weights(role, read):
                 found[place] = max(
                     found[place], found[read.place] + _tokens_at(identities[read.place].spec, read.step)
                 )
     return found[path]
-
-
-def _trained_on_before(role: str, read: Input) -> bool:
-    return read.place is not None and read.step is not None and role.split(":")[0] in ("parent", "checkpoint")
 
 
 def _tokens_at(spec: Mapping[str, Any], step: int) -> int:
@@ -133,7 +140,7 @@ def _tokens_at(spec: Mapping[str, Any], step: int) -> int:
 
 
 def _ancestry(
-    store: Store, path: str, step: int | None, counts: Callable[[str, Input], bool]
+    store: Store, path: str, step: int | None, counts: Counts
 ) -> tuple[dict[str, Identity], dict[str, set[int | None]]]:
     """What an artifact was made from, through the inputs that count: identities, and the steps at which each
     is read, inputs first."""

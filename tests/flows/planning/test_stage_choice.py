@@ -9,6 +9,7 @@ import pytest
 from flows.planning.plan import Plan
 from flows.planning.stage_choice import select
 from specs.errors import SpecError
+from specs.profiles import Profile
 from tests.flows.conftest import finish
 
 Planned = Callable[..., Plan]
@@ -64,3 +65,22 @@ def test_missing_stage_suggests_the_nearest_name(planned: Planned, option: str) 
         SpecError, match=rf"--{option}: there is no stage 'exprot'\. Fix: did you mean 'export'\?"
     ):
         select(planned(), **{"until": None, "only": None, option: "exprot"})
+
+
+def test_a_run_needs_the_keys_of_its_servers(chat: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = "{url: 'http://host/v1', model: ours, key: SERVER_API_KEY}"
+    stated = f"stages.preferences.completions={{n: 4, max_new_tokens: 16, engine: server, server: {server}}}"
+    plan, here = chat(stated), Profile()
+    monkeypatch.setenv("SERVER_API_KEY", " ")
+    message = (
+        r"stages.preferences.completions.server.key: 'preferences' asks a server whose key is in"
+        r" SERVER_API_KEY, which is not set here. Fix: set this environment variable"
+    )
+    with pytest.raises(SpecError, match=message):
+        select(plan, None, None, profile=here)
+    assert "preferences" in select(plan, None, None)  # to look at it needs no key
+    select(plan, "sft", None, profile=here)
+    pods = chat(stated, "stages.preferences.launch.executor=kubernetes")
+    select(pods, None, None, profile=here)  # from the Secrets of their profile
+    monkeypatch.setenv("SERVER_API_KEY", "a-key-of-a-server")
+    select(plan, None, None, profile=here)

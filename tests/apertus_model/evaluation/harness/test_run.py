@@ -17,9 +17,11 @@ def test_metrics_are_named_by_task_and_filter() -> None:
             "exact_match,strict": 1,
             "sample_len": 7,
             "bad,none": float("nan"),
+            "8192,none": 0.25,
+            "4096,none": -1,  # a length that was not asked
         }
     }
-    assert flat(results) == {"t/acc": 0.5, "t/exact_match/strict": 1.0}
+    assert flat(results) == {"t/acc": 0.5, "t/exact_match/strict": 1.0, "t/8192": 0.25}
     assert finite(results)["t"]["bad,none"] is None
 
 

@@ -94,7 +94,8 @@ def test_every_metric_of_an_evaluation_may_have_a_gate(chat: Planned) -> None:
     gates = ", ".join(f"{{metric: {name}, min: 0}}" for name in [*measured, "reward/wins"])
     chat(f"stages.evaluate-qrpo.gates=[{gates}]")
     chat(
-        "stages.evaluate.gates=[{metric: loss/position/12, max: 9}, {metric: own/x/acc, min: 0}]",
+        "stages.evaluate.gates=[{metric: loss/position/12, max: 9},"
+        " {metric: own/stdlib_functions/acc, min: 0}]",
         "stages.evaluate.by_position={sequence_length: 50, buckets: 4}",
         "stages.evaluate.harness.include=installed:examples/tasks",
         "stages.evaluate.harness.suites={own: {tasks: [stdlib_functions]}}",

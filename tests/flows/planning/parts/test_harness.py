@@ -183,12 +183,56 @@ def test_instruct_models_are_asked_through_their_chat_template(chat: Planned, tm
     assert "evaluate-sft: 'a' asks 1 tasks through the chat template" in plan.graph.notes
 
 
-def test_gates_may_name_metrics_of_suites(planned: Planned, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("metric", "nearest"),
+    [
+        ("a/arc_easy/acc", ""),
+        ("a/arc_easy/acc_norm_stderr", ""),
+        ("b/arc_easy/acc", "a/arc_easy/acc"),  # no such suite
+        ("a/arc_esy/acc", "a/arc_easy/acc"),
+        ("a/arc_easy/acc_nrm", "a/arc_easy/acc_norm"),
+        ("a/arc_easy/acc/flexible-extract", "a/arc_easy/acc"),
+    ],
+)
+def test_gates_and_references_name_metrics_of_the_tasks(
+    planned: Planned, tmp_path: Path, metric: str, nearest: str
+) -> None:
     write_arc(tmp_path)
     stated = suites(tmp_path, a="{tasks: [arc_easy]}")
-    planned(stated, "stages.evaluate.gates=[{metric: a/arc_easy/acc, min: 0}]")
-    found = refused(planned, stated, "stages.evaluate.gates=[{metric: b/arc_easy/acc, min: 0}]")
-    assert "will not have a metric 'b/arc_easy/acc'" in found
+    score = "{value: 1, unit: metric, source: a report}"
+    for path, override in (
+        ("gates[0].metric", f"stages.evaluate.gates=[{{metric: {metric}, min: 0}}]"),
+        (f"reference.{metric}", f"stages.evaluate.reference={{{metric}: {score}}}"),
+    ):
+        if not nearest:
+            planned(stated, override)
+            continue
+        found = refused(planned, stated, override)
+        assert f"stages.evaluate.{path}: 'evaluate' will not have a metric '{metric}'" in found
+        assert f"did you mean '{nearest}" in found
+
+
+def test_a_tag_has_no_mean_and_the_plan_says_so(planned: Planned, tmp_path: Path) -> None:
+    write_arc(tmp_path)
+    own = tmp_path / "own"
+    own.mkdir()
+    for name in ("one", "two"):
+        (own / f"{name}.yaml").write_text(
+            f"task: {name}\ntag: both\ndataset_path: {ARC}\ndataset_name: ARC-Easy\ntest_split: test\n"
+            "output_type: multiple_choice\ndoc_to_text: '?'\ndoc_to_target: 0\ndoc_to_choice: [a, b]\n"
+        )
+    (own / "mean.yaml").write_text(
+        "group: mean\ntask: [both]\naggregate_metric_list: [{metric: acc, weight_by_size: false}]\n"
+    )
+    gate = "stages.evaluate.gates=[{metric: a/NAME/acc, min: 0}]"
+    tag, mean = (
+        suites(tmp_path, a=f"{{tasks: [{name}]}}").replace("{", f"{{include: {own}, ", 1)
+        for name in ("both", "mean")
+    )
+    said = "no mean of the tasks with tag both: a group of own task files has one"
+    assert any(said in note for note in planned(tag).graph.notes)
+    assert "will not have a metric 'a/both/acc'" in refused(planned, tag, gate.replace("NAME", "both"))
+    assert not any(said in note for note in planned(mean, gate.replace("NAME", "mean")).graph.notes)
 
 
 def test_declared_data_sets_that_are_unavailable_are_planned(tmp_path: Path, store: Store) -> None:

@@ -1,0 +1,104 @@
+"""The names of the metrics of a suite of tasks of lm-evaluation-harness, before it has run.
+
+Invariant: found from task files alone. A metric that the code of a task reports and its file does not name is
+unknown, but of a task that is a class all are possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from apertus_model.evaluation.harness.needs import USUAL_K, needs_of
+from apertus_model.evaluation.harness.tasks import Function, Task
+from apertus_model.evaluation.sandbox import KINDS
+from specs.stages.harness import Suite
+
+DEFAULT = {
+    "multiple_choice": ("acc", "acc_norm"),
+    "loglikelihood": ("perplexity", "acc"),
+    "loglikelihood_rolling": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
+    "generate_until": ("exact_match",),
+}
+"""Metrics of tasks whose file names none, by output type."""
+LENGTHS = (4096,)
+"""Of prompts that a task writes, in tokens, where the suite states none."""
+Scored = tuple[str, str]  # a metric and a filter of the answers
+
+
+def metric_names(suite: Suite, tasks: Iterable[Task]) -> list[str]:
+    """`<task>/<metric>`, or `<task>/<metric>/<filter>` for a filter other than `none`, of tasks and of the
+    groups that aggregate them; `<metric>_stderr` too, which not every metric has. `<task>/` is a task whose
+    metrics only its class knows.
+
+    Args:
+        suite: with its settings.
+        tasks: for which its names stand.
+    """
+    tasks = list(tasks)
+    classes = {f"{task.name}/" for task in tasks if "class" in task.config}
+    scored: dict[str, set[Scored]] = {}
+    aggregates: dict[str, list[object]] = {}
+    within: dict[str, set[Scored]] = {}  # by group: what its tasks have
+    for task in tasks:
+        scored[task.name] = set(_of_task(suite, task))
+        for group, config in task.groups.items():
+            stated = config.get("aggregate_metric_list") or []
+            aggregates[group] = stated if isinstance(stated, list) else [stated]
+            within.setdefault(group, set()).update(scored[task.name])
+    for group, stated in aggregates.items():
+        scored[group] = {one for entry in stated for one in within[group] if _aggregates(entry, one)}
+    return sorted(
+        classes
+        | {
+            f"{name}/{metric}{kind}" + ("" if filtered == "none" else f"/{filtered}")
+            for name, found in scored.items()
+            for metric, filtered in found
+            for kind in ("", "_stderr")
+        }
+    )
+
+
+def is_known(metric: str, names: Iterable[str]) -> bool:
+    """Whether a metric is one of those that `metric_names` gives, or may be."""
+    return any(metric == name or (name.endswith("/") and metric.startswith(name)) for name in names)
+
+
+def _of_task(suite: Suite, task: Task) -> Iterator[Scored]:
+    needs, config = needs_of(task), task.config
+    filters = [str(one["name"]) for one in config.get("filter_list") or []] or ["none"]
+    names = set(_declared(suite, task))
+    if needs.runs_code:
+        names |= {*KINDS}
+    if suite.classifier is not None and _output_type(task) == "generate_until":
+        label = suite.classifier.label
+        names = (set() if needs.classified else names) | {label, f"{label}_rate"}
+        names |= {"score"} if needs.classified else set()
+    return ((name, filtered) for name in names for filtered in filters)
+
+
+def _output_type(task: Task) -> str:
+    return task.text("output_type") or "generate_until"
+
+
+def _declared(suite: Suite, task: Task) -> Iterator[str]:
+    """The metrics that a task file names: of those that are lengths of prompts, the lengths of the suite; for
+    one with `k`, of programs, pass@k."""
+    stated = task.config.get("metric_list") or []
+    if not stated and "class" not in task.config:
+        yield from DEFAULT.get(_output_type(task), ())
+    for one in stated:
+        metric, repeats = one["metric"], int(task.config.get("repeats") or 1)
+        if "k" in one:
+            yield from (f"pass@{k}" for k in {*one["k"], *USUAL_K} if k <= repeats)
+            continue
+        name = metric.name.rpartition(".")[2] if isinstance(metric, Function) else str(metric)
+        if not name.isdecimal() or int(name) in (suite.sequence_lengths or LENGTHS):
+            yield name
+
+
+def _aggregates(entry: object, one: Scored) -> bool:
+    """Whether an entry of a group's `aggregate_metric_list` takes the mean of a metric of its tasks."""
+    stated = entry if isinstance(entry, dict) else {}
+    filters = stated.get("filter_list")
+    chosen = [filters] if isinstance(filters, str) else filters
+    return stated.get("metric") == one[0] and (chosen is None or one[1] in chosen)
