@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import cast
 
+from apertus_model.files import read_text
 from flows.planning.graph import Input, Node
 from flows.planning.parts.builder import Builder, reads
+from infra.store.inputs import SourceError
 from specs.errors import FieldPath
+from specs.judge import Judge, clauses
 from specs.rewards import CLASSIFIER_FILES, RewardSpec
+from specs.sources import SourceSpec
 from specs.stages.export import ExportPart, ExportStage
 from specs.stages.model_folder import ModelFolderPart
 from specs.stages.preference_data import (
@@ -186,16 +190,47 @@ def add_rewards(
         "completions": reads(completions),
         "tokenizer": prompts.inputs["tokenizer"],
     }
+    part = RewardsPart(reward=reward, prompts_per_unit=_per_unit(prompts))
+    inputs |= reward_inputs(builder, name, reward, path)
+    return builder.node(f"{name}/rewards", name, part, inputs, kind="rewards")
+
+
+def reward_inputs(builder: Builder, name: str, reward: RewardSpec, path: FieldPath) -> dict[str, Input]:
+    """What a reward reads beside completions: its model, and the constitution of a judge."""
+    if reward.judge is not None:
+        return _judge_inputs(builder, name, reward.judge, (*path, "judge"))
     if reward.model is not None:
         fix = "name a folder with a sequence classifier of Hugging Face."
-        inputs["reward_model"] = builder.folder(
-            f"{name}.reward", reward.model, CLASSIFIER_FILES, (*path, "model"), fix
-        )
+        at = (*path, "model")
+        return {"reward_model": builder.folder(f"{name}.reward", reward.model, CLASSIFIER_FILES, at, fix)}
     if reward.from_ is not None:
         checkpoint, trajectory = builder.checkpoint(reward.from_, (*path, "from"))
-        inputs["reward_model"] = reads(add_model(builder, name, checkpoint, trajectory, "reward_model"))
-    part = RewardsPart(reward=reward, prompts_per_unit=_per_unit(prompts))
-    return builder.node(f"{name}/rewards", name, part, inputs, kind="rewards")
+        return {"reward_model": reads(add_model(builder, name, checkpoint, trajectory, "reward_model"))}
+    return {}
+
+
+def _judge_inputs(builder: Builder, name: str, judge: Judge, path: FieldPath) -> dict[str, Input]:
+    at = (*path, "constitution")
+    source = SourceSpec(url=judge.constitution, format="text")
+    fix = "name a file whose clauses begin with their numbers, such as [2.1], 2.1 or 2."
+    inputs = {"constitution": builder.outside(f"{name}.constitution", source, at, fix)}
+    if judge.constitution not in builder.graph.unavailable:
+        try:
+            clauses(read_text(judge.constitution))
+        except (SourceError, ValueError) as error:
+            builder.problem(at, str(error), fix)
+    if judge.from_ is None:
+        return inputs
+    if judge.from_.hugging_face is not None:
+        check_asked(builder, (*path, "from"), judge.from_)
+        model = builder.kept_folder(judge.from_, name, (*path, "from"), "judge")
+    else:
+        checkpoint, trajectory = builder.checkpoint(judge.from_, (*path, "from"))
+        if not trajectory.chat:
+            message = f"'{judge.from_}' was not trained on conversations, so it cannot be asked"
+            builder.problem((*path, "from"), message, "name an instruct model.")
+        model = add_model(builder, name, checkpoint, trajectory, "judge")
+    return inputs | {"judge": reads(model)}
 
 
 def _per_unit(prompts: Node) -> int:
