@@ -50,7 +50,7 @@ class StoredAnswers:
             for row in _rows(artifact):
                 self._database.executemany(
                     "INSERT OR IGNORE INTO answers VALUES (?, ?)",
-                    [(one["key"], json.dumps(one["probabilities"])) for one in row["answers"]],
+                    [(one["key"], json.dumps(one["probabilities"])) for one in row.get("answers", ())],
                 )
         except (StoreError, OSError, ValueError, KeyError, TypeError):
             return  # a part that is removed or damaged meanwhile
