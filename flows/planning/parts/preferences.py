@@ -198,7 +198,7 @@ def add_rewards(
 def reward_inputs(builder: Builder, name: str, reward: RewardSpec, path: FieldPath) -> dict[str, Input]:
     """What a reward reads beside completions: its model, and the constitution of a judge."""
     if reward.judge is not None:
-        return _judge_inputs(builder, name, reward.judge, (*path, "judge"))
+        return _judge_inputs(builder, name, reward, reward.judge, path)
     if reward.model is not None:
         fix = "name a folder with a sequence classifier of Hugging Face."
         at = (*path, "model")
@@ -209,27 +209,35 @@ def reward_inputs(builder: Builder, name: str, reward: RewardSpec, path: FieldPa
     return {}
 
 
-def _judge_inputs(builder: Builder, name: str, judge: Judge, path: FieldPath) -> dict[str, Input]:
-    at = (*path, "constitution")
-    source = SourceSpec(url=judge.constitution, format="text")
+def _judge_inputs(
+    builder: Builder, name: str, reward: RewardSpec, judge: Judge, path: FieldPath
+) -> dict[str, Input]:
+    at = (*path, "judge", "constitution")
     fix = "name a file whose clauses begin with their numbers, such as [2.1], 2.1 or 2."
+    source = SourceSpec(url=judge.constitution, format="text")
     inputs = {"constitution": builder.outside(f"{name}.constitution", source, at, fix)}
     if judge.constitution not in builder.graph.unavailable:
         try:
             clauses(read_text(judge.constitution))
         except (SourceError, ValueError) as error:
-            builder.problem(at, str(error), fix)
+            builder.problem(at, f"{judge.constitution}: {error}", fix)
     if judge.from_ is None:
         return inputs
+    at = (*path, "judge", "from")
     if judge.from_.hugging_face is not None:
-        check_asked(builder, (*path, "from"), judge.from_)
-        model = builder.kept_folder(judge.from_, name, (*path, "from"), "judge")
+        found = builder.graph.models[str(judge.from_)]
+        chat, context = found.chat, found.context
+        model = builder.kept_folder(judge.from_, name, at, "judge")
     else:
-        checkpoint, trajectory = builder.checkpoint(judge.from_, (*path, "from"))
-        if not trajectory.chat:
-            message = f"'{judge.from_}' was not trained on conversations, so it cannot be asked"
-            builder.problem((*path, "from"), message, "name an instruct model.")
+        checkpoint, trajectory = builder.checkpoint(judge.from_, at)
+        chat, context = trajectory.chat, trajectory.context_length
         model = add_model(builder, name, checkpoint, trajectory, "judge")
+    if not chat:
+        message = f"'{judge.from_}' has no chat template, so it cannot be asked"
+        builder.problem(at, message, "name an instruct model.")
+    if reward.max_tokens > context:
+        message = f"max_tokens {reward.max_tokens:,} is above the context {context:,} of '{judge.from_}'"
+        builder.problem((*path, "max_tokens"), message, f"state {context} or less.")
     return inputs | {"judge": reads(model)}
 
 
