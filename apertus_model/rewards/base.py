@@ -17,6 +17,10 @@ class RewardError(StageError):
     """A reward that cannot be opened, or has no value for a completion. The message names the prompt."""
 
 
+class TooLongError(RewardError):
+    """A completion with its prompt that is longer than the model of a reward may read."""
+
+
 @dataclass(frozen=True)
 class Scored:
     """A completion to score."""

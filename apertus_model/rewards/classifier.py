@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from apertus_model.files import copy_folder
-from apertus_model.rewards.base import RewardError, Scored, check_vocabulary, plain
+from apertus_model.rewards.base import RewardError, Scored, TooLongError, check_vocabulary, plain
 from specs.rewards import CLASSIFIER_FILES
 
 BATCH = 16
@@ -105,7 +105,7 @@ class Classifier(SequenceClassifier):
         else:
             tokens = self._tokenizer("\n\n".join(turn["content"] for turn in turns))["input_ids"]
         if len(tokens) > self._max_tokens:
-            raise RewardError(
+            raise TooLongError(
                 f"the reward model would read {len(tokens)} tokens, more than max_tokens {self._max_tokens}"
                 " of the reward. Fix: raise it, as far as the model allows, or lower max_tokens of the stage"
             )

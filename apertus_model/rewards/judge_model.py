@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from apertus_model.rewards.base import RewardError, check_vocabulary
+from apertus_model.rewards.base import RewardError, TooLongError, check_vocabulary
 from apertus_model.server_client import ServerClient
 from specs.foreign import Foreign
 from specs.judge import Judge
@@ -93,7 +93,7 @@ class FolderModel:
     def _probabilities(self, question: str, ids: list[list[int]]) -> list[float]:
         tokens, cache, shared = self.tokens(question), None, len(self._shared)
         if len(tokens) > self._max_tokens:
-            raise RewardError(
+            raise TooLongError(
                 f"the judge would read {len(tokens):,} tokens, more than max_tokens {self._max_tokens:,} of"
                 " the reward. Fix: raise it, as far as the model allows, or lower max_tokens of the stage"
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from apertus_model.files import read_text
-from apertus_model.rewards.base import Reward, RewardError, Scored
+from apertus_model.rewards.base import Reward, RewardError, Scored, TooLongError
 from apertus_model.rewards.judge import AskedModel, Judge, beginnings
 from apertus_model.rewards.stored_answers import StoredAnswers
 from apertus_model.rewards.text import grounded_answer, reference_overlap
@@ -119,14 +119,16 @@ def read_constitution(url: str) -> str:
 
 def score_prompt(reward: Reward, items: Sequence[Scored], prompt: str) -> list[float]:
     """Rewards of the completions of one prompt. RewardError, which names `prompt`, when the reward raises
-    or is not a finite number."""
+    or is not a finite number; TooLongError when a completion is too long for it."""
     try:
         values = [float(value) for value in reward.score(items)]
     except ServerFailure:  # another attempt may succeed
         raise
     except Exception as error:  # a user's function can raise anything
-        told = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
-        raise RewardError(f"no reward for prompt {prompt}: {told}") from error
+        own = isinstance(error, RewardError)
+        told = str(error) if own else f"{type(error).__name__}: {error}"
+        kind = TooLongError if isinstance(error, TooLongError) else RewardError
+        raise kind(f"no reward for prompt {prompt}: {told}") from error
     if len(values) != len(items):
         raise RewardError(
             f"the reward gave {len(values)} values for the {len(items)} completions of prompt {prompt}"

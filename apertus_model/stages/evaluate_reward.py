@@ -21,6 +21,7 @@ from apertus_model.data.rows import Row, read_units, write_rows, write_unit
 from apertus_model.evaluation.agreement import JudgedPair, agreement
 from apertus_model.progress import Progress
 from apertus_model.rewards import Reward, RewardError, Scored
+from apertus_model.rewards.base import TooLongError
 from apertus_model.rewards.registry import open_of_part, score_prompt
 from apertus_model.stages.rewards import answers_of, put_constitution
 from apertus_model.stop import StopSignal
@@ -79,7 +80,10 @@ class JudgedPairs:
             Scored(messages=pair.prompt, completion=text, answer=pair.completions[0], metadata=pair.metadata)
             for text in pair.completions
         ]
-        chosen, rejected = score_prompt(self._reward, items, pair.id)
+        try:
+            chosen, rejected = score_prompt(self._reward, items, pair.id)
+        except TooLongError:
+            return {"id": pair.id, "dropped": "too_long"}
         row = {"id": pair.id, "source": source, "chosen": chosen, "rejected": rejected}
         return row | {"characters": [len(text) for text in pair.completions]} | answers_of(self._reward)
 
@@ -125,7 +129,7 @@ class Summary:
             story = ", ".join(f"{count} {reason}" for reason, count in self._dropped.items()) or "none"
             raise RewardError(
                 f"there is no labelled pair to compare with ({story}). Fix: conversations whose rows have"
-                " chosen and rejected, and a split that holds some"
+                " chosen and rejected, a split that holds some, and max_tokens of the reward for their length"
             )
         values = set(self._values())
         if len(values) == 1:

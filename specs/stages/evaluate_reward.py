@@ -49,7 +49,10 @@ class EvaluateRewardStage(Measuring):
     pairs: list[Reference] = reference(
         min_length=1,
         to="conversations",
-        description="parts of `conversations` stages whose rows have `chosen` and `rejected`",
+        description=(
+            "parts of `conversations` stages whose rows have `chosen` and `rejected`. A pair is dropped, and"
+            " counted, if its completions are equal or too long for the reward's model"
+        ),
     )
     split: Literal["train", "validation"] = reference(
         "validation", description="of the conversations; a reward model has seen those of train"

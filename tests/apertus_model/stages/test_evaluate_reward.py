@@ -14,6 +14,7 @@ from infra.store import Artifact
 from specs.stages.evaluate_reward import EvaluateRewardPart
 from tests.apertus_model.other_models import other_folder
 from tests.apertus_model.preference_artifacts import attempt_at, dialogue, put_conversations
+from tests.apertus_model.rewards.test_classifier import write_classifier
 
 
 def length(items: Sequence[Scored]) -> list[float]:
@@ -95,6 +96,20 @@ def test_conversations_without_labels_are_refused(bench: Any, tokenizer: Artifac
         bench.run("evaluate_reward", "e", spec("length"), {"conversations:0": read})
     with pytest.raises(RewardError, match=r"no labelled pair to compare with \(none\)"):
         bench.run("evaluate_reward", "f", spec("length", split="train"), {"conversations:0": read})
+
+
+def test_pairs_that_are_too_long_for_the_model_are_dropped_and_counted(
+    bench: Any, tokenizer: Artifact, tmp_path: Path
+) -> None:
+    folder = write_classifier(tmp_path / "reward", labels=1, template=None)
+    pairs = [
+        dialogue("short", "yes", "not at all", preference=True),
+        dialogue("long", "yes " * 30, "no", preference=True),
+    ]
+    read = put_conversations(bench, "c", tokenizer, pairs, split="validation")
+    stated = spec("", reward={"model": str(folder), "max_tokens": 30})
+    artifact = bench.run("evaluate_reward", "e", stated, {"conversations:0": read}, launch={"threads": 1})
+    assert (artifact.manifest.metrics["pairs"], artifact.manifest.metrics["too_long"]) == (1, 1)
 
 
 def test_a_judge_is_measured_with_the_bias_of_its_order(bench: Any, pairs: Artifact, tmp_path: Path) -> None:
