@@ -12,6 +12,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.store.inputs import SourceError, list_source
+from specs.foreign import MAX_BYTES
 from specs.sources import SourceSpec, resolve_url
 
 
@@ -52,3 +53,15 @@ def local_file(url: str, target: Path) -> Path:
             raise SourceError(f"cannot read {url}: {error}") from error
         os.replace(partial, target)
     return target
+
+
+def read_text(url: str) -> str:
+    """A small file of text in UTF-8, without a byte order mark. SourceError when it cannot be read."""
+    try:
+        fs, path = fsspec.core.url_to_fs(resolve_url(url))
+        if fs.size(path) > MAX_BYTES:
+            raise SourceError(f"{url} has more than {MAX_BYTES:,} bytes")
+        text: str = fs.cat_file(path).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise SourceError(f"cannot read {url}: {error}") from error
+    return text

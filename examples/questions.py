@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
@@ -78,6 +79,21 @@ def function_questions(file: BinaryIO, source: SourceSpec, path: str) -> Iterato
             yield found
         else:
             yield from _conversations(found)
+
+
+def labelled_answers(file: BinaryIO, source: SourceSpec, path: str) -> Iterator[Conversation | Rejection]:
+    """For each function of a file, its purpose as the preferred answer and that of the next one as the
+    rejected answer."""
+    asked = [
+        one
+        for one in function_questions(file, source, path)
+        if isinstance(one, Rejection) or one.id.endswith("/purpose")
+    ]
+    questions = [one for one in asked if isinstance(one, Conversation)]
+    yield from (one for one in asked if isinstance(one, Rejection))
+    for one, other in zip(questions, questions[1:] + questions[:1], strict=True):
+        answers = [*one.completions, *other.completions]
+        yield replace(one, id=f"{one.group}/labelled", completions=answers, preference=True)
 
 
 def _functions(tree: ast.Module, module: str) -> Iterator[Function | Rejection]:

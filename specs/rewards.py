@@ -1,7 +1,7 @@
 """Rewards of completions, by name and version; the functions are in `apertus_model.rewards`.
 
-Invariant: a reward is identified by its name and version, or by the digest of its model. The version is
-raised when its values change.
+Invariant: a reward is identified by its name and version, by the digest of its model, or by what a judge is
+asked (`specs.judge`). The version is raised when its values change.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import model_validator
 
 from specs.base import Spec, execution, identity, reference
+from specs.judge import Judge
 from specs.sources import FUNCTION, resolve_url
 from specs.units import Reference
 
@@ -21,7 +22,7 @@ REWARDS: dict[str, int] = {"grounded-answer": 1, "reference-overlap": 1}
 
 
 class RewardSpec(Spec):
-    """One of `function`, `model` and `from`."""
+    """One of `function`, `model`, `from` and `judge`."""
 
     function: str | None = identity(
         None,
@@ -35,6 +36,9 @@ class RewardSpec(Spec):
     )
     from_: Reference | None = reference(
         None, alias="from", to="reward_model", description="a `reward_model` stage of this recipe"
+    )
+    judge: Judge | None = identity(
+        None, neutral=None, description="a language model that is asked, with a constitution"
     )
     max_tokens: int = identity(
         4096, neutral=4096, ge=1, description="of the model's input; a longer one is an error"
@@ -53,9 +57,12 @@ class RewardSpec(Spec):
         return data
 
     @model_validator(mode="after")
-    def _one_of_the_two(self) -> RewardSpec:
-        if [self.function, self.model, self.from_].count(None) != 2:
-            raise ValueError("a reward is a function, a model or a stage; state one of function, model, from")
+    def _one_source(self) -> RewardSpec:
+        if [self.function, self.model, self.from_, self.judge].count(None) != 3:
+            raise ValueError(
+                "a reward is a function, a model, a stage or a judge; state one of function, model, from,"
+                " judge"
+            )
         if self.parameters is not None and self.model is None:
             raise ValueError("parameters are those of a model's folder; leave them out, or state model")
         if self.model is not None:

@@ -64,6 +64,7 @@ TESTED_IN = {
     "apertus_model.rehearsal.rows": "tests/apertus_model/rehearsal/test_counts.py",
     "apertus_model.rehearsal.step": "tests/apertus_model/rehearsal/test_counts.py",
     "apertus_model.rewards.base": "tests/apertus_model/rewards/test_text.py",
+    "apertus_model.server_client": "tests/apertus_model/test_completion_server.py",
     "apertus_model.stages.log_probabilities": "tests/apertus_model/stages/test_training_kinds.py",
     "apertus_model.stages.merge": "tests/apertus_model/stages/test_training_kinds.py",
     "apertus_model.stages.packing": "tests/flows/inspection/test_batch.py",

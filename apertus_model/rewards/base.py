@@ -17,6 +17,10 @@ class RewardError(StageError):
     """A reward that cannot be opened, or has no value for a completion. The message names the prompt."""
 
 
+class TooLongError(RewardError):
+    """A completion with its prompt that is longer than the model of a reward may read."""
+
+
 @dataclass(frozen=True)
 class Scored:
     """A completion to score."""
@@ -45,3 +49,21 @@ class Reward(Protocol):
 
     def score(self, items: Sequence[Scored]) -> list[float]:
         """A finite value per completion of one prompt; larger is better."""
+
+
+def plain(content: str | list[dict[str, Any]]) -> str:
+    """Text of a message in normal form: itself, or the texts of its blocks."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(block["text"] for block in content if "text" in block)
+
+
+def check_vocabulary(name: str, tokenizer: Any, model: Any) -> None:
+    """RewardError for a tokenizer of transformers with more tokens than its model embeds. `name`: of the
+    model, for the message."""
+    tokens, embedded = len(tokenizer), model.get_input_embeddings().num_embeddings
+    if tokens > embedded:
+        raise RewardError(
+            f"the tokenizer of the {name} has {tokens:,} tokens, and the model embeds {embedded:,}: it is"
+            " that of another model. Fix: the tokenizer that the model was trained with"
+        )

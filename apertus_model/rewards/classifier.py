@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from apertus_model.files import copy_folder
-from apertus_model.rewards.base import RewardError, Scored
+from apertus_model.rewards.base import RewardError, Scored, TooLongError, check_vocabulary, plain
 from specs.rewards import CLASSIFIER_FILES
 
 BATCH = 16
@@ -48,6 +48,7 @@ class SequenceClassifier:
         # transformers raises errors of many kinds for a folder that it cannot open
         except Exception as error:
             raise RewardError(f"the {name} cannot be opened: {type(error).__name__}: {error}") from error
+        check_vocabulary(name, self._tokenizer, self._model)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model.to(self._device).eval()
         # Several rows in a batch need a padding token, which the model must know: it takes its logit at the
@@ -104,7 +105,7 @@ class Classifier(SequenceClassifier):
         else:
             tokens = self._tokenizer("\n\n".join(turn["content"] for turn in turns))["input_ids"]
         if len(tokens) > self._max_tokens:
-            raise RewardError(
+            raise TooLongError(
                 f"the reward model would read {len(tokens)} tokens, more than max_tokens {self._max_tokens}"
                 " of the reward. Fix: raise it, as far as the model allows, or lower max_tokens of the stage"
             )
@@ -113,10 +114,3 @@ class Classifier(SequenceClassifier):
     def score(self, items: Sequence[Scored]) -> list[float]:
         values: list[float] = self.logits([self.tokens(item) for item in items])[:, 0].tolist()
         return values
-
-
-def plain(content: str | list[dict[str, Any]]) -> str:
-    """Text of a message in normal form: itself, or the texts of its blocks."""
-    if isinstance(content, str):
-        return content
-    return "\n".join(block["text"] for block in content if "text" in block)

@@ -7,9 +7,17 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from apertus_model.rewards.base import Reward, RewardError, Scored
+from apertus_model.files import read_text
+from apertus_model.rewards.base import Reward, RewardError, Scored, TooLongError
+from apertus_model.rewards.judge import AskedModel, Judge, beginnings
+from apertus_model.rewards.stored_answers import StoredAnswers
 from apertus_model.rewards.text import grounded_answer, reference_overlap
+from apertus_model.server_client import ServerFailure
+from infra.store import Attempt
+from specs.base import canonical_json
+from specs.judge import clauses
 from specs.rewards import REWARDS, RewardSpec
 
 FUNCTIONS: dict[str, Callable[[Scored], float]] = {
@@ -65,14 +73,62 @@ def open_reward(spec: RewardSpec, scratch: Path, exported: Path | None = None) -
     return PerCompletion(FUNCTIONS[spec.function]) if spec.function in FUNCTIONS else Imported(spec.function)
 
 
+def open_of_part(spec: RewardSpec, attempt: Attempt) -> Reward:
+    """The reward of a part with the inputs of `RewardsPart`. RewardError as for `open_reward`."""
+    from apertus_model.generation import local_folder
+
+    if spec.judge is not None:
+        return open_judge(spec, attempt)
+    exported = None
+    if spec.from_ is not None:
+        exported = local_folder(attempt.input_artifact("reward_model"), attempt.workdir / "reward-model")
+    return open_reward(spec, attempt.workdir, exported)
+
+
+def open_judge(spec: RewardSpec, attempt: Attempt) -> Judge:
+    """The judge of a part, with the answers that the store has."""
+    from apertus_model.generation import local_folder
+    from apertus_model.rewards.judge_model import FolderModel, ServerModel
+
+    judge = spec.judge
+    assert judge is not None, "checked by the caller"
+    constitution = read_constitution(judge.constitution)
+    model: AskedModel
+    if judge.server is not None:
+        model = ServerModel(judge)
+        identity: Any = [judge.server.identity_fields(), judge.revision]
+    else:
+        folder = local_folder(attempt.input_artifact("judge"), attempt.workdir / "judge")
+        shared, arguments = beginnings(judge, constitution), judge.chat_template_kwargs
+        model = FolderModel(folder, str(judge.from_), shared, spec.max_tokens, arguments)
+        identity = attempt.job.inputs["judge"].fingerprint
+    name = canonical_json([identity, judge.chat_template_kwargs])
+    known = StoredAnswers(attempt.store, attempt.workdir)
+    return Judge(judge, constitution, model, name, known)
+
+
+def read_constitution(url: str) -> str:
+    """The text of a constitution. RewardError when it cannot be read, or has no clauses."""
+    text = read_text(url)
+    try:
+        clauses(text)
+    except ValueError as error:
+        raise RewardError(f"the constitution {url} cannot be used: {error}") from error
+    return text
+
+
 def score_prompt(reward: Reward, items: Sequence[Scored], prompt: str) -> list[float]:
     """Rewards of the completions of one prompt. RewardError, which names `prompt`, when the reward raises
-    or is not a finite number."""
+    or is not a finite number; TooLongError when a completion is too long for it."""
     try:
         values = [float(value) for value in reward.score(items)]
+    except ServerFailure:  # another attempt may succeed
+        raise
     except Exception as error:  # a user's function can raise anything
-        told = str(error) if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
-        raise RewardError(f"no reward for prompt {prompt}: {told}") from error
+        own = isinstance(error, RewardError)
+        told = str(error) if own else f"{type(error).__name__}: {error}"
+        kind = TooLongError if isinstance(error, TooLongError) else RewardError
+        raise kind(f"no reward for prompt {prompt}: {told}") from error
     if len(values) != len(items):
         raise RewardError(
             f"the reward gave {len(values)} values for the {len(items)} completions of prompt {prompt}"

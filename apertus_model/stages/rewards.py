@@ -1,7 +1,9 @@
 """The `rewards` part: rewards of all completions of every prompt, offline and sampled.
 
 Artifact: `rewards-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id", "offline":
-[...], "sampled": [...]}`, the values in the order of the completions.
+[...], "sampled": [...]}`, the values in the order of the completions. Of a judge also `"answers": [{"key",
+"about", "probabilities", "outside"}]` (`apertus_model.rewards.judge.Answer`), and its constitution in
+`constitution.txt`.
 
 Invariant: a reward sees the completions of one prompt at a time, so no value depends on the division into
 units.
@@ -15,22 +17,26 @@ from itertools import combinations
 import numpy as np
 
 from apertus_model.data.rows import Row, Rows, read_units, same_rows, write_rows, write_unit
-from apertus_model.generation import local_folder
 from apertus_model.progress import Progress
-from apertus_model.rewards import Reward, Scored, open_reward
-from apertus_model.rewards.registry import score_prompt
+from apertus_model.rewards import Reward, Scored
+from apertus_model.rewards.judge import Judge
+from apertus_model.rewards.registry import open_of_part, read_constitution, score_prompt
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import prepare_process
 from apertus_model.work import Result, run_units
 from apertus_model.work.units import units_of
 from infra.store import Attempt
 from specs.job import Job
+from specs.rewards import RewardSpec
 from specs.stages.preference_data import RewardsPart
+
+CONSTITUTION = "constitution.txt"
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. RewardError for a reward that cannot be opened, raises, or is not a finite number."""
     part = RewardsPart.model_validate(job.spec)
+    put_constitution(part.reward, attempt)
     units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
     summary = Summary()
     facts = write_rows(attempt, "rewards", map(summary.add, read_units(units)))
@@ -62,11 +68,7 @@ class Rewards:
     @cached_property
     def _reward(self) -> Reward:
         prepare_process(self._job.launch.threads or 2)
-        exported = None
-        if self._spec.from_ is not None:
-            folder = self._attempt.workdir / "reward-model"
-            exported = local_folder(self._attempt.input_artifact("reward_model"), folder)
-        return open_reward(self._spec, self._attempt.workdir, exported)
+        return open_of_part(self._spec, self._attempt)
 
 
 work_of = Rewards
@@ -89,7 +91,21 @@ def score_row(reward: Reward, prompt: Row, sampled: Row) -> Row:
     ]
     values = score_prompt(reward, items, f"{prompt['id']} ({prompt['text'][-80:]!r})")
     offline = len(prompt["completions"])
-    return {"id": prompt["id"], "offline": values[:offline], "sampled": values[offline:]}
+    row = {"id": prompt["id"], "offline": values[:offline], "sampled": values[offline:]}
+    return row | answers_of(reward)
+
+
+def answers_of(reward: Reward) -> Row:
+    """The answers of a judge about the completions that it scored last; nothing for another reward."""
+    if not isinstance(reward, Judge):
+        return {}
+    return {"answers": [one._asdict() | {"outside": one.outside} for one in reward.answers]}
+
+
+def put_constitution(reward: RewardSpec, attempt: Attempt) -> None:
+    """Stores the constitution of a judge with what it was used for."""
+    if reward.judge is not None:
+        attempt.write_bytes(CONSTITUTION, read_constitution(reward.judge.constitution).encode())
 
 
 class Summary:
@@ -99,12 +115,14 @@ class Summary:
         self._offline: list[float] = []
         self._sampled: list[float] = []
         self._deviations: list[float] = []
+        self._outside: list[float] = []
         self._pairs = self._ties = 0
 
     def add(self, row: Row) -> Row:
         self._offline += row["offline"]
         self._sampled += row["sampled"]
         self._deviations.append(float(np.std(row["sampled"])))
+        self._outside += [answer["outside"] for answer in row.get("answers", ())]
         equal = [first == second for first, second in combinations(row["sampled"], 2)]
         self._pairs += len(equal)
         self._ties += sum(equal)
@@ -113,7 +131,8 @@ class Summary:
     def metrics(self) -> dict[str, float]:
         """`ties`: share of pairs of completions sampled for the same prompt with equal rewards;
         `standard_deviation`: of all sampled rewards; `standard_deviation_within`: mean over the prompts of
-        that within a prompt."""
+        that within a prompt; `outside`, `outside_max`: probability that a judge gave to what is no answer,
+        the mean and the largest."""
         metrics: dict[str, float] = {"offline": len(self._offline), "sampled": len(self._sampled)}
         if self._offline:
             metrics["mean_offline"] = float(np.mean(self._offline))
@@ -122,4 +141,6 @@ class Summary:
         metrics["standard_deviation_within"] = float(np.mean(self._deviations))
         if self._pairs:
             metrics["ties"] = self._ties / self._pairs
+        if self._outside:
+            metrics["outside"], metrics["outside_max"] = float(np.mean(self._outside)), max(self._outside)
         return metrics

@@ -15,6 +15,7 @@ from typing import Any
 from flows.format import is_number
 from flows.planning.plan import Plan, make
 from flows.provenance.lookup import Found, find
+from flows.provenance.moved_scores import MovedScores, moved_scores
 from infra.store import Artifact, Store, StoreError, runs
 from infra.store.reading.lineage import tokens_before
 from specs.base import flatten
@@ -44,6 +45,7 @@ class Part:
     metrics: dict[str, float] = field(default_factory=dict)
     loss: dict[int, dict[str, float]] = field(default_factory=dict)  # rows of the history by consumed tokens
     published: dict[str, PublishedScore] = field(default_factory=dict)  # by metric; of a recipe only
+    artifact: Artifact | None = None  # where it is finished
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Difference:
     metrics: list[Change[float]] = field(default_factory=list)  # of equal fingerprints, those that differ
     losses: list[tuple[int, str, float, float]] = field(default_factory=list)
     published: list[tuple[str, Compared]] = field(default_factory=list)  # with the sides: A, B or both
+    scores: MovedScores | None = None  # of the same completions, where both are finished and differ
 
     @property
     def verdict(self) -> str:
@@ -115,8 +118,10 @@ def _of_plan(label: str, plan: Plan, stage: str, spec: str) -> Side:
         }
         artifact = node.artifact(plan.store)
         hashed = frozenset(flatten(node.identity))
-        results = _results(artifact) if plan.steps[node.name].action == "reuse" else ({}, {})
+        finished = plan.steps[node.name].action == "reuse"
+        results = _results(artifact) if finished else ({}, {})
         part = Part(node.name, node.kind, node.fingerprint, full, hashed, inputs, *results)
+        part = replace(part, artifact=artifact if finished else None)
         measured = plan.pipeline.stages[node.stage]
         if isinstance(measured, Measuring) and node.kind == measured.kind:
             part = replace(part, published=measured.reference)
@@ -151,8 +156,16 @@ def _stored(store: Store, found: Found, name: str = "") -> Part:
         for role, read in identity.inputs.items()
     }
     results = _results(artifact) if artifact.complete else ({}, {})
-    name = name or identity.name
-    return Part(name, identity.kind, identity.fingerprint, fields, frozenset(hashed), inputs, *results)
+    part = Part(
+        name or identity.name,
+        identity.kind,
+        identity.fingerprint,
+        fields,
+        frozenset(hashed),
+        inputs,
+        *results,
+    )
+    return replace(part, artifact=artifact if artifact.complete else None)
 
 
 def _without_more(fields: dict[str, Any]) -> dict[str, Any]:
@@ -270,6 +283,8 @@ def _difference(name: str, a: Part | None, b: Part | None) -> Difference:
             found.metrics.append(Change(metric, a.metrics[metric], b.metrics[metric]))
     found.losses = [row for row in _losses(a, b) if not (same and row[2] == row[3])]
     found.published = _published(a, b)
+    if not same and a.artifact is not None and b.artifact is not None:
+        found.scores = moved_scores(a.artifact, b.artifact)
     return found
 
 
@@ -344,6 +359,7 @@ def to_json(a: Side, b: Side, found: list[Difference]) -> dict[str, Any]:
                     for tokens, name, left, right in one.losses
                 ],
                 "published": [{"side": side, **asdict(score)} for side, score in one.published],
+                "scores": one.scores.to_json() if one.scores is not None else None,
             }
             for one in found
         ],

@@ -23,7 +23,7 @@ COLOURS = {  # fill, border
     "result": ("#f5eefb", "#7a4fb0"),
 }
 MODELS = (*CHECKPOINTS, "reward_model", "import_model", "model_folder")
-RESULTS = ("evaluate", "evaluate_tokenizers", "probe", "export", "harness")
+RESULTS = ("evaluate", "evaluate_reward", "evaluate_tokenizers", "probe", "export", "harness")
 
 
 def svg(found: Lineage, title: str) -> str:

@@ -31,7 +31,7 @@ from flows.report.content import collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
 from flows.report.memorisation import MEASURES, Memorised
 from flows.report.rehearsal_charts import RehearsedPart, rehearsals
-from flows.report.results import PROMPTS, numbers, undrawn
+from flows.report.results import PROMPTS, agreement_rows, numbers, undrawn
 from flows.report.run_data import Part, Run
 from specs.stages.evaluate_tokenizers import OF_LANGUAGE, OF_VOCABULARY, OVER_LANGUAGES
 
@@ -67,6 +67,7 @@ def render(plan: Plan, rehearsed: Sequence[RehearsedPart] = ()) -> str:
             if (table := Memorised.of(evaluation.metrics)).rows
         ],
         measures=MEASURES,
+        agreement_rows=agreement_rows(run.agreements),
         of_language=OF_LANGUAGE,
         over_languages=OF_LANGUAGE | OVER_LANGUAGES,
         of_vocabulary={"vocabulary": "tokens of the vocabulary"} | OF_VOCABULARY,

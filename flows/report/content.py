@@ -35,6 +35,7 @@ from infra.store import Artifact, StoreError
 from infra.store.documents import CheckpointMarker, Manifest
 from specs.planted import PlantedRecord, planted_in
 from specs.published import Compared
+from specs.stages.evaluate_reward import EvaluateRewardStage
 from specs.stages.evaluate_tokenizers import EvaluateTokenizersStage
 from specs.stages.gates import Measuring
 from specs.stages.mixture import MixturePart
@@ -43,6 +44,7 @@ from specs.tokenizer_comparison import Comparison
 FOLDED = 4  # least number of variants of a stage that are one box of the graph
 LISTED = 30  # entries of a long list in the settings
 TOKENIZERS = EvaluateTokenizersStage.kind_name()
+REWARDS = EvaluateRewardStage.kind_name()
 
 
 def collect(plan: Plan) -> Run:
@@ -71,6 +73,11 @@ def collect(plan: Plan) -> Run:
         curves=_curves(plan, stages, notes),
         mixtures=_mixtures(plan, parts),
         evaluations=evaluations,
+        agreements=[
+            _evaluation(plan, part, found, notes)
+            for part in parts.values()
+            if part.kind == REWARDS and (found := numbers(part.metrics))
+        ],
         tokenizers=[compared for compared in tokenizers if compared is not None],
         classifiers=[
             _classified(plan, part) for part in parts.values() if part.kind == "classifier" and part.metrics

@@ -12,7 +12,8 @@ from typing import Any
 
 from flows.report.memorisation import NAME
 from specs.published import Compared
-from specs.tokenizer_comparison import Comparison
+from specs.stages.evaluate_reward import ENDS, MEASURES, OF_COMPARISON, OF_SOURCE
+from specs.tokenizer_comparison import Comparison, Estimate
 
 PROMPTS = 60  # shown at most
 CHARACTERS = 4000  # of one text
@@ -75,6 +76,13 @@ class Evaluation:
             if name.startswith(prefix)
         }
 
+    def estimate(self, name: str) -> Estimate | None:
+        """A metric with its interval."""
+        value, low, high = (self.metrics.get(f"{name}{end}") for end in ("", "/low", "/high"))
+        if value is None or low is None or high is None:
+            return None
+        return Estimate(value=value, low=low, high=high)
+
     def at_numbers(self, prefix: str) -> dict[int, float]:
         """As `family`, for names that are numbers, ascending."""
         found = {int(name): value for name, value in self.family(prefix).items() if name.isdecimal()}
@@ -110,6 +118,16 @@ REWARD_NUMBERS = (
     "reward/difference/high",
     "reward/prompts",
 )
+
+
+def agreement_rows(evaluations: Iterable[Evaluation]) -> dict[str, str]:
+    """What evaluations of rewards measured, with its text, by the name of the metric."""
+    names = dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics)
+    return {name: text for name, text in (MEASURES | OF_COMPARISON).items() if name in names} | {
+        name: f"accuracy on {name.removeprefix(OF_SOURCE)}"
+        for name in names
+        if name.startswith(OF_SOURCE) and not name.endswith(ENDS[1:])
+    }
 
 
 def numbers(metrics: Any) -> dict[str, float]:

@@ -109,6 +109,7 @@ class Run:
     curves: list[Curve]
     mixtures: dict[str, list[Share]]
     evaluations: list[Evaluation]
+    agreements: list[Evaluation]  # of rewards with labels
     tokenizers: list[ComparedTokenizers]
     classifiers: list[Classified]
     prompts: list[Prompt]

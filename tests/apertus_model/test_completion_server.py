@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from apertus_model.completion_server import TRIES, ServerFailure, ServerGenerator, asked_to_wait
+from apertus_model.completion_server import ServerGenerator
 from apertus_model.data.rows import Rows
 from apertus_model.prompt_format import GenerationError, OwnFormat
+from apertus_model.server_client import TRIES, ServerFailure, asked_to_wait
 from infra.store import Artifact, Attempt
 from specs.stages.preference_data import Sampling
 from tests.apertus_model.openai_server import (
@@ -219,7 +220,7 @@ def test_a_key_that_is_not_set_is_a_message_before_anything_is_sent(
 def test_units_that_were_answered_are_never_asked_for_again(
     bench: Any, tokenizer: Artifact, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("apertus_model.completion_server.TRIES", 1)
+    monkeypatch.setattr("apertus_model.server_client.TRIES", 1)
     prompts = put_rows(bench, "prompts", "p", ROWS, {"end_of_turn_id": 68, "pad_id": 10})
     stated = {"url": server.url, "model": "ours", "api": "chat"}
     spec = {

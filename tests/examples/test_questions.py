@@ -11,7 +11,7 @@ from apertus_model.chat.messages import blocks_of, normalise
 from apertus_model.data.conversation_readers import read_conversations
 from apertus_model.data.conversations import Conversation
 from apertus_model.data.documents import Rejection, open_source
-from examples.questions import clean_sentence, function_questions, module_name
+from examples.questions import clean_sentence, function_questions, labelled_answers, module_name
 from specs.sources import SourceSpec
 
 PYTHON = '''
@@ -98,6 +98,18 @@ def test_answers_are_what_the_source_says() -> None:
         asked["tools.boxes.Box.count/dialogue"].messages[-1]["content"]
         == "You must give `boxes`, and there are no others."
     )
+
+
+def test_a_label_prefers_the_documented_answer_to_that_of_another_function() -> None:
+    found = list(labelled_answers(io.BytesIO(PYTHON.encode()), _source("/folder"), "m.py"))
+    pairs = [one for one in found if isinstance(one, Conversation)]
+    answers = [pair.completions for pair in pairs]
+    assert [pair.id for pair in pairs] == [
+        f"m.{name}/labelled" for name in ("scale", "Box.open", "Box.count")
+    ]
+    assert all(pair.preference and pair.completions[0] != pair.completions[1] for pair in pairs)
+    assert [rejected for _, rejected in answers] == [chosen for chosen, _ in [*answers[1:], answers[0]]]
+    assert Counter(type(one) for one in found)[Rejection] > 0
 
 
 def test_a_look_up_calls_the_tool_and_reads_its_output() -> None:

@@ -22,7 +22,7 @@ jumps = pytest.mark.parametrize("jump", [DAY, -DAY], ids=["forwards", "backwards
 # cluster states; and start-up, which begins in another process, perhaps on another machine.
 WALL_CLOCK = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow")
 READS_THE_WALL_CLOCK = {
-    "apertus_model/completion_server.py": 1,  # a server may state until when to wait
+    "apertus_model/server_client.py": 1,  # a server may state until when to wait
     "apertus_model/stop.py": 1,
     "apertus_model/tracking.py": 2,
     "apertus_model/trainer/metrics.py": 1,

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from flows.format import is_number
 from flows.provenance.diff import Difference, Side, named
+from flows.provenance.moved_scores import MovedScores
 from flows.terminal import empty_table
 from specs.differences import Change
 
@@ -34,7 +35,8 @@ def show(console: Console, a: Side, b: Side, found: list[Difference]) -> None:
     alike: dict[str, list[Difference]] = {}
     for one in changed:
         alike.setdefault(
-            repr((one.verdict, one.identity, one.execution, one.inputs, one.metrics, one.losses)), []
+            repr((one.verdict, one.identity, one.execution, one.inputs, one.metrics, one.losses, one.scores)),
+            [],
         ).append(one)
     for parts in alike.values():
         _show_parts(console, parts)
@@ -87,6 +89,28 @@ def _show_parts(console: Console, parts: list[Difference]) -> None:
             "[cyan]at tokens[/]", f"{tokens:,} {escape(name)}", _shown(left), _shown(right), _gap(left, right)
         )
     if table.row_count:
+        console.print(table)
+    if one.scores is not None:
+        _show_scores(console, one.scores)
+
+
+def _show_scores(console: Console, scores: MovedScores) -> None:
+    """The clauses that differ, how many scores move, and those that move most."""
+    for clause in scores.clauses:
+        for side, text in (("A", clause.a), ("B", clause.b)):
+            if text is not None:
+                console.print(f"clause {clause.name} in {side}: {escape(text)}", soft_wrap=True)
+    console.print(
+        f"{scores.moved:,} of {scores.completions:,} scores move, by {scores.mean:+.4g} in the mean;"
+        f" {scores.swapped:,} of {scores.pairs:,} pairs of completions change their order",
+        soft_wrap=True,
+    )
+    headings = ("prompt", "completion", "A", "B", "B - A")
+    table = empty_table("the scores that move most", headings, numbers=headings[2:], folded=headings[:1])
+    for one in scores.largest:
+        values = _shown(one.a), _shown(one.b), _gap(one.a, one.b)
+        table.add_row(escape(one.about), one.completion, *values)
+    if scores.largest:
         console.print(table)
 
 

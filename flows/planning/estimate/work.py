@@ -23,9 +23,11 @@ from specs.stages.base import Part
 from specs.stages.conversations import ConversationsPart
 from specs.stages.corpus import CorpusPart
 from specs.stages.evaluate import EvaluatePart
+from specs.stages.evaluate_reward import EvaluateRewardPart
 from specs.stages.export import ExportPart
 from specs.stages.harness import MOST_ROWS, REQUESTS_PER_UNIT, HarnessPart
 from specs.stages.memorisation import ContinuationsPart
+from specs.stages.model_folder import ModelFolderPart
 from specs.stages.preference_data import (
     CompletionsPart,
     LogProbabilitiesPart,
@@ -107,6 +109,7 @@ class Counter:
         counters: dict[type[Part], Callable[[Node], Work | None]] = {
             CompletionsPart: self._completions,
             RewardsPart: self._rewards,
+            EvaluateRewardPart: self._labelled_pairs,
             LogProbabilitiesPart: self._log_probabilities,
             EvaluatePart: self._evaluation,
             HarnessPart: self._harness,
@@ -234,7 +237,8 @@ class Counter:
         return prompts._replace(value=prompts.value * sampling.n), tokens
 
     def _rewards(self, node: Node) -> Work | None:
-        """A reward model reads every completion after its prompt: two operations per parameter and token."""
+        """A model reads every completion after its prompt: two operations per parameter and token. A judge
+        reads what all its questions begin with once, and two completions for a comparison."""
         reward, prompts = cast(RewardsPart, node.part).reward, self._input(node, "prompts")
         if reward.function is not None:
             return None
@@ -246,6 +250,10 @@ class Counter:
             count += offline or 0
             missing = "" if offline is not None else "offline completions"
         read = count * tokens.value
+        if reward.judge is not None and reward.judge.pairwise is not None:
+            best = reward.judge.pairwise.best
+            compared = best * (best - 1) * self._prompts(prompts).value
+            count, read = count + compared, read + 2 * compared * tokens.value
         return Work(
             requests=count,
             read=read,
@@ -255,12 +263,26 @@ class Counter:
             missing=missing,
         )
 
+    def _labelled_pairs(self, node: Node) -> Work | None:
+        if cast(EvaluateRewardPart, node.part).reward.function is not None:
+            return None
+        raise NotCounted("labelled pairs and their lengths")
+
     def _reward_model(self, node: Node) -> tuple[float, int]:
-        """Parameters of a reward model, and bytes of each: by the size of its files, or as declared."""
+        """Parameters of the model that scores, and bytes of each: by the size of its files, or as
+        declared."""
         reward = cast(RewardsPart, node.part).reward
-        if reward.from_ is not None:
-            export = cast(ExportPart, self._input(node, "reward_model").part)
-            return export.model.parameters, WIDTH[export.dtype]
+        if reward.judge is not None and reward.judge.server is not None:
+            raise NotCounted("the model of a server")
+        if reward.from_ is not None or reward.judge is not None:
+            scorer = self._input(node, "judge" if reward.judge is not None else "reward_model").part
+            if isinstance(scorer, ExportPart):
+                return scorer.model.parameters, WIDTH[scorer.dtype]
+            folder = cast(ModelFolderPart, scorer)
+            width = stored_width(folder.url)
+            if width is None or not folder.weight_bytes:
+                raise NotCounted("the weights of a judge")
+            return folder.weight_bytes / width, width
         listing = self.graph.listings.get(f"{node.stage}.reward")
         width = stored_model(listing.url).width if listing is not None else None
         if listing is not None and width is not None:

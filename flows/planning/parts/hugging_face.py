@@ -50,10 +50,13 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
 
 def check_other_models(builder: Builder) -> None:
     """A model of another architecture answers prompts and does tasks; every other use is a problem."""
-    can = "it can be sampled from (preference_data: sampler) and evaluated (evaluate: generation, harness)"
+    can = (
+        "it can be sampled from (preference_data: sampler), evaluated (evaluate: generation, harness) and"
+        " asked as a judge of answers (reward: judge)"
+    )
     for name, stage in builder.pipeline.stages.items():
         for path, ref in checkpoints(name, stage):
-            if (model := builder.other_model(ref)) is None:
+            if (model := builder.other_model(ref)) is None or path[-2] == "judge":
                 continue
             what, field = f"'{ref}' is a {model.architecture}", path[-1]
             if isinstance(stage, PreferenceDataStage) and field == "from":

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import cast
 
+from apertus_model.files import read_text
 from flows.planning.graph import Input, Node
 from flows.planning.parts.builder import Builder, reads
 from infra.store.hugging_face import stated_license
+from infra.store.inputs import SourceError
 from specs.errors import FieldPath
+from specs.judge import Judge, clauses
 from specs.rewards import CLASSIFIER_FILES, RewardSpec
+from specs.sources import SourceSpec
 from specs.stages.export import ExportPart, ExportStage
 from specs.stages.model_folder import ModelFolderPart
 from specs.stages.preference_data import (
@@ -187,16 +191,58 @@ def add_rewards(
         "completions": reads(completions),
         "tokenizer": prompts.inputs["tokenizer"],
     }
+    inputs |= reward_inputs(builder, name, reward, path)
     stated = ""
-    if reward.model is not None:
-        fix, key = "name a folder with a sequence classifier of Hugging Face.", f"{name}.reward"
-        inputs["reward_model"] = builder.folder(key, reward.model, CLASSIFIER_FILES, (*path, "model"), fix)
-        stated = stated_license(reward.model) if key in builder.graph.listings else ""
-    if reward.from_ is not None:
-        checkpoint, trajectory = builder.checkpoint(reward.from_, (*path, "from"))
-        inputs["reward_model"] = reads(add_model(builder, name, checkpoint, trajectory, "reward_model"))
+    if reward.model is not None and f"{name}.reward" in builder.graph.listings:
+        stated = stated_license(reward.model)
     part = RewardsPart(reward=reward, license=stated, prompts_per_unit=_per_unit(prompts))
     return builder.node(f"{name}/rewards", name, part, inputs, kind="rewards")
+
+
+def reward_inputs(builder: Builder, name: str, reward: RewardSpec, path: FieldPath) -> dict[str, Input]:
+    """What a reward reads beside completions: its model, and the constitution of a judge."""
+    if reward.judge is not None:
+        return _judge_inputs(builder, name, reward, reward.judge, path)
+    if reward.model is not None:
+        fix = "name a folder with a sequence classifier of Hugging Face."
+        at = (*path, "model")
+        return {"reward_model": builder.folder(f"{name}.reward", reward.model, CLASSIFIER_FILES, at, fix)}
+    if reward.from_ is not None:
+        checkpoint, trajectory = builder.checkpoint(reward.from_, (*path, "from"))
+        return {"reward_model": reads(add_model(builder, name, checkpoint, trajectory, "reward_model"))}
+    return {}
+
+
+def _judge_inputs(
+    builder: Builder, name: str, reward: RewardSpec, judge: Judge, path: FieldPath
+) -> dict[str, Input]:
+    at = (*path, "judge", "constitution")
+    fix = "name a file whose clauses begin with their numbers, such as [2.1], 2.1 or 2."
+    source = SourceSpec(url=judge.constitution, format="text")
+    inputs = {"constitution": builder.outside(f"{name}.constitution", source, at, fix)}
+    if judge.constitution not in builder.graph.unavailable:
+        try:
+            clauses(read_text(judge.constitution))
+        except (SourceError, ValueError) as error:
+            builder.problem(at, f"{judge.constitution}: {error}", fix)
+    if judge.from_ is None:
+        return inputs
+    at = (*path, "judge", "from")
+    if judge.from_.hugging_face is not None:
+        found = builder.graph.models[str(judge.from_)]
+        chat, context = found.chat, found.context
+        model = builder.kept_folder(judge.from_, name, at, "judge")
+    else:
+        checkpoint, trajectory = builder.checkpoint(judge.from_, at)
+        chat, context = trajectory.chat, trajectory.context_length
+        model = add_model(builder, name, checkpoint, trajectory, "judge")
+    if not chat:
+        message = f"'{judge.from_}' has no chat template, so it cannot be asked"
+        builder.problem(at, message, "name an instruct model.")
+    if reward.max_tokens > context:
+        message = f"max_tokens {reward.max_tokens:,} is above the context {context:,} of '{judge.from_}'"
+        builder.problem((*path, "max_tokens"), message, f"state {context} or less.")
+    return inputs | {"judge": reads(model)}
 
 
 def _per_unit(prompts: Node) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from apertus_model.data.vocabulary import config_files, train
 from apertus_model.rewards import RewardError, Scored, open_reward
@@ -93,4 +94,14 @@ def test_weights_that_are_no_safetensors_are_not_read(folder: Path, tmp_path: Pa
     with pytest.raises(RewardError, match="cannot be opened"):
         Classifier(folder, "theirs", max_tokens=100)
     with pytest.raises(RewardError, match="cannot be opened"):
+        open_reward(RewardSpec(model=str(folder)), tmp_path / "scratch")
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([f"new{index}" for index in range(512)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(
+        RewardError, match=r"the tokenizer of the reward model .* has .* the model embeds 512"
+    ):
         open_reward(RewardSpec(model=str(folder)), tmp_path / "scratch")

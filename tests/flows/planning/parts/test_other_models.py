@@ -91,6 +91,25 @@ def test_both_models_answer_the_same_prompts(planned: Planned) -> None:
     assert graph.nodes["other/prompts"].fingerprint == graph.nodes["ours/prompts"].fingerprint
 
 
+def test_a_judge_of_another_architecture_stands_beside_the_model_that_samples(
+    planned: Planned, tmp_path: Path
+) -> None:
+    (tmp_path / "c.md").write_text("1. Be kind.")
+    judge = f'{{{{judge: {{{{from: "hf:OTHER", constitution: {tmp_path}/c.md}}}}, max_tokens: 256}}}}'
+    more = (
+        f"  judged: {{{{kind: preference_data, from: sft, prompts: [chat], reward: {judge},\n"
+        "    completions: {{max_new_tokens: 8}}}}\n"
+        "  answered: {{kind: evaluate, from: sft, sources: [corpus/notes], generation: {{prompts: chat,\n"
+        f"    sampling: {{{{max_new_tokens: 8}}}}, reward: {judge}}}}}}}}}\n"
+    )
+    graph = planned(more=more).graph
+    for name, sampled in (("judged", "judged/model"), ("answered", "answered/model")):
+        folder = graph.nodes[f"{name}/judge"]
+        assert isinstance(folder.part, ModelFolderPart)
+        assert folder.path == graph.nodes["other/model"].path != graph.nodes[sampled].path
+        assert graph.nodes[f"{name}/rewards"].inputs["judge"].name == f"{name}/judge"
+
+
 @pytest.mark.parametrize(
     ("file", "rerun"),
     [

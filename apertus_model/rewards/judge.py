@@ -1,0 +1,185 @@
+"""A judge as a reward: questions about completions, and scores from the probabilities of the answers
+(`specs.judge`).
+
+Invariants: an answer belongs to a key, the hash of the model that answers, the text of the question and the
+answers that it may have. An answer that is stored under its key is not asked for again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple, Protocol
+
+from apertus_model.rewards.base import RewardError, Scored, plain
+from specs.base import canonical_json
+from specs.judge import FIELD
+from specs.judge import Judge as JudgeSpec
+
+SIDES = ("A", "B")
+
+
+class Answer(NamedTuple):
+    """What a judge said about one completion, or about two in their order."""
+
+    key: str
+    about: tuple[int, ...]  # indices among the completions of the prompt
+    probabilities: tuple[float, ...]  # of the numbers of the scale, or of A and B
+
+    @property
+    def outside(self) -> float:
+        """Probability of everything that is no answer."""
+        return max(0.0, 1.0 - sum(self.probabilities))
+
+
+class AskedModel(Protocol):
+    """A model that a judge asks."""
+
+    def ask(self, questions: Sequence[str], answers: Sequence[str]) -> list[list[float]]:
+        """p(answer) for each question and answer, of all tokens of the vocabulary. RewardError for answers
+        that are not single tokens of the model, or a model without log-probabilities."""
+
+
+class Known(Protocol):
+    """Answers that were given before."""
+
+    def get(self, key: str) -> tuple[float, ...] | None:
+        """The probabilities of an answer; None for one that is not known."""
+
+
+def filled(template: str, values: Mapping[str, str]) -> str:
+    """The template with its fields replaced, once: braces in the values stay as they are."""
+    return FIELD.sub(lambda field: values[field[1]], template)
+
+
+def expectation(numbers: Sequence[int], probabilities: Sequence[float]) -> float:
+    """sum(k p(k)) / sum(p(k)). RewardError where all p(k) are 0."""
+    if not (total := sum(probabilities)) > 0:
+        raise RewardError(f"the judge gives no probability to any number from {numbers[0]} to {numbers[-1]}")
+    return sum(number * p for number, p in zip(numbers, probabilities, strict=True)) / total
+
+
+def beginnings(spec: JudgeSpec, constitution: str) -> tuple[str, str]:
+    """Two questions that have in common what all questions for a score have."""
+    common = {
+        "constitution": constitution,
+        "lowest": str(spec.scale[0]),
+        "highest": str(spec.scale[1]),
+    }
+    first, second = (
+        filled(spec.template, common | {"prompt": text, "completion": text}) for text in ("One", "two")
+    )
+    return first, second
+
+
+class Judge:
+    """Scores of completions, with the answers that they were computed from.
+
+    Args:
+        spec: of the reward.
+        constitution: its text.
+        model: that is asked.
+        identity: of the model, for the keys of answers.
+        known: answers that were given before.
+    """
+
+    def __init__(
+        self, spec: JudgeSpec, constitution: str, model: AskedModel, identity: str, known: Known
+    ) -> None:
+        self._spec, self._constitution, self._model = spec, constitution, model
+        self._identity, self._known = identity, known
+        self.answers: list[Answer] = []  # about the completions that were scored last
+        self.asked = 0  # questions that the model answered so far
+
+    def score(self, items: Sequence[Scored]) -> list[float]:
+        """The expected numbers; the lowest for an empty completion. With `pairwise`, the scores of the best
+        completions change hands."""
+        self.answers = []
+        scores = [float(self._spec.scale[0])] * len(items)
+        numbers = self._spec.numbers
+        said = [index for index, item in enumerate(items) if item.completion.strip()]
+        questions = [((index,), self._question(items[index])) for index in said]
+        for answer in self._ask(questions, tuple(map(str, numbers))):
+            scores[answer.about[0]] = expectation(numbers, answer.probabilities)
+        return self._compared(items, said, scores) if self._spec.pairwise is not None else scores
+
+    def _compared(self, items: Sequence[Scored], said: Sequence[int], scores: list[float]) -> list[float]:
+        """The scores of the best completions, given anew in the order of the mean probability to be preferred
+        to another of them. Equal completions are compared once, and keep equal scores."""
+        pairwise = self._spec.pairwise
+        assert pairwise is not None, "checked by the caller"
+        alike: dict[str, list[int]] = {}
+        for index in said:
+            alike.setdefault(items[index].completion, []).append(index)
+        firsts = sorted((same[0] for same in alike.values()), key=lambda index: -scores[index])
+        best = firsts[: pairwise.best]
+        asked = [
+            (order, self._comparison(items, *order))
+            for pair in combinations(sorted(best), 2)
+            for order in (pair, pair[::-1])
+        ]
+        wins = dict.fromkeys(best, 0.0)
+        for answer in self._ask(asked, SIDES):
+            first, second = answer.about
+            preferred = expectation((0, 1), answer.probabilities[::-1])  # p(A) / (p(A) + p(B))
+            wins[first] += preferred
+            wins[second] += 1 - preferred
+        ranked = sorted(best, key=lambda index: -wins[index])
+        found = list(scores)
+        for index, score in zip(ranked, sorted((scores[one] for one in best), reverse=True), strict=True):
+            for same in alike[items[index].completion]:
+                found[same] = score
+        return found
+
+    def _question(self, item: Scored) -> str:
+        lowest, highest = self._spec.scale
+        return filled(
+            self._spec.template,
+            {
+                "constitution": self._constitution,
+                "prompt": conversation(item),
+                "completion": item.completion,
+                "lowest": str(lowest),
+                "highest": str(highest),
+            },
+        )
+
+    def _comparison(self, items: Sequence[Scored], first: int, second: int) -> str:
+        assert self._spec.pairwise is not None, "checked by the caller"
+        return filled(
+            self._spec.pairwise.template,
+            {
+                "constitution": self._constitution,
+                "prompt": conversation(items[first]),
+                "first": items[first].completion,
+                "second": items[second].completion,
+            },
+        )
+
+    def _ask(
+        self, questions: Sequence[tuple[tuple[int, ...], str]], answers: tuple[str, ...]
+    ) -> list[Answer]:
+        """The answers to questions, from those that are known where there are any."""
+        keys = [self._key(text, answers) for _, text in questions]
+        found = {key: known for key in keys if (known := self._known.get(key)) is not None}
+        missing = {key: text for key, (_, text) in zip(keys, questions, strict=True) if key not in found}
+        said = self._model.ask(list(missing.values()), answers) if missing else []
+        self.asked += len(missing)
+        found |= {key: tuple(one) for key, one in zip(missing, said, strict=True)}
+        given = [Answer(key, about, found[key]) for key, (about, _) in zip(keys, questions, strict=True)]
+        self.answers += given
+        return given
+
+    def _key(self, text: str, answers: tuple[str, ...]) -> str:
+        question = canonical_json([self._identity, text, list(answers)])
+        return hashlib.blake2b(question.encode(), digest_size=16, person=b"apertus-judge").hexdigest()
+
+
+def conversation(item: Scored) -> str:
+    """The prompt as text: a single message of the user as it is, several messages with their roles."""
+    texts = [plain(message["content"]) for message in item.messages]
+    if len(texts) == 1:
+        return texts[0]
+    turns = zip(item.messages, texts, strict=True)
+    return "\n\n".join(f"{str(message['role']).capitalize()}: {text}" for message, text in turns)

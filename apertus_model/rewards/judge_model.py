@@ -1,0 +1,214 @@
+"""Models that a judge asks (`apertus_model.rewards.judge.AskedModel`): how probable is each of a few answers
+as the first token of the reply?
+
+Invariants: the probability of an answer is that of all tokens that read as it, also with white space around
+it or in full width. Each question is computed alone, so what it gives does not depend on the others; no file
+is fetched and no code of a folder is run.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import unicodedata
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from apertus_model.rewards.base import RewardError, TooLongError, check_vocabulary
+from apertus_model.server_client import ServerClient
+from specs.foreign import Foreign
+from specs.judge import Judge
+
+Template = dict[str, bool | int | str]
+BEST = 20  # tokens whose log-probabilities are asked of a server, the most that OpenAI's protocol allows
+
+
+def reads_as(token: str) -> str:
+    """What a token says: "７", " 7" and "7" are the same."""
+    return unicodedata.normalize("NFKC", token).strip()
+
+
+class FolderModel:
+    """A causal language model of a local Hugging Face folder, asked by its chat template.
+
+    Args:
+        folder: with config, weights in safetensors, tokenizer and chat template.
+        name: for messages.
+        beginnings: two questions that have in common what all questions do, up to the first difference. The
+            tokens that they begin with are computed once.
+        max_tokens: of a question; a longer one is an error.
+        arguments: for the chat template.
+
+    Raises:
+        RewardError: transformers cannot open the folder, or there is no chat template.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, beginnings: tuple[str, str], max_tokens: int, arguments: Template
+    ) -> None:
+        from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        self._name, self._max_tokens, self._arguments = name, max_tokens, arguments
+        try:
+            self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+            self._model: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
+            )
+        # transformers raises errors of many kinds for a folder that it cannot open
+        except Exception as error:
+            raise RewardError(
+                f"the judge {name} cannot be opened: {type(error).__name__}: {error}"
+            ) from error
+        check_vocabulary(f"judge {name}", self._tokenizer, self._model)
+        if not self._tokenizer.chat_template:
+            raise RewardError(
+                f"the judge {name} has no chat template, so it cannot be asked. Fix: an instruct model, or"
+                " its chat_template.jinja in the folder"
+            )
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._model.to(self._device).eval()
+        # only the logits of the last token, where the architecture can leave out the others
+        keeps = "logits_to_keep" in inspect.signature(self._model.forward).parameters
+        self._last: dict[str, int] = {"logits_to_keep": 1} if keeps else {}
+        self._ids: dict[str, list[int]] = {}
+        first, second = map(self.tokens, beginnings)
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+        self._shared = [token for token, _ in same]
+        self._cache: Any = self._forward(self._shared, None).past_key_values if self._shared else None
+
+    def ask(self, questions: Sequence[str], answers: Sequence[str]) -> list[list[float]]:
+        ids = [self._tokens_of(answer) for answer in answers]
+        return [self._probabilities(question, ids) for question in questions]
+
+    @torch.inference_mode()
+    def _probabilities(self, question: str, ids: list[list[int]]) -> list[float]:
+        tokens, cache, shared = self.tokens(question), None, len(self._shared)
+        if len(tokens) > self._max_tokens:
+            raise TooLongError(
+                f"the judge would read {len(tokens):,} tokens, more than max_tokens {self._max_tokens:,} of"
+                " the reward. Fix: raise it, as far as the model allows, or lower max_tokens of the stage"
+            )
+        if shared and tokens[:shared] == self._shared and len(tokens) > shared:
+            tokens, cache = tokens[shared:], copy.deepcopy(self._cache)
+        logits = self._forward(tokens, cache).logits[0, -1].double()
+        probabilities = torch.softmax(logits, dim=-1)
+        return [float(probabilities[one].sum()) for one in ids]
+
+    @torch.inference_mode()
+    def _forward(self, tokens: list[int], cache: Any) -> Any:
+        row = torch.tensor([tokens], device=self._device)
+        return self._model(input_ids=row, past_key_values=cache, use_cache=True, **self._last)
+
+    def tokens(self, question: str) -> list[int]:
+        """What the model reads before its reply."""
+        tokens: list[int] = self._encoded(self._rendered(question))
+        return tokens
+
+    def _rendered(self, question: str) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}],
+            add_generation_prompt=True,
+            tokenize=False,
+            **self._arguments,
+        )
+        return text
+
+    def _encoded(self, text: str) -> list[int]:
+        tokens: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tokens
+
+    def _tokens_of(self, answer: str) -> list[int]:
+        """Ids of the tokens that read as an answer; the answer itself must be one of them."""
+        if not self._ids:
+            texts = self._tokenizer.batch_decode([[one] for one in range(len(self._tokenizer))])
+            for index, text in enumerate(texts):
+                self._ids.setdefault(reads_as(text), []).append(index)
+        before = self._rendered("?")
+        written = self._encoded(before + answer)[len(self._encoded(before)) :]
+        if len(written) != 1 or written[0] not in self._ids.get(answer, []):
+            pieces = self._tokenizer.convert_ids_to_tokens(written)
+            raise RewardError(
+                f"the judge {self._name} writes {answer!r} as {len(pieces)} tokens ({', '.join(pieces)}), so"
+                " the first token does not say which answer it is. Fix: a model whose tokenizer has every"
+                " digit, and the letters A and B, as single tokens"
+            )
+        return self._ids[answer]
+
+
+class _Best(Foreign):
+    token: str
+    logprob: float
+
+
+class _Place(Foreign):
+    top_logprobs: list[_Best] = Field(default_factory=list)
+
+
+class _LogProbabilities(Foreign):
+    content: list[_Place] | None = None
+
+
+class _Choice(Foreign):
+    logprobs: _LogProbabilities | None = None
+
+
+class _Reply(Foreign):
+    choices: list[_Choice] = Field(min_length=1)
+
+
+class ServerModel:
+    """A model that a server has. Of an answer that is not among the `BEST` tokens, the probability counts as
+    0."""
+
+    def __init__(self, judge: Judge) -> None:
+        assert judge.server is not None, "checked by the caller"
+        self._server, self._arguments = judge.server, judge.chat_template_kwargs
+        self._client = ServerClient(judge.server, "chat/completions")
+
+    def ask(self, questions: Sequence[str], answers: Sequence[str]) -> list[list[float]]:
+        asked = {"max_tokens": 1, "temperature": 1.0, "n": 1, "logprobs": True, "top_logprobs": BEST}
+        template = {"chat_template_kwargs": self._arguments} if self._arguments else {}
+        requests = [
+            (
+                f"question {index + 1} of {len(questions)}",
+                {"model": self._server.model, "messages": [{"role": "user", "content": question}]}
+                | asked
+                | template,
+            )
+            for index, question in enumerate(questions)
+        ]
+
+        def read(reply: _Reply) -> list[float]:
+            return self._probabilities(reply, answers)
+
+        return self._client.ask_all(requests, _Reply, read)
+
+    def _probabilities(self, reply: _Reply, answers: Sequence[str]) -> list[float]:
+        found = reply.choices[0].logprobs
+        best = found.content[0].top_logprobs if found is not None and found.content else []
+        if not best:
+            raise RewardError(
+                f"{self._client.url} returns no log-probabilities for model {self._server.model!r}. Fix: a"
+                " server that has them (vLLM does), or a judge from a folder"
+            )
+        found_of = dict.fromkeys(answers, 0.0)
+        for one in best:
+            if (said := reads_as(one.token)) in found_of:
+                found_of[said] += math.exp(one.logprob)
+        if not any(found_of.values()):
+            said = ", ".join(repr(one.token) for one in best[:5])
+            raise RewardError(
+                f"none of the {len(best)} best tokens of {self._client.url} is one of {', '.join(answers)};"
+                f" they begin with {said}. Fix: a template that asks for nothing else, chat_template_kwargs"
+                " that turn reasoning off, or a judge that writes every answer as a single token"
+            )
+        return list(found_of.values())

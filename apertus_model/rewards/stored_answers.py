@@ -1,0 +1,69 @@
+"""The answers of judges that the store has, by their keys.
+
+Answers stand in the rows of parts that asked a judge, also in units of those that are not finished. They are
+read once, into a database on this machine, since there can be many millions.
+
+Invariant: an answer is only found under its key. What cannot be read counts as not known.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from apertus_model.data.rows import Row, Rows
+from infra.store import Artifact, Store, StoreError
+from infra.store.documents import check_unit
+from infra.store.reading.artifact import local_file
+
+KINDS = ("rewards", "evaluate_reward")  # of parts that ask a judge
+
+
+class StoredAnswers:
+    """Answers by key, as they were in the store when this was made."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        """`folder`: a local one, for the database."""
+        self._database = sqlite3.connect(folder / "answers.sqlite", isolation_level=None)
+        self._database.execute("PRAGMA journal_mode = OFF")
+        self._database.execute(
+            "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, probabilities TEXT)"
+        )
+        self._database.execute("BEGIN")
+        for kind in KINDS:
+            for name in store.names(kind):
+                self._read(Artifact(store, f"{kind}/{name}"))
+        self._database.execute("COMMIT")
+
+    def get(self, key: str) -> tuple[float, ...] | None:
+        """The probabilities of an answer."""
+        row = self._database.execute("SELECT probabilities FROM answers WHERE key = ?", (key,)).fetchone()
+        return tuple(json.loads(row[0])) if row is not None else None
+
+    def _read(self, artifact: Artifact) -> None:
+        identity = artifact.readable_identity
+        if identity is None or not (identity.spec.get("reward") or {}).get("judge"):
+            return
+        try:
+            for row in _rows(artifact):
+                self._database.executemany(
+                    "INSERT OR IGNORE INTO answers VALUES (?, ?)",
+                    [(one["key"], json.dumps(one["probabilities"])) for one in row.get("answers", ())],
+                )
+        except (StoreError, OSError, ValueError, KeyError, TypeError):
+            return  # a part that is removed or damaged meanwhile
+
+
+def _rows(artifact: Artifact) -> Iterator[Row]:
+    if artifact.complete:
+        yield from Rows(artifact)
+        return
+    store, folder = artifact.store, f"{artifact.path}/units"
+    for name in store.names(folder):
+        path = f"{folder}/{name}"
+        record = check_unit(store.read_json(path), artifact.path, path).files["rows.jsonl"]
+        with open(local_file(store.reader(record.path, record)), "rb") as file:
+            for line in file:
+                yield json.loads(line)

@@ -1,0 +1,173 @@
+"""Requests to a server that speaks OpenAI's protocol: several at a time, each of them repeated within bounds.
+
+Invariants: an answer is taken whole or not at all. What may pass (429, 5xx, no connection, no answer, half an
+answer) is asked again, at most `TRIES` times, and no earlier than the server says in `Retry-After`; what
+cannot pass (another status) ends the stage at once. The key is sent in a header, only to the server that the
+recipe names (redirects are not followed), and never logged.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+import httpx
+
+from apertus_model.prompt_format import GenerationError
+from specs.foreign import MAX_BYTES, Foreign, ForeignError, checked, parse_json
+from specs.redaction import redacted
+from specs.server import Server
+
+TRIES = 8
+LONGEST_WAIT = 60.0  # seconds between two tries, where the server does not say
+LONGEST_ASKED = 600.0  # seconds that a server may ask to wait
+CONNECT = 30.0  # seconds for a connection
+PASSES = (408, 409, 425, 429)  # statuses that may pass, beside 5xx
+
+
+Request = dict[str, Any]
+Document = TypeVar("Document", bound=Foreign)
+Found = TypeVar("Found")
+
+
+class ServerFailure(OSError):
+    """The server did not answer in all tries. Another attempt of the stage may succeed."""
+
+
+class MayPass(Exception):
+    """A try that failed; `wait`: seconds that the server asks for."""
+
+    def __init__(self, message: str, wait: float | None = None) -> None:
+        super().__init__(message)
+        self.wait = wait
+
+
+class ServerClient:
+    """Requests to one address of a server.
+
+    Args:
+        server: with its key and bounds.
+        path: below its url.
+        pause: waits for seconds, or until it is pointless; the default ends when another request has failed.
+
+    Raises:
+        GenerationError: the environment variable with the key is not set.
+    """
+
+    def __init__(self, server: Server, path: str, pause: Callable[[float], object] | None = None) -> None:
+        self.url = f"{server.url}/{path}"
+        self._server = server
+        self._failed = threading.Event()
+        self._pause = pause or self._failed.wait
+        headers = {}
+        if server.key is not None:
+            if not (key := os.environ.get(server.key, "").strip()):
+                raise GenerationError(
+                    f"server.key names the environment variable {server.key}, which is not set. Fix: set it"
+                    " where the stage runs"
+                )
+            headers = {"Authorization": f"Bearer {key}"}
+        self._client = httpx.Client(
+            headers=headers,
+            timeout=httpx.Timeout(server.timeout.seconds, connect=min(CONNECT, server.timeout.seconds)),
+            limits=httpx.Limits(max_connections=server.requests),
+        )
+
+    def ask_all(
+        self,
+        requests: Sequence[tuple[str, Request]],
+        answer: type[Document],
+        read: Callable[[Document], Found],
+    ) -> list[Found]:
+        """What `read` finds in the answers to requests, several of which are sent at a time.
+
+        Args:
+            requests: what each is about, for messages, and its body.
+            answer: the form of an answer; one of another form is asked for again.
+            read: of one answer; what it raises ends all requests.
+
+        Raises:
+            ServerFailure: one has no answer after all tries.
+            GenerationError: for an answer that asking again does not change.
+        """
+        self._failed.clear()
+        with ThreadPoolExecutor(self._server.requests, thread_name_prefix="server") as pool:
+            asked = [pool.submit(self._asked, what, body, answer, read) for what, body in requests]
+            try:
+                return [one.result() for one in asked]
+            except BaseException:
+                self._failed.set()  # no other request is tried again
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _asked(
+        self, what: str, body: Request, answer: type[Document], read: Callable[[Document], Found]
+    ) -> Found:
+        last = ""
+        for tried in range(TRIES):
+            try:
+                document = checked(answer, parse_json(self._sent(body)))
+            except ForeignError as error:
+                failure = MayPass(f"an answer that cannot be read: {error}")
+            except MayPass as passing:
+                failure = passing
+            else:
+                return read(document)
+            last = str(failure)
+            wait = min(2.0**tried, LONGEST_WAIT) if failure.wait is None else failure.wait
+            if self._failed.is_set():
+                break
+            if tried + 1 < TRIES:
+                self._pause(wait)
+        raise ServerFailure(
+            f"{self.url} did not answer {what} in {tried + 1} tries: {redacted(last)}."
+            " Finished units are stored; the same command asks for the others"
+        )
+
+    def _sent(self, body: Request) -> bytes:
+        """The whole answer to one request."""
+        limit = self._server.timeout.seconds
+        deadline = time.monotonic() + limit
+        data = bytearray()
+        try:
+            with self._client.stream("POST", self.url, json=body) as answer:
+                for piece in answer.iter_bytes():
+                    data += piece
+                    if len(data) > MAX_BYTES:
+                        raise MayPass(f"an answer of more than {MAX_BYTES:,} bytes")
+                    if time.monotonic() > deadline:
+                        raise MayPass(f"no whole answer in {limit:g} s")
+        except httpx.TimeoutException as error:
+            raise MayPass(f"no answer in {limit:g} s ({type(error).__name__})") from error
+        except httpx.TransportError as error:
+            raise MayPass(f"{type(error).__name__}: {error}") from error
+        if answer.status_code == 200:
+            return bytes(data)
+        told = f"HTTP {answer.status_code}: {redacted(data.decode(errors='replace'))[:300]}"
+        if answer.status_code in PASSES or answer.status_code >= 500:
+            raise MayPass(told, asked_to_wait(answer.headers.get("Retry-After"), datetime.now(UTC)))
+        raise GenerationError(
+            f"{self.url} refuses model {self._server.model!r} with {told}. Fix: url, model, api or key of"
+            " server, or the settings of the sampling"
+        )
+
+
+def asked_to_wait(header: str | None, now: datetime) -> float | None:
+    """Seconds that a `Retry-After` asks for, as a number or as a date (RFC 9110, 10.2.3), up to
+    `LONGEST_ASKED`; None for none, or for one that cannot be read."""
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(header) - now).total_seconds()
+        except (TypeError, ValueError):
+            return None
+    return min(max(seconds, 0.0), LONGEST_ASKED) if seconds == seconds else None

@@ -1,0 +1,158 @@
+"""The `evaluate_reward` stage: a reward beside the labels of pairs.
+
+Artifact: `pairs-00000.jsonl`, ..., a line per conversation: `{"id", "source", "chosen", "rejected",
+"characters"}`, the rewards of both completions and their lengths, with the answers of a judge as in
+`rewards`; or `{"id", "dropped"}`, with the reason. Of a judge also its `constitution.txt`. The metrics are
+listed in `specs.stages.evaluate_reward`.
+
+Invariant: a reward sees the completions of one pair at a time, so no value depends on the division into
+units.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+
+from apertus_model.data.conversations import Conversation, ConversationShards
+from apertus_model.data.permutation import KeyedPermutation
+from apertus_model.data.rows import Row, read_units, write_rows, write_unit
+from apertus_model.evaluation.agreement import JudgedPair, agreement
+from apertus_model.progress import Progress
+from apertus_model.rewards import Reward, RewardError, Scored
+from apertus_model.rewards.base import TooLongError
+from apertus_model.rewards.registry import open_of_part, score_prompt
+from apertus_model.stages.rewards import answers_of, put_constitution
+from apertus_model.stop import StopSignal
+from apertus_model.trainer.process import prepare_process
+from apertus_model.work import Result, run_units
+from apertus_model.work.units import Span, units_of
+from infra.store import Attempt
+from specs.job import Job
+from specs.stages.evaluate_reward import EvaluateRewardPart
+
+TOLD = ("accuracy", "ties", "length_bias", "order_bias", "outside")
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Measures. RewardError for a reward that cannot be opened, raises, is not a finite number or is
+    constant, and where no pair is left."""
+    part = EvaluateRewardPart.model_validate(job.spec)
+    put_constitution(part.reward, attempt)
+    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    summary = Summary(part.source_names)
+    facts = write_rows(attempt, "pairs", map(summary.add, read_units(units)))
+    metrics = summary.metrics(part.seed)
+    progress.log(", ".join(f"{name} {metrics[name]:.4g}" for name in TOLD if name in metrics))
+    attempt.commit(metrics=metrics, facts=facts)
+
+
+class JudgedPairs:
+    """Ranges of pairs, whose completions one opened reward scores."""
+
+    def __init__(self, job: Job, attempt: Attempt) -> None:
+        self._job, self._attempt = job, attempt
+        self._part = part = EvaluateRewardPart.model_validate(job.spec)
+        self._units: dict[str, tuple[int, ConversationShards, Span]] = {}
+        for number in range(len(part.source_names)):
+            shards = ConversationShards(attempt.input_artifact(f"conversations:{number}"), part.split)
+            count = min(len(shards), part.limit or len(shards))
+            spans = units_of(f"pairs-{number}", count, part.pairs_per_unit)
+            self._units |= {key: (number, shards, span) for key, span in spans.items()}
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._units)
+
+    def run(self, key: str) -> Result:
+        number, shards, span = self._units[key]
+        order = KeyedPermutation(len(shards), self._part.seed, "labelled pairs")
+        rows = (self._row(shards.conversation(order(index)), number) for index in range(*span))
+        return write_unit(span, rows, self._attempt.workdir / f"{key}.jsonl")
+
+    def _row(self, pair: Conversation, source: int) -> Row:
+        if not pair.preference:
+            return {"id": pair.id, "dropped": "without_label"}
+        if len(set(pair.completions)) < 2:
+            return {"id": pair.id, "dropped": "equal_completions"}
+        items = [
+            Scored(messages=pair.prompt, completion=text, answer=pair.completions[0], metadata=pair.metadata)
+            for text in pair.completions
+        ]
+        try:
+            chosen, rejected = score_prompt(self._reward, items, pair.id)
+        except TooLongError:
+            return {"id": pair.id, "dropped": "too_long"}
+        row = {"id": pair.id, "source": source, "chosen": chosen, "rejected": rejected}
+        return row | {"characters": [len(text) for text in pair.completions]} | answers_of(self._reward)
+
+    @cached_property
+    def _reward(self) -> Reward:
+        prepare_process(self._job.launch.threads or 2)
+        return open_of_part(self._part.reward, self._attempt)
+
+
+work_of = JudgedPairs
+
+
+class Summary:
+    """The pairs among the rows given to `add`."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+        self._pairs: list[JudgedPair] = []
+        self._outside: list[float] = []
+        self._dropped: Counter[str] = Counter()
+
+    def add(self, row: Row) -> Row:
+        if "dropped" in row:
+            self._dropped[row["dropped"]] += 1
+            return row
+        answers = row.get("answers", ())
+        self._outside += [answer["outside"] for answer in answers]
+        chosen, rejected = row["characters"]
+        self._pairs.append(
+            JudgedPair(
+                self._names[row["source"]],
+                row["chosen"],
+                row["rejected"],
+                chosen - rejected,
+                _first({tuple(answer["about"]): answer["probabilities"] for answer in answers}),
+            )
+        )
+        return row
+
+    def metrics(self, seed: int) -> dict[str, float]:
+        """RewardError without pairs, or when all rewards are the same."""
+        if not self._pairs:
+            story = ", ".join(f"{count} {reason}" for reason, count in self._dropped.items()) or "none"
+            raise RewardError(
+                f"there is no labelled pair to compare with ({story}). Fix: conversations whose rows have"
+                " chosen and rejected, a split that holds some, and max_tokens of the reward for their length"
+            )
+        values = set(self._values())
+        if len(values) == 1:
+            raise RewardError(
+                f"the reward is {values.pop():g} for every completion of {len(self._pairs)} pairs: it is"
+                " constant, and agrees with no label. Fix: the function, the model or the template of the"
+                " reward"
+            )
+        metrics = agreement(self._pairs, seed) | dict(self._dropped)
+        if self._outside:
+            metrics["outside"] = sum(self._outside) / len(self._outside)
+            metrics["outside_max"] = max(self._outside)
+        return metrics
+
+    def _values(self) -> Iterator[float]:
+        for pair in self._pairs:
+            yield from (pair.chosen, pair.rejected)
+
+
+def _first(answers: dict[tuple[int, ...], list[float]]) -> tuple[float, float] | None:
+    """Probabilities of the completion that a judge was shown first, for both orders; None where it did not
+    compare."""
+    if (0, 1) not in answers:
+        return None
+    shares = [answers[order][0] / sum(answers[order]) for order in ((0, 1), (1, 0))]
+    return shares[0], shares[1]

@@ -1,0 +1,138 @@
+"""Which scores move between two parts that scored the same completions: with another constitution, another
+judge, another reward.
+
+Invariant: reading only. Scores are compared completion by completion, and only where both parts have read the
+same ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+from infra.store import Artifact, StoreError
+from specs.differences import Change, changes
+from specs.judge import clauses
+
+SCORED = {"rewards": ("prompts", "completions"), "evaluate_reward": ("conversations:",)}
+"""Kinds of parts that score, and the inputs, or the begin of their roles, that say what."""
+CONSTITUTION = "constitution.txt"
+SHOWN = 10
+CHARACTERS = 60  # of a prompt
+
+
+@dataclass(frozen=True)
+class Score:
+    """A completion with both of its scores."""
+
+    about: str  # the prompt, or the id of the pair
+    completion: str  # such as `sampled 3`
+    a: float
+    b: float
+
+
+@dataclass
+class MovedScores:
+    """Counts over all completions, and those that move most."""
+
+    completions: int = 0
+    moved: int = 0
+    total: float = 0.0  # of B - A
+    pairs: int = 0  # of completions of a prompt
+    swapped: int = 0  # pairs of which A and B prefer another completion
+    largest: list[Score] = field(default_factory=list)  # the largest first
+    clauses: list[Change[str]] = field(default_factory=list)  # of the constitutions
+
+    @property
+    def mean(self) -> float:
+        """Of B - A."""
+        return self.total / self.completions
+
+    def to_json(self) -> dict[str, Any]:
+        counts = {name: getattr(self, name) for name in ("completions", "moved", "mean", "pairs", "swapped")}
+        return counts | {
+            "largest": [vars(one) for one in self.largest],
+            "clauses": [{"name": one.name, "a": one.a, "b": one.b} for one in self.clauses],
+        }
+
+
+def moved_scores(a: Artifact, b: Artifact) -> MovedScores | None:
+    """The comparison of two finished parts; None for parts that do not score, that scored something else, or
+    whose scores cannot be read."""
+    kind = a.identity.kind
+    if kind != b.identity.kind or kind not in SCORED or _scored(a) != _scored(b):
+        return None
+    try:
+        return _compared(a, b)
+    except (StoreError, OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _compared(a: Artifact, b: Artifact) -> MovedScores:
+    """ValueError when the rows are not of the same completions."""
+    from apertus_model.data.rows import Rows
+
+    found = MovedScores(clauses=changes(_clauses(a), _clauses(b)))
+    largest: list[tuple[float, int, int, Score]] = []  # by distance, the first places first
+    for row, (own, other) in enumerate(zip(Rows(a), Rows(b), strict=True)):
+        if own["id"] != other["id"]:
+            raise ValueError(f"row {row} is of {own['id']} and of {other['id']}")
+        values = _values(own)
+        scores = list(zip(values, values.values(), _values(other).values(), strict=True))
+        for place, (name, one, two) in enumerate(scores):
+            found.completions += 1
+            found.moved += one != two
+            found.total += two - one
+            score = Score(str(own["id"]), name, one, two)
+            if one != two:
+                heapq.heappush(largest, (abs(two - one), -row, -place, score))
+            if len(largest) > SHOWN:
+                heapq.heappop(largest)
+        for (_, one, two), (_, third, fourth) in combinations(scores, 2):
+            found.pairs += 1
+            found.swapped += (one - third) * (two - fourth) < 0
+    found.largest = [
+        replace(score, about=_about(a, -row) or score.about)
+        for _, row, _, score in sorted(largest, key=lambda entry: entry[:3], reverse=True)
+    ]
+    return found
+
+
+def _scored(artifact: Artifact) -> dict[str, str]:
+    """Fingerprints of what a part scored."""
+    begins = SCORED[artifact.identity.kind]
+    return {
+        role: read.fingerprint for role, read in artifact.identity.inputs.items() if role.startswith(begins)
+    }
+
+
+def _values(row: dict[str, Any]) -> dict[str, float]:
+    """The scores of a row, by what they are of."""
+    if "offline" not in row:
+        return {name: row[name] for name in ("chosen", "rejected") if name in row}
+    return {
+        f"{origin} {index + 1}": value
+        for origin in ("offline", "sampled")
+        for index, value in enumerate(row[origin])
+    }
+
+
+def _about(artifact: Artifact, index: int) -> str | None:
+    """The end of the last message of a prompt; None where the prompts are gone."""
+    from apertus_model.data.rows import Rows
+
+    read = artifact.identity.inputs.get("prompts")
+    if read is None or read.place is None:
+        return None
+    try:
+        return str(Rows(Artifact(artifact.store, read.place))[index]["messages"][-1]["content"])[-CHARACTERS:]
+    except (StoreError, OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _clauses(artifact: Artifact) -> dict[str, str]:
+    if CONSTITUTION not in artifact.manifest.files:
+        return {}
+    return clauses(artifact.bytes(CONSTITUTION).decode())

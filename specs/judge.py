@@ -1,0 +1,197 @@
+"""A judge: a language model that is asked how well a completion follows a constitution, a file with numbered
+clauses.
+
+Invariant: a score is identified by what the judge is asked and by the model that answers: the content of the
+constitution, the texts, the scale, and the content of the model's folder, or the name and revision of the
+model that a server has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from pydantic import field_validator, model_validator
+
+from specs.base import Spec, execution, identity, reference
+from specs.server import Server
+from specs.sources import resolve_url
+from specs.units import Reference
+
+CLAUSE = re.compile(
+    r"^[ \t]*(?:[-*][ \t]+)?(?:\[(?P<bracketed>\d+(?:\.\d+)*)\]|(?P<plain>\d+(?:\.\d+)+|\d+(?=[.)]))[.)]?)"
+    r"[ \t]+(?P<text>\S.*)$"
+)
+QUESTION = """\
+The clauses below say what a good answer is.
+
+{constitution}
+
+A user wrote:
+
+{prompt}
+
+An assistant answered:
+
+{completion}
+
+How well does the answer follow the clauses? Reply with one number from {lowest} (not at all) to {highest} \
+(in every way) and with nothing else."""
+COMPARISON = """\
+The clauses below say what a good answer is.
+
+{constitution}
+
+A user wrote:
+
+{prompt}
+
+Answer A:
+
+{first}
+
+Answer B:
+
+{second}
+
+Which answer follows the clauses better? Reply with A or B and with nothing else."""
+FIELD = re.compile(r"\{(\w+)\}")
+SCORED = ("constitution", "prompt", "completion")
+COMPARED = ("constitution", "prompt", "first", "second")
+
+
+def clauses(text: str) -> dict[str, str]:
+    """The clauses of a constitution by their numbers. A clause begins on a line of its own with its number
+    (`[2.1] ...`, `2.1 ...` or `2. ...`) and ends before the next one or an empty line.
+
+    ValueError when there is none, or a number occurs twice.
+    """
+    found: dict[str, list[str]] = {}
+    lines: dict[str, int] = {}
+    current: list[str] | None = None
+    for index, line in enumerate(text.splitlines(), start=1):
+        if (match := CLAUSE.match(line)) is not None:
+            number = match["bracketed"] or match["plain"]
+            if number in found:
+                raise ValueError(f"clause {number} is on line {lines[number]} and again on line {index}")
+            lines[number] = index
+            current = found[number] = [match["text"].strip()]
+        elif not line.strip():
+            current = None
+        elif current is not None:
+            current.append(line.strip())
+    if not found:
+        raise ValueError("no line begins with the number of a clause")
+    return {number: " ".join(parts) for number, parts in found.items()}
+
+
+def _check_template(text: str, needed: Collection[str], known: Collection[str]) -> str:
+    """ValueError for a template with fields that there are not, or without those that it needs."""
+    fields = FIELD.findall(text)
+    if unknown := [field for field in fields if field not in known]:
+        raise ValueError(f"there is no field {{{unknown[0]}}}; the fields are {', '.join(known)}")
+    if missing := [field for field in needed if field not in fields]:
+        raise ValueError(f"the text does not have the field {{{missing[0]}}}; add it")
+    return text
+
+
+class Pairwise(Spec):
+    """A comparison of the completions with the highest scores, two by two and in both orders."""
+
+    best: int = identity(5, ge=2, le=100, description="how many completions of a prompt are compared")
+    template: str = identity(
+        COMPARISON,
+        description="text of the question, with the fields {constitution}, {prompt}, {first}, {second}",
+    )
+
+    @field_validator("template")
+    @classmethod
+    def _asks_for_two(cls, text: str) -> str:
+        return _check_template(text, COMPARED, COMPARED)
+
+
+class Judge(Spec):
+    """A model that is asked for one number of a scale. The score is the expectation of the number under its
+    probabilities at the first token of the reply, as a share of what falls on the scale:
+    sum(k p(k)) / sum(p(k)) (arXiv 2509.14233, section 4.3.2). A token counts for a number also with
+    spaces around it or in full width. An empty completion has the lowest score, and is not asked about."""
+
+    from_: Reference | None = reference(
+        None,
+        alias="from",
+        to="checkpoint",
+        description=(
+            "the model: `hf:` with any causal language model, or a checkpoint; asked by its chat template"
+        ),
+    )
+    server: Server | None = identity(
+        None,
+        neutral=None,
+        description="in place of `from`, with `api: chat`; must return log-probabilities of the best tokens",
+    )
+    revision: str | None = identity(
+        None, neutral=None, min_length=1, description="of the model that the server has"
+    )
+    chat_template_kwargs: dict[str, bool | int | str] = identity(
+        default_factory=dict,
+        description="for the chat template, such as enable_thinking: false, so that the reply begins at once",
+    )
+    constitution: str = execution(
+        description=(
+            "file (any fsspec URL) with numbered clauses: `[2.1] ...`, `2.1 ...` or `2. ...` at the begin of"
+            " a line. Its content is identity"
+        )
+    )
+    template: str = identity(
+        QUESTION,
+        description=(
+            "text of the question, with the fields {constitution}, {prompt}, {completion}, {lowest},"
+            " {highest}"
+        ),
+    )
+    scale: tuple[int, int] = identity((1, 9), description="lowest and highest number; digits from 0 to 9")
+    pairwise: Pairwise | None = identity(
+        None,
+        neutral=None,
+        description=(
+            "the best completions are also compared two by two, each pair in both orders; their scores are"
+            " given anew, in the order of the mean probability to be preferred"
+        ),
+    )
+
+    @field_validator("constitution")
+    @classmethod
+    def _has_a_place(cls, url: str) -> str:
+        resolve_url(url)
+        return url
+
+    @field_validator("template")
+    @classmethod
+    def _asks_for_one(cls, text: str) -> str:
+        return _check_template(text, SCORED, (*SCORED, "lowest", "highest"))
+
+    @field_validator("scale")
+    @classmethod
+    def _of_digits(cls, scale: tuple[int, int]) -> tuple[int, int]:
+        lowest, highest = scale
+        if not 0 <= lowest < highest <= 9:
+            raise ValueError(f"[{lowest}, {highest}] is no scale of digits; state such as [1, 9]")
+        return scale
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Judge:
+        if (self.from_ is None) == (self.server is None):
+            raise ValueError("a judge is a model or a server; state one of from, server")
+        if self.server is not None and self.server.api != "chat":
+            raise ValueError("a server is asked by its own chat template; state server.api: chat")
+        if (self.server is None) != (self.revision is None):
+            raise ValueError(
+                "revision is that of the model of a server, which can change under its name, and is stated"
+                " for every server; the content of the folder of `from` is known"
+            )
+        return self
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of the scale."""
+        return list(range(self.scale[0], self.scale[1] + 1))
