@@ -176,7 +176,7 @@ def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
     data = [
         read.name
         for role, read in ancestor.identity.inputs.items()
-        if role not in ("parent", "tokenizer", "log_probabilities")
+        if role.partition(":")[0] not in ("parent", "tokenizer", "log_probabilities", "distinct_prompts")
     ]
     return (
         ancestor.name,

@@ -3,8 +3,7 @@
 Invariants:
 - A pair is never divided: its two sequences are in the same row, each a separate document that begins with
   the prompt.
-- The rows depend on the lengths of the pairs and on the sequence length alone; only their order depends on
-  the seed.
+- The rows depend on the lengths of the pairs and on the sequence length alone.
 - Loading executes nothing: arrays are opened with `allow_pickle=False`.
 """
 
@@ -17,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apertus_model.data.packing import PackedRow, fill_row, pack
-from apertus_model.data.permutation import KeyedPermutation
 from infra.store import StoreError
 from specs.errors import StageError
 
@@ -35,9 +33,7 @@ class PackedPairs:
         width: the largest number of sequences in a row.
     """
 
-    def __init__(
-        self, arrays: dict[str, NDArray[Any]], *, sequence_length: int, seed: int, pad_id: int
-    ) -> None:
+    def __init__(self, arrays: dict[str, NDArray[Any]], *, sequence_length: int, pad_id: int) -> None:
         """`arrays`: tokens, lengths and prompt_lengths, as `pair_arrays` loads them. PreferenceDataError when
         a pair is longer than a row."""
         self._tokens, self._lengths, self._prompt_lengths = (
@@ -46,7 +42,7 @@ class PackedPairs:
             arrays["prompt_lengths"],
         )
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
-        self._sequence_length, self._seed, self._pad_id = sequence_length, seed, pad_id
+        self._sequence_length, self._pad_id = sequence_length, pad_id
         pair_lengths = self._lengths.reshape(-1, 2).sum(axis=1)
         if pair_lengths.max(initial=0) > sequence_length:
             raise PreferenceDataError(
@@ -58,10 +54,14 @@ class PackedPairs:
         self.sequences = int(self._lengths.size)
         self.width = 2 * max((row.size for row in self._packed), default=0)
 
+    def pairs_of(self, row: int) -> NDArray[np.int64]:
+        """The pairs of a row, in the order of its segments: (pairs of the row,) int64."""
+        return self._packed[row].astype(np.int64)
+
     def sequence_ids(self, row: int) -> NDArray[np.int64]:
         """Ids of the sequences of a row, in the order of its segments: (sequences of the row,) int64."""
-        pairs = self._packed[row]
-        return np.stack([2 * pairs, 2 * pairs + 1], axis=1).reshape(-1).astype(np.int64)
+        pairs = self.pairs_of(row)
+        return np.stack([2 * pairs, 2 * pairs + 1], axis=1).reshape(-1)
 
     def filled(self, row: int) -> tuple[NDArray[np.int64], PackedRow, list[int]]:
         """The ids of the sequences of a row in stored order; its content, where a completion's tokens are
@@ -76,17 +76,6 @@ class PackedPairs:
             pieces.append((tokens, np.arange(size) >= self._prompt_lengths[sequence]))
         lengths = [tokens.size for tokens, _ in pieces]
         return ids, fill_row(pieces, self._sequence_length, self._pad_id), lengths
-
-    def row_of_sample(self, i: int) -> int:
-        """The row that is sample i, i >= 0, in training order. IndexError for a negative index."""
-        if i < 0:
-            raise IndexError(f"sample {i}")
-        epoch, place = divmod(i, self.rows)
-        return KeyedPermutation(self.rows, self._seed, epoch, "preference rows")(place)
-
-    def epochs(self, n: int) -> list[float]:
-        """Passes over the pairs after n samples: one number, for the one source."""
-        return [n / self.rows]
 
 
 def padded(values: NDArray[Any], width: int) -> NDArray[Any]:

@@ -38,9 +38,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
     part = LogProbabilitiesPart.model_validate(job.spec)
     pairs = attempt.input_artifact("pairs")
-    rows = PreferenceSamples.open(
-        pairs, None, sequence_length=part.sequence_length, seed=0, pad_id=pairs.manifest.facts["pad_id"]
-    )
+    pad_id = pairs.manifest.facts["pad_id"]
+    rows = PreferenceSamples.open(pairs, None, sequence_length=part.sequence_length, pad_id=pad_id)
     with engine_process(threads=job.launch.threads or 2):
         with attempt.store.timed():
             evaluator = load_evaluator(

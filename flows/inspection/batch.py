@@ -163,9 +163,9 @@ def _origins(data: Any, sample: Any, index: int) -> list[str]:
         return [
             f"{data.names[source]} (conversation {number})" for source, number in samples.conversations(index)
         ]
-    sides = ("chosen", "rejected")
+    sides, (source, _) = ("chosen", "rejected"), samples.place(index)
     return [
-        f"{data.names[0]} ({sides[number % 2]}, quantile reward {reward:.3f}, reference log-probability"
+        f"{data.names[source]} ({sides[number % 2]}, quantile reward {reward:.3f}, reference log-probability"
         f" {logp:.2f})"
         for number, (reward, logp) in enumerate(
             zip(sample.rewards.tolist(), sample.reference.tolist(), strict=True)

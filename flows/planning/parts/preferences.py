@@ -1,4 +1,6 @@
-"""Parts of `preference_data`: prompts -> model -> completions -> rewards -> pairs -> log_probabilities."""
+"""Parts of `preference_data`: prompts -> model -> completions -> rewards -> pairs -> log_probabilities.
+
+Of these, training reads the last two."""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from specs.stages.preference_data import (
     RewardsPart,
     Sampling,
 )
-from specs.stages.training import Precision
+from specs.stages.preference_training import DistinctPromptsPart, PreferenceTraining
+from specs.stages.training import Phase, Precision
 from specs.trajectory import Trajectory
 from specs.units import Reference
 
@@ -200,3 +203,53 @@ def add_rewards(
 
 def _per_unit(prompts: Node) -> int:
     return cast(PromptsPart, prompts.part).prompts_per_unit
+
+
+def preference_inputs(builder: Builder, stage: PreferenceTraining, phase: Phase) -> dict[str, Input]:
+    """The pairs of each set, and their log-probabilities; of several sets, also which pairs are trained on,
+    in a part of the stage."""
+    kinds, several = ("pairs", "log_probabilities"), len(stage.preferences) > 1
+    inputs: dict[str, Input] = {}
+    for number, name in enumerate(stage.preferences):
+        nodes = {node.kind: node for node in builder.graph.of(name)}
+        inputs |= {f"{kind}:{number}" if several else kind: reads(nodes[kind]) for kind in kinds}
+    if several:
+        part_name = f"{phase.stage}/distinct_prompts"
+        node = builder.graph.nodes.get(part_name)
+        if node is None:
+            part = DistinctPromptsPart(repeated_prompts=stage.repeated_prompts, names=list(stage.preferences))
+            pairs = {role: read for role, read in inputs.items() if role.startswith("pairs")}
+            node = builder.node(part_name, phase.stage, part, pairs, kind="distinct_prompts")
+        inputs["distinct_prompts"] = reads(node)
+    return inputs
+
+
+def check_preferences(builder: Builder, stage: PreferenceTraining, phase: Phase, parent: Input) -> None:
+    """The reference of the loss must be the model that training begins with, and its log-probabilities must
+    be of the sequences that are trained on. Sets do not share their prompts."""
+    at = phase.path
+    trajectory = builder.graph.trajectories[phase.name]
+    owners: dict[str, str] = {}  # of conversations: the first set with prompts from them
+    for name in stage.preferences:
+        nodes = {node.kind: node for node in builder.graph.of(name)}
+        checkpoint, part = nodes["log_probabilities"].inputs["checkpoint"], nodes["log_probabilities"].part
+        assert isinstance(part, LogProbabilitiesPart)
+        if parent.hashed != checkpoint.hashed:
+            made = f"'{name}' was made with step {checkpoint.step} of '{checkpoint.name}'"
+            message = f"{made}, but this stage starts from '{phase.parent}'"
+            fix = "start from the checkpoint that the preference data name."
+            builder.problem((*at, "from"), message, fix)
+        if trajectory.sequence_length != part.sequence_length:
+            own = trajectory.sequence_length
+            message = f"'{name}' has sequence_length {part.sequence_length}, this stage {own}"
+            builder.problem((*at, "preferences"), message, f"state sequence_length: {part.sequence_length}.")
+        if trajectory.precision != part.precision:
+            precisions = f"{part.precision.param}, this stage computes in {trajectory.precision.param}"
+            message = f"the log-probabilities of '{name}' are in {precisions}"
+            builder.problem((*at, "preferences"), message, "state the same precision in both.")
+        for role, read in nodes["prompts"].inputs.items():
+            first = owners.setdefault(read.fingerprint, name) if role.startswith("conversations:") else name
+            if first != name and stage.repeated_prompts == "error":
+                message = f"'{first}' and '{name}' both take prompts from '{read.name}'"
+                fix = "name other prompts in one of them, or state repeated_prompts: first."
+                builder.problem((*at, "preferences"), message, fix)
