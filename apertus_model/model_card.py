@@ -103,7 +103,9 @@ def model_card(
             ),
         ]
     preferences = [
-        ancestor for ancestor in ancestors if ancestor.kind in ("prompts", "completions", "rewards", "pairs")
+        ancestor
+        for ancestor in ancestors
+        if ancestor.kind in ("prompts", "model_folder", "completions", "rewards", "pairs")
     ]
     if preferences:
         sections += [
@@ -189,7 +191,7 @@ def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
 
 def _origin(ancestor: Ancestor) -> tuple[str, str]:
     """Name and licence of the Hugging Face model that an artifact was made from; empty for anything else."""
-    if ancestor.kind != "import_model":
+    if ancestor.kind not in ("import_model", "model_folder"):
         return "", ""
     return f"hf:{ancestor.spec.get('reference', '')}", str(ancestor.spec.get("license", ""))
 
@@ -246,7 +248,11 @@ def _preference_row(ancestor: Ancestor) -> tuple[Any, ...]:
             if isinstance(value, (int, float, str))
         )
 
-    spec = ancestor.identity.spec
+    name, licence = _origin(ancestor)
+    if name:
+        return (ancestor.name, f"{name}, licence: {licence or 'not stated'}", "")
+    model = ancestor.manifest.facts.get("model") if ancestor.manifest else None
+    spec = ({"model": model} if model else {}) | ancestor.identity.spec
     nested = {
         name: value for inner in spec.values() if isinstance(inner, dict) for name, value in inner.items()
     }

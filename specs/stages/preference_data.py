@@ -6,15 +6,16 @@ changed reward samples nothing again; a changed rule for pairs scores nothing ag
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from specs.base import Spec, execution, identity, reference
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.rewards import RewardSpec
 from specs.server import Server
+from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec
 from specs.stages.base import FromCheckpoint, Part
 from specs.stages.training import Precision
 from specs.units import Reference
@@ -81,6 +82,44 @@ class Sampling(Spec):
         return self.server is not None and self.server.api == "chat"
 
 
+class Personas(SourceSpec):
+    """Files with personas, one per document. A prompt gets one of them as its system message, by a hash of
+    the seed and the prompt; a system message of its own follows."""
+
+    template: str = identity("{persona}", neutral="{persona}", description="of the system message")
+    seed: int = identity(28)
+
+    @model_validator(mode="after")
+    def _can_be_asked(self) -> Personas:
+        if self.format in (*CONVERSATIONAL, *TOKENISED):
+            raise ValueError(f"personas are texts, and format {self.format} has none; use jsonl, or text")
+        if "{persona}" not in self.template:
+            raise ValueError("a template without {persona} is the same for all of them; add it")
+        return self
+
+
+class Generator(Spec):
+    """A further model that answers the prompts. Its answers are offline completions: they are rewarded, and
+    can be in pairs, but are no reference for quantiles."""
+
+    from_: Reference | None = reference(
+        None,
+        alias="from",
+        to="checkpoint",
+        description="a checkpoint with the same tokenizer, or `hf:` with any causal language model",
+    )
+    completions: Sampling = identity(description="how its answers are sampled")
+    personas: Personas | None = identity(None, description="system messages of the questions to it")
+
+    @model_validator(mode="after")
+    def _a_model(self) -> Generator:
+        if (self.from_ is None) != self.completions.by_chat:
+            raise ValueError(
+                "a generator has from:, or a server with api: chat, which has a model of its own; state one"
+            )
+        return self
+
+
 class PreferenceDataStage(FromCheckpoint):
     """Pairs of completions. The model of `from` is the reference of the loss, and samples the reference
     completions unless `sampler` does."""
@@ -115,6 +154,9 @@ class PreferenceDataStage(FromCheckpoint):
             "model that samples the completions in place of that of `from`: another checkpoint with the same"
             " tokenizer, or `hf:` with any causal language model, asked by its own chat template"
         ),
+    )
+    generators: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")], Generator] = reference(
+        default_factory=dict, description="further models whose answers are offline completions, by name"
     )
     reward: RewardSpec = reference()
     pairs: Literal[1, 2] = identity(1, description="pairs per prompt")
@@ -154,17 +196,18 @@ class PromptsPart(Part):
 
 class CompletionsPart(Part):
     """Resolved. Inputs: `prompts`; `model` (an export, or a folder of any model), but not with
-    `server.api: chat`; `tokenizer` of the prompts, where the model has another one."""
+    `server.api: chat`; `tokenizer` of the prompts, where the model has another one; `personas`."""
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
     sampling: Sampling = identity()
+    personas: Personas | None = identity(None, neutral=None)
     prompts_per_unit: int = execution(64)
 
 
 class RewardsPart(Part):
-    """Resolved. Inputs: `prompts`, `completions`, `tokenizer`, and `reward_model` (documents outside, or an
-    export) where a model scores."""
+    """Resolved. Inputs: `prompts`, `completions`, `generated:<i>` (completions of generators), `tokenizer`,
+    and `reward_model` (documents outside, or an export) where a model scores."""
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
@@ -173,7 +216,7 @@ class RewardsPart(Part):
 
 
 class PairsPart(Part):
-    """Resolved. Inputs: `prompts`, `completions`, `rewards`."""
+    """Resolved. Inputs: `prompts`, `completions`, `generated:<i>`, `rewards`."""
 
     VERSION: ClassVar[int] = 1
     pairs: int = identity()

@@ -240,12 +240,15 @@ class Counter:
             return None
         parameters, width = self._reward_model(node)
         sequences, tokens = self._answers(self._input(node, "completions"))
-        count, missing = sequences.value, ""
+        count, read, missing = sequences.value, sequences.value * tokens.value, ""
+        for role in node.inputs:
+            if role.startswith("generated:"):
+                others, each = self._answers(self._input(node, role))
+                count, read = count + others.value, read + others.value * each.value
         if cast(PromptsPart, prompts.part).offline:
             offline = self._metric(prompts, "completions", same=True)
-            count += offline or 0
+            count, read = count + (offline or 0), read + (offline or 0) * tokens.value
             missing = "" if offline is not None else "offline completions"
-        read = count * tokens.value
         return Work(
             requests=count,
             read=read,

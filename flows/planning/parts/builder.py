@@ -243,9 +243,9 @@ class Builder:
         model = self.graph.models.get(str(ref))
         return model if model is not None and model.model is None else None
 
-    def kept_folder(self, ref: Reference, stage: str, path: FieldPath) -> Node:
+    def kept_folder(self, ref: Reference, stage: str, path: FieldPath, part_name: str = "model") -> Node:
         """The folder of a Hugging Face model as it is, for what samples from it or runs tasks on it."""
-        model, name = self.graph.models[str(ref)], f"{stage}/model"
+        model, name = self.graph.models[str(ref)], f"{stage}/{part_name}"
         if (existing := self.graph.nodes.get(name)) is not None:
             return existing
         files = [*model.files, *FOLDER_FILES]

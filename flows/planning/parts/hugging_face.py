@@ -50,13 +50,13 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
 
 def check_other_models(builder: Builder) -> None:
     """A model of another architecture answers prompts and does tasks; every other use is a problem."""
-    can = "it can be sampled from (preference_data: sampler) and evaluated (evaluate: generation, harness)"
+    can = "it can be sampled from (preference_data: sampler, generators) and evaluated (evaluate)"
     for name, stage in builder.pipeline.stages.items():
         for path, ref in checkpoints(name, stage):
             if (model := builder.other_model(ref)) is None:
                 continue
-            what, field = f"'{ref}' is a {model.architecture}", path[-1]
-            if isinstance(stage, PreferenceDataStage) and field == "from":
+            what = f"'{ref}' is a {model.architecture}"
+            if isinstance(stage, PreferenceDataStage) and path == ("stages", name, "from"):
                 message = f"{what}, whose reference log-probabilities the training engine cannot compute"
                 builder.problem(path, message, f"state the model that will be trained, and sampler: {ref}.")
             elif isinstance(stage, TokenizerStage):

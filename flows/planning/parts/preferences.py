@@ -16,6 +16,7 @@ from specs.stages.preference_data import (
     CompletionsPart,
     LogProbabilitiesPart,
     PairsPart,
+    Personas,
     PreferenceDataStage,
     PromptsPart,
     RewardsPart,
@@ -28,7 +29,7 @@ from specs.units import Reference
 
 
 def add_preference_data(builder: Builder, name: str) -> None:
-    """Six parts, each an artifact."""
+    """Six parts, and two for each generator; each is an artifact."""
     stage = cast(PreferenceDataStage, builder.pipeline.stages[name])
     at: FieldPath = ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
@@ -55,14 +56,25 @@ def add_preference_data(builder: Builder, name: str) -> None:
         prompts_per_unit=stage.prompts_per_unit,
     )
     prompts = add_prompts(builder, name, stage.prompts, (*at, "prompts"), checkpoint, chosen)
-    model = None if stage.completions.by_chat else _sampler(builder, name, stage, checkpoint, trajectory)
+    model = None
+    if not stage.completions.by_chat:
+        room = (*at, "completions", "max_new_tokens")
+        model = (
+            add_model(builder, name, checkpoint, trajectory)
+            if stage.sampler is None
+            else _sampler(builder, name, stage.sampler, (*at, "sampler"), room, stage.completions, checkpoint)
+        )
     completions = add_completions(builder, name, stage.completions, model, prompts)
-    rewards = add_rewards(builder, name, stage.reward, (*at, "reward"), prompts, completions)
+    generated = {
+        f"generated:{number}": reads(_add_generator(builder, name, key, max_tokens, checkpoint, prompts))
+        for number, key in enumerate(stage.generators)
+    }
+    rewards = add_rewards(builder, name, stage.reward, (*at, "reward"), prompts, completions, generated)
     choice = PairsPart(
         pairs=stage.pairs, worst_quantile=stage.worst_quantile, max_tokens=max_tokens, seed=stage.seed
     )
-    read = {"prompts": reads(prompts), "completions": reads(completions), "rewards": reads(rewards)}
-    pairs = builder.node(f"{name}/pairs", name, choice, read, kind="pairs")
+    read = {"prompts": reads(prompts), "completions": reads(completions), **generated}
+    pairs = builder.node(f"{name}/pairs", name, choice, read | {"rewards": reads(rewards)}, kind="pairs")
     part = LogProbabilitiesPart(
         model=trajectory.model,
         sequence_length=length,
@@ -74,23 +86,46 @@ def add_preference_data(builder: Builder, name: str) -> None:
 
 
 def _sampler(
-    builder: Builder, name: str, stage: PreferenceDataStage, checkpoint: Input, trajectory: Trajectory
+    builder: Builder,
+    name: str,
+    ref: Reference,
+    at: FieldPath,
+    room: FieldPath,
+    sampling: Sampling,
+    checkpoint: Input,
+    part_name: str = "model",
 ) -> Node:
-    """The folder of the model that samples: that of `sampler`, else that of `from`."""
-    if stage.sampler is None:
-        return add_model(builder, name, checkpoint, trajectory)
-    at: FieldPath = ("stages", name)
-    if stage.sampler.hugging_face is not None:
-        model = builder.graph.models[str(stage.sampler)]
-        check_asked(builder, (*at, "sampler"), stage.sampler)
-        room = (*at, "completions", "max_new_tokens")
-        check_room(builder, room, stage.completions, model.context, f"the context of '{stage.sampler}'")
-        return builder.kept_folder(stage.sampler, name, (*at, "sampler"))
-    sampled, its = builder.checkpoint(stage.sampler, (*at, "sampler"))
-    builder.same_tokenizer(
-        (*at, "sampler"), sampled.name, builder.tokenizer_of(sampled), builder.tokenizer_of(checkpoint)
+    """The folder of a model that answers in place of that of `from`, whose checkpoint is given. `room`: the
+    field of the tokens that it may sample."""
+    if ref.hugging_face is not None:
+        check_asked(builder, at, ref)
+        check_room(builder, room, sampling, builder.graph.models[str(ref)].context, f"the context of '{ref}'")
+        return builder.kept_folder(ref, name, at, part_name)
+    sampled, its = builder.checkpoint(ref, at)
+    tokenizer = builder.tokenizer_of(checkpoint)
+    builder.same_tokenizer(at, sampled.name, builder.tokenizer_of(sampled), tokenizer)
+    return add_model(builder, name, sampled, its, part_name)
+
+
+def _add_generator(
+    builder: Builder, name: str, key: str, max_tokens: int, checkpoint: Input, prompts: Node
+) -> Node:
+    """The completions of one generator."""
+    at: FieldPath = ("stages", name, "generators", key)
+    generator = cast(PreferenceDataStage, builder.pipeline.stages[name]).generators[key]
+    sampling, room = generator.completions, (*at, "completions", "max_new_tokens")
+    check_room(builder, room, sampling, max_tokens, "max_tokens")
+    model, personas = None, None
+    if generator.from_ is not None:
+        path, part_name = (*at, "from"), f"{key}/model"
+        model = _sampler(builder, name, generator.from_, path, room, sampling, checkpoint, part_name)
+    if generator.personas is not None:
+        personas = builder.outside(
+            f"{name}.{key}.personas", generator.personas, (*at, "personas", "url"), "correct the url."
+        )
+    return add_completions(
+        builder, name, sampling, model, prompts, f"{key}/completions", generator.personas, personas
     )
-    return add_model(builder, name, sampled, its)
 
 
 def check_asked(builder: Builder, path: FieldPath, ref: Reference) -> None:
@@ -108,7 +143,7 @@ def _check_pairs(builder: Builder, stage: PreferenceDataStage, at: FieldPath) ->
     if sampling.n < 2:
         message = f"no prompt has a pair with {sampling.n} sampled completion, even with offline ones"
         builder.problem((*at, "completions", "n"), message, "state 2 or more.")
-    if sampling.temperature == 0 and not stage.offline:
+    if sampling.temperature == 0 and not stage.offline and not stage.generators:
         message = "no prompt has a pair: at temperature 0 all of its completions are the same"
         builder.problem((*at, "completions", "temperature"), message, "raise it, or state offline: true.")
 
@@ -164,15 +199,20 @@ def add_completions(
     sampling: Sampling,
     model: Node | None,
     prompts: Node,
+    part_name: str = "completions",
+    personas: Personas | None = None,
+    persona_files: Input | None = None,
 ) -> Node:
     """Completions of the prompts by an exported checkpoint, by the folder of any model, or, without a
     `model`, by one that only a server has."""
-    part = CompletionsPart(sampling=sampling, prompts_per_unit=_per_unit(prompts))
+    part = CompletionsPart(sampling=sampling, personas=personas, prompts_per_unit=_per_unit(prompts))
     inputs = {} if model is None else {"model": reads(model)}
     inputs["prompts"] = reads(prompts)
     if model is None or isinstance(model.part, ModelFolderPart):
         inputs["tokenizer"] = prompts.inputs["tokenizer"]
-    return builder.node(f"{name}/completions", name, part, inputs, kind="completions")
+    if persona_files is not None:
+        inputs["personas"] = persona_files
+    return builder.node(f"{name}/{part_name}", name, part, inputs, kind="completions")
 
 
 def add_rewards(
@@ -182,11 +222,13 @@ def add_rewards(
     path: FieldPath,
     prompts: Node,
     completions: Node,
+    generated: dict[str, Input] | None = None,
 ) -> Node:
     """Rewards of all completions of the prompts, offline and sampled."""
     inputs = {
         "prompts": reads(prompts),
         "completions": reads(completions),
+        **(generated or {}),
         "tokenizer": prompts.inputs["tokenizer"],
     }
     if reward.model is not None:
