@@ -50,6 +50,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def prompts_of(pairs: Artifact) -> list[str]:
-    """The prompt of every pair, as its id."""
-    with open(pairs.local("pairs.jsonl"), "rb") as file:
+    """The prompt of every pair, or completion by itself, as its id."""
+    name = "pairs.jsonl" if "pairs.jsonl" in pairs.manifest.files else "completions.jsonl"
+    with open(pairs.local(name), "rb") as file:
         return [json.loads(line)["id"] for line in file]

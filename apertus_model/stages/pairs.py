@@ -98,7 +98,7 @@ def candidates_of(
     rewards."""
     if not rewards["sampled"]:
         return []
-    completed = {
+    completed: dict[str, list[tuple[Row, dict[str, Any]]]] = {
         "offline": list(offline_completions(prompt, generated, models)),
         "sampled": [(completion, {}) for completion in sampled["completions"]],
     }
@@ -124,8 +124,13 @@ def pairs_of(part: PairsPart, prompt: Row, candidates: list[Candidate], referenc
 
 
 def quantile_histogram(candidates: list[Candidate]) -> np.ndarray:
-    """Counts of candidates by quantile, (BINS,) int64: bins of equal width, the last with its right end."""
-    return np.histogram([one.quantile for one in candidates], bins=BINS, range=(0, 1))[0]
+    """Counts of candidates by quantile, as `histogram_of`."""
+    return histogram_of([one.quantile for one in candidates])
+
+
+def histogram_of(found: Sequence[float]) -> np.ndarray:
+    """Counts of quantiles, (BINS,) int64: bins of equal width, the last with its right end."""
+    return np.histogram(found, bins=BINS, range=(0, 1))[0]
 
 
 class PairWriter:

@@ -203,6 +203,11 @@ class ConversationData:
                     self.heldout[name] = rows[: segment.validation.samples]
 
 
+def sides_of(pairs: InputRef) -> int:
+    """How many completions of an input belong together: 2 of pairs, 1 of completions by themselves."""
+    return 1 if pairs.kind == "rewarded_completions" else 2
+
+
 class PreferenceData:
     """Packed pairs of completions with their quantile rewards and reference log-probabilities, of one set or
     of several, without held-out pairs."""
@@ -229,7 +234,11 @@ class PreferenceData:
             content = {"content": _content(pairs), "log_probabilities": _content(reference)}
             self.identity["sources"][fingerprint] = content
             length, pad_id = segment.sequence_length, pairs.manifest.facts["pad_id"]
-            sets.append(PreferenceSamples.open(pairs, reference, sequence_length=length, pad_id=pad_id))
+            sides = sides_of(inputs[f"pairs{suffix}"])
+            rows = PreferenceSamples.open(
+                pairs, reference, sequence_length=length, pad_id=pad_id, sides=sides
+            )
+            sets.append(rows)
         if segment.repeats != [1]:
             self.identity |= {"sets": self.fingerprints, "repeats": segment.repeats}
         if several:

@@ -120,7 +120,21 @@ class Generator(Spec):
         return self
 
 
-class PreferenceDataStage(FromCheckpoint):
+class PreferenceSet(FromCheckpoint):
+    """Completions with quantile rewards, and their log-probabilities under the model of `from`, which is the
+    reference of the loss."""
+
+    sequence_length: int | None = identity(
+        None,
+        ge=8,
+        description="of the packed training sequences; the model's by default",
+    )
+    precision: Precision | None = identity(
+        None, description="of the reference log-probabilities; the model's by default"
+    )
+
+
+class PreferenceDataStage(PreferenceSet):
     """Pairs of completions. The model of `from` is the reference of the loss, and samples the reference
     completions unless `sampler` does."""
 
@@ -141,11 +155,6 @@ class PreferenceDataStage(FromCheckpoint):
             " default"
         ),
     )
-    sequence_length: int | None = identity(
-        None,
-        ge=8,
-        description="of the packed training sequences; the model's by default",
-    )
     completions: Sampling = reference(description="reference completions, sampled from the model")
     sampler: Reference | None = reference(
         None,
@@ -162,9 +171,6 @@ class PreferenceDataStage(FromCheckpoint):
     pairs: Literal[1, 2] = identity(1, description="pairs per prompt")
     worst_quantile: float = identity(
         0.2, ge=0, le=1, description="a completion is among the worst up to this quantile, or up to 1/n"
-    )
-    precision: Precision | None = identity(
-        None, description="of the reference log-probabilities; the model's by default"
     )
     seed: int = identity(28)
     prompts_per_unit: int = execution(64, ge=1, description="prompts per restartable unit of work")
@@ -226,8 +232,9 @@ class PairsPart(Part):
 
 
 class LogProbabilitiesPart(Part):
-    """Resolved. Inputs: `checkpoint`, `pairs`, `tokenizer`. Computed over the packed training sequences, by
-    the same engine and in the same precision, so that the first log-ratio of training is exactly zero."""
+    """Resolved. Inputs: `checkpoint`, `pairs` (or completions by themselves), `tokenizer`. Computed over the
+    packed training sequences, by the same engine and in the same precision, so that the first log-ratio of
+    training is exactly zero."""
 
     VERSION: ClassVar[int] = 1
     ON_ENGINE: ClassVar[bool] = True

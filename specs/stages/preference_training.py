@@ -7,7 +7,7 @@ packed sequences.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from specs.base import execution, identity, reference
 from specs.stages.base import Part
@@ -16,6 +16,19 @@ from specs.stages.training import CarryField, FromParent, Segment, Training, car
 from specs.units import OrRest
 
 RepeatedPrompts = Literal["error", "first"]
+
+
+def preference_sets(*results: str) -> Any:
+    """A field that names the sets to train on. `results`: of their stages."""
+    return reference(
+        min_length=1,
+        to=results,
+        description=(
+            "a stage with preference data, or several, each with its own prompts, rewards and rule; a map"
+            " gives how often each is seen per epoch: {standard: 1, controversial: 2.5}. Of a fraction, each"
+            " epoch has another part"
+        ),
+    )
 
 
 class PairTraining(FromParent, Training):
@@ -31,15 +44,7 @@ class PreferenceTraining(PairTraining):
     length."""
 
     carry: CarryField = carries("weights")
-    preferences: Repeats = reference(
-        min_length=1,
-        to="preference_data",
-        description=(
-            "a stage with preference data, or several, each with its own prompts, rewards and rule; a map"
-            " gives how often each is seen per epoch: {standard: 1, controversial: 2.5}. Of a fraction, each"
-            " epoch has another part"
-        ),
-    )
+    preferences: Repeats = preference_sets("preference_data")
     repeated_prompts: RepeatedPrompts = identity(
         "error", description="whether a prompt of several sets is an error, or is kept in the first of them"
     )

@@ -276,13 +276,15 @@ class Counter:
     def _log_probabilities(self, node: Node) -> Work:
         """The packed rows of the pairs: two sequences each."""
         part, pairs = cast(LogProbabilitiesPart, node.part), self._input(node, "pairs")
+        if not isinstance(pairs.part, PairsPart):
+            raise NotCounted("completions with rewards")
         completions = self._input(pairs, "completions")
         prompts = self._prompts(self._input(completions, "prompts"))
         _, tokens = self._answers(completions)
-        sequences = Number(2 * cast(PairsPart, pairs.part).pairs * prompts.value, prompts.source)
+        sequences = Number(2 * pairs.part.pairs * prompts.value, prompts.source)
         if (stored := self._metric(node, "sequences", same=True)) is not None:
             sequences = Number(stored, "measured")
-        each = min(tokens.value, cast(PairsPart, pairs.part).max_tokens)
+        each = min(tokens.value, pairs.part.max_tokens)
         rows = -(-sequences.value * each // part.sequence_length)
         return Work(
             requests=sequences.value,

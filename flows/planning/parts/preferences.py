@@ -18,11 +18,13 @@ from specs.stages.preference_data import (
     PairsPart,
     Personas,
     PreferenceDataStage,
+    PreferenceSet,
     PromptsPart,
     RewardsPart,
     Sampling,
 )
 from specs.stages.preference_training import DistinctPromptsPart, PreferenceTraining
+from specs.stages.rewarded_completions import RewardedCompletionsPart, RewardedCompletionsStage
 from specs.stages.training import Phase, Precision
 from specs.trajectory import Trajectory
 from specs.units import Reference
@@ -75,9 +77,36 @@ def add_preference_data(builder: Builder, name: str) -> None:
     )
     read = {"prompts": reads(prompts), "completions": reads(completions), **generated}
     pairs = builder.node(f"{name}/pairs", name, choice, read | {"rewards": reads(rewards)}, kind="pairs")
+    add_log_probabilities(builder, name, pairs, checkpoint, trajectory)
+
+
+def add_rewarded_completions(builder: Builder, name: str) -> None:
+    """Two parts: the completions with their quantiles, and their log-probabilities."""
+    stage, at = cast(RewardedCompletionsStage, builder.pipeline.stages[name]), ("stages", name)
+    checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
+    length = stage.sequence_length or trajectory.sequence_length
+    if stage.max_tokens is not None and stage.max_tokens > length:
+        message = f"a completion of {stage.max_tokens} tokens does not fit into a sequence of {length}"
+        fix = f"lower it to {length} or raise sequence_length."
+        builder.problem((*at, "max_tokens"), message, fix)
+    part = RewardedCompletionsPart(
+        reward=stage.reward,
+        reference_rewards=stage.reference_rewards,
+        max_tokens=stage.max_tokens or length,
+    )
+    inputs = _conversations(builder, stage.completions, (*at, "completions"), checkpoint)
+    completions = builder.node(f"{name}/completions", name, part, inputs)
+    add_log_probabilities(builder, name, completions, checkpoint, trajectory)
+
+
+def add_log_probabilities(
+    builder: Builder, name: str, pairs: Node, checkpoint: Input, trajectory: Trajectory
+) -> None:
+    """The log-probabilities of a set under the model of its stage."""
+    stage = cast(PreferenceSet, builder.pipeline.stages[name])
     part = LogProbabilitiesPart(
         model=trajectory.model,
-        sequence_length=length,
+        sequence_length=stage.sequence_length or trajectory.sequence_length,
         precision=stage.precision or Precision(param=trajectory.precision.param),
         parallel=builder.pipeline.launch_of(stage).degrees,
     )
@@ -165,12 +194,19 @@ def add_prompts(
 ) -> Node:
     """The prompts of a stage, from conversations made with the model's tokenizer. Without a `checkpoint`, the
     model has another tokenizer, and the prompts keep that of the conversations."""
+    inputs = _conversations(builder, sources, path, checkpoint)
+    return builder.node(f"{name}/prompts", name, part, inputs, kind="prompts")
+
+
+def _conversations(
+    builder: Builder, sources: list[Reference], path: FieldPath, checkpoint: Input | None
+) -> dict[str, Input]:
+    """Conversations of one tokenizer, that of the checkpoint if there is one, and the tokenizer."""
     chosen = sorted((builder.part(source) for source in sources), key=lambda read: read.fingerprint)
     tokenizer = builder.tokenizer_of(chosen[0] if checkpoint is None else checkpoint)
     for read in chosen:
         builder.same_tokenizer(path, read.name, builder.tokenizer_of(read), tokenizer)
-    inputs = {f"conversations:{index}": read for index, read in enumerate(chosen)} | {"tokenizer": tokenizer}
-    return builder.node(f"{name}/prompts", name, part, inputs, kind="prompts")
+    return {f"conversations:{index}": read for index, read in enumerate(chosen)} | {"tokenizer": tokenizer}
 
 
 def add_model(
@@ -248,13 +284,16 @@ def _per_unit(prompts: Node) -> int:
 
 
 def preference_inputs(builder: Builder, stage: PreferenceTraining, phase: Phase) -> dict[str, Input]:
-    """The pairs of each set, and their log-probabilities; of several sets, also which pairs are trained on,
-    in a part of the stage."""
-    kinds, several = ("pairs", "log_probabilities"), len(stage.preferences) > 1
+    """The pairs of each set (or its completions by themselves) and their log-probabilities; of several sets,
+    also which pairs are trained on, in a part of the stage."""
+    several = len(stage.preferences) > 1
     inputs: dict[str, Input] = {}
     for number, name in enumerate(stage.preferences):
-        nodes = {node.kind: node for node in builder.graph.of(name)}
-        inputs |= {f"{kind}:{number}" if several else kind: reads(nodes[kind]) for kind in kinds}
+        found = {
+            "pairs": _of_kind(builder, name, "pairs", "rewarded_completions"),
+            "log_probabilities": _of_kind(builder, name, "log_probabilities"),
+        }
+        inputs |= {f"{role}:{number}" if several else role: reads(node) for role, node in found.items()}
     if several:
         part_name = f"{phase.stage}/distinct_prompts"
         node = builder.graph.nodes.get(part_name)
@@ -273,8 +312,8 @@ def check_preferences(builder: Builder, stage: PreferenceTraining, phase: Phase,
     trajectory = builder.graph.trajectories[phase.name]
     owners: dict[str, str] = {}  # of conversations: the first set with prompts from them
     for name in stage.preferences:
-        nodes = {node.kind: node for node in builder.graph.of(name)}
-        checkpoint, part = nodes["log_probabilities"].inputs["checkpoint"], nodes["log_probabilities"].part
+        reference = _of_kind(builder, name, "log_probabilities")
+        checkpoint, part = reference.inputs["checkpoint"], reference.part
         assert isinstance(part, LogProbabilitiesPart)
         if parent.hashed != checkpoint.hashed:
             made = f"'{name}' was made with step {checkpoint.step} of '{checkpoint.name}'"
@@ -289,9 +328,14 @@ def check_preferences(builder: Builder, stage: PreferenceTraining, phase: Phase,
             precisions = f"{part.precision.param}, this stage computes in {trajectory.precision.param}"
             message = f"the log-probabilities of '{name}' are in {precisions}"
             builder.problem((*at, "preferences"), message, "state the same precision in both.")
-        for role, read in nodes["prompts"].inputs.items():
+        for role, read in _of_kind(builder, name, "prompts", "rewarded_completions").inputs.items():
             first = owners.setdefault(read.fingerprint, name) if role.startswith("conversations:") else name
             if first != name and stage.repeated_prompts == "error":
                 message = f"'{first}' and '{name}' both take prompts from '{read.name}'"
                 fix = "name other prompts in one of them, or state repeated_prompts: first."
                 builder.problem((*at, "preferences"), message, fix)
+
+
+def _of_kind(builder: Builder, stage: str, *kinds: str) -> Node:
+    """The one part of a stage that has one of these kinds."""
+    return next(node for node in builder.graph.of(stage) if node.kind in kinds)

@@ -150,3 +150,24 @@ def test_arrays_are_never_unpickled(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="pickled"):
         _open(pairs)
     assert not (tmp_path / "sprung").exists()
+
+
+def test_completions_by_themselves_leave_the_places_of_another_side_empty(tmp_path: Path) -> None:
+    """A row holds more of them than pairs, and an odd number of sequences is no damage."""
+    sequences = _many(10)[:17]
+    rewards = [index / 32 for index in range(17)]
+    reference = _artifact(tmp_path / "r", {"log_probabilities": np.arange(17, dtype=np.float32)})
+    pairs = _pairs(tmp_path / "p", sequences, rewards)
+    samples = PreferenceSamples.open(pairs, reference, sequence_length=24, pad_id=PAD, sides=1)
+    seen = []
+    for row in range(samples.rows):
+        sample, ids = samples.row(row), samples.sequence_ids(row)
+        seen += ids.tolist()
+        assert sample.present.tolist() == [n % 2 == 0 and n < 2 * len(ids) for n in range(samples.width)]
+        for place, sequence in enumerate(ids.tolist()):
+            assert sample.labels[sample.segments == 2 * place].tolist() == sequences[sequence][1]
+            assert (sample.rewards[2 * place], sample.reference[2 * place]) == (rewards[sequence], sequence)
+        assert not (sample.segments % 2 == 1).any() or set(sample.segments[sample.segments % 2 == 1]) == {-1}
+    assert sorted(seen) == list(range(17))
+    with pytest.raises(StoreError, match="do not belong together"):
+        _open(pairs)

@@ -121,7 +121,10 @@ def test_sets_with_prompts_of_the_same_conversations_are_refused_with_the_fix(
     [
         ("{preferences: 1, further: 0}", "0 passes are none; state more than 0, or leave the source out"),
         ("[preferences, thrid]", "there is no stage 'thrid'"),
-        ("[preferences, sft]", "stage 'sft' is a sft; preference_data is needed here"),
+        (
+            "[preferences, sft]",
+            "stage 'sft' is a sft; one of preference_data, rewarded_completions is needed",
+        ),
         ("{}", "at least 1 item"),
     ],
 )
@@ -135,3 +138,52 @@ def test_every_set_is_made_with_the_model_that_training_starts_from(tmp_path: Pa
         SpecError, match="'further' was made with step 4 of 'dpo', but this stage starts from 'sft'"
     ):
         both(tmp_path, store, "stages.further.from=dpo")
+
+
+REWARDED = """\
+  rewarded: {{kind: rewarded_completions, from: sft, completions: [others], MORE}}
+"""
+
+
+def rewarded(folder: Path, store: Store, *overrides: str, more: str = "reward: score") -> Plan:
+    recipe = write_recipe(folder, CHAT + OTHERS + REWARDED.replace("MORE", more))
+    return make(load(recipe, overrides), store)
+
+
+def test_completions_with_rewards_are_trained_on_alone_or_beside_pairs(tmp_path: Path, store: Store) -> None:
+    nodes = rewarded(tmp_path, store, "stages.qrpo.preferences=rewarded").graph.nodes
+    read = {role: nodes["qrpo"].inputs[role].name for role in ("pairs", "log_probabilities")}
+    assert read == {"pairs": "rewarded/completions", "log_probabilities": "rewarded/log_probabilities"}
+    assert nodes["rewarded/completions"].inputs["conversations:0"].name == "others/questions"
+    assert nodes["rewarded/log_probabilities"].inputs["checkpoint"].name == "sft"
+    both = rewarded(tmp_path, store, "stages.qrpo.preferences=[rewarded, preferences]").graph.nodes["qrpo"]
+    assert both.inputs["pairs:0"].name == "rewarded/completions"
+    assert both.inputs["pairs:1"].name == "preferences/pairs"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ["stages.dpo.preferences=rewarded"],
+            "stage 'rewarded' is a rewarded_completions; preference_data is needed here",
+        ),
+        (
+            ["stages.qrpo.preferences=rewarded", "stages.rewarded.from=dpo"],
+            "'rewarded' was made with step 4 of 'dpo', but this stage starts from 'sft'",
+        ),
+        (
+            ["stages.rewarded.max_tokens=200"],
+            "a completion of 200 tokens does not fit into a sequence of 128",
+        ),
+        (
+            ["stages.qrpo.preferences=[preferences, rewarded]", "stages.rewarded.completions=[chat]"],
+            "'preferences' and 'rewarded' both take prompts from 'chat/questions'",
+        ),
+    ],
+)
+def test_completions_with_rewards_that_cannot_be_trained_on_are_refused(
+    tmp_path: Path, store: Store, overrides: list[str], told: str
+) -> None:
+    with pytest.raises(SpecError, match=re.escape(told)):
+        rewarded(tmp_path, store, *overrides)
