@@ -27,6 +27,7 @@ from apertus_model.prompt_format import (
     OwnFormat,
     TextFormat,
     TokenFormat,
+    config_of,
 )
 from infra.store import Artifact, Attempt
 from specs.launch import Launch
@@ -70,7 +71,8 @@ def open_generator(
         tokenizer = attempt.input_artifact("tokenizer").local("tokenizer.json")
         written = OtherFormat(folder, tokenizer, sampling.max_new_tokens)
     else:
-        written = OwnFormat(folder / "tokenizer.json", end_of_turn_id, pad_id)
+        room = config_of(folder).context - sampling.max_new_tokens
+        written = OwnFormat(folder / "tokenizer.json", end_of_turn_id, pad_id, room)
     if served:
         return ServerGenerator(sampling, written, lambda index: batch_seed(sampling.seed, index))
     return open_folder(folder, sampling, written, launch)

@@ -101,7 +101,9 @@ def model_card(
             ),
         ]
     preferences = [
-        ancestor for ancestor in ancestors if ancestor.kind in ("prompts", "completions", "rewards", "pairs")
+        ancestor
+        for ancestor in ancestors
+        if ancestor.kind in ("prompts", "model_folder", "completions", "rewards", "pairs")
     ]
     if preferences:
         sections += [
@@ -179,7 +181,7 @@ def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
     data = [
         read.name
         for role, read in ancestor.identity.inputs.items()
-        if role not in ("parent", "tokenizer", "log_probabilities")
+        if role.partition(":")[0] not in ("parent", "tokenizer", "log_probabilities", "distinct_prompts")
     ]
     return (
         ancestor.name,
@@ -265,7 +267,11 @@ def _preference_row(ancestor: Ancestor) -> tuple[Any, ...]:
             if isinstance(value, (int, float, str))
         )
 
-    spec = ancestor.identity.spec
+    name, licence = _origin(ancestor)
+    if name:
+        return (ancestor.name, f"{name}, licence: {licence or 'not stated'}", "")
+    model = ancestor.manifest.facts.get("model") if ancestor.manifest else None
+    spec = ({"model": model} if model else {}) | ancestor.identity.spec
     nested = {
         name: value for inner in spec.values() if isinstance(inner, dict) for name, value in inner.items()
     }

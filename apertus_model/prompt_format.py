@@ -21,7 +21,7 @@ from apertus_model.chat.messages import usual_messages, usual_tools
 from apertus_model.data.rows import Row
 from specs.errors import StageError
 from specs.foreign import checked, parse_json, read_local
-from specs.hugging_face import Generation, OtherConfig
+from specs.hugging_face import MOST, Generation, OtherConfig
 
 Completion = dict[str, Any]  # {"text", "tokens", "finished"}
 
@@ -62,13 +62,18 @@ class TokenFormat:
 class OwnFormat(TextFormat, TokenFormat):
     """Of a model that was trained with the tokenizer of the prompts."""
 
-    def __init__(self, tokenizer: Path, end_of_turn_id: int, pad_id: int) -> None:
+    def __init__(self, tokenizer: Path, end_of_turn_id: int, pad_id: int, room: int = MOST) -> None:
+        """`room`: the tokens that a prompt may have, where those of the row are not known."""
         super().__init__(tokenizer)
-        self.end_ids, self.pad_id = (end_of_turn_id,), pad_id
+        self.end_ids, self.pad_id, self._room = (end_of_turn_id,), pad_id, room
 
     def tokens(self, prompt: Row) -> list[int]:
-        tokens: list[int] = prompt["tokens"]
-        return tokens
+        """GenerationError where a prompt with a persona leaves no room."""
+        if "tokens" in prompt:
+            known: list[int] = prompt["tokens"]
+            return known
+        tokens: list[int] = self.encoder.prompt(prompt["messages"], prompt.get("tools")).tolist()
+        return _fitting(prompt, tokens, self._room)
 
     def completion(self, tokens: list[int]) -> Completion:
         tokens, finished = _until(tokens, self.end_ids)
@@ -100,7 +105,7 @@ class OtherFormat(TextFormat, TokenFormat):
             ) from error
         if not self._its.chat_template:
             raise GenerationError("the model has no chat template. Fix: add its chat_template.jinja")
-        config = checked(OtherConfig, parse_json(read_local(folder / "config.json")))
+        config = config_of(folder)
         self._room = config.context - max_new_tokens
         stated: Generation | OtherConfig = config
         if (advice := folder / "generation_config.json").exists():
@@ -127,16 +132,26 @@ class OtherFormat(TextFormat, TokenFormat):
                 " source out of prompts"
             ) from error
         tokens: list[int] = self._its(text, add_special_tokens=False)["input_ids"]
-        if len(tokens) > self._room:
-            raise GenerationError(
-                f"prompt {prompt['id']} has {len(tokens):,} tokens of this model, whose context leaves room"
-                f" for {self._room:,} beside max_new_tokens. Fix: a lower max_new_tokens, or no long prompts"
-            )
-        return tokens
+        return _fitting(prompt, tokens, self._room)
 
     def completion(self, tokens: list[int]) -> Completion:
         tokens, finished = _until(tokens, self.end_ids)
         return self.written(self._its.decode(tokens, skip_special_tokens=True), finished)
+
+
+def config_of(folder: Path) -> OtherConfig:
+    """What the `config.json` of a folder says, of any architecture."""
+    return checked(OtherConfig, parse_json(read_local(folder / "config.json")))
+
+
+def _fitting(prompt: Row, tokens: list[int], room: int) -> list[int]:
+    """The tokens, unless they are too many."""
+    if len(tokens) > room:
+        raise GenerationError(
+            f"prompt {prompt['id']} has {len(tokens):,} tokens of this model, whose context leaves room for"
+            f" {room:,} beside max_new_tokens. Fix: a lower max_new_tokens, or no long prompts"
+        )
+    return tokens
 
 
 def _until(tokens: list[int], ends: Sequence[int]) -> tuple[list[int], bool]:

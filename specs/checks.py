@@ -26,7 +26,7 @@ from specs.stages.evaluate_tokenizers import PARALLEL, EvaluateTokenizersStage
 from specs.stages.memorisation import Memorisation
 from specs.stages.merge import MergeStage
 from specs.stages.mixture import MixtureStage
-from specs.stages.preference_data import PreferenceDataStage
+from specs.stages.preference_data import PreferenceSet
 from specs.stages.preference_training import PairTraining, PreferenceTraining
 from specs.stages.probe import ProbeStage
 from specs.stages.reward_model import RewardModelStage
@@ -264,7 +264,7 @@ def _check_layout(
     pipeline: Pipeline, name: str, stage: Stage, trajectories: Mapping[str, Trajectory]
 ) -> Iterator[Problem]:
     """Whether a stage that runs on the training engine can run in its layout."""
-    if not isinstance(stage, (TrainingStage, EvaluateStage, ProbeStage, PreferenceDataStage)):
+    if not isinstance(stage, (TrainingStage, EvaluateStage, ProbeStage, PreferenceSet)):
         return
     launch = pipeline.launch_of(stage)
     parallel = launch.degrees
@@ -335,7 +335,7 @@ def _check_float8(
     pipeline: Pipeline, name: str, stage: Stage, trajectories: Mapping[str, Trajectory]
 ) -> Iterator[Problem]:
     """Whether the linear layers of a stage can multiply in float8, where it states or inherits that."""
-    if isinstance(stage, PreferenceDataStage) and stage.precision and stage.precision.linear != "param":
+    if isinstance(stage, PreferenceSet) and stage.precision and stage.precision.linear != "param":
         message = "reference log-probabilities are not computed in float8: they depend on the rows of a batch"
         yield Problem(("stages", name, "precision", "linear"), message, "state linear: param.")
     for phase in stage.phases(name) if isinstance(stage, TrainingStage) else ():

@@ -4,10 +4,8 @@ Invariants:
 - Sample i of (shards, repeats, layout, seed, treatment of long conversations) is the same bytes in every
   process and after every restart. Which conversations of an epoch share a row is a function of the lengths
   and the sequence length alone; the seed decides in which order the rows are seen.
-- Of a source of n conversations that are not dropped, repeated r times, an epoch has exactly round(n r)
-  (halves up, r the decimal number as it is written): each conversation floor(r) times, and a part of them
-  once more. The parts of successive epochs follow one another in a permutation that the seed decides, round
-  and round, so each conversation is seen as often as any other, or once more.
+- How often an epoch has each conversation that is not dropped follows from the repeats of its source
+  (`apertus_model.data.repeats`).
 - Conversations of a row do not see each other: positions restart at each, and a label is always the next
   token of the same one.
 - Outputs of tools are never trained on, at any prompt weight.
@@ -15,11 +13,8 @@ Invariants:
 
 from __future__ import annotations
 
-import functools
 from bisect import bisect_right
 from collections.abc import Sequence
-from fractions import Fraction
-from math import floor
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -29,7 +24,7 @@ from apertus_model.chat.encoder import TOOL_OUTPUT, TRAINED
 from apertus_model.data.chat_weights import label_weights
 from apertus_model.data.conversations import ConversationShards
 from apertus_model.data.packing import fill_row, pack
-from apertus_model.data.permutation import KeyedPermutation
+from apertus_model.data.repeats import permutation, times_seen
 from infra.store.inputs import SourceError
 from specs.stages.mixture import exact
 from specs.stages.sft import SftLoss
@@ -38,8 +33,6 @@ from specs.stages.training import AnyPacking
 Longer = Literal["drop", "truncate"]
 TABLES = 2
 """Epochs whose rows are held in memory, 16 bytes for each conversation."""
-
-_permutation = functools.lru_cache(maxsize=16)(KeyedPermutation)
 
 
 class PackedSample(NamedTuple):
@@ -165,7 +158,7 @@ class ConversationSamples:
             raise IndexError(f"sample {i}: samples are counted from 0")
         epoch, place = self._find(i)
         items, starts = table = self._epoch(epoch)
-        row = _permutation(table.rows, self._seed, "conversations", epoch)(place)
+        row = permutation(table.rows, self._seed, "conversations", epoch)(place)
         return [(source, index) for source, index in items[starts[row] : starts[row + 1]].tolist()]
 
     def epochs(self, n: int) -> list[float]:
@@ -213,12 +206,7 @@ class ConversationSamples:
     def _items(self, source: int, epoch: int) -> NDArray[np.int64]:
         """The conversations of a source in an epoch, those that it has several times one after the other."""
         kept, times = self._kept[source], self._repeats[source]
-        once_more = floor(kept.size * times + Fraction(1, 2)) - kept.size * floor(times)
-        counts = np.full(kept.size, floor(times))
-        if once_more:
-            places = (epoch * once_more + np.arange(once_more)) % kept.size
-            counts[_permutation(kept.size, self._seed, "part", source).array(places)] += 1
-        return np.repeat(kept, counts)
+        return np.repeat(kept, times_seen(kept.size, times, seed=self._seed, source=source, epoch=epoch))
 
 
 def heldout(

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
@@ -28,6 +28,9 @@ class Candidate:
     reward: float
     quantile: float
     origin: str  # "offline" or "sampled"
+    made: Mapping[str, str] = field(
+        default_factory=dict, compare=False
+    )  # `model` and `persona`, of a generator's
 
 
 Pair = tuple[Candidate, Candidate]

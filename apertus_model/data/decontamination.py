@@ -16,11 +16,10 @@ from difflib import SequenceMatcher
 from functools import lru_cache
 from typing import NamedTuple
 
-from apertus_model.data.documents import Rejection, open_source, read_documents
+from apertus_model.data.documents import texts_of
 from apertus_model.data.words import words
-from infra.store.inputs import SourceError, list_source
+from infra.store.inputs import SourceError
 from specs.filters import DecontaminateFilter
-from specs.sources import SourceSpec
 
 
 class Overlap(NamedTuple):
@@ -86,20 +85,10 @@ def _ngrams(split: list[str], size: int) -> Iterator[tuple[str, ...]]:
 @lru_cache(maxsize=4)
 def _load(spec: str) -> Contamination:
     parsed = DecontaminateFilter.model_validate_json(spec)
-    questions = [question for source in parsed.against for question in _questions(source)]
+    questions = [question for source in parsed.against for question in texts_of(source)]
     if not questions:
         raise SourceError(
             f"there is no question in {', '.join(source.url for source in parsed.against)}. Fix: the files of"
             " `against`"
         )
     return Contamination(questions, parsed.ngram, parsed.min_match)
-
-
-def _questions(source: SourceSpec) -> Iterator[str]:
-    fs, root = open_source(source)
-    for file in list_source(source).files:
-        yield from (
-            found.text
-            for found in read_documents(source, fs, root, file.path)
-            if not isinstance(found, Rejection)
-        )

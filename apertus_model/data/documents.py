@@ -78,6 +78,15 @@ def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: 
         yield Rejection("empty_file")
 
 
+def texts_of(source: SourceSpec) -> Iterator[str]:
+    """The texts of all documents of a source, in the order of its files. SourceError as `read_documents`."""
+    fs, root = open_source(source)
+    for file in list_source(source).files:
+        for found in read_documents(source, fs, root, file.path):
+            if not isinstance(found, Rejection):
+                yield found.text
+
+
 def read_file(
     source: SourceSpec,
     fs: AbstractFileSystem,

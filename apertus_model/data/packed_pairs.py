@@ -1,10 +1,9 @@
-"""Pairs of sequences as packed training sequences, whatever is trained on them.
+"""Pairs of sequences, or sequences by themselves, as packed training sequences.
 
 Invariants:
 - A pair is never divided: its two sequences are in the same row, each a separate document that begins with
   the prompt.
-- The rows depend on the lengths of the pairs and on the sequence length alone; only their order depends on
-  the seed.
+- The rows depend on the lengths of the pairs and on the sequence length alone.
 - Loading executes nothing: arrays are opened with `allow_pickle=False`.
 """
 
@@ -17,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apertus_model.data.packing import PackedRow, fill_row, pack
-from apertus_model.data.permutation import KeyedPermutation
 from infra.store import StoreError
 from specs.errors import StageError
 
@@ -32,22 +30,24 @@ class PackedPairs:
     Attributes:
         rows: number of packed sequences.
         sequences: 2 x number of pairs.
-        width: the largest number of sequences in a row.
+        sides: 2; 1 for sequences by themselves, each of which counts as a pair without its other side.
+        width: twice the largest number of pairs in a row.
     """
 
     def __init__(
-        self, arrays: dict[str, NDArray[Any]], *, sequence_length: int, seed: int, pad_id: int
+        self, arrays: dict[str, NDArray[Any]], *, sequence_length: int, pad_id: int, sides: int = 2
     ) -> None:
         """`arrays`: tokens, lengths and prompt_lengths, as `pair_arrays` loads them. PreferenceDataError when
         a pair is longer than a row."""
+        self.sides = sides
         self._tokens, self._lengths, self._prompt_lengths = (
             arrays["tokens"],
             arrays["lengths"],
             arrays["prompt_lengths"],
         )
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
-        self._sequence_length, self._seed, self._pad_id = sequence_length, seed, pad_id
-        pair_lengths = self._lengths.reshape(-1, 2).sum(axis=1)
+        self._sequence_length, self._pad_id = sequence_length, pad_id
+        pair_lengths = self._lengths.reshape(-1, sides).sum(axis=1)
         if pair_lengths.max(initial=0) > sequence_length:
             raise PreferenceDataError(
                 f"a pair has {pair_lengths.max()} tokens, which does not fit into a sequence of"
@@ -58,10 +58,13 @@ class PackedPairs:
         self.sequences = int(self._lengths.size)
         self.width = 2 * max((row.size for row in self._packed), default=0)
 
+    def pairs_of(self, row: int) -> NDArray[np.int64]:
+        """The pairs of a row, in the order of its segments: (pairs of the row,) int64."""
+        return self._packed[row].astype(np.int64)
+
     def sequence_ids(self, row: int) -> NDArray[np.int64]:
         """Ids of the sequences of a row, in the order of its segments: (sequences of the row,) int64."""
-        pairs = self._packed[row]
-        return np.stack([2 * pairs, 2 * pairs + 1], axis=1).reshape(-1).astype(np.int64)
+        return (self.sides * self.pairs_of(row)[:, None] + np.arange(self.sides)).reshape(-1)
 
     def filled(self, row: int) -> tuple[NDArray[np.int64], PackedRow, list[int]]:
         """The ids of the sequences of a row in stored order; its content, where a completion's tokens are
@@ -77,27 +80,16 @@ class PackedPairs:
         lengths = [tokens.size for tokens, _ in pieces]
         return ids, fill_row(pieces, self._sequence_length, self._pad_id), lengths
 
-    def row_of_sample(self, i: int) -> int:
-        """The row that is sample i, i >= 0, in training order. IndexError for a negative index."""
-        if i < 0:
-            raise IndexError(f"sample {i}")
-        epoch, place = divmod(i, self.rows)
-        return KeyedPermutation(self.rows, self._seed, epoch, "preference rows")(place)
 
-    def epochs(self, n: int) -> list[float]:
-        """Passes over the pairs after n samples: one number, for the one source."""
-        return [n / self.rows]
-
-
-def padded(values: NDArray[Any], width: int) -> NDArray[Any]:
-    """Values of a row's sequences or pairs, with zeros up to `width`."""
+def padded(values: NDArray[Any], width: int, step: int = 1) -> NDArray[Any]:
+    """Values of a row's sequences or pairs, in every `step`-th place, with zeros up to `width`."""
     found = np.zeros(width, values.dtype)
-    found[: values.size] = values
+    found[: step * values.size : step] = values
     return found
 
 
 def pair_arrays(
-    folder: Any, names: tuple[str, ...], prefix: str = "", per_pair: tuple[str, ...] = ()
+    folder: Any, names: tuple[str, ...], prefix: str = "", per_pair: tuple[str, ...] = (), sides: int = 2
 ) -> dict[str, NDArray[Any]]:
     """The stored arrays `tokens`, `names` (a value per sequence) and `per_pair` of an artifact.
 
@@ -108,7 +100,7 @@ def pair_arrays(
     sequences = arrays["lengths"].size
     fits = all(arrays[name].size == sequences for name in names)
     fits = fits and all(2 * arrays[name].size == sequences for name in per_pair)
-    if not fits or sequences % 2 or arrays["tokens"].size != arrays["lengths"].sum():
+    if not fits or sequences % sides or arrays["tokens"].size != arrays["lengths"].sum():
         raise StoreError(
             f"the arrays of {folder.path} do not belong together; remove its folder to have it made again"
         )

@@ -1,5 +1,5 @@
-"""Pairs of completions as packed training sequences, with their quantile rewards and their log-probabilities
-under a reference model.
+"""Pairs of completions, or completions by themselves, as packed training sequences, with their quantile
+rewards and their log-probabilities under a reference model.
 
 Invariant: reference log-probabilities, which are computed row by row in stored order, are computed over the
 rows that training sees.
@@ -21,7 +21,7 @@ from infra.store import Artifact, StoreError
 @dataclass(frozen=True)
 class PreferenceSample:
     """A packed row of L tokens with up to S sequences; 2k and 2k + 1 are the chosen and the rejected one of a
-    pair."""
+    pair. A completion by itself is 2k, and 2k + 1 is absent."""
 
     input: NDArray[np.int64]  # (L,), ends with padding tokens
     labels: NDArray[np.int64]  # (L,), next tokens within a completion, else IGNORE_INDEX
@@ -33,8 +33,7 @@ class PreferenceSample:
 
 
 class PreferenceSamples(PackedPairs):
-    """`samples[i]` is training sample i, for ever: row permutation(i mod rows), with another permutation per
-    epoch (i // rows)."""
+    """The rows of one set of pairs, in stored order. `PreferenceSets` has the order of training."""
 
     def __init__(
         self,
@@ -42,12 +41,13 @@ class PreferenceSamples(PackedPairs):
         reference: NDArray[np.float32] | None,
         *,
         sequence_length: int,
-        seed: int,
         pad_id: int,
+        sides: int = 2,
     ) -> None:
-        super().__init__(arrays, sequence_length=sequence_length, seed=seed, pad_id=pad_id)
+        super().__init__(arrays, sequence_length=sequence_length, pad_id=pad_id, sides=sides)
         self._rewards = arrays["rewards"]
         self._reference = np.zeros_like(self._rewards) if reference is None else reference
+        self._kept = np.ones(self.sequences // sides, np.bool_)
 
     @classmethod
     def open(
@@ -56,23 +56,22 @@ class PreferenceSamples(PackedPairs):
         log_probabilities: Artifact | None,
         *,
         sequence_length: int,
-        seed: int,
         pad_id: int,
+        sides: int = 2,
     ) -> PreferenceSamples:
         """Opens stored pairs.
 
         Args:
-            pairs: artifact of kind `pairs`.
+            pairs: artifact of kind `pairs`, or, with 1 for `sides`, `rewarded_completions`.
             log_probabilities: of the same pairs under the reference model, or None for zeros.
             sequence_length: L, tokens of a row.
-            seed: of the order of the rows.
             pad_id: token that fills rows up.
 
         Raises:
             PreferenceDataError: when a pair is longer than a row.
             StoreError: when a file is damaged, or the log-probabilities are of other pairs.
         """
-        arrays = pair_arrays(pairs, ("lengths", "prompt_lengths", "rewards"))
+        arrays = pair_arrays(pairs, ("lengths", "prompt_lengths", "rewards"), sides=sides)
         reference = None
         if log_probabilities is not None:
             reference = load_array(log_probabilities.local("log_probabilities.npy"))
@@ -81,21 +80,28 @@ class PreferenceSamples(PackedPairs):
                     f"{log_probabilities.path} has {reference.size} log-probabilities, {pairs.path} has"
                     f" {arrays['lengths'].size} sequences"
                 )
-        return cls(arrays, reference, sequence_length=sequence_length, seed=seed, pad_id=pad_id)
+        return cls(arrays, reference, sequence_length=sequence_length, pad_id=pad_id, sides=sides)
+
+    def keep(self, kept: NDArray[np.bool_]) -> None:
+        """Trains on some pairs alone: (pairs,). The others stay in their rows, so that the rows are those of
+        the reference, and have no labels."""
+        self._kept = kept
+
+    def trained_rows(self) -> NDArray[np.int64]:
+        """The rows with something to train, in stored order."""
+        return np.array([row for row in range(self.rows) if self._kept[self.pairs_of(row)].any()], np.int64)
 
     def row(self, row: int) -> PreferenceSample:
         """A row in stored order. IndexError outside of `range(rows)`."""
         ids, filled, lengths = self.filled(row)
-        segments = np.full(filled.labels.size, -1, np.int64)
+        kept, labels, step = self._kept[ids // self.sides], filled.labels, 2 // self.sides
+        segments = np.full(labels.size, -1, np.int64)
         for segment, (start, length) in enumerate(zip(filled.starts, lengths, strict=True)):
             inside = slice(start, start + length)
-            segments[inside] = np.where(filled.labels[inside] != IGNORE_INDEX, segment, -1)
-        rewards, reference = (padded(values[ids], self.width) for values in (self._rewards, self._reference))
-        present = np.arange(self.width) < ids.size
-        return PreferenceSample(
-            filled.input, filled.labels, filled.positions, segments, rewards, reference, present
+            if kept[segment]:
+                segments[inside] = np.where(labels[inside] != IGNORE_INDEX, step * segment, -1)
+        labels = np.where(segments >= 0, labels, IGNORE_INDEX)
+        rewards, reference, present = (
+            padded(values, self.width, step) for values in (self._rewards[ids], self._reference[ids], kept)
         )
-
-    def __getitem__(self, i: int) -> PreferenceSample:
-        """Sample i, i >= 0, in training order. IndexError for a negative index."""
-        return self.row(self.row_of_sample(i))
+        return PreferenceSample(filled.input, labels, filled.positions, segments, rewards, reference, present)

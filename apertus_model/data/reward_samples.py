@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apertus_model.data.packed_pairs import PackedPairs, padded, pair_arrays
+from apertus_model.data.permutation import KeyedPermutation
 from apertus_model.data.stream import IGNORE_INDEX, Split
 from infra.store import Artifact
 
@@ -30,7 +31,8 @@ class RewardSample:
 
 
 class RewardSamples(PackedPairs):
-    """`samples[i]` is training sample i, for ever, as in `PreferenceSamples`.
+    """`samples[i]` is training sample i, for ever: row permutation(i mod rows), with another permutation per
+    epoch (i // rows).
 
     Attributes:
         margins: (pairs,) float32.
@@ -41,7 +43,8 @@ class RewardSamples(PackedPairs):
     def __init__(
         self, arrays: dict[str, NDArray[Any]], *, sequence_length: int, seed: int, pad_id: int
     ) -> None:
-        super().__init__(arrays, sequence_length=sequence_length, seed=seed, pad_id=pad_id)
+        super().__init__(arrays, sequence_length=sequence_length, pad_id=pad_id)
+        self._seed = seed
         self.margins, self.sources = arrays["margins"], arrays["sources"]
         self.completion_lengths = arrays["lengths"] - arrays["prompt_lengths"]
 
@@ -70,7 +73,14 @@ class RewardSamples(PackedPairs):
 
     def __getitem__(self, i: int) -> RewardSample:
         """Sample i, i >= 0, in training order. IndexError for a negative index."""
-        return self.row(self.row_of_sample(i))
+        if i < 0:
+            raise IndexError(f"sample {i}")
+        epoch, place = divmod(i, self.rows)
+        return self.row(KeyedPermutation(self.rows, self._seed, epoch, "preference rows")(place))
+
+    def epochs(self, n: int) -> list[float]:
+        """Passes over the pairs after n samples: one number, for the one source."""
+        return [n / self.rows]
 
     def of_source(self, source: int) -> RewardSamples:
         """The pairs of one source alone."""

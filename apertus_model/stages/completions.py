@@ -1,9 +1,10 @@
 """The `completions` part: answers to prompts, sampled from an exported model, from any other, or by a server.
 
 Artifact: `completions-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id",
-"completions": [{"text", "tokens", "finished"}]}`. `tokens` end with the end of the turn if the model ended it
-(`finished`), else after `max_new_tokens`; `text` is without special tokens. `tokens` are of the tokenizer of
-the prompts, also where the model has another one (`apertus_model.prompt_format`).
+"completions": [{"text", "tokens", "finished"}]}`, and `"persona"` where the model was given one. `tokens` end
+with the end of the turn if the model ended it (`finished`), else after `max_new_tokens`; `text` is without
+special tokens. `tokens` are of the tokenizer of the prompts, also where the model has another one
+(`apertus_model.prompt_format`). The fact `model` names the model.
 
 Invariant, for transformers: the random numbers of a batch follow from the seed and the index of its first
 prompt, and units are whole batches: neither the division into units nor a restart changes a completion. With
@@ -19,6 +20,7 @@ from functools import cached_property
 
 from apertus_model.data.rows import Row, Rows, read_units, write_rows, write_unit
 from apertus_model.generation import Generator, open_generator, prompts_at_once
+from apertus_model.personas import DrawnPersonas
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import prepare_process
@@ -46,7 +48,20 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         "finished_share": finished,
         "tokens_per_second": counts["tokens"] / seconds,
     }
-    attempt.commit(metrics=metrics, facts=written)
+    attempt.commit(metrics=metrics, facts=written | {"model": model_name(attempt, part)})
+
+
+def model_name(attempt: Attempt, part: CompletionsPart) -> str:
+    """The model that answers: as recipes name one of Hugging Face, or as stage and step; a server's own by
+    its name there."""
+    if "model" not in attempt.job.inputs:
+        assert part.sampling.server is not None, "checked with the spec"
+        return part.sampling.server.model
+    artifact = attempt.input_artifact("model")
+    if reference := artifact.manifest.execution.spec.get("reference"):
+        return f"hf:{reference}"
+    checkpoint = artifact.manifest.inputs.get("checkpoint")
+    return artifact.path if checkpoint is None else f"{checkpoint.name}@step={checkpoint.step}"
 
 
 class Completions:
@@ -55,6 +70,7 @@ class Completions:
     def __init__(self, job: Job, attempt: Attempt) -> None:
         part = CompletionsPart.model_validate(job.spec)
         self._job, self._attempt, self._sampling = job, attempt, part.sampling
+        self._personas = DrawnPersonas(part.personas) if part.personas is not None else None
         self._prompts = Rows(attempt.input_artifact("prompts"))
         self._at_once = prompts_at_once(part.sampling, part.prompts_per_unit)
         per_unit = max(1, part.prompts_per_unit // self._at_once) * self._at_once
@@ -69,11 +85,14 @@ class Completions:
         rows: list[Row] = []
         for first in range(start, stop, size):
             batch, generator = self._prompts[first : min(first + size, stop)], self._generator
+            personas = self._personas
+            asked = batch if personas is None else [personas.asked(row) for row in batch]
             began = time.monotonic()
-            answers = generator.complete(batch, first=first)
+            answers = generator.complete(asked, first=first)
             seconds += time.monotonic() - began
             rows += [
                 {"id": row["id"], "completions": completions}
+                | ({} if personas is None else {"persona": personas.of(row)})
                 for row, completions in zip(batch, answers, strict=True)
             ]
         written = write_unit((start, stop), rows, self._attempt.workdir / f"{key}.jsonl")

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from apertus_model.progress import Progress
+from apertus_model.stages.training_data import sides_of
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
@@ -38,9 +39,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
     part = LogProbabilitiesPart.model_validate(job.spec)
     pairs = attempt.input_artifact("pairs")
-    rows = PreferenceSamples.open(
-        pairs, None, sequence_length=part.sequence_length, seed=0, pad_id=pairs.manifest.facts["pad_id"]
-    )
+    pad_id, sides = pairs.manifest.facts["pad_id"], sides_of(job.inputs["pairs"])
+    length = part.sequence_length
+    rows = PreferenceSamples.open(pairs, None, sequence_length=length, pad_id=pad_id, sides=sides)
     with engine_process(threads=job.launch.threads or 2):
         with attempt.store.timed():
             evaluator = load_evaluator(

@@ -3,7 +3,7 @@
 Artifact:
 
     pairs.jsonl         for people: {"id", "prompt", "chosen", "rejected"}; a side is {"text", "reward",
-                        "quantile", "origin"}
+                        "quantile", "origin"}, with "model" and "persona" where a generator made it
     tokens.npy          int32: prompt and completion of every sequence, one after the other
     lengths.npy         int64, (sequences,): tokens of each
     prompt_lengths.npy  int64, (sequences,): how many of them are the prompt's
@@ -18,12 +18,14 @@ without units.)
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from apertus_model.data.choice import Candidate, NoPair, Pair, choose, choose_further, quantiles
+from apertus_model.data.offline import generated_by, offline_completions
 from apertus_model.data.rows import Row, Rows, same_rows, to_line
 from apertus_model.data.sequence_writer import SequenceWriter
 from apertus_model.progress import Progress
@@ -47,13 +49,17 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     prompts, completions, rewards = (
         Rows(attempt.input_artifact(role)) for role in ("prompts", "completions", "rewards")
     )
-    total = same_rows(prompts, completions, rewards)
+    generated = generated_by(attempt)
+    models = [rows.artifact.manifest.facts["model"] for rows in generated]
+    total = same_rows(prompts, completions, rewards, *generated)
     without: Counter[str] = Counter()
     histogram = np.zeros(BINS, np.int64)
     with PairWriter(attempt.workdir) as writer:
-        for index, (prompt, sampled, values) in enumerate(zip(prompts, completions, rewards, strict=True)):
+        for index, (prompt, sampled, values, *others) in enumerate(
+            zip(prompts, completions, rewards, *generated, strict=True)
+        ):
             assert prompt["id"] == sampled["id"] == values["id"]
-            candidates = candidates_of(prompt, sampled, values)
+            candidates = candidates_of(prompt, sampled, values, others, models)
             histogram += quantile_histogram(candidates)
             try:
                 for pair in pairs_of(part, prompt, candidates, len(values["sampled"])):
@@ -85,16 +91,22 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     )
 
 
-def candidates_of(prompt: Row, sampled: Row, rewards: Row) -> list[Candidate]:
+def candidates_of(
+    prompt: Row, sampled: Row, rewards: Row, generated: Sequence[Row] = (), models: Sequence[str] = ()
+) -> list[Candidate]:
     """All completions of a prompt with their quantiles, offline ones first; none without reference
     rewards."""
     if not rewards["sampled"]:
         return []
+    completed: dict[str, list[tuple[Row, dict[str, Any]]]] = {
+        "offline": list(offline_completions(prompt, generated, models)),
+        "sampled": [(completion, {}) for completion in sampled["completions"]],
+    }
     return [
-        Candidate(completion["text"], tuple(completion["tokens"]), reward, quantile, origin)
-        for origin, completed in (("offline", prompt["completions"]), ("sampled", sampled["completions"]))
-        for completion, reward, quantile in zip(
-            completed, rewards[origin], quantiles(rewards[origin], rewards["sampled"]), strict=True
+        Candidate(completion["text"], tuple(completion["tokens"]), reward, quantile, origin, made)
+        for origin, those in completed.items()
+        for (completion, made), reward, quantile in zip(
+            those, rewards[origin], quantiles(rewards[origin], rewards["sampled"]), strict=True
         )
     ]
 
@@ -112,8 +124,13 @@ def pairs_of(part: PairsPart, prompt: Row, candidates: list[Candidate], referenc
 
 
 def quantile_histogram(candidates: list[Candidate]) -> np.ndarray:
-    """Counts of candidates by quantile, (BINS,) int64: bins of equal width, the last with its right end."""
-    return np.histogram([one.quantile for one in candidates], bins=BINS, range=(0, 1))[0]
+    """Counts of candidates by quantile, as `histogram_of`."""
+    return histogram_of([one.quantile for one in candidates])
+
+
+def histogram_of(found: Sequence[float]) -> np.ndarray:
+    """Counts of quantiles, (BINS,) int64: bins of equal width, the last with its right end."""
+    return np.histogram(found, bins=BINS, range=(0, 1))[0]
 
 
 class PairWriter:
@@ -151,6 +168,7 @@ class PairWriter:
                 "reward": one.reward,
                 "quantile": one.quantile,
                 "origin": one.origin,
+                **one.made,
             }
         self._people.write(to_line(row))
 

@@ -1,9 +1,9 @@
 """The `rewards` part: rewards of all completions of every prompt, offline and sampled.
 
 Artifact: `rewards-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id", "offline":
-[...], "sampled": [...]}`, the values in the order of the completions. Of a judge also `"answers": [{"key",
-"about", "probabilities", "outside"}]` (`apertus_model.rewards.judge.Answer`), and its constitution in
-`constitution.txt`.
+[...], "sampled": [...]}`, the values in the order of the completions (`apertus_model.data.offline`). Of a
+judge also `"answers": [{"key", "about", "probabilities", "outside"}]` (`apertus_model.rewards.judge.Answer`),
+and its constitution in `constitution.txt`.
 
 Invariant: a reward sees the completions of one prompt at a time, so no value depends on the division into
 units.
@@ -11,11 +11,13 @@ units.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import combinations
 
 import numpy as np
 
+from apertus_model.data.offline import generated_by, offline_completions
 from apertus_model.data.rows import Row, Rows, read_units, same_rows, write_rows, write_unit
 from apertus_model.progress import Progress
 from apertus_model.rewards import Reward, Scored
@@ -54,7 +56,9 @@ class Rewards:
         self._prompts, self._completions = (
             Rows(attempt.input_artifact(role)) for role in ("prompts", "completions")
         )
-        self._spans = units_of("rewards", same_rows(self._prompts, self._completions), part.prompts_per_unit)
+        self._generated = generated_by(attempt)
+        total = same_rows(self._prompts, self._completions, *self._generated)
+        self._spans = units_of("rewards", total, part.prompts_per_unit)
 
     @property
     def keys(self) -> list[str]:
@@ -62,7 +66,12 @@ class Rewards:
 
     def run(self, key: str) -> Result:
         span = self._spans[key]
-        rows = (score_row(self._reward, self._prompts[i], self._completions[i]) for i in range(*span))
+        rows = (
+            score_row(
+                self._reward, self._prompts[i], self._completions[i], [rows[i] for rows in self._generated]
+            )
+            for i in range(*span)
+        )
         return write_unit(span, rows, self._attempt.workdir / f"{key}.jsonl")
 
     @cached_property
@@ -74,10 +83,11 @@ class Rewards:
 work_of = Rewards
 
 
-def score_row(reward: Reward, prompt: Row, sampled: Row) -> Row:
+def score_row(reward: Reward, prompt: Row, sampled: Row, generated: Sequence[Row] = ()) -> Row:
     """Rewards of the offline completions of a prompt and of those sampled for it."""
     assert prompt["id"] == sampled["id"]
-    completions = [*prompt["completions"], *sampled["completions"]]
+    offline = [completion for completion, _ in offline_completions(prompt, generated)]
+    completions = [*offline, *sampled["completions"]]
     items = [
         Scored(
             messages=prompt["messages"],
@@ -90,8 +100,7 @@ def score_row(reward: Reward, prompt: Row, sampled: Row) -> Row:
         for completion in completions
     ]
     values = score_prompt(reward, items, f"{prompt['id']} ({prompt['text'][-80:]!r})")
-    offline = len(prompt["completions"])
-    row = {"id": prompt["id"], "offline": values[:offline], "sampled": values[offline:]}
+    row = {"id": prompt["id"], "offline": values[: len(offline)], "sampled": values[len(offline) :]}
     return row | answers_of(reward)
 
 

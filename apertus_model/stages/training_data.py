@@ -22,6 +22,7 @@ from specs.base import canonical_json, flatten
 from specs.differences import changes
 from specs.errors import StageError
 from specs.job import InputRef
+from specs.stages.mixture import exact
 from specs.stages.preference_training import PreferenceSegment
 from specs.stages.reward_model import RewardSegment
 from specs.stages.sft import SftLoss, SftSegment
@@ -202,32 +203,51 @@ class ConversationData:
                     self.heldout[name] = rows[: segment.validation.samples]
 
 
+def sides_of(pairs: InputRef) -> int:
+    """How many completions of an input belong together: 2 of pairs, 1 of completions by themselves."""
+    return 1 if pairs.kind == "rewarded_completions" else 2
+
+
 class PreferenceData:
-    """Packed pairs of completions with their quantile rewards and reference log-probabilities, without
-    held-out pairs."""
+    """Packed pairs of completions with their quantile rewards and reference log-probabilities, of one set or
+    of several, without held-out pairs."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: PreferenceSegment) -> None:
+        from apertus_model.data.packed_pairs import load_array
         from apertus_model.data.preference_samples import PreferenceSamples
+        from apertus_model.data.preference_sets import PreferenceSets
 
-        pairs = inputs["pairs"]
-        artifact = Artifact.of_input(store, pairs)
-        reference = Artifact.of_input(store, inputs["log_probabilities"])
-        self.fingerprints = [pairs.fingerprint]
-        self.names = segment.source_names or ["pairs"]
-        self.samples: CountedSamples = PreferenceSamples.open(
-            artifact,
-            reference,
-            sequence_length=segment.sequence_length,
-            seed=segment.data_seed,
-            pad_id=artifact.manifest.facts["pad_id"],
-        )
+        several = len(segment.repeats) > 1
+        suffixes = [f":{number}" for number in range(len(segment.repeats))] if several else [""]
+        self.fingerprints = [inputs[f"pairs{suffix}"].fingerprint for suffix in suffixes]
+        self.names = segment.source_names or [f"pairs{suffix}" for suffix in suffixes]
         self.identity: dict[str, Any] = {
             "sequence_length": segment.sequence_length,
             "seed": segment.data_seed,
-            "sources": {
-                pairs.fingerprint: {"content": _content(artifact), "log_probabilities": _content(reference)}
-            },
+            "sources": {},
         }
+        sets = []
+        for suffix, fingerprint in zip(suffixes, self.fingerprints, strict=True):
+            pairs, reference = (
+                Artifact.of_input(store, inputs[f"{role}{suffix}"]) for role in ("pairs", "log_probabilities")
+            )
+            content = {"content": _content(pairs), "log_probabilities": _content(reference)}
+            self.identity["sources"][fingerprint] = content
+            length, pad_id = segment.sequence_length, pairs.manifest.facts["pad_id"]
+            sides = sides_of(inputs[f"pairs{suffix}"])
+            rows = PreferenceSamples.open(
+                pairs, reference, sequence_length=length, pad_id=pad_id, sides=sides
+            )
+            sets.append(rows)
+        if segment.repeats != [1]:
+            self.identity |= {"sets": self.fingerprints, "repeats": segment.repeats}
+        if several:
+            distinct = Artifact.of_input(store, inputs["distinct_prompts"])
+            self.identity["distinct_prompts"] = _content(distinct)
+            for number, one in enumerate(sets):
+                one.keep(load_array(distinct.local(f"kept-{number}.npy")))
+        repeats = [exact(number) for number in segment.repeats]
+        self.samples: CountedSamples = PreferenceSets(sets, repeats, seed=segment.data_seed)
         self.heldout: dict[str, Sequence[SampleLike]] = {}
 
 

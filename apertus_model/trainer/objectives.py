@@ -193,8 +193,8 @@ class PreferenceObjective(Objective):
             implicit = beta.to(log_ratio.dtype) * log_ratio
             columns = {
                 "log_ratio": _sum(log_ratio, present),
-                "log_ratio_chosen": _sum(log_ratio[:, 0::2], present[:, 0::2]),
-                "log_ratio_rejected": _sum(log_ratio[:, 1::2], present[:, 1::2]),
+                "log_ratio_chosen": _sum(log_ratio[:, 0::2], pairs),
+                "log_ratio_rejected": _sum(log_ratio[:, 1::2], pairs),
                 "accuracy": _sum(implicit[:, 0::2] > implicit[:, 1::2], pairs),
                 **columns,
             }

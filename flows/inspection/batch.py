@@ -163,13 +163,14 @@ def _origins(data: Any, sample: Any, index: int) -> list[str]:
         return [
             f"{data.names[source]} (conversation {number})" for source, number in samples.conversations(index)
         ]
-    sides = ("chosen", "rejected")
+    source, row = samples.place(index)
+    rows = samples.sets[source]
+    sides = ("chosen", "rejected") if rows.sides == 2 else ("completion",)
+    places = [2 // rows.sides * number for number in range(rows.sequence_ids(row).size)]
     return [
-        f"{data.names[0]} ({sides[number % 2]}, quantile reward {reward:.3f}, reference log-probability"
-        f" {logp:.2f})"
-        for number, (reward, logp) in enumerate(
-            zip(sample.rewards.tolist(), sample.reference.tolist(), strict=True)
-        )
+        f"{data.names[source]} ({sides[number % rows.sides]}, quantile reward {sample.rewards[place]:.3f},"
+        f" reference log-probability {sample.reference[place]:.2f})"
+        for number, place in enumerate(places)
     ]
 
 

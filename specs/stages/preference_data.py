@@ -6,15 +6,16 @@ changed reward samples nothing again; a changed rule for pairs scores nothing ag
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from specs.base import Spec, execution, identity, reference
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.rewards import RewardSpec
 from specs.server import Server
+from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec
 from specs.stages.base import FromCheckpoint, Part
 from specs.stages.training import Precision
 from specs.units import Reference
@@ -81,7 +82,59 @@ class Sampling(Spec):
         return self.server is not None and self.server.api == "chat"
 
 
-class PreferenceDataStage(FromCheckpoint):
+class Personas(SourceSpec):
+    """Files with personas, one per document. A prompt gets one of them as its system message, by a hash of
+    the seed and the prompt; a system message of its own follows."""
+
+    template: str = identity("{persona}", neutral="{persona}", description="of the system message")
+    seed: int = identity(28)
+
+    @model_validator(mode="after")
+    def _can_be_asked(self) -> Personas:
+        if self.format in (*CONVERSATIONAL, *TOKENISED):
+            raise ValueError(f"personas are texts, and format {self.format} has none; use jsonl, or text")
+        if "{persona}" not in self.template:
+            raise ValueError("a template without {persona} is the same for all of them; add it")
+        return self
+
+
+class Generator(Spec):
+    """A further model that answers the prompts. Its answers are offline completions: they are rewarded, and
+    can be in pairs, but are no reference for quantiles."""
+
+    from_: Reference | None = reference(
+        None,
+        alias="from",
+        to="checkpoint",
+        description="a checkpoint with the same tokenizer, or `hf:` with any causal language model",
+    )
+    completions: Sampling = identity(description="how its answers are sampled")
+    personas: Personas | None = identity(None, description="system messages of the questions to it")
+
+    @model_validator(mode="after")
+    def _a_model(self) -> Generator:
+        if (self.from_ is None) != self.completions.by_chat:
+            raise ValueError(
+                "a generator has from:, or a server with api: chat, which has a model of its own; state one"
+            )
+        return self
+
+
+class PreferenceSet(FromCheckpoint):
+    """Completions with quantile rewards, and their log-probabilities under the model of `from`, which is the
+    reference of the loss."""
+
+    sequence_length: int | None = identity(
+        None,
+        ge=8,
+        description="of the packed training sequences; the model's by default",
+    )
+    precision: Precision | None = identity(
+        None, description="of the reference log-probabilities; the model's by default"
+    )
+
+
+class PreferenceDataStage(PreferenceSet):
     """Pairs of completions. The model of `from` is the reference of the loss, and samples the reference
     completions unless `sampler` does."""
 
@@ -102,11 +155,6 @@ class PreferenceDataStage(FromCheckpoint):
             " default"
         ),
     )
-    sequence_length: int | None = identity(
-        None,
-        ge=8,
-        description="of the packed training sequences; the model's by default",
-    )
     completions: Sampling = reference(description="reference completions, sampled from the model")
     sampler: Reference | None = reference(
         None,
@@ -116,13 +164,13 @@ class PreferenceDataStage(FromCheckpoint):
             " tokenizer, or `hf:` with any causal language model, asked by its own chat template"
         ),
     )
+    generators: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")], Generator] = reference(
+        default_factory=dict, description="further models whose answers are offline completions, by name"
+    )
     reward: RewardSpec = reference()
     pairs: Literal[1, 2] = identity(1, description="pairs per prompt")
     worst_quantile: float = identity(
         0.2, ge=0, le=1, description="a completion is among the worst up to this quantile, or up to 1/n"
-    )
-    precision: Precision | None = identity(
-        None, description="of the reference log-probabilities; the model's by default"
     )
     seed: int = identity(28)
     prompts_per_unit: int = execution(64, ge=1, description="prompts per restartable unit of work")
@@ -154,17 +202,18 @@ class PromptsPart(Part):
 
 class CompletionsPart(Part):
     """Resolved. Inputs: `prompts`; `model` (an export, or a folder of any model), but not with
-    `server.api: chat`; `tokenizer` of the prompts, where the model has another one."""
+    `server.api: chat`; `tokenizer` of the prompts, where the model has another one; `personas`."""
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
     sampling: Sampling = identity()
+    personas: Personas | None = identity(None, neutral=None)
     prompts_per_unit: int = execution(64)
 
 
 class RewardsPart(Part):
-    """Resolved. Inputs: `prompts`, `completions`, `tokenizer`, and `reward_model` (documents outside, or an
-    export) where a model scores."""
+    """Resolved. Inputs: `prompts`, `completions`, `generated:<i>` (completions of generators), `tokenizer`,
+    and `reward_model` (documents outside, or an export) where a model scores."""
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
@@ -174,7 +223,7 @@ class RewardsPart(Part):
 
 
 class PairsPart(Part):
-    """Resolved. Inputs: `prompts`, `completions`, `rewards`."""
+    """Resolved. Inputs: `prompts`, `completions`, `generated:<i>`, `rewards`."""
 
     VERSION: ClassVar[int] = 1
     pairs: int = identity()
@@ -184,8 +233,9 @@ class PairsPart(Part):
 
 
 class LogProbabilitiesPart(Part):
-    """Resolved. Inputs: `checkpoint`, `pairs`, `tokenizer`. Computed over the packed training sequences, by
-    the same engine and in the same precision, so that the first log-ratio of training is exactly zero."""
+    """Resolved. Inputs: `checkpoint`, `pairs` (or completions by themselves), `tokenizer`. Computed over the
+    packed training sequences, by the same engine and in the same precision, so that the first log-ratio of
+    training is exactly zero."""
 
     VERSION: ClassVar[int] = 1
     ON_ENGINE: ClassVar[bool] = True

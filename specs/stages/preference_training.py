@@ -7,10 +7,28 @@ packed sequences.
 
 from __future__ import annotations
 
-from specs.base import identity, reference
-from specs.stages.sft import LinearSchedule
+from typing import Any, ClassVar, Literal
+
+from specs.base import execution, identity, reference
+from specs.stages.base import Part
+from specs.stages.sft import LinearSchedule, Repeat, Repeats
 from specs.stages.training import CarryField, FromParent, Segment, Training, carries
-from specs.units import OrRest, Reference
+from specs.units import OrRest
+
+RepeatedPrompts = Literal["error", "first"]
+
+
+def preference_sets(*results: str) -> Any:
+    """A field that names the sets to train on. `results`: of their stages."""
+    return reference(
+        min_length=1,
+        to=results,
+        description=(
+            "a stage with preference data, or several, each with its own prompts, rewards and rule; a map"
+            " gives how often each is seen per epoch: {standard: 1, controversial: 2.5}. Of a fraction, each"
+            " epoch has another part"
+        ),
+    )
 
 
 class PairTraining(FromParent, Training):
@@ -22,14 +40,29 @@ class PairTraining(FromParent, Training):
 
 
 class PreferenceTraining(PairTraining):
-    """`from` is the model that the preference data were made with; `preferences` names the stage that made
-    them, which also decides the sequence length."""
+    """`from` is the model that the preference data were made with; their stages also decide the sequence
+    length."""
 
     carry: CarryField = carries("weights")
-    preferences: Reference = reference(to="preference_data")
+    preferences: Repeats = preference_sets("preference_data")
+    repeated_prompts: RepeatedPrompts = identity(
+        "error", description="whether a prompt of several sets is an error, or is kept in the first of them"
+    )
+
+
+class DistinctPromptsPart(Part):
+    """Resolved. Inputs: `pairs:<i>`, in the order of the sets. Which pairs of each are trained on."""
+
+    VERSION: ClassVar[int] = 1
+    repeated_prompts: RepeatedPrompts = identity()
+    names: list[str] = execution(description="of the sets, for messages")
 
 
 class PreferenceSegment(Segment):
-    """Resolved. Inputs: `pairs`, `log_probabilities`, `tokenizer`, `parent`."""
+    """Resolved. Inputs: `pairs`, `log_probabilities`, `tokenizer`, `parent`; of several sets `pairs:<i>`,
+    `log_probabilities:<i>` and `distinct_prompts`."""
 
     data_seed: int = identity(28, neutral=28)
+    repeats: list[Repeat] = identity(
+        default_factory=lambda: [1], neutral=[1], description="in the order of the inputs"
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from specs.base import Spec, identity
-from specs.stages.preference_training import PreferenceSegment, PreferenceTraining
+from specs.stages.preference_training import PreferenceSegment, PreferenceTraining, preference_sets
+from specs.stages.sft import Repeats
 
 
 class QrpoLoss(Spec):
@@ -20,10 +21,11 @@ class QrpoLoss(Spec):
 
 class QrpoStage(PreferenceTraining):
     """Regresses the log-ratio of every completion on its quantile reward; chosen and rejected ones count
-    alike."""
+    alike, so it also trains on completions without pairs."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["qrpo"] = identity()
+    preferences: Repeats = preference_sets("preference_data", "rewarded_completions")
     loss: QrpoLoss = identity(default_factory=QrpoLoss)
 
 

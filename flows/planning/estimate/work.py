@@ -244,12 +244,15 @@ class Counter:
             return None
         parameters, width = self._reward_model(node)
         sequences, tokens = self._answers(self._input(node, "completions"))
-        count, missing = sequences.value, ""
+        count, read, missing = sequences.value, sequences.value * tokens.value, ""
+        for role in node.inputs:
+            if role.startswith("generated:"):
+                others, each = self._answers(self._input(node, role))
+                count, read = count + others.value, read + others.value * each.value
         if cast(PromptsPart, prompts.part).offline:
             offline = self._metric(prompts, "completions", same=True)
-            count += offline or 0
+            count, read = count + (offline or 0), read + (offline or 0) * tokens.value
             missing = "" if offline is not None else "offline completions"
-        read = count * tokens.value
         if reward.judge is not None and reward.judge.pairwise is not None:
             best = reward.judge.pairwise.best
             compared = best * (best - 1) * self._prompts(prompts).value
@@ -279,7 +282,7 @@ class Counter:
             if isinstance(scorer, ExportPart):
                 return scorer.model.parameters, WIDTH[scorer.dtype]
             folder = cast(ModelFolderPart, scorer)
-            width = stored_width(folder.url)
+            width = stored_model(folder.url).width
             if width is None or not folder.weight_bytes:
                 raise NotCounted("the weights of a judge")
             return folder.weight_bytes / width, width
@@ -295,13 +298,15 @@ class Counter:
     def _log_probabilities(self, node: Node) -> Work:
         """The packed rows of the pairs: two sequences each."""
         part, pairs = cast(LogProbabilitiesPart, node.part), self._input(node, "pairs")
+        if not isinstance(pairs.part, PairsPart):
+            raise NotCounted("completions with rewards")
         completions = self._input(pairs, "completions")
         prompts = self._prompts(self._input(completions, "prompts"))
         _, tokens = self._answers(completions)
-        sequences = Number(2 * cast(PairsPart, pairs.part).pairs * prompts.value, prompts.source)
+        sequences = Number(2 * pairs.part.pairs * prompts.value, prompts.source)
         if (stored := self._metric(node, "sequences", same=True)) is not None:
             sequences = Number(stored, "measured")
-        each = min(tokens.value, cast(PairsPart, pairs.part).max_tokens)
+        each = min(tokens.value, pairs.part.max_tokens)
         rows = -(-sequences.value * each // part.sequence_length)
         return Work(
             requests=sequences.value,

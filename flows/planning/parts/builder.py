@@ -245,7 +245,7 @@ class Builder:
         return model if model is not None and model.model is None else None
 
     def kept_folder(self, ref: Reference, stage: str, path: FieldPath, part_name: str = "model") -> Node:
-        """The folder of a Hugging Face model as it is, for what asks it or runs tasks on it."""
+        """The folder of a Hugging Face model as it is, which is sampled, asked or evaluated."""
         model, name = self.graph.models[str(ref)], f"{stage}/{part_name}"
         if (existing := self.graph.nodes.get(name)) is not None:
             return existing

@@ -28,7 +28,7 @@ from specs.stages.training import Segment
 # segments of training, each with the step up to which it counts, the last one first
 Ancestry = list[tuple[Node, int]]
 Counters = dict[tuple[str, ...], int]  # samples drawn so far, by `counter`
-DATA = ("mixture", "conversations", "pairs", "log_probabilities")
+DATA = ("mixture", "conversations", "pairs", "log_probabilities", "distinct_prompts")
 
 
 class ConsumedSamples(NamedTuple):

@@ -51,15 +51,15 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
 def check_other_models(builder: Builder) -> None:
     """A model of another architecture answers prompts and does tasks; every other use is a problem."""
     can = (
-        "it can be sampled from (preference_data: sampler), evaluated (evaluate: generation, harness) and"
-        " asked as a judge of answers (reward: judge)"
+        "it can be sampled from (preference_data: sampler, generators), evaluated (evaluate: generation,"
+        " harness) and asked as a judge of answers (reward: judge)"
     )
     for name, stage in builder.pipeline.stages.items():
         for path, ref in checkpoints(name, stage):
             if (model := builder.other_model(ref)) is None or path[-2] == "judge":
                 continue
-            what, field = f"'{ref}' is a {model.architecture}", path[-1]
-            if isinstance(stage, PreferenceDataStage) and field == "from":
+            what = f"'{ref}' is a {model.architecture}"
+            if isinstance(stage, PreferenceDataStage) and path == ("stages", name, "from"):
                 message = f"{what}, whose reference log-probabilities the training engine cannot compute"
                 builder.problem(path, message, f"state the model that will be trained, and sampler: {ref}.")
             elif isinstance(stage, TokenizerStage):

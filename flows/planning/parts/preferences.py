@@ -1,4 +1,6 @@
-"""Parts of `preference_data`: prompts -> model -> completions -> rewards -> pairs -> log_probabilities."""
+"""Parts of `preference_data`: prompts -> model -> completions -> rewards -> pairs -> log_probabilities.
+
+Of these, training reads the last two."""
 
 from __future__ import annotations
 
@@ -19,18 +21,22 @@ from specs.stages.preference_data import (
     CompletionsPart,
     LogProbabilitiesPart,
     PairsPart,
+    Personas,
     PreferenceDataStage,
+    PreferenceSet,
     PromptsPart,
     RewardsPart,
     Sampling,
 )
-from specs.stages.training import Precision
+from specs.stages.preference_training import DistinctPromptsPart, PreferenceTraining
+from specs.stages.rewarded_completions import RewardedCompletionsPart, RewardedCompletionsStage
+from specs.stages.training import Phase, Precision
 from specs.trajectory import Trajectory
 from specs.units import Reference
 
 
 def add_preference_data(builder: Builder, name: str) -> None:
-    """Six parts, each an artifact."""
+    """Six parts, and two for each generator; each is an artifact."""
     stage = cast(PreferenceDataStage, builder.pipeline.stages[name])
     at: FieldPath = ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
@@ -57,17 +63,55 @@ def add_preference_data(builder: Builder, name: str) -> None:
         prompts_per_unit=stage.prompts_per_unit,
     )
     prompts = add_prompts(builder, name, stage.prompts, (*at, "prompts"), checkpoint, chosen)
-    model = None if stage.completions.by_chat else _sampler(builder, name, stage, checkpoint, trajectory)
+    model = None
+    if not stage.completions.by_chat:
+        room = (*at, "completions", "max_new_tokens")
+        model = (
+            add_model(builder, name, checkpoint, trajectory)
+            if stage.sampler is None
+            else _sampler(builder, name, stage.sampler, (*at, "sampler"), room, stage.completions, checkpoint)
+        )
     completions = add_completions(builder, name, stage.completions, model, prompts)
-    rewards = add_rewards(builder, name, stage.reward, (*at, "reward"), prompts, completions)
+    generated = {
+        f"generated:{number}": reads(_add_generator(builder, name, key, max_tokens, checkpoint, prompts))
+        for number, key in enumerate(stage.generators)
+    }
+    rewards = add_rewards(builder, name, stage.reward, (*at, "reward"), prompts, completions, generated)
     choice = PairsPart(
         pairs=stage.pairs, worst_quantile=stage.worst_quantile, max_tokens=max_tokens, seed=stage.seed
     )
-    read = {"prompts": reads(prompts), "completions": reads(completions), "rewards": reads(rewards)}
-    pairs = builder.node(f"{name}/pairs", name, choice, read, kind="pairs")
+    read = {"prompts": reads(prompts), "completions": reads(completions), **generated}
+    pairs = builder.node(f"{name}/pairs", name, choice, read | {"rewards": reads(rewards)}, kind="pairs")
+    add_log_probabilities(builder, name, pairs, checkpoint, trajectory)
+
+
+def add_rewarded_completions(builder: Builder, name: str) -> None:
+    """Two parts: the completions with their quantiles, and their log-probabilities."""
+    stage, at = cast(RewardedCompletionsStage, builder.pipeline.stages[name]), ("stages", name)
+    checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
+    length = stage.sequence_length or trajectory.sequence_length
+    if stage.max_tokens is not None and stage.max_tokens > length:
+        message = f"a completion of {stage.max_tokens} tokens does not fit into a sequence of {length}"
+        fix = f"lower it to {length} or raise sequence_length."
+        builder.problem((*at, "max_tokens"), message, fix)
+    part = RewardedCompletionsPart(
+        reward=stage.reward,
+        reference_rewards=stage.reference_rewards,
+        max_tokens=stage.max_tokens or length,
+    )
+    inputs = _conversations(builder, stage.completions, (*at, "completions"), checkpoint)
+    completions = builder.node(f"{name}/completions", name, part, inputs)
+    add_log_probabilities(builder, name, completions, checkpoint, trajectory)
+
+
+def add_log_probabilities(
+    builder: Builder, name: str, pairs: Node, checkpoint: Input, trajectory: Trajectory
+) -> None:
+    """The log-probabilities of a set under the model of its stage."""
+    stage = cast(PreferenceSet, builder.pipeline.stages[name])
     part = LogProbabilitiesPart(
         model=trajectory.model,
-        sequence_length=length,
+        sequence_length=stage.sequence_length or trajectory.sequence_length,
         precision=stage.precision or Precision(param=trajectory.precision.param),
         parallel=builder.pipeline.launch_of(stage).degrees,
     )
@@ -76,23 +120,46 @@ def add_preference_data(builder: Builder, name: str) -> None:
 
 
 def _sampler(
-    builder: Builder, name: str, stage: PreferenceDataStage, checkpoint: Input, trajectory: Trajectory
+    builder: Builder,
+    name: str,
+    ref: Reference,
+    at: FieldPath,
+    room: FieldPath,
+    sampling: Sampling,
+    checkpoint: Input,
+    part_name: str = "model",
 ) -> Node:
-    """The folder of the model that samples: that of `sampler`, else that of `from`."""
-    if stage.sampler is None:
-        return add_model(builder, name, checkpoint, trajectory)
-    at: FieldPath = ("stages", name)
-    if stage.sampler.hugging_face is not None:
-        model = builder.graph.models[str(stage.sampler)]
-        check_asked(builder, (*at, "sampler"), stage.sampler)
-        room = (*at, "completions", "max_new_tokens")
-        check_room(builder, room, stage.completions, model.context, f"the context of '{stage.sampler}'")
-        return builder.kept_folder(stage.sampler, name, (*at, "sampler"))
-    sampled, its = builder.checkpoint(stage.sampler, (*at, "sampler"))
-    builder.same_tokenizer(
-        (*at, "sampler"), sampled.name, builder.tokenizer_of(sampled), builder.tokenizer_of(checkpoint)
+    """The folder of a model that answers in place of that of `from`, whose checkpoint is given. `room`: the
+    field of the tokens that it may sample."""
+    if ref.hugging_face is not None:
+        check_asked(builder, at, ref)
+        check_room(builder, room, sampling, builder.graph.models[str(ref)].context, f"the context of '{ref}'")
+        return builder.kept_folder(ref, name, at, part_name)
+    sampled, its = builder.checkpoint(ref, at)
+    tokenizer = builder.tokenizer_of(checkpoint)
+    builder.same_tokenizer(at, sampled.name, builder.tokenizer_of(sampled), tokenizer)
+    return add_model(builder, name, sampled, its, part_name)
+
+
+def _add_generator(
+    builder: Builder, name: str, key: str, max_tokens: int, checkpoint: Input, prompts: Node
+) -> Node:
+    """The completions of one generator."""
+    at: FieldPath = ("stages", name, "generators", key)
+    generator = cast(PreferenceDataStage, builder.pipeline.stages[name]).generators[key]
+    sampling, room = generator.completions, (*at, "completions", "max_new_tokens")
+    check_room(builder, room, sampling, max_tokens, "max_tokens")
+    model, personas = None, None
+    if generator.from_ is not None:
+        path, part_name = (*at, "from"), f"{key}/model"
+        model = _sampler(builder, name, generator.from_, path, room, sampling, checkpoint, part_name)
+    if generator.personas is not None:
+        personas = builder.outside(
+            f"{name}.{key}.personas", generator.personas, (*at, "personas", "url"), "correct the url."
+        )
+    return add_completions(
+        builder, name, sampling, model, prompts, f"{key}/completions", generator.personas, personas
     )
-    return add_model(builder, name, sampled, its)
 
 
 def check_asked(builder: Builder, path: FieldPath, ref: Reference) -> None:
@@ -110,7 +177,7 @@ def _check_pairs(builder: Builder, stage: PreferenceDataStage, at: FieldPath) ->
     if sampling.n < 2:
         message = f"no prompt has a pair with {sampling.n} sampled completion, even with offline ones"
         builder.problem((*at, "completions", "n"), message, "state 2 or more.")
-    if sampling.temperature == 0 and not stage.offline:
+    if sampling.temperature == 0 and not stage.offline and not stage.generators:
         message = "no prompt has a pair: at temperature 0 all of its completions are the same"
         builder.problem((*at, "completions", "temperature"), message, "raise it, or state offline: true.")
 
@@ -132,12 +199,19 @@ def add_prompts(
 ) -> Node:
     """The prompts of a stage, from conversations made with the model's tokenizer. Without a `checkpoint`, the
     model has another tokenizer, and the prompts keep that of the conversations."""
+    inputs = _conversations(builder, sources, path, checkpoint)
+    return builder.node(f"{name}/prompts", name, part, inputs, kind="prompts")
+
+
+def _conversations(
+    builder: Builder, sources: list[Reference], path: FieldPath, checkpoint: Input | None
+) -> dict[str, Input]:
+    """Conversations of one tokenizer, that of the checkpoint if there is one, and the tokenizer."""
     chosen = sorted((builder.part(source) for source in sources), key=lambda read: read.fingerprint)
     tokenizer = builder.tokenizer_of(chosen[0] if checkpoint is None else checkpoint)
     for read in chosen:
         builder.same_tokenizer(path, read.name, builder.tokenizer_of(read), tokenizer)
-    inputs = {f"conversations:{index}": read for index, read in enumerate(chosen)} | {"tokenizer": tokenizer}
-    return builder.node(f"{name}/prompts", name, part, inputs, kind="prompts")
+    return {f"conversations:{index}": read for index, read in enumerate(chosen)} | {"tokenizer": tokenizer}
 
 
 def add_model(
@@ -166,15 +240,20 @@ def add_completions(
     sampling: Sampling,
     model: Node | None,
     prompts: Node,
+    part_name: str = "completions",
+    personas: Personas | None = None,
+    persona_files: Input | None = None,
 ) -> Node:
     """Completions of the prompts by an exported checkpoint, by the folder of any model, or, without a
     `model`, by one that only a server has."""
-    part = CompletionsPart(sampling=sampling, prompts_per_unit=_per_unit(prompts))
+    part = CompletionsPart(sampling=sampling, personas=personas, prompts_per_unit=_per_unit(prompts))
     inputs = {} if model is None else {"model": reads(model)}
     inputs["prompts"] = reads(prompts)
     if model is None or isinstance(model.part, ModelFolderPart):
         inputs["tokenizer"] = prompts.inputs["tokenizer"]
-    return builder.node(f"{name}/completions", name, part, inputs, kind="completions")
+    if persona_files is not None:
+        inputs["personas"] = persona_files
+    return builder.node(f"{name}/{part_name}", name, part, inputs, kind="completions")
 
 
 def add_rewards(
@@ -184,11 +263,13 @@ def add_rewards(
     path: FieldPath,
     prompts: Node,
     completions: Node,
+    generated: dict[str, Input] | None = None,
 ) -> Node:
     """Rewards of all completions of the prompts, offline and sampled."""
     inputs = {
         "prompts": reads(prompts),
         "completions": reads(completions),
+        **(generated or {}),
         "tokenizer": prompts.inputs["tokenizer"],
     }
     inputs |= reward_inputs(builder, name, reward, path)
@@ -247,3 +328,61 @@ def _judge_inputs(
 
 def _per_unit(prompts: Node) -> int:
     return cast(PromptsPart, prompts.part).prompts_per_unit
+
+
+def preference_inputs(builder: Builder, stage: PreferenceTraining, phase: Phase) -> dict[str, Input]:
+    """The pairs of each set (or its completions by themselves) and their log-probabilities; of several sets,
+    also which pairs are trained on, in a part of the stage."""
+    several = len(stage.preferences) > 1
+    inputs: dict[str, Input] = {}
+    for number, name in enumerate(stage.preferences):
+        found = {
+            "pairs": _of_kind(builder, name, "pairs", "rewarded_completions"),
+            "log_probabilities": _of_kind(builder, name, "log_probabilities"),
+        }
+        inputs |= {f"{role}:{number}" if several else role: reads(node) for role, node in found.items()}
+    if several:
+        part_name = f"{phase.stage}/distinct_prompts"
+        node = builder.graph.nodes.get(part_name)
+        if node is None:
+            part = DistinctPromptsPart(repeated_prompts=stage.repeated_prompts, names=list(stage.preferences))
+            pairs = {role: read for role, read in inputs.items() if role.startswith("pairs")}
+            node = builder.node(part_name, phase.stage, part, pairs, kind="distinct_prompts")
+        inputs["distinct_prompts"] = reads(node)
+    return inputs
+
+
+def check_preferences(builder: Builder, stage: PreferenceTraining, phase: Phase, parent: Input) -> None:
+    """The reference of the loss must be the model that training begins with, and its log-probabilities must
+    be of the sequences that are trained on. Sets do not share their prompts."""
+    at = phase.path
+    trajectory = builder.graph.trajectories[phase.name]
+    owners: dict[str, str] = {}  # of conversations: the first set with prompts from them
+    for name in stage.preferences:
+        reference = _of_kind(builder, name, "log_probabilities")
+        checkpoint, part = reference.inputs["checkpoint"], reference.part
+        assert isinstance(part, LogProbabilitiesPart)
+        if parent.hashed != checkpoint.hashed:
+            made = f"'{name}' was made with step {checkpoint.step} of '{checkpoint.name}'"
+            message = f"{made}, but this stage starts from '{phase.parent}'"
+            fix = "start from the checkpoint that the preference data name."
+            builder.problem((*at, "from"), message, fix)
+        if trajectory.sequence_length != part.sequence_length:
+            own = trajectory.sequence_length
+            message = f"'{name}' has sequence_length {part.sequence_length}, this stage {own}"
+            builder.problem((*at, "preferences"), message, f"state sequence_length: {part.sequence_length}.")
+        if trajectory.precision != part.precision:
+            precisions = f"{part.precision.param}, this stage computes in {trajectory.precision.param}"
+            message = f"the log-probabilities of '{name}' are in {precisions}"
+            builder.problem((*at, "preferences"), message, "state the same precision in both.")
+        for role, read in _of_kind(builder, name, "prompts", "rewarded_completions").inputs.items():
+            first = owners.setdefault(read.fingerprint, name) if role.startswith("conversations:") else name
+            if first != name and stage.repeated_prompts == "error":
+                message = f"'{first}' and '{name}' both take prompts from '{read.name}'"
+                fix = "name other prompts in one of them, or state repeated_prompts: first."
+                builder.problem((*at, "preferences"), message, fix)
+
+
+def _of_kind(builder: Builder, stage: str, *kinds: str) -> Node:
+    """The one part of a stage that has one of these kinds."""
+    return next(node for node in builder.graph.of(stage) if node.kind in kinds)

@@ -16,6 +16,7 @@ from flows.planning.parts.consumed_samples import (
     counter,
     excluded,
 )
+from flows.planning.parts.preferences import check_preferences, preference_inputs
 from infra.store import Checkpoint, Store
 from specs.dependencies import uses
 from specs.errors import FieldPath, SpecError, did_you_mean
@@ -25,7 +26,6 @@ from specs.stages.dpo import DpoSegment, DpoStage
 from specs.stages.import_model import ImportModelPart
 from specs.stages.merge import MergePart, MergeRule, MergeStage
 from specs.stages.packing import PackingPart
-from specs.stages.preference_data import LogProbabilitiesPart
 from specs.stages.preference_training import PreferenceTraining
 from specs.stages.qrpo import QrpoSegment, QrpoStage
 from specs.stages.reward_model import LabelledPairsPart, RewardModelStage, RewardSegment
@@ -69,7 +69,7 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
             consumed, carried = consumed_until(graph, before, trajectory.parent.step), ancestry
     parallel = builder.pipeline.launch_of(stage).degrees
     if isinstance(stage, PreferenceTraining) and parent is not None:
-        _check_preferences(builder, stage, phase, parent)
+        check_preferences(builder, stage, phase, parent)
     for index, planned in enumerate(trajectory.segments):
         data, extra = _data(builder, stage, phase, planned)
         packing = trajectory.packing if isinstance(settings, MixtureTraining) else "concatenate"
@@ -131,7 +131,7 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
         )
         if parent is not None:
             own = isinstance(stage, RewardModelStage)
-            field = "pairs" if own else FIELDS.get(next(iter(data)), "conversations")
+            field = "pairs" if own else FIELDS.get(next(iter(data)).partition(":")[0], "conversations")
             what = next(iter(data.values())).name
             models = (
                 parent
@@ -176,12 +176,11 @@ def _data(
             "lora": stage.lora,
         }
     if isinstance(stage, PreferenceTraining):
-        nodes = {node.kind: node for node in builder.graph.of(stage.preferences.stage)}
-        inputs = {kind: reads(nodes[kind]) for kind in ("pairs", "log_probabilities")}
-        return inputs, {
+        return preference_inputs(builder, stage, phase), {
             "loss": cast(Any, stage).loss,
-            "source_names": [stage.preferences.stage],
+            "source_names": list(stage.preferences),
             "data_seed": stage.data_seed,
+            "repeats": list(stage.preferences.values()),
         }
     if isinstance(stage, RewardModelStage):
         length = builder.graph.trajectories[phase.name].sequence_length
@@ -237,28 +236,6 @@ def _packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajecto
             node = builder.node(name, phase.stage, part, {"corpus": corpus}, kind="packing")
         found[f"packed:{index}"] = reads(node)
     return found
-
-
-def _check_preferences(builder: Builder, stage: PreferenceTraining, phase: Phase, parent: Input) -> None:
-    """The reference of the loss must be the model that training begins with, and its log-probabilities must
-    be of the sequences that are trained on."""
-    at, name = phase.path, stage.preferences
-    trajectory = builder.graph.trajectories[phase.name]
-    reference = next(node for node in builder.graph.of(name.stage) if node.kind == "log_probabilities")
-    checkpoint, part = reference.inputs["checkpoint"], reference.part
-    assert isinstance(part, LogProbabilitiesPart)
-    if parent.hashed != checkpoint.hashed:
-        made = f"'{name}' was made with step {checkpoint.step} of '{checkpoint.name}'"
-        message = f"{made}, but this stage starts from '{phase.parent}'"
-        builder.problem((*at, "from"), message, "start from the checkpoint that the preference data name.")
-    if trajectory.sequence_length != part.sequence_length:
-        own = trajectory.sequence_length
-        message = f"'{name}' has sequence_length {part.sequence_length}, this stage {own}"
-        builder.problem((*at, "preferences"), message, f"state sequence_length: {part.sequence_length}.")
-    if trajectory.precision != part.precision:
-        precisions = f"{part.precision.param}, this stage computes in {trajectory.precision.param}"
-        message = f"the log-probabilities of '{name}' are in {precisions}"
-        builder.problem((*at, "preferences"), message, "state the same precision in both.")
 
 
 def _kept(builder: Builder, phase: str, checkpoint: Checkpointing) -> Checkpointing:

@@ -55,7 +55,8 @@ class Ancestor:
         recipe stated them."""
         spec = {**self.identity.spec, **self.recorded}
         kind, _, index = role.partition(":")
-        named = spec.get("planted", {}).get(index) if kind == "planted" else spec.get("source")
+        field = "personas" if kind == "personas" else "source"
+        named = spec.get("planted", {}).get(index) if kind == "planted" else spec.get(field)
         if (
             named is None
             and isinstance(spec.get("sources"), list)

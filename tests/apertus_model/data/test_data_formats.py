@@ -274,7 +274,7 @@ def test_pairs_that_another_program_wrote_are_read(tmp_path: Path) -> None:
     )
     values = {"log_probabilities.npy": array(page["log_probabilities"], "<f4")}
     reference = written_artifact(tmp_path / "b", "log_probabilities", values, {})
-    row = PreferenceSamples.open(pairs, reference, sequence_length=12, seed=0, pad_id=3).row(0)
+    row = PreferenceSamples.open(pairs, reference, sequence_length=12, pad_id=3).row(0)
     assert row.input.tolist() == [*page["tokens"], 3, 3, 3]
     assert row.labels.tolist() == [-100, 5, 2, -100, -100, 6, 7, 2, -100, -100, -100, -100]
     assert row.rewards.tolist() == page["rewards"]

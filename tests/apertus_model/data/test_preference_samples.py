@@ -48,8 +48,8 @@ def _many(count: int) -> list[Sequence]:
     ]
 
 
-def _open(pairs: Any, log_probabilities: Any = None, length: int = 24, seed: int = 1) -> PreferenceSamples:
-    return PreferenceSamples.open(pairs, log_probabilities, sequence_length=length, seed=seed, pad_id=PAD)
+def _open(pairs: Any, log_probabilities: Any = None, length: int = 24) -> PreferenceSamples:
+    return PreferenceSamples.open(pairs, log_probabilities, sequence_length=length, pad_id=PAD)
 
 
 def test_a_row_holds_both_sides_as_documents_and_trains_completions_only(tmp_path: Path) -> None:
@@ -99,16 +99,26 @@ def test_every_sequence_is_in_one_row_beside_its_other_side(tmp_path: Path) -> N
     assert samples.width % 2 == 0
 
 
-def test_stored_order_does_not_depend_on_the_seed_and_every_epoch_sees_each_row_once(tmp_path: Path) -> None:
+def test_pairs_that_are_not_kept_stay_in_their_rows_without_labels(tmp_path: Path) -> None:
     pairs = _pairs(tmp_path / "p", _many(20))
-    first, second = _open(pairs, seed=1), _open(pairs, seed=2)
-    rows = {first.row(row).input.tobytes(): row for row in range(first.rows)}
-    assert [second.row(row).input.tobytes() for row in range(second.rows)] == list(rows)
-    order = [rows[first[i].input.tobytes()] for i in range(2 * first.rows)]
-    assert sorted(order[: first.rows]) == sorted(order[first.rows :]) == list(range(first.rows))
-    assert order[: first.rows] != order[first.rows :]
-    assert order[: first.rows] != [rows[second[i].input.tobytes()] for i in range(first.rows)]
-    assert first.epochs(3 * first.rows) == [3.0]
+    whole, some = _open(pairs), _open(pairs)
+    kept = np.arange(20) % 3 == 0
+    kept[whole.pairs_of(1)] = False
+    some.keep(kept)
+    assert some.trained_rows().tolist() == [
+        row for row in range(whole.rows) if kept[whole.pairs_of(row)].any()
+    ]
+    assert 1 not in some.trained_rows() and whole.trained_rows().tolist() == list(range(whole.rows))
+    for row in range(whole.rows):
+        before, after, ids = whole.row(row), some.row(row), whole.sequence_ids(row)
+        assert after.input.tolist() == before.input.tolist()
+        assert after.positions.tolist() == before.positions.tolist()
+        assert after.present.tolist()[: len(ids)] == kept[ids // 2].tolist()
+        for segment, sequence in enumerate(ids):
+            inside = before.segments == segment
+            labels = before.labels[inside] if kept[sequence // 2] else [-100] * inside.sum()
+            assert after.labels[inside].tolist() == list(labels)
+            assert set(after.segments[inside]) == {segment if kept[sequence // 2] else -1}
 
 
 def test_a_pair_that_is_longer_than_a_row_is_a_message(tmp_path: Path) -> None:
@@ -140,3 +150,24 @@ def test_arrays_are_never_unpickled(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="pickled"):
         _open(pairs)
     assert not (tmp_path / "sprung").exists()
+
+
+def test_completions_by_themselves_leave_the_places_of_another_side_empty(tmp_path: Path) -> None:
+    """A row holds more of them than pairs, and an odd number of sequences is no damage."""
+    sequences = _many(10)[:17]
+    rewards = [index / 32 for index in range(17)]
+    reference = _artifact(tmp_path / "r", {"log_probabilities": np.arange(17, dtype=np.float32)})
+    pairs = _pairs(tmp_path / "p", sequences, rewards)
+    samples = PreferenceSamples.open(pairs, reference, sequence_length=24, pad_id=PAD, sides=1)
+    seen = []
+    for row in range(samples.rows):
+        sample, ids = samples.row(row), samples.sequence_ids(row)
+        seen += ids.tolist()
+        assert sample.present.tolist() == [n % 2 == 0 and n < 2 * len(ids) for n in range(samples.width)]
+        for place, sequence in enumerate(ids.tolist()):
+            assert sample.labels[sample.segments == 2 * place].tolist() == sequences[sequence][1]
+            assert (sample.rewards[2 * place], sample.reference[2 * place]) == (rewards[sequence], sequence)
+        assert not (sample.segments % 2 == 1).any() or set(sample.segments[sample.segments % 2 == 1]) == {-1}
+    assert sorted(seen) == list(range(17))
+    with pytest.raises(StoreError, match="do not belong together"):
+        _open(pairs)

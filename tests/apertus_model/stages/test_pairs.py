@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apertus_model.data.rows import Rows
 from apertus_model.stages.pairs import PairsError
 from infra.store import Artifact
 from tests.apertus_model.preference_artifacts import put_rows
@@ -121,3 +122,40 @@ def test_a_second_pair_follows_the_first_and_depends_on_the_seed_alone(bench: An
     assert _run(bench, prompts, pairs=2, fingerprint="seed", seed=1).bytes("pairs.jsonl") != artifact.bytes(
         "pairs.jsonl"
     )
+
+
+def test_answers_of_generators_are_offline_completions_with_their_model(bench: Any) -> None:
+    """Their rewards stand between those of the conversations and of the reference, which alone are ranked."""
+    answers = {"a": ["weak", "best"], "b": ["middle"]}
+    prompt = {"id": "p", "text": "?", "tokens": [1, 60], "messages": [], "answer": None, "metadata": {}}
+    prompts = put_rows(bench, "prompts", "p", [prompt | {"completions": [completed("own")]}], FACTS)
+    sampled = [{"id": "p", "completions": [completed("s1"), completed("s2")]}]
+    inputs = {"prompts": prompts, "completions": put_rows(bench, "completions", "c", sampled)}
+    for number, (name, texts) in enumerate(answers.items()):
+        row = {"id": "p", "completions": [completed(text) for text in texts], "persona": f"persona {name}"}
+        if name == "b":
+            del row["persona"]
+        facts = {"model": f"hf:{name}"}
+        inputs[f"generated:{number}"] = put_rows(bench, "completions", f"g{number}", [row], facts)
+    reward = {"function": "tests.apertus_model.stages.test_pairs:by_text", "version": 1}
+    rewards = bench.run("rewards", "r", {"reward": reward}, {**inputs, "tokenizer": prompts})
+    assert list(Rows(rewards)) == [{"id": "p", "offline": [0.0, 1.0, 9.0, 5.0], "sampled": [4.0, 6.0]}]
+    artifact = bench.run("pairs", "q", PART, {**inputs, "rewards": rewards})
+    [row] = [json.loads(line) for line in artifact.bytes("pairs.jsonl").splitlines()]
+    more = {"origin": "offline", "model": "hf:a", "persona": "persona a"}
+    assert row["chosen"] == {"text": "best", "reward": 9.0, "quantile": 1.0, **more}
+    assert row["rejected"] == {"text": "own", "reward": 0.0, "quantile": 0.0, "origin": "offline"}
+    artifact = bench.run("pairs", "q2", PART | {"pairs": 2}, {**inputs, "rewards": rewards})
+    further = json.loads(artifact.bytes("pairs.jsonl").splitlines()[1])
+    assert further["rejected"]["quantile"] < 0.5 <= further["chosen"]["quantile"]
+
+
+REWARDS = {"own": 0, "weak": 1, "best": 9, "middle": 5, "s1": 4, "s2": 6}
+
+
+def by_text(items: list[Any]) -> list[float]:
+    return [REWARDS[item.completion] for item in items]
+
+
+def completed(text: str) -> dict[str, Any]:
+    return {"text": text, "tokens": [300 + REWARDS[text], 68], "finished": True}

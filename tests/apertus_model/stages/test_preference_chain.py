@@ -41,7 +41,7 @@ def test_pairs_are_made_of_conversations_and_of_what_the_model_says(bench: Any, 
 
     facts = pairs.manifest.facts
     assert facts["pad_id"] == 10
-    samples = PreferenceSamples.open(pairs, None, sequence_length=600, seed=0, pad_id=facts["pad_id"])
+    samples = PreferenceSamples.open(pairs, None, sequence_length=600, pad_id=facts["pad_id"])
     encoder = encoder_of(tokenizer)
     for row in range(samples.rows):
         sample = samples.row(row)

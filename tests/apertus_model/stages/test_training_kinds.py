@@ -35,6 +35,8 @@ class StoredPairs(PreferenceRows):
     """Seven rows of one or two pairs; ids count the sequences backwards, so that they are not in the order
     of the rows."""
 
+    width = 4
+
     def __init__(self, artifact: Artifact, reference: np.ndarray | None) -> None:
         super().__init__(rows=ROWS)
         sizes = [2 * (1 + row % 2) for row in range(ROWS)]
@@ -53,7 +55,6 @@ class StoredPairs(PreferenceRows):
         log_probabilities: Artifact | None,
         *,
         sequence_length: int,
-        seed: int,
         pad_id: int,
     ) -> "StoredPairs":
         assert (sequence_length, pad_id) == (16, PAD)
@@ -67,8 +68,8 @@ class StoredPairs(PreferenceRows):
     def sequence_ids(self, row: int) -> np.ndarray:
         return self.ids[row]
 
-    def epochs(self, n: int) -> list[float]:
-        return [n / ROWS]
+    def trained_rows(self) -> np.ndarray:
+        return np.arange(ROWS)
 
 
 class StoredConversations:
@@ -94,7 +95,7 @@ def data_classes() -> Any:
     modules = {name: ModuleType(name) for name in ("chat_samples", "conversations", "preference_samples")}
     modules["chat_samples"].__dict__.update(ConversationSamples=StoredConversations, heldout=heldout)
     modules["conversations"].__dict__.update(ConversationShards=lambda artifact, split: (artifact, split))
-    modules["preference_samples"].__dict__.update(PreferenceSamples=StoredPairs)
+    modules["preference_samples"].__dict__.update(PreferenceSamples=StoredPairs, PreferenceSample=Any)
     with pytest.MonkeyPatch.context() as patch:
         for name, module in modules.items():
             patch.setitem(sys.modules, f"apertus_model.data.{name}", module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from apertus_model.data.preference_samples import PreferenceSamples
+from apertus_model.data.preference_sets import PreferenceSets
 from flows.inspection import batch as inspect_batch
 from flows.inspection.common import Options
 from flows.planning.plan import Plan
@@ -119,7 +121,8 @@ def test_pairs_show_both_sides_with_their_rewards() -> None:
         "rewards": np.array([0.75, 0.25], dtype=np.float32),
     }
     reference = np.array([-1.5, -2.5], dtype=np.float32)
-    samples = PreferenceSamples(arrays, reference, sequence_length=8, seed=1, pad_id=4)
+    rows = PreferenceSamples(arrays, reference, sequence_length=8, pad_id=4)
+    samples = PreferenceSets([rows], [Fraction(1)], seed=1)
     found = inspect_batch.sample_of(SimpleNamespace(samples=samples, names=["pairs"]), words, 0, {4})
     assert [(document["source"], document["trained"]) for document in found["documents"]] == [
         ("pairs (chosen, quantile reward 0.750, reference log-probability -1.50)", 2),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
-from specs.stages.preference_data import PreferenceDataStage, Sampling
+from specs.stages.preference_data import Generator, Personas, PreferenceDataStage, Sampling
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.01, 1.0, 4.0])
@@ -33,3 +35,35 @@ def test_a_part_of_prompts_is_named_once() -> None:
     }
     with pytest.raises(ValidationError, match="a part is repeated; name it once"):
         PreferenceDataStage.model_validate(fields)
+
+
+SERVER = {"engine": "server", "server": {"url": "http://host/v1", "model": "big", "api": "chat"}}
+
+
+@pytest.mark.parametrize(
+    ("stated", "told"),
+    [
+        ({"completions": {"max_new_tokens": 1}}, "a generator has from:, or a server with api: chat"),
+        ({"from": "sft", "completions": {"max_new_tokens": 1, **SERVER}}, "state one"),
+    ],
+)
+def test_a_generator_has_one_model(stated: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        Generator.model_validate(stated)
+
+
+@pytest.mark.parametrize(
+    ("stated", "told"),
+    [
+        ({"format": "chat"}, "personas are texts, and format chat has none; use jsonl, or text"),
+        ({"format": "jsonl", "template": "You are."}, "a template without {persona} is the same for all"),
+    ],
+)
+def test_personas_are_texts_in_a_template(stated: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        Personas(url="x", **stated)
+
+
+def test_where_personas_lie_is_no_part_of_what_is_sampled() -> None:
+    one, two = (Personas(url=url, format="jsonl") for url in ("here", "there"))
+    assert one.identity_fields() == two.identity_fields() == {"format": "jsonl", "seed": 28}

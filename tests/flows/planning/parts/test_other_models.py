@@ -259,3 +259,58 @@ def test_a_key_in_the_place_of_its_name_is_refused_and_not_repeated(planned: Pla
         f"    completions: {{{{max_new_tokens: 8, engine: server, server: {server}}}}}}}}}\n",
     )
     assert "not the name of an environment variable" in told and "hunter2" not in told
+
+
+GENERATORS = """\
+  offline: {{kind: preference_data, from: sft, prompts: [chat], reward: reference-overlap,
+    completions: {{n: 4, max_new_tokens: 8}}, generators: {{
+      big: {{from: "hf:OTHER", completions: &few {{n: 2, max_new_tokens: 8}}}},
+      persona: {{from: "hf:OTHER", completions: *few,
+        personas: {{url: "{documents}", format: text, include: ["note-0*.txt"], license: CC0-1.0}}}},
+      own: {{from: sft@step=4, completions: *few}}}}}}
+"""
+
+
+def test_answers_of_generators_are_parts_that_rewards_and_pairs_read(planned: Planned) -> None:
+    plan = planned(more=GENERATORS)
+    nodes = plan.graph.nodes
+    generated = {
+        f"generated:{n}": f"offline/{key}/completions" for n, key in enumerate(("big", "persona", "own"))
+    }
+    for part in ("offline/rewards", "offline/pairs"):
+        assert generated.items() <= {role: read.name for role, read in nodes[part].inputs.items()}.items()
+    assert nodes["offline/big/model"].path == nodes["offline/persona/model"].path == nodes["other/model"].path
+    assert nodes["offline/own/model"].inputs["checkpoint"].step == 4
+    assert nodes["offline/model"].inputs["checkpoint"].step == 8
+    roles = {name: nodes[f"offline/{name}/completions"].inputs.keys() for name in ("big", "persona", "own")}
+    assert roles["big"] == {"model", "prompts", "tokenizer"} and roles["own"] == {"model", "prompts"}
+    assert roles["persona"] == roles["big"] | {"personas"}
+    found = lineage.to_json(lineage.of_plan(plan, ["offline/pairs"]), nodes["offline/pairs"].path)
+    asked = found["inputs"]["generated:1"]["inputs"]
+    assert asked["model"]["kind"] == "model_folder" and asked["personas"]["kind"] == "external"
+    without = planned("stages.offline.generators={}", more=GENERATORS).graph.nodes
+    assert without["offline/completions"].path == nodes["offline/completions"].path
+    assert without["offline/rewards"].path != nodes["offline/rewards"].path
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            "generators.big.completions.max_new_tokens=64",
+            "max_new_tokens 64 leaves no room for a prompt in max_tokens",
+        ),
+        ("generators.big.from=nobody", "there is no stage 'nobody'"),
+        ("generators.persona.personas.url=/nowhere", "stages.offline.generators.persona.personas.url: "),
+        ('generators={"a/b": {from: sft, completions: {max_new_tokens: 8}}}', "a/b"),
+    ],
+)
+def test_a_generator_that_cannot_answer_is_refused_at_its_field(
+    planned: Planned, change: str, told: str
+) -> None:
+    assert told in refused(planned, f"stages.offline.{change}", more=GENERATORS)
+
+
+def test_a_generator_without_a_chat_template_is_refused(planned: Planned, other: Path) -> None:
+    (other / "chat_template.jinja").unlink()
+    assert "stages.offline.generators.big.from: 'hf:" in refused(planned, more=GENERATORS)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flows.planning.plan import Plan
+from flows.planning.plan import Plan, make
+from infra.store import Store
 from specs.errors import SpecError
+from specs.recipe import load
 from specs.stages.export import ExportPart
+from specs.stages.qrpo import QrpoSegment
 from tests.flows.comparing import changed
+from tests.recipes import CHAT, write_recipe
 
 Planned = Callable[..., Plan]
 
@@ -108,3 +113,137 @@ def test_a_judge_that_a_server_has_needs_no_folder(judged: Planned, tmp_path: Pa
     plan = judged("1. Be kind.", f"stages.preferences.reward={{judge: {stated}}}")
     inputs = plan.graph.nodes["preferences/rewards"].inputs
     assert set(inputs) == {"prompts", "completions", "tokenizer", "constitution"}
+
+
+SECOND = """\
+  further: {{kind: preference_data, from: sft, prompts: [PROMPTS], completions: {{n: 4, max_new_tokens: 16}},
+    reward: grounded-answer, pairs: 2}}
+"""
+OTHERS = """\
+  others: {{kind: conversations, tokenizer: tokenizer, seed: 1, sources: {{questions: {{holdout: 0.1}}}}}}
+"""
+
+
+def both(folder: Path, store: Store, *overrides: str, prompts: str = "others") -> Plan:
+    """The plan of a recipe with two sets."""
+    recipe = write_recipe(folder, CHAT + OTHERS + SECOND.replace("PROMPTS", prompts))
+    sets = "stages.qrpo.preferences={preferences: 2, further: 0.5}"
+    return make(load(recipe, [sets, *overrides]), store)
+
+
+def test_several_sets_are_parts_of_their_own_that_training_reads(tmp_path: Path, store: Store) -> None:
+    graph = both(tmp_path, store).graph
+    nodes = graph.nodes
+    assert {role: read.name for role, read in nodes["qrpo"].inputs.items()} == {
+        "pairs:0": "preferences/pairs",
+        "log_probabilities:0": "preferences/log_probabilities",
+        "pairs:1": "further/pairs",
+        "log_probabilities:1": "further/log_probabilities",
+        "distinct_prompts": "qrpo/distinct_prompts",
+        "tokenizer": "tokenizer",
+        "parent": "sft",
+    }
+    segment = nodes["qrpo"].part
+    assert isinstance(segment, QrpoSegment) and segment.repeats == [2, 0.5]
+    assert segment.source_names == ["preferences", "further"]
+    assert nodes["qrpo/distinct_prompts"].inputs.keys() == {"pairs:0", "pairs:1"}
+    assert {"pairs", "log_probabilities"} <= nodes["dpo"].inputs.keys()
+    one = both(tmp_path, store, "stages.qrpo.preferences={further: 1}").graph.nodes["qrpo"]
+    named = both(tmp_path, store, "stages.qrpo.preferences=further").graph.nodes["qrpo"]
+    assert one.fingerprint == named.fingerprint != nodes["qrpo"].fingerprint
+    assert {"pairs", "log_probabilities"} <= one.inputs.keys()
+
+
+def test_a_changed_set_leaves_the_other_as_it_is(tmp_path: Path, store: Store) -> None:
+    after = changed(both(tmp_path, store), both(tmp_path, store, "stages.further.worst_quantile=0.3"))
+    assert {name for name in after if name.startswith(("preferences", "further"))} == {
+        "further/pairs",
+        "further/log_probabilities",
+    }
+    assert {"qrpo", "qrpo/distinct_prompts"} <= after and "dpo" not in after
+
+
+def test_sets_with_prompts_of_the_same_conversations_are_refused_with_the_fix(
+    tmp_path: Path, store: Store
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        both(tmp_path, store, prompts="chat")
+    told = str(caught.value)
+    assert (
+        "stages.qrpo.preferences: 'preferences' and 'further' both take prompts from 'chat/questions'" in told
+    )
+    assert "state repeated_prompts: first" in told
+    both(tmp_path, store, "stages.qrpo.repeated_prompts=first", prompts="chat")
+
+
+@pytest.mark.parametrize(
+    ("stated", "told"),
+    [
+        ("{preferences: 1, further: 0}", "0 passes are none; state more than 0, or leave the source out"),
+        ("[preferences, thrid]", "there is no stage 'thrid'"),
+        (
+            "[preferences, sft]",
+            "stage 'sft' is a sft; one of preference_data, rewarded_completions is needed",
+        ),
+        ("{}", "at least 1 item"),
+    ],
+)
+def test_sets_that_cannot_be_read_are_refused(tmp_path: Path, store: Store, stated: str, told: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(told)):
+        both(tmp_path, store, f"stages.qrpo.preferences={stated}")
+
+
+def test_every_set_is_made_with_the_model_that_training_starts_from(tmp_path: Path, store: Store) -> None:
+    with pytest.raises(
+        SpecError, match="'further' was made with step 4 of 'dpo', but this stage starts from 'sft'"
+    ):
+        both(tmp_path, store, "stages.further.from=dpo")
+
+
+REWARDED = """\
+  rewarded: {{kind: rewarded_completions, from: sft, completions: [others], MORE}}
+"""
+
+
+def rewarded(folder: Path, store: Store, *overrides: str, more: str = "reward: score") -> Plan:
+    recipe = write_recipe(folder, CHAT + OTHERS + REWARDED.replace("MORE", more))
+    return make(load(recipe, overrides), store)
+
+
+def test_completions_with_rewards_are_trained_on_alone_or_beside_pairs(tmp_path: Path, store: Store) -> None:
+    nodes = rewarded(tmp_path, store, "stages.qrpo.preferences=rewarded").graph.nodes
+    read = {role: nodes["qrpo"].inputs[role].name for role in ("pairs", "log_probabilities")}
+    assert read == {"pairs": "rewarded/completions", "log_probabilities": "rewarded/log_probabilities"}
+    assert nodes["rewarded/completions"].inputs["conversations:0"].name == "others/questions"
+    assert nodes["rewarded/log_probabilities"].inputs["checkpoint"].name == "sft"
+    both = rewarded(tmp_path, store, "stages.qrpo.preferences=[rewarded, preferences]").graph.nodes["qrpo"]
+    assert both.inputs["pairs:0"].name == "rewarded/completions"
+    assert both.inputs["pairs:1"].name == "preferences/pairs"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ["stages.dpo.preferences=rewarded"],
+            "stage 'rewarded' is a rewarded_completions; preference_data is needed here",
+        ),
+        (
+            ["stages.qrpo.preferences=rewarded", "stages.rewarded.from=dpo"],
+            "'rewarded' was made with step 4 of 'dpo', but this stage starts from 'sft'",
+        ),
+        (
+            ["stages.rewarded.max_tokens=200"],
+            "a completion of 200 tokens does not fit into a sequence of 128",
+        ),
+        (
+            ["stages.qrpo.preferences=[preferences, rewarded]", "stages.rewarded.completions=[chat]"],
+            "'preferences' and 'rewarded' both take prompts from 'chat/questions'",
+        ),
+    ],
+)
+def test_completions_with_rewards_that_cannot_be_trained_on_are_refused(
+    tmp_path: Path, store: Store, overrides: list[str], told: str
+) -> None:
+    with pytest.raises(SpecError, match=re.escape(told)):
+        rewarded(tmp_path, store, *overrides)

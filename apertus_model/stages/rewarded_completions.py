@@ -1,0 +1,146 @@
+"""The `rewarded_completions` part: completions with known rewards as tokens, with their quantiles.
+
+Artifact: the arrays of `pairs` (`apertus_model.stages.pairs`), where each sequence is a completion by itself;
+and `completions.jsonl` for people: `{"id", "prompt", "text", "reward", "quantile"}`, with the prompt's id.
+
+Invariant: every completion is there, or is counted under the reason for being left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from apertus_model.chat import ChatEncoder
+from apertus_model.data.choice import quantiles
+from apertus_model.data.conversations import Conversation, ConversationShards
+from apertus_model.data.rows import Row, read_units, to_line, write_unit
+from apertus_model.data.sequence_writer import SequenceWriter
+from apertus_model.progress import Progress
+from apertus_model.stages.pairs import histogram_of
+from apertus_model.stages.prompts import COPIED_FACTS, prompt_id
+from apertus_model.stop import StopSignal
+from apertus_model.work import Result, run_units
+from apertus_model.work.units import Span, units_of
+from infra.store import Attempt
+from specs.errors import StageError
+from specs.job import Job
+from specs.stages.rewarded_completions import RewardedCompletionsPart
+
+FEWEST = 2  # reference rewards, as for pairs
+
+
+class RewardedCompletionsError(StageError):
+    """No completion is left. The message counts the reasons."""
+
+
+def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    """Runs the part. RewardedCompletionsError when there is no completion to train on."""
+    part = RewardedCompletionsPart.model_validate(job.spec)
+    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    dropped: Counter[str] = Counter()
+    found: list[float] = []
+    people = attempt.workdir / "completions.jsonl"
+    with SequenceWriter(attempt.workdir) as writer, open(people, "w", encoding="utf-8") as file:
+        for unit_row in read_units(units):
+            dropped.update(unit_row["dropped"])
+            for row in unit_row["completions"]:
+                writer.add(row.pop("prompt_tokens"), row.pop("tokens"))
+                found.append(row["quantile"])
+                file.write(to_line(row))
+        names = ["completions.jsonl", "rewards.npy", *writer.finish()]
+    story = ", ".join(f"{number} {reason}" for reason, number in sorted(dropped.items())) or "none dropped"
+    if not found:
+        raise RewardedCompletionsError(
+            f"no completion is left: {story}. Fix: columns '{part.reward}' and '{part.reference_rewards}',"
+            f" of {FEWEST} or more completions of the model, or a larger max_tokens"
+        )
+    np.save(attempt.workdir / "rewards.npy", np.array(found, np.float32), allow_pickle=False)
+    for name in names:
+        attempt.put(attempt.workdir / name, name)
+    progress.log(f"{len(found)} completions; {story}")
+    facts = attempt.input_artifact("conversations:0").manifest.facts
+    copied = {name: facts[name] for name in COPIED_FACTS}
+    if copied["pad_id"] is None:  # padding has no labels
+        copied["pad_id"] = copied["eos_id"]
+    metrics = {
+        "completions": len(found),
+        "tokens": sum(writer.lengths),
+        "dropped": dict(dropped),
+        "mean_quantile": float(np.mean(found)),
+        "quantile_histogram": histogram_of(found).tolist(),
+    }
+    attempt.commit(metrics=metrics, facts=copied | {"sequences": len(found)})
+
+
+class CompletionReader:
+    """Conversations as rows `{"completions", "dropped"}`, each independent of the others."""
+
+    def __init__(self, job: Job, attempt: Attempt) -> None:
+        self._part = RewardedCompletionsPart.model_validate(job.spec)
+        self._folder = attempt.workdir
+        self._tokenizer = Tokenizer.from_file(
+            str(attempt.input_artifact("tokenizer").local("tokenizer.json"))
+        )
+        self._encoder = ChatEncoder(self._tokenizer)
+        self._units: dict[str, tuple[ConversationShards, Span]] = {}
+        for number in range(sum(role.startswith("conversations:") for role in job.inputs)):
+            shards = ConversationShards(attempt.input_artifact(f"conversations:{number}"), "train")
+            spans = units_of(f"conversations-{number}", len(shards), self._part.completions_per_unit)
+            self._units |= {key: (shards, span) for key, span in spans.items()}
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._units)
+
+    def run(self, key: str) -> Result:
+        shards, span = self._units[key]
+        rows = (self._row(shards.conversation(index)) for index in range(*span))
+        return write_unit(span, rows, self._folder / f"{key}.jsonl")
+
+    def _row(self, conversation: Conversation) -> Row:
+        dropped: Counter[str] = Counter()
+        kept = list(self._kept(conversation, dropped))
+        return {"completions": kept, "dropped": dict(dropped)}
+
+    def _kept(self, conversation: Conversation, dropped: Counter[str]) -> Iterator[Row]:
+        """The completions of a conversation that are trained on; counts the others."""
+        part, texts = self._part, conversation.completions
+        stated = conversation.metadata.get(part.reward)
+        rewards: list[Any] = stated if isinstance(stated, list) else [stated]
+        reference = conversation.metadata.get(part.reference_rewards)
+        if not texts:
+            dropped["without_text"] += 1
+        elif not rewards or len(rewards) != len(texts) or not all(map(is_reward, rewards)):
+            dropped["without_reward" if stated is None else "bad_reward"] += len(texts)
+        elif not isinstance(reference, list) or not all(map(is_reward, reference)):
+            reason = "without_reference_rewards" if reference is None else "bad_reference_rewards"
+            dropped[reason] += len(texts)
+        elif len(reference) < FEWEST:
+            dropped["few_reference_rewards"] += len(texts)
+        else:
+            prompt = self._encoder.prompt(conversation.prompt, conversation.tools)
+            text = self._tokenizer.decode(prompt.tolist(), skip_special_tokens=False)
+            for answer, reward, quantile in zip(texts, rewards, quantiles(rewards, reference), strict=True):
+                tokens = self._encoder.completion(answer)
+                if prompt.size + tokens.size > part.max_tokens:
+                    dropped["too_long"] += 1
+                    continue
+                yield {
+                    **{"id": prompt_id(prompt), "prompt": text, "text": answer},
+                    **{"reward": reward, "quantile": quantile},
+                    **{"prompt_tokens": prompt.tolist(), "tokens": tokens.tolist()},
+                }
+
+
+work_of = CompletionReader
+
+
+def is_reward(value: Any) -> bool:
+    """Whether a value is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
