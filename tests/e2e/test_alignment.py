@@ -70,6 +70,7 @@ def test_every_kind_of_stage_finishes_and_nothing_is_left_to_run(aligned: Path, 
             "dpo",
             "merge",
             "evaluate",
+            "evaluate_reward",
             "continuations",
             "export",
         ),
@@ -135,6 +136,24 @@ def test_quantiles_are_those_of_the_stored_rewards(aligned: Path) -> None:
         for side, value in zip(("chosen", "rejected"), stored[2 * index : 2 * index + 2], strict=True):
             assert value == np.float32(sum(other <= pair[side]["reward"] for other in sampled) / len(sampled))
         assert pair["chosen"]["reward"] > pair["rejected"]["reward"]
+
+
+def test_a_judge_scores_by_its_constitution_and_its_answers_are_kept(aligned: Path) -> None:
+    plan = plan_of(aligned)
+    rewards = artifact(plan, "judged/rewards")
+    assert "4. It ends when all is said." in rewards.bytes("constitution.txt").decode()
+    for row in lines(rewards):
+        scores = {
+            about[0]: sum(k * p for k, p in enumerate(answer["probabilities"], 1))
+            / sum(answer["probabilities"])
+            for answer in row["answers"]
+            if len(about := answer["about"]) == 1
+        }
+        # a comparison has given the scores of the best two anew
+        assert sorted(row["sampled"]) == pytest.approx(sorted(scores.values()))
+    measured = artifact(plan, "evaluate-judge").manifest.metrics
+    assert measured["pairs"] + measured.get("too_long", 0) == 8
+    assert 0 < measured["outside"] < 1 and "order_bias/high" in measured
 
 
 def lines(found: Artifact) -> list[dict[str, Any]]:

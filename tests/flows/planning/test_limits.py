@@ -147,6 +147,18 @@ OTHERS = """\
           classifier: {{model: "installed:examples/own_data/texts", label: toxic, max_tokens: 8}}
     gates: [{{metric: perplexity, min: 1, max: 1000}}]
     reference: {{perplexity: {{value: 9.5, unit: metric, stderr: 0.5, source: a report}}}}
+  agreed:
+    kind: evaluate_reward
+    pairs: [chat]
+    limit: 10
+    seed: 1
+    reward:
+      judge:
+        from: sft
+        constitution: installed:specs/recipes/shared/constitution.md
+        scale: [1, 5]
+        pairwise: {{best: 3}}
+      max_tokens: 32
   sharpness: {{kind: probe, from: pretrain, sources: [corpus/notes], sequence_length: 16}}
   averaged: {{kind: merge, checkpoints: [qrpo, dpo], weights: [1, 2], method: ties, base: sft, scale: 0.5,
     density: 0.5}}

@@ -146,6 +146,19 @@ def test_a_reward_model_is_counted_by_its_files_or_as_declared(chat: Chat, tmp_p
     assert parts(chat(DECLARED, *EXPECTED, model))["rewards"]["not_counted"] == "offline completions"
 
 
+def test_a_judge_reads_completions_and_two_for_each_comparison(chat: Chat, tmp_path: Path) -> None:
+    """128 completions; of the best three of 32 prompts six ordered pairs, which are 192 questions."""
+    (tmp_path / "c.md").write_text("1. Be kind.")
+    judge = f"{{from: sft, constitution: {tmp_path}/c.md, pairwise: {{best: 3}}}}"
+    reward = f"stages.preferences.reward={{judge: {judge}, max_tokens: 128}}"
+    plan = chat(DECLARED, *EXPECTED, reward, "stages.preferences.offline=false")
+    read, parameters = (128 + 2 * 192) * 30, plan.graph.trajectories["sft"].model.parameters
+    assert numbers(parts(plan)["rewards"]) == (128 + 192, read, 0, 2 * parameters * read, "declared")
+    server = f"{{url: 'http://h/v1', model: m, api: chat}}, revision: '1', constitution: {tmp_path}/c.md"
+    served = chat(DECLARED, *EXPECTED, f"stages.preferences.reward={{judge: {{server: {server}}}}}")
+    assert parts(served)["rewards"]["not_counted"] == "the model of a server"
+
+
 def test_tasks_are_counted_as_declared_or_as_a_sample_of_them_was(chat: Chat) -> None:
     def suite(*settings: str) -> Plan:
         tasks = ", ".join(("tasks: [stdlib_functions]", *settings))
