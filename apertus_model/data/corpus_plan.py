@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from apertus_model.data.resolution import MEMBER_BYTES
 
 SIDE_BYTES = 200  # of a document beside its tokens, about
-REJECT_BYTES = 300
+REJECT_BYTES = 400
 KEPT_ROWS = 2**24  # of a file
 REJECT_ROWS = 2**22
 MOST_GROUPS = 64  # files of a unit for one output

@@ -151,7 +151,8 @@ class Scatter:
                 else stated[i]
             )
         keys = np.where(column(table, "step") == NOT_READ, row, hashes)
-        columns = [keys, row, hashes, table.column("id").cast(pa.string()), filters, reasons]
+        named = (table.column(name).cast(pa.string()) for name in ("id", "url"))
+        columns = [keys, row, hashes, *named, filters, reasons]
         arrays = [values if isinstance(values, pa.Array) else pa.array(values) for values in columns]
         output = self._work.layout.outputs["rejects"]
         self._writers["rejects"].add(
