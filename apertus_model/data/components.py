@@ -1,7 +1,7 @@
 """Groups of similar texts: connected components of the graph whose nodes are hashes of texts.
 
 An edge joins two texts that agree in a bucket of their signatures. The label of a text is the smallest node
-of its component. Node `ELSEWHERE`, the smallest of all, stands for every document of other corpora.
+of its component. Node `OTHER_CORPORA`, the smallest of all, stands for every document of other corpora.
 
 Two ways lead to the labels, with equal results: `components`, where all edges fit into memory, and rounds of
 `large_star` and `small_star` over parts of the edges (Kiveris et al. 2014, "Connected components in MapReduce
@@ -9,7 +9,7 @@ and beyond"), until a round changes nothing.
 
 Invariants:
 - An edge is a pair (node, other). Functions return edges with node > other; `both_ways` adds the reverse
-  ones, but none from `ELSEWHERE`: what leads there is kept by the other node, so it has no neighbours to
+  ones, but none from `OTHER_CORPORA`: what leads there is kept by the other node, so it has no neighbours to
   hold.
 - A star step sees all edges of each node that it sees.
 """
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from apertus_model.data.permutation import mix_array
 
-ELSEWHERE = np.uint64(0)
+OTHER_CORPORA = np.uint64(0)
 EDGES = pa.schema([pa.field("node", pa.uint64()), pa.field("other", pa.uint64())])
 SIGNED = pa.schema(
     [pa.field("bucket", pa.uint16()), pa.field("value", pa.uint64()), pa.field("node", pa.uint64())]
@@ -62,7 +62,7 @@ def unique(edges: Edges) -> Edges:
 
 def both_ways(edges: Edges) -> Edges:
     """The edges and their reverse ones."""
-    back = edges.other != ELSEWHERE
+    back = edges.other != OTHER_CORPORA
     return Edges(
         np.concatenate([edges.node, edges.other[back]]), np.concatenate([edges.other, edges.node[back]])
     )
@@ -81,7 +81,7 @@ def large_star(edges: Edges) -> Edges:
     edges = unique(edges)
     least = _smallest_neighbours(edges)
     larger = edges.other > edges.node
-    leads_away = (edges.other == ELSEWHERE) & (least == ELSEWHERE)
+    leads_away = (edges.other == OTHER_CORPORA) & (least == OTHER_CORPORA)
     return unique(
         Edges(
             np.concatenate([edges.other[larger], edges.node[leads_away]]),

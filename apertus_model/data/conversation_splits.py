@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from apertus_model.chat.encoder import TRAINED
 from apertus_model.data.conversation_selection import KEPT, Compared, chosen, kept_name, resolve
 from apertus_model.data.megatron import TokenFile, TokenFileWriter, token_dtype
-from apertus_model.data.rejects import RejectsWriter, read_rejects
+from apertus_model.data.rejects import RejectsWriter, Removed, read_rejects, url_of
 from infra.store import Artifact
 from infra.store.inputs import SourceError
 from specs.filters import NearDuplicatesFilter, labels
@@ -31,7 +31,7 @@ from specs.stages.conversations import ConversationSource
 
 SHARD_TOKENS = 2**26
 REJECTS_PER_FILE = 2**20
-ORDER = ("hash", "id", "filter", "reason")
+ORDER = ("hash", "id", "url", "filter", "reason")
 """Of the rows of the table of rejects."""
 
 
@@ -188,7 +188,7 @@ class AllConversations:
         scratch = folder / "removed.parquet"
         with RejectsWriter(scratch) as writer:
             for row in self._removed():
-                writer.add(*row)
+                writer.add(row)
         tables = [
             read_rejects(path) for path in (*(task["rejects.parquet"] for task in self._files), scratch)
         ]
@@ -200,7 +200,7 @@ class AllConversations:
             pq.write_table(table.slice(start, REJECTS_PER_FILE), folder / names[-1], compression="zstd")
         return names
 
-    def _removed(self) -> Iterator[tuple[int, str, str, str]]:
+    def _removed(self) -> Iterator[Removed]:
         """The rows of the records that a filter removed."""
         names = labels(self._filters)
         for record in np.flatnonzero(~self._resolution.alive).tolist():
@@ -209,7 +209,8 @@ class AllConversations:
             step, group = int(self._resolution.gone[record]), int(self._resolution.group[record])
             label = names[step if step >= 0 else int(self._records["step"][record])]
             text = int(self._records["hashes"]["conversation"][record])
-            yield text, line["id"], label, line["reason"] if step < 0 else _alike(group)
+            reason = line["reason"] if step < 0 else _alike(group)
+            yield Removed(text, line["id"], url_of(line["metadata"]), label, reason)
 
     def _at(self, record: int | np.int64) -> tuple[_Task, int]:
         return self._tasks[self._task[record]], int(self._place[record])

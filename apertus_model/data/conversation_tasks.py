@@ -3,7 +3,7 @@
 Invariant: a task reads only its files; its output depends neither on other tasks nor on the number of
 workers. Records, tokens, lines and what is compared are in the same order. A conversation that a filter drops
 before the first step over the whole source is a row of `rejects.parquet` alone; one that a filter drops after
-such a step has a record, no tokens, and a line with its id and the reason.
+such a step has a record, no tokens, and a line with its id, its URL and the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from apertus_model.data.documents import Rejection, open_source
 from apertus_model.data.filters import Drop
 from apertus_model.data.megatron import TokenFileWriter, token_dtype
 from apertus_model.data.pii import Replacer
-from apertus_model.data.rejects import RejectsWriter
+from apertus_model.data.rejects import RejectsWriter, Removed, url_of
 from apertus_model.data.scored import StoredScores, with_thresholds
 from apertus_model.work.units import Result
 from specs.filters import labels
@@ -127,7 +127,8 @@ class _TaskWriter:
         step, drop, hashes, compared = self._judge(conversation.id, messages, conversation.metadata)
         if drop is not None and not compared:
             self.counts[f"{DROPPED}/{self._labels[step]}"] += 1
-            self._rejects.add(hashes[0], conversation.id, self._labels[step], _reason(drop))
+            url = url_of(conversation.metadata)
+            self._rejects.add(Removed(hashes[0], conversation.id, url, self._labels[step], _reason(drop)))
         else:
             self._write(conversation, Judged(step, drop, hashes, compared))
         self.read += 1
@@ -143,7 +144,8 @@ class _TaskWriter:
             line = conversation.to_json().encode() + b"\n"
         else:
             self._tokens.write([])
-            line = json.dumps({"id": conversation.id, "reason": _reason(judged.drop)}).encode() + b"\n"
+            known = {"id": conversation.id, "metadata": {"url": url_of(conversation.metadata)}}
+            line = json.dumps(known | {"reason": _reason(judged.drop)}).encode() + b"\n"
         self._lines.write(line)
         content = conversation.content().encode()
         place = _hash(f"{self._seed}\n".encode() + content, b"place")

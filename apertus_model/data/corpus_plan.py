@@ -1,7 +1,7 @@
 """How the passes of a corpus are cut into units: spans of tasks, ranges of hashes, shards and cells.
 
-Two plans are made, and committed as units, so that every worker and every later attempt goes on as the first
-one began: `CorpusPlan` when the filter tasks are done, `Layout` when it is known which documents stay.
+Two plans are made, and committed as units, so that every worker and every later attempt continues as the
+first one began: `CorpusPlan` when the filter tasks are done, `Layout` when it is known which documents stay.
 
 Invariants:
 - Neither the plan nor the memory it was made for changes the result.
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from apertus_model.data.resolution import MEMBER_BYTES
 
 SIDE_BYTES = 200  # of a document beside its tokens, about
-REJECT_BYTES = 300
+REJECT_BYTES = 400
 KEPT_ROWS = 2**24  # of a file
 REJECT_ROWS = 2**22
 MOST_GROUPS = 64  # files of a unit for one output

@@ -198,7 +198,7 @@ class CorpusWork:
         table = pq.ParquetFile(other.open(f"{name}.parquet").stream())
         for group in range(table.num_row_groups):
             values = signatures(table.read_row_group(group, columns=[near[0]]), near[0])
-            add_signed(signed, np.full(len(values), graph.ELSEWHERE), values, near[1])
+            add_signed(signed, np.full(len(values), graph.OTHER_CORPORA), values, near[1])
         return Result(signed.close())
 
     def signed_keys(self, step: int) -> list[str]:
@@ -260,15 +260,15 @@ class CorpusWork:
             found = number_copies(members)
         else:
             labels = Edges(np.empty(0, np.uint64), np.empty(0, np.uint64))
-            elsewhere: list[NDArray[np.uint64]] = []
+            others: list[NDArray[np.uint64]] = []
             if self._signatures(step):
                 labelled = unit_of(self.attempt, f"labels-{step_name(step)}").data
                 labels = graph.labels(self._read_edges(labelled, [number]))
             else:
-                elsewhere = [
+                others = [
                     kept_texts(other, *cell_borders(plan.ranges, number)) for other in self.others(step)
                 ]
-            found = drop_duplicates(members, labels, elsewhere)
+            found = drop_duplicates(members, labels, others)
         verdicts = self._writer("verdicts", VERDICTS, [0, len(plan.spans)])
         rows = members.take(pa.array(found.concerned))
         verdicts.add(

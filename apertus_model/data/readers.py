@@ -24,7 +24,7 @@ class SourceReader(BaseDiskReader):
     `url` and `date`), and the identifier of its source, or `<file>/<position in it>`.
 
     `source.limit` bounds the documents of each task, so a source with a limit has to be a single task.
-    `on_reject` is told of what is no document: its identifier and the reason.
+    `on_reject` is called with the identifier of each rejected document and the reason.
     """
 
     name = "documents"

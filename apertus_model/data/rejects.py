@@ -6,8 +6,10 @@ removed document, so "was it removed, and by what" has an answer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +18,7 @@ SCHEMA = pa.schema(
     [
         pa.field("hash", pa.uint64(), nullable=False),  # `duplicates.text_hash` of the text as read
         pa.field("id", pa.string(), nullable=False),  # of the document in its source
+        pa.field("url", pa.string()),  # its column `url`; null where it has none
         pa.field("filter", pa.string(), nullable=False),  # label of the step: `length`, `length-2`
         pa.field("reason", pa.string(), nullable=False),  # what was measured, and what is required
     ]
@@ -23,16 +26,26 @@ SCHEMA = pa.schema(
 ROWS_AT_ONCE = 10_000
 
 
+class Removed(NamedTuple):
+    """A row."""
+
+    hash: int
+    id: str
+    url: str | None
+    filter: str
+    reason: str
+
+
 class RejectsWriter:
     """Writes the table of one unit; holds at most `ROWS_AT_ONCE` rows."""
 
     def __init__(self, path: Path) -> None:
         self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
-        self._rows: list[tuple[int, str, str, str]] = []
+        self._rows: list[Removed] = []
 
-    def add(self, text_hash: int, document_id: str, step: str, reason: str) -> None:
+    def add(self, row: Removed) -> None:
         """Adds one removed document."""
-        self._rows.append((text_hash, document_id, step, reason))
+        self._rows.append(row)
         if len(self._rows) >= ROWS_AT_ONCE:
             self._flush()
 
@@ -50,6 +63,12 @@ class RejectsWriter:
     ) -> None:
         self._flush()
         self._writer.close()
+
+
+def url_of(columns: Mapping[str, Any]) -> str | None:
+    """The URL of a conversation, if its row has one."""
+    value = columns.get("url")
+    return value if isinstance(value, str) else None
 
 
 def read_rejects(path: Path) -> pa.Table:

@@ -47,18 +47,18 @@ class Verdicts(NamedTuple):
     stay: NDArray[np.int64]  # indices of the members that are left
 
 
-def drop_duplicates(members: pa.Table, labels: Edges, elsewhere: Sequence[NDArray[np.uint64]]) -> Verdicts:
+def drop_duplicates(members: pa.Table, labels: Edges, others: Sequence[NDArray[np.uint64]]) -> Verdicts:
     """Decides a step.
 
     Args:
         labels: of the texts that are similar to a smaller one, sorted by text; without any, equal texts are
             compared alone.
-        elsewhere: for each other part, its texts in this range, sorted.
+        others: for each other corpus that the step compares with, its texts in this range, sorted.
     """
     order, text, first = _by_text(members)
     values, gone = text.copy(), ~first
-    for number in reversed(range(len(elsewhere))):
-        there = _is_in(text, elsewhere[number])
+    for number in reversed(range(len(others))):
+        there = _is_in(text, others[number])
         values[there], gone = np.uint64(number), gone | there
     similar = _is_in(text, labels.node)
     values[similar] = labels.other[np.searchsorted(labels.node, text[similar])]

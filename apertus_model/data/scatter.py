@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from apertus_model.data import tallies
-from apertus_model.data.components import ELSEWHERE
+from apertus_model.data.components import OTHER_CORPORA
 from apertus_model.data.corpus_plan import CorpusPlan, Layout, Output
 from apertus_model.data.duplicates import text_hash
 from apertus_model.data.examples import Row, cut, from_jsonl, joined
@@ -151,7 +151,8 @@ class Scatter:
                 else stated[i]
             )
         keys = np.where(column(table, "step") == NOT_READ, row, hashes)
-        columns = [keys, row, hashes, table.column("id").cast(pa.string()), filters, reasons]
+        named = (table.column(name).cast(pa.string()) for name in ("id", "url"))
+        columns = [keys, row, hashes, *named, filters, reasons]
         arrays = [values if isinstance(values, pa.Array) else pa.array(values) for values in columns]
         output = self._work.layout.outputs["rejects"]
         self._writers["rejects"].add(
@@ -164,7 +165,11 @@ class Scatter:
             return f"the same text as {value:016x}, which stays"
         others = [other.path for other in self._work.others(step)]
         if isinstance(self._work.steps[step], NearDuplicatesFilter):
-            return f"like a document of {' or '.join(others)}" if value == ELSEWHERE else f"like {value:016x}"
+            return (
+                f"like a document of {' or '.join(others)}"
+                if value == OTHER_CORPORA
+                else f"like {value:016x}"
+            )
         assert value < MOST_PARTS, "the number of a part"
         return f"the same text as a document of {others[value]}"
 

@@ -7,7 +7,7 @@ Invariants:
   does not fit its `.bin`.
 - The text of a document, which decides its order and its split, is decoded from its tokens: a document has
   the same order and split whether its source is text or tokens.
-- Memory is bounded by one document and the index of one file; files elsewhere than on a local disk are copied
+- Memory is bounded by one document and the index of one file; files that are not on a local disk are copied
   to scratch one at a time.
 """
 
@@ -41,7 +41,7 @@ class TokenReader(PipelineStep):
         tasks: files of each task, `.bin` and `.idx`; a pair belongs to the task that has its `.bin`.
         tokenizer: tokenizer.json of the corpus. bos, eos: its begin- and end-of-document token.
         folder: scratch, for copies.
-        on_reject: is told of what is no document: its identifier and the reason.
+        on_reject: is called with the identifier of each rejected document and the reason.
 
     Raises:
         SourceError: when the tokenizer is not the one that the source states.

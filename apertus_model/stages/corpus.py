@@ -16,7 +16,7 @@ Invariants:
   Copies of planted documents are in the training split only. A document of the source with the same text is
   left out and counted, so that their number is as stated.
 - A unit is removed when those that read it are committed, so the store holds the tokens about twice. An
-  attempt goes on with the plan of the first one.
+  later attempt resumes with the plan of the first one.
 """
 
 from __future__ import annotations

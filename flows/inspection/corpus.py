@@ -16,6 +16,7 @@ from rich.text import Text
 
 from apertus_model.data.examples import Row, from_jsonl
 from flows.inspection.common import Options, artifact
+from flows.languages import Language, filters_of, languages_of
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
 from flows.terminal import empty_table
@@ -33,8 +34,9 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
 
 
 def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> dict[str, Any]:
-    """`account`: rows from what was read to what was kept; `kept`: what became of it; `examples`: at most
-    `limit` of each reason, or of `reason` alone: the label of a filter, `kept`, or `replaced`.
+    """`account`: rows from what was read to what was kept; `languages`: the largest, with what became of
+    their documents; `kept`: what became of it; `examples`: at most `limit` of each reason, or of `reason`
+    alone: the label of a filter, `kept`, or `replaced`.
 
     Raises:
         SpecError: for a reason that the corpus does not know.
@@ -53,6 +55,7 @@ def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> di
             {"what": what, "documents": documents, "characters": characters}
             for what, documents, characters in account(metrics)
         ],
+        "languages": [language.to_json() for language in languages_of(metrics)],
         "kept": {name: metrics[name] for name in ("train", "validation", "probes")}
         | {"planted": metrics.get("planted", {})},
         "replaced": metrics["replaced"],
@@ -68,6 +71,8 @@ def show(console: Console, found: dict[str, Any]) -> None:
     """Prints what `account_of` has found."""
     console.print(_account(found))
     console.print(_destination(found), highlight=False)
+    if found["languages"]:
+        console.print(_languages(found["languages"]))
     for row in found["examples"]:
         _print_example(console, row)
 
@@ -94,6 +99,17 @@ def _account(found: dict[str, Any]) -> Table:
             f"{row['documents']:,}",
             "" if row["characters"] is None else f"{row['characters']:,}",
         )
+    return table
+
+
+def _languages(languages: list[dict[str, Any]]) -> Table:
+    filters = filters_of(Language(**row) for row in languages)
+    counted = ("read", *filters, "kept", "tokens")
+    table = empty_table("languages, documents", ("", *counted), numbers=counted)
+    for row in languages:
+        removed = (row["removed"][name] for name in filters)
+        numbers = (row["documents"], *removed, row["kept"], row["tokens"])
+        table.add_row(escape(row["language"]) or "-", *(f"{number:,}" for number in numbers))
     return table
 
 

@@ -35,11 +35,11 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
 
 def find_documents(corpus: Artifact, wanted: str) -> list[dict[str, Any]]:
     """The documents with an id or a URL, or with a hash (16 hexadecimal digits) of their text as read: kept
-    ones first, in the order of training, then removed ones, whose URLs are not stored.
+    ones first, in the order of training, then removed ones.
 
     Returns:
-        Rows of `became` (`train`, `validation`, or the label of the filter that removed it), `hash`, `id`;
-        for a kept one `url`, `file`, `row` (in the file, from 0), `offset` (of its first token) and `tokens`
+        Rows of `became` (`train`, `validation`, or the label of the filter that removed it), `hash`, `id`,
+        `url`; for a kept one `file`, `row` (in the file, from 0), `offset` (of its first token) and `tokens`
         (how many it has); for a removed one `reason`.
     """
     facts = corpus.manifest.facts
@@ -51,7 +51,7 @@ def find_documents(corpus: Artifact, wanted: str) -> list[dict[str, Any]]:
         for number, row in _rows(corpus, f"{shard}.documents.parquet", wanted)
     ]
     found += [
-        {"became": row["filter"]} | {name: row[name] for name in ("hash", "id", "reason")}
+        {"became": row["filter"]} | {name: row.get(name) for name in ("hash", "id", "url", "reason")}
         for name in facts["rejects"]
         for _, row in _rows(corpus, f"{name}.parquet", wanted)
     ]
@@ -87,7 +87,7 @@ def show(console: Console, found: dict[str, Any]) -> None:
     if not rows:
         console.print(
             f"{escape(found['name'])} has read no document with the id, URL or hash"
-            f" '{escape(found['document'])}'. Of removed documents it stores ids and hashes only",
+            f" '{escape(found['document'])}'",
             highlight=False,
             soft_wrap=True,
         )

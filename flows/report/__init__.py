@@ -23,8 +23,9 @@ from plotly.offline import get_plotlyjs
 
 from flows.format import quantity
 from flows.graph_layout import HEIGHT, WIDTH, draw
+from flows.languages import filters_of, languages_of
 from flows.planning.plan import Plan
-from flows.report import experiments, result_charts, tokenizer_charts, training_charts
+from flows.report import experiments, language_charts, result_charts, tokenizer_charts, training_charts
 from flows.report import wording as words
 from flows.report.classifiers import COLUMNS
 from flows.report.content import collect
@@ -73,7 +74,9 @@ def render(plan: Plan, rehearsed: Sequence[RehearsedPart] = ()) -> str:
         of_vocabulary={"vocabulary": "tokens of the vocabulary"} | OF_VOCABULARY,
         by_cost=tokenizer_charts.by_cost,
         label_columns=COLUMNS,
-        corpora=[part for part in run.parts if isinstance(part.metrics.get("read"), dict)],
+        corpora=_corpora(run),
+        filters_of=filters_of,
+        languages={part.name: languages_of(part.metrics) for part in _corpora(run)},
         kinds={stage.kind for stage in run.stages},
         prompts_shown=PROMPTS,
         policy=f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {digests}",
@@ -97,6 +100,7 @@ class Charts:
     evaluation: list[Figure] = field(default_factory=list)
     rewards: list[Figure] = field(default_factory=list)
     tokenizers: list[Figure] = field(default_factory=list)
+    languages: list[Figure] = field(default_factory=list)
     rehearsals: list[Figure] = field(default_factory=list)
 
     @classmethod
@@ -131,6 +135,7 @@ class Charts:
                 if (counts := _histogram(part))
             ],
             [tokenizer_charts.parities(compared) for compared in run.tokenizers],
+            language_charts.outcomes([(part.name, languages_of(part.metrics)) for part in _corpora(run)]),
             rehearsals(rehearsed),
         )
 
@@ -148,6 +153,7 @@ class Charts:
             *self.evaluation,
             *self.rewards,
             *self.tokenizers,
+            *self.languages,
             *self.rehearsals,
         ]
 
@@ -156,6 +162,10 @@ class Charts:
         """The plots for the page's script. Numbers that JSON cannot represent were left out when they were
         read."""
         return {self.name(figure): figure.plot | {"height": figure.height} for figure in self.all}
+
+
+def _corpora(run: Run) -> list[Part]:
+    return [part for part in run.parts if isinstance(part.metrics.get("read"), dict)]
 
 
 def _source_names(run: Run) -> list[str]:

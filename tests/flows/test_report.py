@@ -149,6 +149,11 @@ def test_languages_and_excluded_domains_of_a_corpus_are_in_tables(planned: Plann
     domains = [{"domain": HOSTILE, "agent": "(any)", "documents": 41, "characters": 43}]
     metrics = {"read": {"documents": 10}, "languages": counts, "robots": domains}
     store(plan, "corpus/notes", metrics=metrics)
-    text = Page(render(plan)).text
-    assert re.search(r"deu\s*kept: 7, length: 3\s*1,234", text)
-    assert re.search(r"alert\(1\).*\s*41\s*43", text)
+    page = Page(render(plan))
+    assert re.search(
+        r"language\s*documents read\s*length\s*kept\s*tokens\s*deu\s*10\s*3\s*7\s*1,234", page.text
+    )
+    assert re.search(r"alert\(1\).*\s*41\s*43", page.text)
+    bars = [figure["data"] for figure in page.figures.values() if figure["data"][0]["type"] == "bar"]
+    shares = [{bar["name"]: list(bar["x"]) for bar in data if bar["y"][0] == "deu (10)"} for data in bars]
+    assert {"kept": [0.7], "length": [0.3]} in shares

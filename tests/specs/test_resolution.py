@@ -170,7 +170,7 @@ ANNEALED = {
 
 
 def rest(point: str, **fields: Any) -> dict[str, Any]:
-    """A stage that goes on with another from a point."""
+    """A stage that continues another from a point."""
     return {"kind": "cooldown", "from": point, **REST_OF_ALL, **fields}
 
 

@@ -2,7 +2,8 @@
 
 Invariants: an artifact comes after everything it was made from, its files before its markers, and every file
 is compared with the digest that its marker states while it is copied. So the target is a sound store at every
-moment, and an interrupted copy can be resumed. What no marker names (logs, leases, attempts without result)
+moment, and an interrupted copy can be resumed. Files that a unit has used up are not copied, their marks are.
+What no marker names (logs, leases, attempts without result)
 stays behind, and so do the units of a part that is finished. A marker that the target has already is left as
 it is: the same fingerprint is the same work.
 """
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from infra.store.documents import Lock, check
 from infra.store.reading.walk import Contents, Marker, open_contents, reach
-from infra.store.records import DamagedError, FileRecord, StoreError
+from infra.store.records import DamagedError, FileRecord, StoreError, sidecar_path, used_path
 from infra.store.store import Store
 
 _ORDER = {"unit": 0, "checkpoint": 1, "manifest": 2}
@@ -87,9 +88,12 @@ def copy_artifacts(
             target.write_once(path, source.read_whole(path))
         done: set[str] = set()
         for marker in markers_of(contents, step):
-            there = target.exists(marker.path)
+            there, used = target.exists(marker.path), contents.used_up(marker)
+            for name in used:
+                target.overwrite(used_path(name), b"")
+            gone = used | {sidecar_path(name) for name in used}
             for name, record in marker.all_files.items():
-                if name in done:
+                if name in done or name in gone:
                     continue
                 done.add(name)
                 if there or _equal(target, name, record):

@@ -19,7 +19,7 @@ from infra.store.files.reader import CheckedFile
 from infra.store.inputs import ROWS, recorded_files
 from infra.store.reading.artifact import Artifact, quarantine
 from infra.store.reading.walk import ARTIFACT, Listed, artifacts, list_files, open_contents
-from infra.store.records import StoreError, used_path
+from infra.store.records import StoreError
 from infra.store.store import Store
 
 READERS = 8
@@ -154,7 +154,7 @@ def _read_markers(
             len(contents.markers) + len(contents.references) + len(contents.damaged.keys() - {own})
         )
         for marker in contents.markers:
-            used = {name for name in marker.files if used_path(name) in contents.files}
+            used = contents.used_up(marker)
             for history, records in ((False, marker.files), (True, marker.rows)):
                 for name, record in records.items():
                     if name in used:

@@ -26,7 +26,7 @@ from infra.store.documents import (
     check_unit,
 )
 from infra.store.reading.artifact import Artifact
-from infra.store.records import DamagedError, FileRecord, StoreError, sidecar_path, sidecar_record
+from infra.store.records import DamagedError, FileRecord, StoreError, sidecar_path, sidecar_record, used_path
 from infra.store.storage.listing import tree
 from infra.store.store import Store
 
@@ -116,6 +116,10 @@ class Contents:
     @property
     def _inputs(self) -> list[Input]:
         return list(self.identity.inputs.values()) if self.identity else []
+
+    def used_up(self, marker: Marker) -> set[str]:
+        """The files of a unit that were used up and removed, which their marks say."""
+        return {name for name in marker.files if used_path(name) in self.files}
 
     @property
     def finished(self) -> bool:

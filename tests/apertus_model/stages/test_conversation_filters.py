@@ -64,6 +64,11 @@ def _rejects(artifact: Artifact) -> list[tuple[str, str, str]]:
     return sorted((row["filter"], row["id"], row["reason"]) for row in rows)
 
 
+def _urls(artifact: Artifact) -> dict[str, str | None]:
+    rows = pq.read_table(artifact.local("rejects-00000.parquet"), columns=["id", "url"]).to_pylist()
+    return {row["id"]: row["url"] for row in rows}
+
+
 def _accounted(artifact: Artifact) -> bool:
     metrics = artifact.manifest.metrics
     out = [*metrics[REJECTED].values(), *metrics[DROPPED].values()]
@@ -121,7 +126,11 @@ def test_of_equal_answers_the_smallest_content_stays_among_those_that_reach_the_
     bench: Any, tmp_path: Path, tokenizer: Artifact, texts: list[str]
 ) -> None:
     rows = [
-        _row(f"Question {n}, please?", texts[n % 15], early=n % 4, late=n % 5, id=f"row-{n}")
+        _row(
+            f"Question {n}, please?",
+            texts[n % 15],
+            **{"early": n % 4, "late": n % 5, "id": f"row-{n}", "url": f"https://a.example/{n}"},
+        )
         for n in range(60)
     ]
     filters = [
@@ -137,6 +146,8 @@ def test_of_equal_answers_the_smallest_content_stays_among_those_that_reach_the_
         groups.setdefault(row["messages"][1]["content"], []).append(row)
     first = [min(group, key=_content_hash) for group in groups.values()]
     assert _kept(artifact) == {row["id"] for row in first if row["late"] >= 2}
+    urls = _urls(artifact)  # of what was removed before, by and after the step over the whole source
+    assert urls == {name: f"https://a.example/{name[4:]}" for name in urls} and len(urls) > 40
     lost = len(reached) - len(first)
     late = sum(row["late"] < 2 for row in first)
     assert artifact.manifest.metrics["dropped"] == {"score": 15, "exact-duplicates": lost, "score-2": late}

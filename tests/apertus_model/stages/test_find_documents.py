@@ -64,12 +64,12 @@ def test_a_removed_document_is_found_with_the_filter_and_the_reason(
     corpus: tuple[Artifact, list[dict[str, Any]]],
 ) -> None:
     made, rows = corpus
-    (short,) = find_documents(made, "a.jsonl/2")
+    (short,) = find_documents(made, rows[2]["url"])
+    assert find_documents(made, "a.jsonl/2") == [short] and short["url"] == rows[2]["url"]
     assert short["became"] == "length" and short["hash"] == f"{text_hash('short'):016x}"
     assert "9" in short["reason"]
     both = find_documents(made, f"{text_hash(rows[0]['text']):016x}")
     assert [row["became"] in ("train", "validation") for row in both] == [True, False]
     assert both[1]["became"] == "exact-duplicates" and both[1]["reason"].startswith("the same text as ")
     assert {row["id"] for row in both} == {"a.jsonl/0", "a.jsonl/19"}
-    assert find_documents(made, rows[2]["url"]) == []  # of what was removed no URL is stored
     assert find_documents(made, "0123456789abcdef") == find_documents(made, "a.jsonl") == []

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from apertus_model.data.examples import to_jsonl
 from flows.inspection.corpus import account, account_of, show
+from flows.languages import languages_of
 from infra.store import Artifact, Attempt, Store
 from specs.errors import SpecError
 from specs.job import Job
@@ -127,3 +128,17 @@ def test_a_long_example_is_cut_to_its_first_lines(corpus: Artifact, monkeypatch:
     monkeypatch.setattr(Artifact, "bytes", lambda self, name: to_jsonl(rows))
     printed = _printed(corpus)
     assert "line 14." in printed and "line 15." not in printed and "[...]" in printed
+
+
+def test_languages_are_a_table_of_documents_by_filter(corpus: Artifact) -> None:
+    counts = {"deu": {"kept": {"documents": 70, "tokens": 1900}, "length": {"documents": 10}}}
+    counts["[b]fra"] = {"near-duplicates": {"documents": 20}}
+    found = account_of(corpus, limit=0) | {
+        "languages": [one.to_json() for one in languages_of(METRICS | {"languages": counts})]
+    }
+    out = io.StringIO()
+    show(Console(file=out, width=120), found)
+    rows = [line.split() for line in out.getvalue().splitlines()]
+    assert ["read", "length", "near-duplicates", "kept", "tokens"] in rows
+    assert ["deu", "80", "10", "0", "70", "1,900"] in rows and ["[b]fra", "20", "0", "20", "0", "0"] in rows
+    assert account_of(corpus, limit=0)["languages"] == []

@@ -170,7 +170,7 @@ def test_files_that_cannot_hold_what_is_declared_are_noted_before_they_are_read(
     ]
 
 
-ELSEWHERE = ABSENT.replace(
+OTHER_CORPORA = ABSENT.replace(
     "{{kind: tokenizer, sources: [notes], vocab_size: 512, bytes_per_source: 50_000}}",
     "{{kind: tokenizer, path: nowhere/tokenizer, vocab_size: 512}}",
 )
@@ -178,10 +178,10 @@ ELSEWHERE = ABSENT.replace(
 
 def test_only_assumed_files_may_be_unavailable(planned_as: Planned) -> None:
     with pytest.raises(SpecError, match="there is nothing at nowhere/tokenizer"):
-        planned_as(ELSEWHERE)
+        planned_as(OTHER_CORPORA)
     with pytest.raises(SpecError, match="there is nothing at nowhere/tokenizer"):
-        planned_as(ELSEWHERE + "assumed_inputs: {{files: [nowhere/token]}}\n")
-    plan = planned_as(ELSEWHERE + "assumed_inputs: {{files: [nowhere]}}\n")
+        planned_as(OTHER_CORPORA + "assumed_inputs: {{files: [nowhere/token]}}\n")
+    plan = planned_as(OTHER_CORPORA + "assumed_inputs: {{files: [nowhere]}}\n")
     assert plan.steps["tokenizer"].unavailable == ("nowhere/tokenizer",)
     with pytest.raises(SpecError, match="'nowhere/tokenizer' is declared and unavailable"):
         select(plan, "tokenizer", None)

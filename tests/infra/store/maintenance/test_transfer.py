@@ -14,9 +14,11 @@ import infra.store.maintenance.transfer as copying
 from infra.store import Artifact, Store, StoreError
 from infra.store.documents import to_json
 from infra.store.maintenance.transfer import closure, copy_artifacts
+from infra.store.maintenance.verify import verify
 from infra.store.reading.walk import list_files, open_contents
 from tests.infra.maker import WEB, Maker, Stopped, sound
 from tests.infra.moto import Moto
+from tests.infra.store.attempts import attempt
 
 
 @pytest.fixture
@@ -103,6 +105,22 @@ def test_a_copy_that_was_cut_off_is_sound_and_goes_on(
         # chunks of the history have no digest, and are copied again
         assert rest.present_files >= min(calls, whole.files) - 2
         assert Artifact(target, export).complete
+
+
+@pytest.mark.parametrize("size", [7, 9 * 2**20])  # the digests of more than eight pieces lie in a sidecar
+def test_a_copy_of_unfinished_work_knows_which_files_were_used_up(tmp_path: Path, size: int) -> None:
+    source, target = Store.open(str(tmp_path / "store")), Store.open(str(tmp_path / "target"))
+    source.initialise()
+    corpus = attempt(source, tmp_path)
+    corpus.begin()
+    for name in ("used", "unused"):
+        (tmp_path / name).write_bytes(b"x" * size)
+    unit = corpus.commit_unit("task", files={name: tmp_path / name for name in ("used", "unused")})
+    corpus.remove_files(unit, ["used"])
+    amount = copy_artifacts(source, target, closure(source, [(corpus.job.path, None)]))
+    assert amount.files == 1 and not verify(source).damages and not verify(target).damages
+    target.remove(unit.files["unused"].path)
+    assert [damage.file for damage in verify(target).damages] == [unit.files["unused"].path]
 
 
 @pytest.mark.parametrize("damage", [b"X" * 1000, b"a" * 999, None])

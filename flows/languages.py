@@ -1,0 +1,63 @@
+"""The languages of a corpus, as its metrics have them: the largest ones, and what became of their documents.
+
+Invariant: metrics are external data. An entry of an unexpected form is left out, without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+KEPT = "kept"  # as `apertus_model.data.tallies`, which commands do not load
+
+
+@dataclass(frozen=True)
+class Language:
+    """The documents of one language."""
+
+    language: str  # "" where none is stated
+    documents: int  # that were read
+    removed: dict[str, int]  # documents, by the label of each filter, in order
+    kept: int
+    tokens: int  # of kept documents
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def languages_of(metrics: dict[str, Any]) -> list[Language]:
+    """Those of which most documents were read first."""
+    stated, found = metrics.get("filters"), _mapping(metrics.get("languages"))
+    labels = dict.fromkeys(stated if isinstance(stated, list) else [])
+    labels |= {label: None for outcomes in found.values() for label in _mapping(outcomes) if label != KEPT}
+    languages = [
+        _language(name, outcomes, list(labels))
+        for name, outcomes in found.items()
+        if isinstance(outcomes, dict)
+    ]
+    return sorted(languages, key=lambda one: (-one.documents, one.language))
+
+
+def filters_of(languages: Iterable[Language]) -> list[str]:
+    """The labels of the filters that removed any, in order."""
+    counts: dict[str, int] = {}
+    for one in languages:
+        for label, count in one.removed.items():
+            counts[label] = counts.get(label, 0) + count
+    return [label for label, count in counts.items() if count]
+
+
+def _language(name: str, outcomes: dict[str, Any], labels: list[str]) -> Language:
+    removed = {label: _count(outcomes.get(label), "documents") for label in labels}
+    kept, tokens = (_count(outcomes.get(KEPT), what) for what in ("documents", "tokens"))
+    return Language(name, kept + sum(removed.values()), removed, kept, tokens)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(counts: Any, name: str) -> int:
+    value = _mapping(counts).get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
