@@ -121,8 +121,13 @@ def _place(key: str) -> tuple[int, list[str | int], str]:
     )
 
 
+def _truth(key: str, stored: dict[str, dict[str, str | float]]) -> tuple[str, str]:
+    """The source of a row, and what it was checked against."""
+    return str(stored[key]["source"]), key.rpartition(SEPARATOR)[2]
+
+
 def table(stored: dict[str, dict[str, str | float]]) -> str:
-    """The rows as Markdown, by section; a column for a GPU where a row has been measured on one. A source,
+    """The rows as Markdown, by section, source and truth; a column for a GPU where a row has been measured on one. A source,
     or a truth, that repeats the one above is a ditto mark."""
     devices = ["cpu", *(["cuda"] if any("cuda" in row for row in stored.values()) else [])]
     titles = {"cpu": "largest difference", "cuda": "on a GPU"}
@@ -130,7 +135,7 @@ def table(stored: dict[str, dict[str, str | float]]) -> str:
     for section in SECTIONS:
         rows = [
             (key.split(SEPARATOR), stored[key])
-            for key in sorted(stored, key=_place)
+            for key in sorted(sorted(stored, key=_place), key=lambda key: _truth(key, stored))
             if key.startswith(section + SEPARATOR)
         ]
         if not rows:
