@@ -127,8 +127,8 @@ def _truth(key: str, stored: dict[str, dict[str, str | float]]) -> tuple[str, st
 
 
 def table(stored: dict[str, dict[str, str | float]]) -> str:
-    """The rows as Markdown, by section, source and truth; a column for a GPU where a row has been measured on one. A source,
-    or a truth, that repeats the one above is a ditto mark."""
+    """The rows as Markdown, by section, source and truth; a column for a GPU where a row has been measured on
+    one. A source, or a truth, that repeats the one above is a ditto mark."""
     devices = ["cpu", *(["cuda"] if any("cuda" in row for row in stored.values()) else [])]
     titles = {"cpu": "largest difference", "cuda": "on a GPU"}
     text = ""
