@@ -94,11 +94,7 @@ def _story(name: str, suites: dict[str, Suite], needs: _Found) -> str:
             f", {_some(ignoring)} without examples (num_fewshot: 0 in the task file)" if ignoring else ""
         )
         tags = needs.tags.get(key)
-        means = (
-            f"; no mean of the tasks with tag {_some(tags)}: a group of own task files has one"
-            if tags
-            else ""
-        )
+        means = f", {_some(tags)} without a mean (a tag; a group in include has one)" if tags else ""
         told.append(f"'{key}' asks {count} {how}{without}{means}")
     return f"{name}: {', '.join(told)}"
 
