@@ -41,12 +41,16 @@ from apertus_model.losses.sequences import sequence_log_probabilities, sequence_
 from apertus_model.model.on_host import copy_to
 from apertus_model.optimizers.extra_pass import WithExtraPass
 from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss
+from specs.model import ModelSpec
 from specs.stages.dpo import DpoLoss
 from specs.stages.qrpo import QrpoLoss
 from specs.stages.reward_model import RewardLoss
 from specs.stages.sft import InverseRl as InverseRlSpec
 
 Extras = Mapping[str, Tensor]
+LoadModel = Callable[[str, ModelSpec], torch.nn.Module]
+"""load(role, spec): the frozen model of the checkpoint that is the input `role` of the segment, in the layout
+and the precision of training."""
 
 
 class MicroBatch(NamedTuple):
@@ -55,6 +59,9 @@ class MicroBatch(NamedTuple):
     extras: Extras  # the tensors that `Objective.fields` names; those in `per_token`: (batch, local sequence)
     denominator: Tensor  # of the whole step: the sum of all `Objective.count`
     group: dist.ProcessGroup | None = None  # the ranks that share each row; None: a rank has whole rows
+    # what the model was called with, for another model of the same layout
+    tokens: Tensor | None = None
+    arguments: Mapping[str, Any] = {}  # never changed
 
 
 class MicroBatchLoss(NamedTuple):
@@ -74,6 +81,9 @@ class Objective(ABC):
 
     fields: ClassVar[tuple[str, ...]] = ()  # tensors of a sample beside input, labels and positions
     per_token: ClassVar[tuple[str, ...]] = ()  # the fields that have a value per token
+
+    def begin(self, load: LoadModel) -> None:
+        """Called once before the first step; loads other models that the loss asks. Collective."""
 
     @abstractmethod
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
@@ -343,19 +353,3 @@ def with_places(inputs: Extras, labels: Tensor, rows: Sequence[int]) -> dict[str
 
 def _sum(values: Tensor, where: Tensor) -> Tensor:
     return torch.stack([torch.where(where, values.double(), 0.0).sum(), where.double().sum()])
-
-
-_OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
-    "cross-entropy": lambda segment: CrossEntropy(segment.z_loss),
-    "weighted-cross-entropy": lambda segment: WeightedCrossEntropy(),
-    "normalised-cross-entropy": lambda segment: NormalisedCrossEntropy(),
-    "inverse-rl": lambda segment: InverseRl(segment.inverse_rl),
-    "qrpo": lambda segment: Qrpo(segment.loss),
-    "dpo": lambda segment: Dpo(segment.loss),
-    "bradley-terry": lambda segment: BradleyTerry(segment.loss),
-}
-
-
-def objective_of(segment: Any) -> Objective:
-    """The objective that `segment.objective` names."""
-    return _OBJECTIVES[segment.objective](segment)

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torchtitan.components.loss import IGNORE_INDEX, BaseLoss
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.context_parallel import cp_shard
 from torchtitan.trainer import Trainer
@@ -39,6 +40,8 @@ from apertus_model.trainer.hang import SLOW_FACTOR, HangWatch
 from apertus_model.trainer.loader import Batch, TrainingData
 from apertus_model.trainer.metrics import Recorder
 from apertus_model.trainer.objectives import ExtraPass, MicroBatch, MicroBatchLoss, Objective, with_places
+from infra.store import Checkpoint
+from specs.model import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +94,8 @@ class Lifecycle:
     # called after the first step, when there is something to commit
     first_step_done: Callable[[], None] = lambda: None
     watch: HangWatch | None = None  # ends the process when it hangs
+    # the checkpoint among the segment's inputs that has this role; None: it is not read (rehearsal)
+    checkpoint_of: Callable[[str], Checkpoint | str | None] = lambda role: None
     clock: Callable[[], float] = time.monotonic  # decides when `save_seconds` have passed
 
 
@@ -108,6 +113,8 @@ class ApertusTrainer(Trainer):
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
         objective: Objective  # the loss
+        # loads a model that the loss asks: role of its checkpoint, dimensions, layout, device
+        further_model: Callable[[str, ModelSpec, ParallelDims, torch.device], torch.nn.Module]
         data: TrainingData  # its held-out sequences are used; training samples come from `dataloader`
         recorder: Recorder  # stores metrics, held-out losses and anomalies
         lifecycle: Lifecycle
@@ -178,6 +185,9 @@ class ApertusTrainer(Trainer):
         config = self.config
         self.checkpointer.load()
         self.checkpointer.anomalies = config.detector.state  # StoreCheckpoints
+        config.objective.begin(
+            partial(config.further_model, dims=self.parallel_dims, device=self.device)
+        )
         self.step = config.lifecycle.begin_step
         self.lr_schedulers.seek(self.step)  # LearningRate
         self.dataloader.seek(self.step)  # SampleLoader
@@ -375,7 +385,8 @@ class ApertusTrainer(Trainer):
                 )
                 extras |= dict(zip(objective.per_token, slices, strict=True))
         with self.train_context():
-            loss_fn = partial(objective.loss, batch=MicroBatch(extras, self._denominator, group))
+            batch = MicroBatch(extras, self._denominator, group, tokens, arguments)
+            loss_fn = partial(objective.loss, batch=batch)
             micro_batch: MicroBatchLoss = self.model_parts[0](
                 tokens, **arguments, labels=own_labels, loss_fn=loss_fn
             )
