@@ -42,6 +42,8 @@ from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 
 PIPELINE_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B"}
+# objectives that need neither whole sequences nor more of the last stage than a number
+PIPELINED = ("cross-entropy", "distillation", "stored-distillation")
 LOAD_BALANCERS = {"none": None, "head-tail": "headtail"}
 COLLECTIVE_TIMEOUT_SECONDS = 1800  # for processes without a `HangWatch`
 
@@ -73,7 +75,7 @@ def trainer_config(
         segment.parallel, micro_batch_size=micro_batch, n_layers=segment.model.n_layers
     )
     objective = objective_of(segment)
-    if segment.objective != "cross-entropy" and segment.parallel.pp > 1:
+    if segment.objective not in PIPELINED and segment.parallel.pp > 1:
         raise ValueError(
             f"the objective {segment.objective!r} cannot run in a pipeline (pp: {segment.parallel.pp}); use"
             " another layout"
@@ -109,6 +111,7 @@ def trainer_config(
             dtype=segment.precision.param,
             stored_dtype=segment.precision.param,
             scratch=lifecycle.scratch,
+            alone=dims.pp_enabled,
         ).requires_grad_(False)
 
     return ApertusTrainer.Config(

@@ -27,8 +27,9 @@ def load_model(
     dtype: str,
     scratch: str,
     stored_dtype: str = "float32",
+    alone: bool = False,
 ) -> ApertusModel:
-    """The model, whole and in evaluation mode, distributed over `dims`. Collective.
+    """The model, whole and in evaluation mode, distributed over `dims`. Collective, unless `alone`.
 
     Args:
         spec: dimensions of the model.
@@ -43,6 +44,7 @@ def load_model(
         scratch: local folder for torchtitan's own files.
         stored_dtype: of the weights between passes. Weights that are stored in `dtype` take part in a pass
             with the same bits as those that FSDP rounds to it for the pass.
+        alone: whether only some of the processes load it, without collectives of all.
 
     Raises:
         CheckpointError: the checkpoint belongs to another model.
@@ -68,6 +70,6 @@ def load_model(
         model.init_weights()
     if checkpoint is not None:
         state = dict(model.state_dict())
-        load_tensors(state, checkpoint)
+        load_tensors(state, checkpoint, alone=alone)
         model.load_state_dict(state)
     return model.eval()

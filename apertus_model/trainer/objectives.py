@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 from apertus_model.losses.cross_entropy import (
     VocabShard,
@@ -64,6 +65,31 @@ class MicroBatch(NamedTuple):
     arguments: Mapping[str, Any] = {}  # never changed
 
 
+@dataclass(frozen=True, eq=False)
+class PipelinedLoss:
+    """The loss of whole rows, as the argument `loss_fn` of the last stage of a pipeline, which cuts it into
+    micro-batches with the tensors in it."""
+
+    objective: Objective
+    batch: MicroBatch
+
+    def __call__(self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard) -> Tensor:
+        return self.objective.loss(hidden, weight, labels, vocab, self.batch).loss
+
+
+def _tensors(loss: PipelinedLoss) -> tuple[list[Any], tuple[Any, ...]]:
+    batch = loss.batch
+    return [batch.extras, batch.tokens, batch.arguments], (loss.objective, batch.denominator, batch.group)
+
+
+def _with_tensors(tensors: Any, rest: Any) -> PipelinedLoss:
+    (extras, tokens, arguments), (objective, denominator, group) = tensors, rest
+    return PipelinedLoss(objective, MicroBatch(extras, denominator, group, tokens, arguments))
+
+
+register_pytree_node(PipelinedLoss, _tensors, _with_tensors)
+
+
 class MicroBatchLoss(NamedTuple):
     """The contribution of a micro-batch to the step, on this rank."""
 
@@ -83,7 +109,8 @@ class Objective(ABC):
     per_token: ClassVar[tuple[str, ...]] = ()  # the fields that have a value per token
 
     def begin(self, load: LoadModel) -> None:
-        """Called once before the first step; loads other models that the loss asks. Collective."""
+        """Called once before the first step, where the loss is computed: loads the models that it asks.
+        Collective."""
 
     @abstractmethod
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
