@@ -21,6 +21,7 @@ from specs.stages.base import Stage
 from specs.stages.classifier import ClassifierStage
 from specs.stages.conversations import ConversationsStage
 from specs.stages.corpus import CorpusSource, CorpusStage, needs_text
+from specs.stages.distill import DistillStage
 from specs.stages.evaluate import EvaluateStage
 from specs.stages.evaluate_tokenizers import PARALLEL, EvaluateTokenizersStage
 from specs.stages.memorisation import Memorisation
@@ -314,9 +315,7 @@ def _check_layout(
             optimizer = trajectories[phase.name].optimizer.name if phase.name in trajectories else None
             if optimizer and (reason := refused_layout(optimizer, parallel, launch.world_size)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
-            objective = stage.kind if isinstance(stage, PairTraining) else "cross-entropy"
-            objective = stage.objective if isinstance(stage, SftStage) else objective
-            if optimizer and (reason := refused_objective(optimizer, objective)):
+            if optimizer and (reason := refused_objective(optimizer, stage.objective)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
             if optimizer and (reason := refused_anomalies(optimizer, phase.settings.anomalies)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
@@ -325,6 +324,12 @@ def _check_layout(
         ):
             for segment in trajectory.segments:
                 found += misfits(launch, trajectory.model, trajectory.sequence_length, segment.batch)
+        if isinstance(stage, DistillStage) and (phase := phase_of(stage.teacher, trajectories)) in trajectories:
+            whole = launch.model_copy(update={"parallel": parallel.without_pipeline})
+            found += [
+                misfit._replace(message=f"of its teacher, {misfit.message}")
+                for misfit in misfits(whole, trajectories[phase].model)
+            ]
     elif (parent := trajectories.get(phase_of(stage.from_, trajectories))) is not None:
         found += misfits(launch, parent.model)
     for misfit in dict.fromkeys(found):

@@ -78,6 +78,10 @@ class DistillStage(MixtureTraining, TrainingStage):
             )
         return self
 
+    @property
+    def objective(self) -> str:
+        return "distillation"
+
     def phases(self, name: str) -> list[Phase]:
         carry = () if self.from_ is None else tuple(self.carry)
         seed = self.seed if self.from_ is None else None

@@ -44,7 +44,8 @@ def add_teacher(
         return {"teacher": teacher}, kind
     part = TeacherTokensPart(
         model=trajectory.model,
-        **{name: fields[name] for name in ("sequence_length", "packing", "excluded", "attention", "parallel")},
+        **{name: fields[name] for name in ("sequence_length", "packing", "excluded", "attention")},
+        parallel=fields["parallel"].without_pipeline,
         first_sample=fields["sample_offset"],
         samples=planned.end_sample - planned.start_sample,
         top_k=stage.top_k,
