@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from specs.dependencies import MODELS, order, uses
 from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean
 from specs.figures import misnamed
+from specs.launch import Launch
 from specs.layout import Misfit, misfits
 from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.pipeline import Pipeline
@@ -324,16 +325,29 @@ def _check_layout(
         ):
             for segment in trajectory.segments:
                 found += misfits(launch, trajectory.model, trajectory.sequence_length, segment.batch)
-        if isinstance(stage, DistillStage) and (phase := phase_of(stage.teacher, trajectories)) in trajectories:
+        if (
+            isinstance(stage, DistillStage)
+            and (phase := phase_of(stage.teacher, trajectories)) in trajectories
+        ):
             whole = launch.model_copy(update={"parallel": parallel.without_pipeline})
             found += [
                 misfit._replace(message=f"of its teacher, {misfit.message}")
                 for misfit in misfits(whole, trajectories[phase].model)
             ]
+        if isinstance(stage, DistillStage):
+            found += _of_teacher(launch, trajectories.get(phase_of(stage.teacher, trajectories)))
     elif (parent := trajectories.get(phase_of(stage.from_, trajectories))) is not None:
         found += misfits(launch, parent.model)
     for misfit in dict.fromkeys(found):
         yield Problem((*at, misfit.field), f"'{name}': {misfit.message}", misfit.fix)
+
+
+def _of_teacher(launch: Launch, teacher: Trajectory | None) -> Iterator[Misfit]:
+    """The degrees that a teacher, which no pipeline divides, does not allow."""
+    if teacher is not None:
+        whole = launch.model_copy(update={"parallel": launch.degrees.without_pipeline})
+        for misfit in misfits(whole, teacher.model):
+            yield misfit._replace(message=f"of its teacher, {misfit.message}")
 
 
 def _check_float8(

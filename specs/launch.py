@@ -101,7 +101,6 @@ class Parallel(Spec):
         several = self.pp > 1 and self.pp_schedule == "interleaved-1f1b"
         return self.pp * ((self.virtual_stages or 2) if several else 1)
 
-
     @property
     def without_pipeline(self) -> Parallel:
         """The layout in which the processes of a pipeline share weights instead."""

@@ -93,9 +93,7 @@ class StoredTeacher:
         own_CK = self.words_NK[places_C].long() - vocab.begin
         inside_CK = (own_CK >= 0) & (own_CK < words)
         at_CK = torch.where(inside_CK, own_CK, 0)
-        log_q_CK = vocab.reduce(
-            torch.where(inside_CK, log_q_CV.gather(1, at_CK), 0.0), dist.ReduceOp.SUM
-        )
+        log_q_CK = vocab.reduce(torch.where(inside_CK, log_q_CV.gather(1, at_CK), 0.0), dist.ReduceOp.SUM)
         q_CV = log_q_CV.exp_()
         # words of other ranks fall into one more column, which is left out
         slot_CK = torch.where(inside_CK, own_CK, words)
@@ -168,7 +166,10 @@ class _Distillation(torch.autograd.Function):
             states = states_ND[places]
             logits_CV = logits(states, weight_VD)
             divergence, gradient = teacher.divergences(
-                places, log_softmax(logits_CV / t, vocab), reverse=settings.direction == "reverse", vocab=vocab
+                places,
+                log_softmax(logits_CV / t, vocab),
+                reverse=settings.direction == "reverse",
+                vocab=vocab,
             )
             softmax = Softmax(logits_CV, labels, vocab)
             sums += torch.stack([divergence.double().sum(), -softmax.log_probabilities_C.double().sum()])
@@ -193,7 +194,11 @@ class _Distillation(torch.autograd.Function):
 
 @torch.no_grad()
 def top_tokens(
-    hidden_BLD: torch.Tensor, weight_VD: torch.Tensor, k: int, temperature: float, vocab: VocabShard = FULL_VOCAB
+    hidden_BLD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    k: int,
+    temperature: float,
+    vocab: VocabShard = FULL_VOCAB,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k most likely words of every token under softmax(logits / temperature), (batch, length, k) int32,
     the most likely first; and their ln p, behind them that of all other words together, (batch, length, k +

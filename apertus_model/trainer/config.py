@@ -98,7 +98,7 @@ def trainer_config(
     assert segment.optimizer.grad_clip is not None, "the planner resolves the optimizer"
 
     def further_model(
-        role: str, spec: ModelSpec, dims: ParallelDims, device: torch.device
+        role: str, spec: ModelSpec, *, dims: ParallelDims, device: torch.device
     ) -> torch.nn.Module:
         return load_model(
             spec,

@@ -111,6 +111,7 @@ class Objective(ABC):
     def begin(self, load: LoadModel) -> None:
         """Called once before the first step, where the loss is computed: loads the models that it asks.
         Collective."""
+        return
 
     @abstractmethod
     def count(self, labels: Tensor, extras: Extras) -> Tensor:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -107,6 +107,15 @@ class Lifecycle:
     clock: Callable[[], float] = time.monotonic  # decides when `save_seconds` have passed
 
 
+class FurtherModel(Protocol):
+    """Loads a frozen model that the loss asks."""
+
+    def __call__(
+        self, role: str, spec: ModelSpec, *, dims: ParallelDims, device: torch.device
+    ) -> torch.nn.Module:
+        """The model with these dimensions of the checkpoint that is the input `role`, in a layout."""
+
+
 class Requests(NamedTuple):
     """What ranks ask of all others."""
 
@@ -121,8 +130,7 @@ class ApertusTrainer(Trainer):
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
         objective: Objective  # the loss
-        # loads a model that the loss asks: role of its checkpoint, dimensions, layout, device
-        further_model: Callable[[str, ModelSpec, ParallelDims, torch.device], torch.nn.Module]
+        further_model: FurtherModel
         data: TrainingData  # its held-out sequences are used; training samples come from `dataloader`
         recorder: Recorder  # stores metrics, held-out losses and anomalies
         lifecycle: Lifecycle
@@ -194,9 +202,7 @@ class ApertusTrainer(Trainer):
         self.checkpointer.load()
         self.checkpointer.anomalies = config.detector.state  # StoreCheckpoints
         if not self.parallel_dims.pp_enabled or self.pp_has_last_stage:
-            config.objective.begin(
-                partial(config.further_model, dims=self.parallel_dims, device=self.device)
-            )
+            config.objective.begin(partial(config.further_model, dims=self.parallel_dims, device=self.device))
         self.step = config.lifecycle.begin_step
         self.lr_schedulers.seek(self.step)  # LearningRate
         self.dataloader.seek(self.step)  # SampleLoader

@@ -57,7 +57,9 @@ class Case:
         loss, sums = distillation(*inputs, self.labels, 7.0, teacher, settings, **options)
         return loss.detach(), *torch.autograd.grad(3 * loss, inputs), sums
 
-    def expected(self, settings: DistillLoss, z_loss: float = 0.0, k: int | None = None) -> tuple[torch.Tensor, ...]:
+    def expected(
+        self, settings: DistillLoss, z_loss: float = 0.0, k: int | None = None
+    ) -> tuple[torch.Tensor, ...]:
         """The same by autograd over full logits. With `k`, words that the teacher finds less likely than its
         k first ones are one outcome."""
         hidden, weight = self.hidden.double().requires_grad_(), self.weight.double().requires_grad_()
@@ -85,7 +87,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked, "CHUNK_TOKENS", 4)
 
 
-def close(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], tolerance: float = 1e-12) -> None:
+def close(
+    found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], tolerance: float = 1e-12
+) -> None:
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own.double(), other, rtol=tolerance, atol=tolerance)
 
@@ -94,7 +98,9 @@ def close(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], t
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_loss_and_gradients_are_the_formula(settings: DistillLoss, z_loss: float) -> None:
     case = Case()
-    close(case.found(case.whole(settings.temperature), settings, z_loss=z_loss), case.expected(settings, z_loss))
+    close(
+        case.found(case.whole(settings.temperature), settings, z_loss=z_loss), case.expected(settings, z_loss)
+    )
 
 
 def test_the_mean_over_tokens_is_that_of_kl_div() -> None:

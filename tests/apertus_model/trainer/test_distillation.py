@@ -126,11 +126,15 @@ def test_every_layout_trains_as_one_process_does(
         [reference.heldout[step]["a"].nats for step in (2, 4)], rel=2e-6
     )
     if "PP" not in name:
-        columns = [[(row["divergence"], row["cross_entropy"]) for row in run.rows] for run in (first, reference)]
+        columns = [
+            [(row["divergence"], row["cross_entropy"]) for row in run.rows] for run in (first, reference)
+        ]
         np.testing.assert_allclose(*columns, rtol=2e-5)
 
 
-def test_an_interrupted_run_has_the_same_bits(tmp_path: Path, whole: tuple[Path, Result], teacher: str) -> None:
+def test_an_interrupted_run_has_the_same_bits(
+    tmp_path: Path, whole: tuple[Path, Result], teacher: str
+) -> None:
     folder, reference = whole
     source = Source(str(folder / "step-2"), 2, optimizer=True)
     (resumed,) = train(tmp_path, spec_of(), source=source, begin_step=2, teacher=teacher)

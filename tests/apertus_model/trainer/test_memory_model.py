@@ -46,7 +46,12 @@ class WholeSamples(ListedSamples):
         self.length, self.masked = length, False
 
 
-SAMPLES: dict[str, Any] = {"pretrain": WholeSamples, "sft": WholeSamples, "distill": WholeSamples, "qrpo": PreferenceRows}
+SAMPLES: dict[str, Any] = {
+    "pretrain": WholeSamples,
+    "sft": WholeSamples,
+    "distill": WholeSamples,
+    "qrpo": PreferenceRows,
+}
 
 
 def peak(
