@@ -325,15 +325,6 @@ def _check_layout(
         ):
             for segment in trajectory.segments:
                 found += misfits(launch, trajectory.model, trajectory.sequence_length, segment.batch)
-        if (
-            isinstance(stage, DistillStage)
-            and (phase := phase_of(stage.teacher, trajectories)) in trajectories
-        ):
-            whole = launch.model_copy(update={"parallel": parallel.without_pipeline})
-            found += [
-                misfit._replace(message=f"of its teacher, {misfit.message}")
-                for misfit in misfits(whole, trajectories[phase].model)
-            ]
         if isinstance(stage, DistillStage):
             found += _of_teacher(launch, trajectories.get(phase_of(stage.teacher, trajectories)))
     elif (parent := trajectories.get(phase_of(stage.from_, trajectories))) is not None:

@@ -73,8 +73,8 @@ def decode(model: ModelSpec, prompt: float, tokens: float) -> int:
 
 
 def training(segment: Segment) -> int:
-    """Per token, without recomputation; with the forward pass of a teacher. With LoRA the frozen matrices have
-    no weight gradient, and nothing below the first adapter of the first layer has gradients."""
+    """Per token, without recomputation; with the forward pass of a teacher. With LoRA the frozen matrices
+    have no weight gradient, and nothing below the first adapter of the first layer has gradients."""
     model, once = segment.model, forward(segment.model, segment.sequence_length)
     lora = segment.lora if isinstance(segment, AdaptedSegment) else None
     if lora is None:

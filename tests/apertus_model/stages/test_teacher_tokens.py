@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import apertus_model.stages.train
+from apertus_model.data.teacher_tokens import StoredPredictions
 from apertus_model.stages import teacher_tokens
 from apertus_model.stages.training_data import OtherDataError, open_data
 from infra.store import Artifact, StoreError
@@ -109,8 +110,10 @@ def test_samples_are_those_of_the_mixture_and_no_others_are_stored(stages: Stage
         assert found.teacher_words.shape == (16, 2) and found.teacher_log_p.shape == (16, 3)
         np.testing.assert_allclose(np.exp(found.teacher_log_p).sum(-1), 1, rtol=1e-6)
     assert taught.epochs(10) == plain.epochs(10)
+    stored = StoredPredictions(Artifact(stages.store, "teacher_tokens/top-2"), None)
+    assert np.array_equal(stored[4].words, taught[4].teacher_words)  # type: ignore[attr-defined]
     with pytest.raises(StoreError, match="has the samples 4 to 27, not 28"):
-        taught[4 + SAMPLES]
+        stored[4 + SAMPLES]
 
 
 @pytest.mark.slow
