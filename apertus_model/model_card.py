@@ -22,6 +22,7 @@ TITLES = {
     "pretrain": "pretraining",
     "cooldown": "cooldown",
     "long_context": "longer context",
+    "distill": "distillation",
     "sft": "supervised fine-tuning",
     "qrpo": "preference alignment (QRPO)",
     "dpo": "preference alignment (DPO)",

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from specs.dependencies import MODELS, order, uses
 from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean
 from specs.figures import misnamed
+from specs.launch import Launch
 from specs.layout import Misfit, misfits
 from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.pipeline import Pipeline
@@ -21,6 +22,7 @@ from specs.stages.base import Stage
 from specs.stages.classifier import ClassifierStage
 from specs.stages.conversations import ConversationsStage
 from specs.stages.corpus import CorpusSource, CorpusStage, needs_text
+from specs.stages.distill import DistillStage
 from specs.stages.evaluate import EvaluateStage
 from specs.stages.evaluate_tokenizers import PARALLEL, EvaluateTokenizersStage
 from specs.stages.memorisation import Memorisation
@@ -314,9 +316,7 @@ def _check_layout(
             optimizer = trajectories[phase.name].optimizer.name if phase.name in trajectories else None
             if optimizer and (reason := refused_layout(optimizer, parallel, launch.world_size)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
-            objective = stage.kind if isinstance(stage, PairTraining) else "cross-entropy"
-            objective = stage.objective if isinstance(stage, SftStage) else objective
-            if optimizer and (reason := refused_objective(optimizer, objective)):
+            if optimizer and (reason := refused_objective(optimizer, stage.objective)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
             if optimizer and (reason := refused_anomalies(optimizer, phase.settings.anomalies)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
@@ -325,10 +325,20 @@ def _check_layout(
         ):
             for segment in trajectory.segments:
                 found += misfits(launch, trajectory.model, trajectory.sequence_length, segment.batch)
+        if isinstance(stage, DistillStage):
+            found += _of_teacher(launch, trajectories.get(phase_of(stage.teacher, trajectories)))
     elif (parent := trajectories.get(phase_of(stage.from_, trajectories))) is not None:
         found += misfits(launch, parent.model)
     for misfit in dict.fromkeys(found):
         yield Problem((*at, misfit.field), f"'{name}': {misfit.message}", misfit.fix)
+
+
+def _of_teacher(launch: Launch, teacher: Trajectory | None) -> Iterator[Misfit]:
+    """The degrees that a teacher, which no pipeline divides, does not allow."""
+    if teacher is not None:
+        whole = launch.model_copy(update={"parallel": launch.degrees.without_pipeline})
+        for misfit in misfits(whole, teacher.model):
+            yield misfit._replace(message=f"of its teacher, {misfit.message}")
 
 
 def _check_float8(

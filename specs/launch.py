@@ -101,6 +101,13 @@ class Parallel(Spec):
         several = self.pp > 1 and self.pp_schedule == "interleaved-1f1b"
         return self.pp * ((self.virtual_stages or 2) if several else 1)
 
+    @property
+    def without_pipeline(self) -> Parallel:
+        """The layout in which the processes of a pipeline share weights instead."""
+        return self.model_copy(
+            update={"pp": 1, "pp_schedule": "1f1b", "virtual_stages": None, "dp_shard": -1}
+        )
+
 
 class Workers(Spec):
     """The processes that share the units of a stage: tasks of a corpus, ranges of prompts or of a suite's

@@ -51,6 +51,7 @@ TESTED_IN = {
     "apertus_model.data.records": "tests/apertus_model/data/test_corpus_work.py",
     "apertus_model.data.resolution": "tests/apertus_model/data/test_corpus_work.py",
     "apertus_model.data.scatter": "tests/apertus_model/data/test_corpus_work.py",
+    "apertus_model.data.teacher_tokens": "tests/apertus_model/stages/test_teacher_tokens.py",
     "apertus_model.data.span": "tests/apertus_model/data/test_corpus_work.py",
     "apertus_model.data.found": "tests/apertus_model/data/test_documents.py",
     "apertus_model.evaluation.perplexity": "tests/apertus_model/stages/test_evaluate.py",

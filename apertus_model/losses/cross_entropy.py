@@ -132,7 +132,7 @@ def total_weight(labels: torch.Tensor, weights: torch.Tensor | None = None) -> t
     return kept.sum().double() if weights is None else torch.where(kept, weights.double(), 0.0).sum()
 
 
-def _chunks(labels_BL: torch.Tensor, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def chunks(labels_BL: torch.Tensor, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """(Positions in the flattened batch, labels there) of kept labels, at most `CHUNK_TOKENS` of one row at a
     time, on `device`."""
     kept = labels_BL != IGNORE_INDEX
@@ -145,11 +145,17 @@ def _chunks(labels_BL: torch.Tensor, device: torch.device) -> Iterator[tuple[tor
             yield from zip(row.split(CHUNK_TOKENS), row_labels.split(CHUNK_TOKENS), strict=True)
 
 
-def _precision(dtype: torch.dtype) -> torch.dtype:
+def precision(dtype: torch.dtype) -> torch.dtype:
+    """Of softmax and sums, for parameters of `dtype`."""
     return torch.promote_types(dtype, torch.float32)
 
 
-class _Softmax:
+def logits(states_CD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
+    """(C, V), made in the dtype of the parameters, in the precision of sums."""
+    return F.linear(states_CD, weight_VD).to(precision(weight_VD.dtype))
+
+
+class Softmax:
     """The softmax of a chunk, before it is normalised."""
 
     log_probabilities_C: torch.Tensor  # ln p(label)
@@ -157,15 +163,20 @@ class _Softmax:
     total_C: torch.Tensor  # sums of the scores over the vocabulary
     log_sum_C: torch.Tensor  # logarithms of the sums of exp(logit) over the vocabulary
 
-    def __init__(
-        self, states_CD: torch.Tensor, weight_VD: torch.Tensor, labels_C: torch.Tensor, vocab: VocabShard
-    ) -> None:
-        self.scores_CV = F.linear(states_CD, weight_VD).to(_precision(weight_VD.dtype))
+    def __init__(self, logits_CV: torch.Tensor, labels_C: torch.Tensor, vocab: VocabShard) -> None:
+        """
+        Args:
+            logits_CV: in the precision of sums; becomes the scores.
+            labels_C: int64.
+            vocab: the words of the columns.
+        """
+        self.scores_CV = logits_CV
         largest_C = vocab.reduce(self.scores_CV.amax(1), dist.ReduceOp.MAX)
         self.scores_CV -= largest_C[:, None]
         own_C = labels_C - vocab.begin
-        self.inside_C = (own_C >= 0) & (own_C < len(weight_VD))
-        self.label_C1 = (own_C if vocab.group is None else own_C.clamp(0, len(weight_VD) - 1))[:, None]
+        words = logits_CV.shape[1]
+        self.inside_C = (own_C >= 0) & (own_C < words)
+        self.label_C1 = (own_C if vocab.group is None else own_C.clamp(0, words - 1))[:, None]
         at_label_C = torch.where(self.inside_C, self.scores_CV.gather(1, self.label_C1)[:, 0], 0.0)
         self.scores_CV.exp_()
         sums_2C = vocab.reduce(torch.stack([self.scores_CV.sum(1), at_label_C]), dist.ReduceOp.SUM)
@@ -185,13 +196,13 @@ class _Softmax:
         return gradient_CV.scatter_(1, self.label_C1, at_label_C1)
 
 
-class _Gradients:
+class Gradients:
     """Gradients with respect to states and weight, summed chunk by chunk; None where autograd does not need
     one."""
 
     def __init__(self, states_ND: torch.Tensor, weight_VD: torch.Tensor, needed: tuple[bool, ...]) -> None:
         self.states_ND = torch.zeros_like(states_ND) if needed[0] else None
-        self.weight_VD = torch.zeros_like(weight_VD, dtype=_precision(weight_VD.dtype)) if needed[1] else None
+        self.weight_VD = torch.zeros_like(weight_VD, dtype=precision(weight_VD.dtype)) if needed[1] else None
 
     def add(
         self,
@@ -214,6 +225,17 @@ class _Gradients:
         else:
             self.weight_VD.addmm_(logits_CV.T, states_CD.to(self.weight_VD.dtype))
 
+    def scaled(
+        self, factor: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The gradients times `factor`; that of the weight in `dtype`."""
+        states, weight = self.states_ND, self.weight_VD
+        if states is not None:
+            states = states * factor
+        if weight is not None:  # scaled and rounded in one pass
+            weight = torch.mul(weight, factor, out=torch.empty_like(weight, dtype=dtype))
+        return states, weight
+
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
@@ -227,11 +249,11 @@ class _CrossEntropy(torch.autograd.Function):
         vocab: VocabShard,
         z_loss: float,
     ) -> torch.Tensor:
-        gradients = _Gradients(states_ND, weight_VD, ctx.needs_input_grad)
+        gradients = Gradients(states_ND, weight_VD, ctx.needs_input_grad)
         total = torch.zeros((), dtype=torch.float64, device=states_ND.device)
-        for places, labels in _chunks(labels_BL, states_ND.device):
+        for places, labels in chunks(labels_BL, states_ND.device):
             states, weights = states_ND[places], weights_N[places]
-            softmax = _Softmax(states, weight_VD, labels, vocab)
+            softmax = Softmax(logits(states, weight_VD), labels, vocab)
             total -= (weights.double() * softmax.log_probabilities_C).sum()
             if z_loss:
                 total += z_loss * (weights.double() * softmax.log_sum_C.double().square()).sum()
@@ -241,16 +263,11 @@ class _CrossEntropy(torch.autograd.Function):
                 gradients.add(places, states, weight_VD, softmax.gradient(of_all, factors))
             del softmax  # before the next chunk's is made
         ctx.gradients, ctx.dtype = gradients, weight_VD.dtype
-        return (total / denominator).to(_precision(weight_VD.dtype))
+        return (total / denominator).to(precision(weight_VD.dtype))
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        states, weight = ctx.gradients.states_ND, ctx.gradients.weight_VD
-        if states is not None:
-            states = states * upstream[0]
-        if weight is not None:  # scaled and rounded in one pass
-            weight = torch.mul(weight, upstream[0], out=torch.empty_like(weight, dtype=ctx.dtype))
-        return states, weight, None, None, None, None, None
+        return *ctx.gradients.scaled(upstream[0], ctx.dtype), None, None, None, None, None
 
 
 class _LabelScores(torch.autograd.Function):
@@ -258,10 +275,10 @@ class _LabelScores(torch.autograd.Function):
     def forward(
         ctx: Any, states_ND: torch.Tensor, weight_VD: torch.Tensor, labels_BL: torch.Tensor, vocab: VocabShard
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        empty = torch.zeros(len(states_ND), dtype=_precision(weight_VD.dtype), device=states_ND.device)
+        empty = torch.zeros(len(states_ND), dtype=precision(weight_VD.dtype), device=states_ND.device)
         log_probabilities, log_sums = empty, torch.zeros_like(empty)
-        for places, labels in _chunks(labels_BL, states_ND.device):
-            softmax = _Softmax(states_ND[places], weight_VD, labels, vocab)
+        for places, labels in chunks(labels_BL, states_ND.device):
+            softmax = Softmax(logits(states_ND[places], weight_VD), labels, vocab)
             log_probabilities[places], log_sums[places] = softmax.log_probabilities_C, softmax.log_sum_C
             del softmax  # before the next chunk's is made
         ctx.save_for_backward(states_ND, weight_VD, labels_BL)
@@ -271,10 +288,10 @@ class _LabelScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         states_ND, weight_VD, labels_BL = ctx.saved_tensors
-        gradients = _Gradients(states_ND, weight_VD, ctx.needs_input_grad)
-        for places, labels in _chunks(labels_BL, states_ND.device):
+        gradients = Gradients(states_ND, weight_VD, ctx.needs_input_grad)
+        for places, labels in chunks(labels_BL, states_ND.device):
             states = states_ND[places]
-            softmax = _Softmax(states, weight_VD, labels, ctx.vocab)
+            softmax = Softmax(logits(states, weight_VD), labels, ctx.vocab)
             of_label, of_sum = (gradient[places] for gradient in upstream)
             gradients.add(places, states, weight_VD, softmax.gradient(of_sum - of_label, -of_label))
             del softmax

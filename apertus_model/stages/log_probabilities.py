@@ -59,7 +59,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         spans = units_of("rows", rows.rows, part.sequences_per_unit)
         units = {key: range(*span) for key, span in spans.items()}
         for number, (key, span) in enumerate(units.items()):
-            if not _agreed(first and attempt.unit(key) is not None, evaluator.device):
+            if not agreed(first and attempt.unit(key) is not None, evaluator.device):
                 unit = compute(evaluator, rows, span)
                 if first:
                     attempt.commit_unit(key, data=unit)
@@ -92,7 +92,7 @@ def commit(attempt: Attempt, rows: PreferenceSamples, units: dict[str, range]) -
     attempt.commit(metrics={"sequences": rows.sequences, "tokens": tokens, "log_probability_per_token": mean})
 
 
-def _agreed(done: bool, device: torch.device) -> bool:
+def agreed(done: bool, device: torch.device) -> bool:
     """Rank 0's value, on every rank."""
     answer = torch.tensor(int(done), device=device)
     dist.broadcast(answer, src=0)

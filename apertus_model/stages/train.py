@@ -38,6 +38,7 @@ from infra.store import Artifact, Attempt, Checkpoint, Store, StoreError
 from infra.store.writing.lease import LeaseLost
 from infra.store.writing.retention import prune
 from specs.job import Job
+from specs.stages.distill import DistillSegment
 from specs.stages.dpo import DpoSegment
 from specs.stages.qrpo import QrpoSegment
 from specs.stages.reward_model import RewardSegment
@@ -55,6 +56,7 @@ SEGMENTS: dict[str, type[Segment]] = {
     "qrpo": QrpoSegment,
     "dpo": DpoSegment,
     "reward_model": RewardSegment,
+    "distill": DistillSegment,
 }
 # prefix of the units that store the event at which an attempt stopped, since no checkpoint follows it
 STOP = "stop-"
@@ -124,6 +126,7 @@ def _train(
         anomalies=anomalies,
         first_step_done=stop.cooperate,
         watch=watch,
+        checkpoint_of=attempt.input_checkpoint,
     )
     trainer = trainer_config(segment, data, recorder, lifecycle, world_size=world_size).build()
     try:

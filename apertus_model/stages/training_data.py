@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from apertus_model.data.packed import packed_tables
 from apertus_model.data.samples import MixtureSamples, validation_samples
 from apertus_model.data.stream import split_shards
+from apertus_model.data.teacher_tokens import StoredPredictions, TaughtSamples
 from infra.store import Artifact, Store
 from infra.store.reading.ranges import BlockCache
 from specs.base import canonical_json, flatten
 from specs.differences import changes
 from specs.errors import StageError
 from specs.job import InputRef
+from specs.stages.distill import DistillSegment, TeacherTokensPart
 from specs.stages.mixture import exact
 from specs.stages.preference_training import PreferenceSegment
 from specs.stages.reward_model import RewardSegment
 from specs.stages.sft import SftLoss, SftSegment
-from specs.stages.training import Segment
+from specs.stages.training import Goldfish, Segment
 
 if TYPE_CHECKING:
     from apertus_model.trainer.loader import SampleLike
@@ -98,30 +100,51 @@ def _content(artifact: Artifact) -> str:
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:16]
 
 
+class Mixture(NamedTuple):
+    """An opened mixture."""
+
+    recipe: dict[str, Any]
+    corpora: list[Artifact]
+    samples: MixtureSamples
+
+
+def open_mixture(
+    store: Store,
+    inputs: Inputs,
+    part: Segment | TeacherTokensPart,
+    blocks: BlockCache | None = None,
+    goldfish: Goldfish | None = None,
+) -> Mixture:
+    """The training samples of a part over a mixture. `blocks`: of corpora in another store."""
+    blocks = blocks or BlockCache()
+    recipe = _recipe(store, inputs["mixture"])
+    corpora = [Artifact(store, source["path"]) for source in recipe["sources"]]
+    packed = [
+        Artifact.of_input(store, inputs[f"packed:{index}"])
+        for index in range(len(corpora) if part.packing == "best-fit" else 0)
+    ]
+    samples = MixtureSamples.open(
+        recipe,
+        [split_shards(corpus, "train", blocks) for corpus in corpora],
+        sequence_length=part.sequence_length,
+        goldfish=goldfish,
+        packed=[packed_tables(artifact) for artifact in packed] or None,
+        excluded=[
+            (_recipe(store, inputs[f"excluded:{index}"]), drawn) for index, drawn in enumerate(part.excluded)
+        ],
+    )
+    return Mixture(recipe, corpora, samples)
+
+
 class MixtureData:
-    """Windows, or packed rows, over the documents of a mixture."""
+    """Windows, or packed rows, over the documents of a mixture; with what a teacher predicts, where that is
+    stored."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: Segment, scratch: str | None) -> None:
         blocks = BlockCache(scratch)
-        recipe = _recipe(store, inputs["mixture"])
-        corpora = [Artifact(store, source["path"]) for source in recipe["sources"]]
+        recipe, corpora, samples = open_mixture(store, inputs, segment, blocks, segment.goldfish)
         self.fingerprints: list[str] = [source["fingerprint"] for source in recipe["sources"]]
         self.names = segment.source_names or [fingerprint[:8] for fingerprint in self.fingerprints]
-        packed = [
-            Artifact.of_input(store, inputs[f"packed:{index}"])
-            for index in range(len(corpora) if segment.packing == "best-fit" else 0)
-        ]
-        samples = MixtureSamples.open(
-            recipe,
-            [split_shards(corpus, "train", blocks) for corpus in corpora],
-            sequence_length=segment.sequence_length,
-            goldfish=segment.goldfish,
-            packed=[packed_tables(artifact) for artifact in packed] or None,
-            excluded=[
-                (_recipe(store, inputs[f"excluded:{index}"]), drawn)
-                for index, drawn in enumerate(segment.excluded)
-            ],
-        )
         self.samples: CountedSamples = samples
         self.identity: dict[str, Any] = {
             "sequence_length": segment.sequence_length,
@@ -138,6 +161,10 @@ class MixtureData:
                 for index, source in enumerate(recipe["sources"])
             },
         }
+        if isinstance(segment, DistillSegment) and segment.top_k is not None:
+            predictions = Artifact.of_input(store, inputs["teacher"])
+            self.samples = TaughtSamples(samples, StoredPredictions(predictions, blocks))
+            self.identity["teacher"] = _content(predictions)
         self.heldout: dict[str, Sequence[SampleLike]] = {}
         if segment.validation.interval:
             heldout = validation_samples(

@@ -267,7 +267,9 @@ def raise_cause() -> Iterator[None]:
         raise next(cause for cause, _ in error.failures.values()) from error
 
 
-def load_tensors(state: dict[str, torch.Tensor], checkpoint: Checkpoint | str) -> None:
+def load_tensors(
+    state: dict[str, torch.Tensor], checkpoint: Checkpoint | str, *, alone: bool = False
+) -> None:
     """Reads tensors of a checkpoint into `state`, in place, resharding as needed. Collective where a process
     group exists.
 
@@ -276,6 +278,7 @@ def load_tensors(state: dict[str, torch.Tensor], checkpoint: Checkpoint | str) -
     Args:
         state: name -> tensor or DTensor to fill.
         checkpoint: a committed checkpoint of any store, or the local folder of an uncommitted one.
+        alone: whether only some of the processes read it; each then reads the index itself.
 
     Raises:
         DamagedCheckpoint: the data read differ from what was committed.
@@ -299,7 +302,7 @@ def load_tensors(state: dict[str, torch.Tensor], checkpoint: Checkpoint | str) -
                 f" {tuple(tensor.shape)}"
             )
     with read_errors(folder), raise_cause():
-        dcp.load(state, storage_reader=storage)
+        dcp.load(state, storage_reader=storage, no_dist=alone)
     for name in state:
         parts = [_adapter_name(name, part) for part in ADAPTER_PARTS]
         if parts[0] in index and parts[0] not in state:

@@ -5,9 +5,12 @@ say where and how it is computed (layout, micro-batch). Combinations that cannot
 anything is built.
 """
 
+import dataclasses
 from itertools import islice
 
+import torch
 from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import (
     ActivationCheckpointing,
     FullAC,
@@ -24,19 +27,23 @@ from apertus_model.trainer.anomalies import AnomalyDetector
 from apertus_model.trainer.checkpoint import StoreCheckpoints
 from apertus_model.trainer.hang import HANG_SECONDS, SLOW_FACTOR
 from apertus_model.trainer.loader import SampleLoader, TrainingData
+from apertus_model.trainer.loading import load_model
 from apertus_model.trainer.lr_scheduler import LearningRate
 from apertus_model.trainer.metrics import Recorder, StepMetrics
-from apertus_model.trainer.objectives import objective_of
 from apertus_model.trainer.optimizer import optimizer_config
+from apertus_model.trainer.registry import objective_of
 from apertus_model.trainer.trainer import ApertusTrainer, Lifecycle, NoTokenizer, OutputIsLoss
 from specs import layout
 from specs.errors import StageError
 from specs.launch import Parallel
+from specs.model import ModelSpec
 from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 
 PIPELINE_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B"}
+# objectives that need neither whole sequences nor more of the last stage than a number
+PIPELINED = ("cross-entropy", "distillation", "stored-distillation")
 LOAD_BALANCERS = {"none": None, "head-tail": "headtail"}
 COLLECTIVE_TIMEOUT_SECONDS = 1800  # for processes without a `HangWatch`
 
@@ -68,7 +75,7 @@ def trainer_config(
         segment.parallel, micro_batch_size=micro_batch, n_layers=segment.model.n_layers
     )
     objective = objective_of(segment)
-    if segment.objective != "cross-entropy" and segment.parallel.pp > 1:
+    if segment.objective not in PIPELINED and segment.parallel.pp > 1:
         raise ValueError(
             f"the objective {segment.objective!r} cannot run in a pipeline (pp: {segment.parallel.pp}); use"
             " another layout"
@@ -89,6 +96,24 @@ def trainer_config(
         linear_config=linear_config(segment.precision.linear, compiled=segment.compile),
     )
     assert segment.optimizer.grad_clip is not None, "the planner resolves the optimizer"
+
+    def further_model(
+        role: str, spec: ModelSpec, *, dims: ParallelDims, device: torch.device
+    ) -> torch.nn.Module:
+        return load_model(
+            spec,
+            lifecycle.checkpoint_of(role),
+            sequence_length=segment.sequence_length,
+            attention=attention_of(segment, spec).backend,
+            parallelism=dataclasses.replace(parallelism, fsdp_reshard_after_forward="always"),
+            dims=dims,
+            device=device,
+            dtype=segment.precision.param,
+            stored_dtype=segment.precision.param,
+            scratch=lifecycle.scratch,
+            alone=dims.pp_enabled,
+        ).requires_grad_(False)
+
     return ApertusTrainer.Config(
         model_spec=titan_model(model),
         dump_folder=lifecycle.scratch,
@@ -140,6 +165,7 @@ def trainer_config(
         ),
         debug=debug_config(segment.seed or 0, deterministic=segment.deterministic),
         objective=objective,
+        further_model=further_model,
         data=data,
         recorder=recorder,
         lifecycle=lifecycle,
@@ -149,16 +175,16 @@ def trainer_config(
     )
 
 
-def attention_of(segment: Segment) -> Choice:
-    """The attention backend of a segment in this process.
+def attention_of(segment: Segment, other: ModelSpec | None = None) -> Choice:
+    """The attention backend of a segment in this process. `other`: a model that gets the same masks, and so
+    has the same backend.
 
     Raises:
-        ValueError: the one that the segment names cannot run here.
+        ValueError: the one that the segment names, or that it has, cannot run here.
     """
-    setting = Setting(
-        segment.precision.param, segment.parallel.cp, segment.model.head_dim, segment.sequence_length
-    )
-    return resolve_backend(segment.attention, setting)
+    model = segment.model if other is None else other
+    setting = Setting(segment.precision.param, segment.parallel.cp, model.head_dim, segment.sequence_length)
+    return resolve_backend(segment.attention if other is None else attention_of(segment).backend, setting)
 
 
 def initial_seed(segment: Segment) -> int:

@@ -17,10 +17,12 @@ from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.context_parallel import cp_shard
 
-from apertus_model.losses.cross_entropy import IGNORE_INDEX, log_probabilities
+from apertus_model.losses.cross_entropy import IGNORE_INDEX, VocabShard, log_probabilities
+from apertus_model.losses.distillation import top_tokens
 from apertus_model.losses.divergence import kl_divergence
 from apertus_model.losses.rewards import token_rewards
 from apertus_model.losses.sequences import sequence_log_probabilities
+from apertus_model.model.attention import gathered_order
 from apertus_model.model.on_host import OnHost, copy_to
 from apertus_model.model.output import LossFunction
 from apertus_model.trainer.arguments import model_arguments
@@ -161,6 +163,30 @@ class Evaluator:
         `sequence_log_probabilities`. Collective."""
         return self._by_sequence(rows, sequences, token_rewards)
 
+    @torch.no_grad()
+    def top_tokens(
+        self, rows: Sequence[SampleLike], k: int, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`losses.distillation.top_tokens` at every place of the rows, (rows, sequence, k) and (rows,
+        sequence, k + 1) on CPU, the same on every rank. Collective.
+
+        Args:
+            rows: the same on every rank.
+            k: words of a token.
+            temperature: that divides the logits.
+        """
+
+        def found(hidden: torch.Tensor, weight: torch.Tensor, _: Any, vocab: VocabShard) -> Any:
+            return top_tokens(hidden, weight, k, temperature, vocab)
+
+        turns: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for own in self._batches_of_rank(rows):
+            both, _, _ = self._of_labels(*self._tensors(own), found)
+            words, log_p = (self._gather_rows(self._whole_rows(one)).cpu() for one in both)
+            turns.append((words, log_p))
+        words, log_p = (torch.cat(parts)[: len(rows)] for parts in zip(*turns, strict=True))
+        return words, log_p
+
     def _by_sequence(self, rows: Sequence[SampleLike], sequences: int, loss_fn: LossFunction) -> torch.Tensor:
         """The sums over each sequence of what `loss_fn` gives for its labels."""
         group = self._dims.get_mesh("cp").get_group() if self._dims.cp_enabled else None
@@ -198,6 +224,17 @@ class Evaluator:
         gathered = [torch.empty_like(own) for _ in range(self.ranks)]
         dist.all_gather(gathered, own.contiguous(), group=self._dims.get_mesh("batch").get_group())
         return torch.cat(gathered)
+
+    def _whole_rows(self, own: torch.Tensor) -> torch.Tensor:
+        """Whole rows of (batch, local sequence, ...), where ranks share a sequence."""
+        if not self._dims.cp_enabled:
+            return own
+        mesh = self._dims.get_mesh("cp")
+        parts = [torch.empty_like(own) for _ in range(mesh.size())]
+        dist.all_gather(parts, own.contiguous(), group=mesh.get_group())
+        whole = torch.cat(parts, 1)
+        order = gathered_order(whole.shape[1], mesh.size(), self.model.cp_load_balancer, own.device)
+        return whole[:, order.argsort()]
 
     def _split(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """This rank's slice of (batch, sequence) tensors, where ranks share a sequence."""

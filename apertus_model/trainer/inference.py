@@ -6,19 +6,15 @@ another type, so metrics do not depend on the precision of training.
 
 from typing import Literal
 
-import torch
-from torchtitan.config import CommConfig, CompileConfig, TrainingConfig
+from torchtitan.config import CommConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.tools.utils import get_local_device
 
 from apertus_model.model.attention_choice import Setting, resolve_backend
-from apertus_model.model.model import model_config
-from apertus_model.model.parallelize import parallelize
-from apertus_model.model.sharding import set_sharding
-from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.config import COLLECTIVE_TIMEOUT_SECONDS, debug_config, parallelism_config
 from apertus_model.trainer.evaluator import Evaluator
+from apertus_model.trainer.loading import load_model
 from infra.store import Checkpoint
 from specs.launch import Parallel
 from specs.model import ModelSpec
@@ -65,23 +61,15 @@ def load_evaluator(
     device = get_local_device()
     dist_utils.set_spmd_backend(parallelism.spmd_backend)
     dist_utils.set_determinism(dims, device, debug_config(seed=0), distinct_seed_mesh_dims=[])
-    config = model_config(spec, sequence_length=sequence_length, attention=backend)
-    set_sharding(config, sequence_parallel=parallelism.enable_sequence_parallel)
-    with torch.device("meta"):
-        model = config.build()
-    parallelize(
-        model,
-        parallel_dims=dims,
-        training=TrainingConfig(mixed_precision_param=dtype),
+    model = load_model(
+        spec,
+        checkpoint,
+        sequence_length=sequence_length,
+        attention=backend,
         parallelism=parallelism,
-        compile_config=CompileConfig(),
-        ac_config=None,
-        dump_folder=scratch,
+        dims=dims,
+        device=device,
+        dtype=dtype,
+        scratch=scratch,
     )
-    model.to_empty(device=device)
-    with torch.no_grad():
-        model.init_weights()
-    state = dict(model.state_dict())
-    load_tensors(state, checkpoint)
-    model.load_state_dict(state)
-    return Evaluator(model.eval(), dims, device, batch_size=batch_size)
+    return Evaluator(model, dims, device, batch_size=batch_size)

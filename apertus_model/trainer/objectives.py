@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 from apertus_model.losses.cross_entropy import (
     VocabShard,
@@ -41,12 +42,16 @@ from apertus_model.losses.sequences import sequence_log_probabilities, sequence_
 from apertus_model.model.on_host import copy_to
 from apertus_model.optimizers.extra_pass import WithExtraPass
 from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss
+from specs.model import ModelSpec
 from specs.stages.dpo import DpoLoss
 from specs.stages.qrpo import QrpoLoss
 from specs.stages.reward_model import RewardLoss
 from specs.stages.sft import InverseRl as InverseRlSpec
 
 Extras = Mapping[str, Tensor]
+LoadModel = Callable[[str, ModelSpec], torch.nn.Module]
+"""load(role, spec): the frozen model of the checkpoint that is the input `role` of the segment, in the layout
+and the precision of training."""
 
 
 class MicroBatch(NamedTuple):
@@ -55,6 +60,34 @@ class MicroBatch(NamedTuple):
     extras: Extras  # the tensors that `Objective.fields` names; those in `per_token`: (batch, local sequence)
     denominator: Tensor  # of the whole step: the sum of all `Objective.count`
     group: dist.ProcessGroup | None = None  # the ranks that share each row; None: a rank has whole rows
+    # what the model was called with, for another model of the same layout
+    tokens: Tensor | None = None
+    arguments: Mapping[str, Any] = {}  # never changed
+
+
+@dataclass(frozen=True, eq=False)
+class PipelinedLoss:
+    """The loss of whole rows, as the argument `loss_fn` of the last stage of a pipeline, which cuts it into
+    micro-batches with the tensors in it."""
+
+    objective: Objective
+    batch: MicroBatch
+
+    def __call__(self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard) -> Tensor:
+        return self.objective.loss(hidden, weight, labels, vocab, self.batch).loss
+
+
+def _tensors(loss: PipelinedLoss) -> tuple[list[Any], tuple[Any, ...]]:
+    batch = loss.batch
+    return [batch.extras, batch.tokens, batch.arguments], (loss.objective, batch.denominator, batch.group)
+
+
+def _with_tensors(tensors: Any, rest: Any) -> PipelinedLoss:
+    (extras, tokens, arguments), (objective, denominator, group) = tensors, rest
+    return PipelinedLoss(objective, MicroBatch(extras, denominator, group, tokens, arguments))
+
+
+register_pytree_node(PipelinedLoss, _tensors, _with_tensors)
 
 
 class MicroBatchLoss(NamedTuple):
@@ -74,6 +107,11 @@ class Objective(ABC):
 
     fields: ClassVar[tuple[str, ...]] = ()  # tensors of a sample beside input, labels and positions
     per_token: ClassVar[tuple[str, ...]] = ()  # the fields that have a value per token
+
+    def begin(self, load: LoadModel) -> None:
+        """Called once before the first step, where the loss is computed: loads the models that it asks.
+        Collective."""
+        return
 
     @abstractmethod
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
@@ -343,19 +381,3 @@ def with_places(inputs: Extras, labels: Tensor, rows: Sequence[int]) -> dict[str
 
 def _sum(values: Tensor, where: Tensor) -> Tensor:
     return torch.stack([torch.where(where, values.double(), 0.0).sum(), where.double().sum()])
-
-
-_OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
-    "cross-entropy": lambda segment: CrossEntropy(segment.z_loss),
-    "weighted-cross-entropy": lambda segment: WeightedCrossEntropy(),
-    "normalised-cross-entropy": lambda segment: NormalisedCrossEntropy(),
-    "inverse-rl": lambda segment: InverseRl(segment.inverse_rl),
-    "qrpo": lambda segment: Qrpo(segment.loss),
-    "dpo": lambda segment: Dpo(segment.loss),
-    "bradley-terry": lambda segment: BradleyTerry(segment.loss),
-}
-
-
-def objective_of(segment: Any) -> Objective:
-    """The objective that `segment.objective` names."""
-    return _OBJECTIVES[segment.objective](segment)

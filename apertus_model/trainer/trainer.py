@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torchtitan.components.loss import IGNORE_INDEX, BaseLoss
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.context_parallel import cp_shard
 from torchtitan.trainer import Trainer
@@ -38,7 +39,17 @@ from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss, PipelineEval
 from apertus_model.trainer.hang import SLOW_FACTOR, HangWatch
 from apertus_model.trainer.loader import Batch, TrainingData
 from apertus_model.trainer.metrics import Recorder
-from apertus_model.trainer.objectives import ExtraPass, MicroBatch, MicroBatchLoss, Objective, with_places
+from apertus_model.trainer.objectives import (
+    CrossEntropy,
+    ExtraPass,
+    MicroBatch,
+    MicroBatchLoss,
+    Objective,
+    PipelinedLoss,
+    with_places,
+)
+from infra.store import Checkpoint
+from specs.model import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +102,18 @@ class Lifecycle:
     # called after the first step, when there is something to commit
     first_step_done: Callable[[], None] = lambda: None
     watch: HangWatch | None = None  # ends the process when it hangs
+    # the checkpoint among the segment's inputs that has this role; None: it is not read (rehearsal)
+    checkpoint_of: Callable[[str], Checkpoint | str | None] = lambda role: None
     clock: Callable[[], float] = time.monotonic  # decides when `save_seconds` have passed
+
+
+class FurtherModel(Protocol):
+    """Loads a frozen model that the loss asks."""
+
+    def __call__(
+        self, role: str, spec: ModelSpec, *, dims: ParallelDims, device: torch.device
+    ) -> torch.nn.Module:
+        """The model with these dimensions of the checkpoint that is the input `role`, in a layout."""
 
 
 class Requests(NamedTuple):
@@ -108,6 +130,7 @@ class ApertusTrainer(Trainer):
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
         objective: Objective  # the loss
+        further_model: FurtherModel
         data: TrainingData  # its held-out sequences are used; training samples come from `dataloader`
         recorder: Recorder  # stores metrics, held-out losses and anomalies
         lifecycle: Lifecycle
@@ -178,6 +201,8 @@ class ApertusTrainer(Trainer):
         config = self.config
         self.checkpointer.load()
         self.checkpointer.anomalies = config.detector.state  # StoreCheckpoints
+        if not self.parallel_dims.pp_enabled or self.pp_has_last_stage:
+            config.objective.begin(partial(config.further_model, dims=self.parallel_dims, device=self.device))
         self.step = config.lifecycle.begin_step
         self.lr_schedulers.seek(self.step)  # LearningRate
         self.dataloader.seek(self.step)  # SampleLoader
@@ -222,9 +247,8 @@ class ApertusTrainer(Trainer):
         batch_size = self.config.training.local_batch_size
         part, dims, device = self.model_parts[0], self.parallel_dims, self.device
         if dims.pp_enabled:
-            evaluator: Evaluator = PipelineEvaluator(
-                part, self.pipelined_loss, dims, device, batch_size=batch_size
-            )
+            loss = partial(self.pipelined_loss, objective=CrossEntropy())
+            evaluator: Evaluator = PipelineEvaluator(part, loss, dims, device, batch_size=batch_size)
         else:
             evaluator = Evaluator(part, dims, device, batch_size=batch_size)
         # Layers that were compiled under tensor parallelism fail on inputs without gradients (torch 2.13).
@@ -359,23 +383,11 @@ class ApertusTrainer(Trainer):
             return super().forward_backward_step(
                 input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
             )
-        objective = self._objective
-        extras = {name: copy_to(input_dict[name], self.device) for name in objective.fields}
-        tokens, own_labels, arguments = self._arguments(input_dict, labels)
-        group = None
-        if self.parallel_dims.cp_enabled:
-            mesh = self.parallel_dims.get_mesh("cp")
-            group = mesh.get_group()
-            if objective.per_token:
-                slices, _ = cp_shard(
-                    mesh,
-                    tuple(extras[name] for name in objective.per_token),
-                    None,
-                    self.config.parallelism.context_parallel_load_balancer,
-                )
-                extras |= dict(zip(objective.per_token, slices, strict=True))
+        tokens, own_labels, arguments, batch = self._micro_batch(
+            self._objective, input_dict, labels, self._denominator
+        )
+        loss_fn = partial(self._objective.loss, batch=batch)
         with self.train_context():
-            loss_fn = partial(objective.loss, batch=MicroBatch(extras, self._denominator, group))
             micro_batch: MicroBatchLoss = self.model_parts[0](
                 tokens, **arguments, labels=own_labels, loss_fn=loss_fn
             )
@@ -396,7 +408,11 @@ class ApertusTrainer(Trainer):
         return self.pipelined_loss(batch, torch.cat(label_mbs), global_valid_tokens)
 
     def pipelined_loss(
-        self, batch: dict[str, torch.Tensor], labels: torch.Tensor, denominator: torch.Tensor
+        self,
+        batch: dict[str, torch.Tensor],
+        labels: torch.Tensor,
+        denominator: torch.Tensor,
+        objective: Objective | None = None,
     ) -> torch.Tensor:
         """The loss of whole rows, which the schedule cuts into micro-batches; the same on every stage.
         Computes gradients where they are enabled.
@@ -405,14 +421,15 @@ class ApertusTrainer(Trainer):
 
         Args:
             batch: input and positions on the host, int64 of shape (batch, seq_len), as many rows as
-                `training.local_batch_size`.
+                `training.local_batch_size`; and the fields of the objective.
             labels: like the input.
             denominator: scalar that divides the sum over the labels.
+            objective: that of training by default.
         """
-        tokens, own_labels, arguments = self._arguments(batch, labels)
+        objective = objective or self.config.objective
+        tokens, own_labels, arguments, whole = self._micro_batch(objective, batch, labels, denominator)
         if self.pp_has_last_stage:
-            loss = partial(self.config.objective.loss, batch=MicroBatch({}, denominator))
-            arguments |= {"labels": own_labels, "loss_fn": lambda *output: loss(*output).loss}
+            arguments = arguments | {"labels": own_labels, "loss_fn": PipelinedLoss(objective, whole)}
         losses: list[torch.Tensor] | None = [] if self.pp_has_last_stage else None
         run = self.pp_schedule.step if torch.is_grad_enabled() else self.pp_schedule.eval
         with self.train_context():
@@ -431,12 +448,33 @@ class ApertusTrainer(Trainer):
         dist.all_reduce(total, group=self.parallel_dims.get_mesh("pp").get_group())
         return total
 
-    def _arguments(
-        self, batch: dict[str, torch.Tensor], labels: torch.Tensor
-    ) -> tuple[torch.Tensor, OnHost, dict[str, Any]]:
-        return model_arguments(
-            self.model_parts[0], self.parallel_dims, self.device, batch["input"], batch["positions"], labels
+    def _micro_batch(
+        self,
+        objective: Objective,
+        batch: dict[str, torch.Tensor],
+        labels: torch.Tensor,
+        denominator: torch.Tensor,
+    ) -> tuple[torch.Tensor, OnHost, dict[str, Any], MicroBatch]:
+        """Tokens, labels and further arguments of the model for this rank's part of the rows, and what the
+        loss needs beside the labels."""
+        dims = self.parallel_dims
+        tokens, own_labels, arguments = model_arguments(
+            self.model_parts[0], dims, self.device, batch["input"], batch["positions"], labels
         )
+        extras = {name: copy_to(batch[name], self.device) for name in objective.fields}
+        group = None
+        if dims.cp_enabled:
+            mesh = dims.get_mesh("cp")
+            group = mesh.get_group()
+            if objective.per_token:
+                slices, _ = cp_shard(
+                    mesh,
+                    tuple(extras[name] for name in objective.per_token),
+                    None,
+                    self.config.parallelism.context_parallel_load_balancer,
+                )
+                extras |= dict(zip(objective.per_token, slices, strict=True))
+        return tokens, own_labels, arguments, MicroBatch(extras, denominator, group, tokens, arguments)
 
     def _sums_of_columns(self) -> list[torch.Tensor]:
         """(sum, number) of each metric of the objective, one after the other, over all ranks. Collective."""

@@ -38,6 +38,10 @@ class PairTraining(FromParent, Training):
     data_seed: int = identity(28, neutral=28, description="of the order of the sequences")
     schedule: OrRest[LinearSchedule] = identity(default_factory=LinearSchedule)
 
+    @property
+    def objective(self) -> str:
+        return self.kind
+
 
 class PreferenceTraining(PairTraining):
     """`from` is the model that the preference data were made with; their stages also decide the sequence

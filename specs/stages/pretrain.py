@@ -22,21 +22,24 @@ class PretrainStage(TrainingStage, MixtureTraining):
 
     @model_validator(mode="after")
     def _complete(self) -> PretrainStage:
-        if self.model.head != "vocabulary":
-            raise ValueError(
-                "pretraining needs the logits of a vocabulary; leave out model.head, which a reward_model"
-                " stage sets"
-            )
-        for name in ("global_batch_size", "sequence_length", "mixture", "schedule", "budget"):
-            if getattr(self, name) is None:
-                raise ValueError(f"a pretrain stage has no parent to take {name} from; state it")
-            if getattr(self, name) == REST:
-                raise ValueError(f"a pretrain stage has no parent, and so no {REST} for {name}; state it")
-        if self.optimizer.lr is None:
-            raise ValueError(
-                "a pretrain stage has no parent to take the learning rate from; state optimizer.lr"
-            )
+        check_without_parent(self, self.model, "a pretrain stage")
         return self
 
     def phases(self, name: str) -> list[Phase]:
         return [Phase(name, name, ("stages", name), self, None, model=self.model, seed=self.seed)]
+
+
+def check_without_parent(stage: MixtureTraining, model: ModelSpec, what: str) -> None:
+    """ValueError where a stage with new weights, which is `what`, would need a parent's settings."""
+    if model.head != "vocabulary":
+        raise ValueError(
+            "pretraining needs the logits of a vocabulary; leave out model.head, which a reward_model stage"
+            " sets"
+        )
+    for name in ("global_batch_size", "sequence_length", "mixture", "schedule", "budget"):
+        if getattr(stage, name) is None:
+            raise ValueError(f"{what} has no parent to take {name} from; state it")
+        if getattr(stage, name) == REST:
+            raise ValueError(f"{what} has no parent, and so no {REST} for {name}; state it")
+    if stage.optimizer.lr is None:
+        raise ValueError(f"{what} has no parent to take the learning rate from; state optimizer.lr")

@@ -201,6 +201,11 @@ class TrainingStage(Stage):
     RESULT: ClassVar[str] = "checkpoint"
     CHAT: ClassVar[bool] = False  # whether its model ends a turn, instead of a document
 
+    @property
+    def objective(self) -> str:
+        """What it minimises, for the optimizers that cannot (`specs.optimizer.refused_objective`)."""
+        return "cross-entropy"
+
     def phases(self, name: str) -> list[Phase]:
         """The phases of the stage, called `name` in the recipe, in order."""
         raise TypeError(f"{type(self).__name__} states no phases")

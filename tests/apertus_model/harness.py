@@ -31,6 +31,7 @@ from infra.store import Store
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
+from specs.stages.distill import DistillLoss, DistillSegment
 from specs.stages.dpo import DpoLoss, DpoSegment
 from specs.stages.qrpo import QrpoLoss, QrpoSegment
 from specs.stages.reward_model import RewardLoss, RewardSegment
@@ -176,6 +177,7 @@ SEGMENTS: dict[str, type[Segment]] = {
     "qrpo": QrpoSegment,
     "dpo": DpoSegment,
     "reward_model": RewardSegment,
+    "distill": DistillSegment,
 }
 
 
@@ -199,6 +201,7 @@ def segment(kind: str = "pretrain", **changes: Any) -> Any:
         "qrpo": {"loss": QrpoLoss()},
         "dpo": {"loss": DpoLoss()},
         "reward_model": {"loss": RewardLoss(), "model": MODEL.model_copy(update={"head": "reward"})},
+        "distill": {"loss": DistillLoss(), "teacher": MODEL},
     }.get(kind, {})
     return SEGMENTS.get(kind, Segment)(**{**fields, **further, **changes})
 
@@ -276,9 +279,10 @@ def train(
     anomalies: dict[str, Any] | None = None,
     clock: Callable[[], float] | None = None,
     storage: Callable[[str], Store] = Store.open,
+    teacher: str | None = None,
 ) -> list[Result]:
     """Run a segment, with checkpoints in `folder/step-N`; the results by rank. `stop_at`: rank 1 (or 0) is
-    asked to stop there."""
+    asked to stop there. `teacher`: folder of a checkpoint."""
 
     def run(rank: int) -> Result:
         samples = data()
@@ -296,6 +300,7 @@ def train(
             scratch=str(folder),
             anomalies=anomalies or {},
             clock=clock or time.monotonic,
+            checkpoint_of={"teacher": teacher}.get,
         )
         trainer = trainer_config(
             spec, Data(samples, heldout or {}), Recorder(result), lifecycle, world_size=processes

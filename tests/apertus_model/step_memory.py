@@ -27,6 +27,9 @@ def peak_of_step(trainer: Any) -> int:
     kept = [local(value) for state in states for value in state.values() if isinstance(value, torch.Tensor)]
     kept += [local(parameter) for part in trainer.model_parts for parameter in part.parameters()]
     kept += [local(buffer) for part in trainer.model_parts for buffer in part.buffers()]
+    teacher = getattr(trainer.config.objective, "_teacher", None)
+    if teacher is not None:
+        kept += [local(value) for value in [*teacher.parameters(), *teacher.buffers()]]
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flows.planning.estimate.memory import OF_SCORES, adapters, layers_of_rank
+from flows.planning.estimate.teacher import teacher_of
 from specs.cluster import Gpu
 from specs.model import ModelSpec
 from specs.stages.sft import AdaptedSegment
@@ -36,6 +37,10 @@ class Forward:
     scores: int  # queries by keys, and weights by values
     output: int  # logits
     adapters: int = 0  # of LoRA
+
+    @property
+    def total(self) -> int:
+        return self.projections + self.scores + self.output
 
 
 def forward(model: ModelSpec, sequence_length: int) -> Forward:
@@ -68,17 +73,23 @@ def decode(model: ModelSpec, prompt: float, tokens: float) -> int:
 
 
 def training(segment: Segment) -> int:
-    """Per token, without recomputation. With LoRA the frozen matrices have no weight gradient, and nothing
-    below the first adapter of the first layer has gradients."""
+    """Per token, without recomputation; with the forward pass of a teacher. With LoRA the frozen matrices
+    have no weight gradient, and nothing below the first adapter of the first layer has gradients."""
     model, once = segment.model, forward(segment.model, segment.sequence_length)
     lora = segment.lora if isinstance(segment, AdaptedSegment) else None
     if lora is None:
-        return 3 * (once.projections + once.scores + once.output)
+        return 3 * once.total + teacher(segment)
     adapted = 2 * model.n_layers * adapters(model, lora.rank, lora.targets)
     below = 0
     if {"wq", "wk", "wv"} <= set(lora.targets):
         below = 2 * model.dim * (model.query_dim + 2 * model.key_dim) + 3 * 2 * lora.rank * model.dim
     return 2 * once.projections + 3 * once.scores + 2 * once.output + 3 * adapted - below
+
+
+def teacher(segment: Segment) -> int:
+    """Per token, of the forward pass of a teacher that runs beside the student; part of `training`."""
+    model = teacher_of(segment)
+    return forward(model, segment.sequence_length).total if model is not None else 0
 
 
 def recomputation(segment: Segment) -> int:
@@ -102,7 +113,7 @@ def peak(segment: Segment, gpu: Gpu) -> float:
     if segment.precision.linear == "param" or gpu.float8_flops is None:
         return gpu.bf16_flops
     once = forward(segment.model, segment.sequence_length)
-    rest = once.scores + once.output
+    rest = once.scores + once.output + teacher(segment) / 3  # as a share of one of three passes
     seconds = once.projections / gpu.float8_flops + rest / gpu.bf16_flops
     return (once.projections + rest) / seconds
 

@@ -4,6 +4,7 @@ FSDP shards float32 weights and optimizer states, and gathers weights for comput
 precision, group by group: embedding, each layer, last norm with output projection. The peak of a step is the
 largest of these moments:
 
+    teacher    all activations, beside a layer of a teacher that the loss asks (`estimate.teacher`)
     loss       all activations, a chunk of logits, the gradient of the output weight
     backward   the same after the output: the last layer's backward pass works on top of the activations of
                all layers
@@ -27,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from flows.planning.estimate.teacher import TeacherMemory, chunks, teacher_memory
 from specs.layout import micro_batch_size, micro_batches_in_flight, stage_layers
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
@@ -301,17 +303,24 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     every = 4.0 * trained if piped else shard
     before = every if micro_batches > 1 else 0.0
     chunk = min(CHUNK_TOKENS, tokens)
-    logits = chunk * words * (4 + (b if b == 2 else 0)) * last + (
+    logits = chunk * words * (4 * chunks(segment) + (b if b == 2 else 0)) * last + (
         4 * chunk * model.dim * last if device == "cpu" and words else 0
     )
     largest = max(head, count.matrices / 2) / shards
-    base = Memory(4.0 * own / shards + positions, 0.0, states, 0.0, 0.0, 0.0, 0.0, 0.0, "")
+    teacher = TeacherMemory()
+    if last:
+        teacher = teacher_memory(segment, tokens=tokens, b=b, shards=shards, single=single)
+    base = Memory(4.0 * own / shards + positions + teacher.weights, 0.0, states, 0.0, 0.0, 0.0, 0.0, 0.0, "")
     head_copy = copies * b * count.head * last if parallel.reshards else 0.0
     moments = [
         replace(
             base, gradients=before, activations=activations + final,
-            output=logits + summed_table + states_gradient,
-            communication=buffered + gathered + head_copy, moment="loss",
+            output=logits + summed_table + states_gradient + teacher.states,
+            communication=buffered + gathered + head_copy + teacher.head, moment="loss",
+        ),
+        replace(
+            base, gradients=before, activations=activations + final, working=teacher.layer,
+            communication=buffered + gathered + head_copy + teacher.layers, moment="teacher",
         ),
         replace(
             base, gradients=max(before, 4.0 * head / (1 if piped else shards)), activations=activations,

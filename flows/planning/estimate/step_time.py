@@ -31,7 +31,9 @@ from flows.planning.estimate.memory import (
     micro_batches_of,
     parameters,
 )
+from flows.planning.estimate.teacher import teacher_of
 from specs.launch import Parallel
+from specs.stages.distill import DistillSegment
 from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 
@@ -67,6 +69,7 @@ COMPILED = {
 CASTS = {"weights": Passes(31, 33), "inputs": Passes(31, 33), "gradients": Passes(0, 33)}
 COMPILED_CASTS = {"weights": Passes(5, 6), "inputs": Passes(3.5, 4.5), "gradients": Passes(0, 5)}
 LOGITS = 10.0  # float32 elements that the loss reads or writes, per logit
+DISTILLED = 46.0  # the same of the loss of distillation, per logit of the student
 # bytes per parameter: copies around FSDP's gathers and reductions, and a pipeline's sum over micro-batches
 GATHERED, REDUCED, SUMMED = 4.0, 6.0, 16.0
 
@@ -289,13 +292,28 @@ class _Work:
         products += self.product(chunk, model.dim, words, 8 * model.dim * words)  # adds in float32
         if self.segment.objective in OF_SCORES:
             products += self.product(chunk, model.dim, words)
-        compute = chunks * (products + self.moved(LOGITS * 4 * chunk * words))
+        passes = DISTILLED if isinstance(self.segment, DistillSegment) else LOGITS
+        compute = chunks * (products + self.moved(passes * 4 * chunk * words))
         compute += self.moved(6 * self.b * self.tokens * model.dim)
         waited = 0.0
         if tp > 1:
             waited = 2 * chunks * self._sent("all-reduce", 4 * chunk, tp, 1)
             waited += self.over_tp("reduce-scatter" if self.split else "all-reduce", self.b * model.dim)
         return compute, waited
+
+    def teacher(self) -> tuple[float, float, float]:
+        """Computation, waiting and parameters of the pass of a teacher over a micro-batch: its layers and its
+        logits, forward."""
+        if (model := teacher_of(self.segment)) is None:
+            return 0.0, 0.0, 0.0
+        alone = {"model": model, "top_k": 1, "activation_checkpointing": "none", "compile": False}
+        work = _Work(self.segment.model_copy(update=alone), self.processes, self.rates)
+        layer = sum(work.products) + work.attention + work.passes().forward
+        words = model.vocab_size / self.parallel.tp
+        compute = model.n_layers * layer + work.product(self.tokens, model.dim, words)
+        count = work.count
+        held = model.n_layers * count.layer + count.embedding + count.head
+        return compute, model.n_layers * work.layer_exchanges() / 2, held
 
     def rank(self, rank: int) -> StepTime:
         """A step of the ranks with this index in their pipeline."""
@@ -307,6 +325,8 @@ class _Work:
         if last:
             more, longer = self.output()
             compute, waited = compute + many * more, waited + many * longer
+        more, longer, held = self.teacher() if last else (0.0, 0.0, 0.0)
+        compute, waited = compute + many * more, waited + many * longer
         if first:
             compute += many * self.moved(4 * self.b * self.tokens * model.dim)
             if parallel.tp > 1:
@@ -314,10 +334,12 @@ class _Work:
                 waited += many * self.over_tp(kind, self.b * model.dim)
         own = layers * count.layer + count.embedding * first + count.head * last
         hidden, times = 0.0, 1 if pp > 1 else many
+        if self.shards > 1:
+            hidden += many * self.over_fsdp(held, 0.0)
         if self.shards > 1 or parallel.dp_replicate > 1:
             twice = own + (layers * count.layer if pp == 1 else 0.0)  # forward and backward
             reduced = own if self.trains else 0.0
-            hidden = times * self.over_fsdp(twice, reduced)
+            hidden += times * self.over_fsdp(twice, reduced)
             compute += times * self.moved(GATHERED * twice + REDUCED * reduced)
         if pp > 1:
             compute += many * self.moved(SUMMED * own)

@@ -22,6 +22,7 @@ from specs.model import ModelSpec
 from specs.stages.base import Part
 from specs.stages.conversations import ConversationsPart
 from specs.stages.corpus import CorpusPart
+from specs.stages.distill import TeacherTokensPart
 from specs.stages.evaluate import EvaluatePart
 from specs.stages.evaluate_reward import EvaluateRewardPart
 from specs.stages.export import ExportPart
@@ -111,6 +112,7 @@ class Counter:
             RewardsPart: self._rewards,
             EvaluateRewardPart: self._labelled_pairs,
             LogProbabilitiesPart: self._log_probabilities,
+            TeacherTokensPart: self._teacher_tokens,
             EvaluatePart: self._evaluation,
             HarnessPart: self._harness,
             ContinuationsPart: self._continuations,
@@ -315,6 +317,12 @@ class Counter:
             source=weakest([sequences.source, tokens.source]),
             width=WIDTH[part.precision.param],
         )
+
+    def _teacher_tokens(self, node: Node) -> Work:
+        part = cast(TeacherTokensPart, node.part)
+        tokens = part.samples * part.sequence_length
+        operations = flops.scored(part.model, tokens, part.sequence_length)
+        return Work(part.samples, tokens, 0, operations, width=WIDTH[part.precision.param])
 
     # Evaluation.
 

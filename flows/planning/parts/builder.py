@@ -222,7 +222,8 @@ class Builder:
         """The weights of a model as a checkpoint, in a part of the stage that `path` leads to."""
         stage, model = str(path[1]), self.graph.models[str(ref)]
         assert model.model is not None, "checked with the references"
-        name = f"{stage}/import" if path[-1] == "from" else f"{stage}/import-{int(path[-1]) + 1}"
+        field = path[-1] + 1 if isinstance(path[-1], int) else path[-1]
+        name = f"{stage}/import" if field == "from" else f"{stage}/import-{field}"
         if (existing := self.graph.nodes.get(name)) is not None:
             return existing
         part = ImportModelPart(

@@ -16,12 +16,14 @@ from flows.planning.parts.consumed_samples import (
     counter,
     excluded,
 )
+from flows.planning.parts.distill import add_teacher
 from flows.planning.parts.preferences import check_preferences, preference_inputs
 from infra.store import Checkpoint, Store
 from specs.dependencies import uses
 from specs.errors import FieldPath, SpecError, did_you_mean
 from specs.launch import Checkpointing
 from specs.pipeline import Pipeline
+from specs.stages.distill import DistillSegment, DistillStage
 from specs.stages.dpo import DpoSegment, DpoStage
 from specs.stages.import_model import ImportModelPart
 from specs.stages.merge import MergePart, MergeRule, MergeStage
@@ -43,6 +45,7 @@ SEGMENTS: tuple[tuple[type[TrainingStage], type[Segment]], ...] = (
     (QrpoStage, QrpoSegment),
     (DpoStage, DpoSegment),
     (RewardModelStage, RewardSegment),
+    (DistillStage, DistillSegment),
 )
 
 
@@ -111,18 +114,20 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
             "validation": settings.validation,
             "parallel": parallel,
         }
+        inputs["tokenizer"] = _tokenizer(builder, phase, data, trajectory)
+        name = phase.name
+        if len(trajectory.segments) > 1:
+            name += f"{'.' if phase.name != phase.stage else '/'}{index + 1}"
+        if isinstance(stage, DistillStage):
+            teacher, taught = add_teacher(builder, stage, phase, planned, name, inputs, fields | extra)
+            inputs, extra = inputs | teacher, extra | taught
         segment = _segment_class(stage)(**fields, **extra)
         tokens = planned.steps * segment.tokens_per_step
         node = builder.node(
-            (
-                phase.name
-                if len(trajectory.segments) == 1
-                else f"{phase.name}{'.' if phase.name != phase.stage else '/'}{index + 1}"
-            ),
+            name,
             phase.stage,
             segment,
-            {**inputs, "tokenizer": _tokenizer(builder, phase, data, trajectory)}
-            | ({"parent": parent} if parent else {}),
+            inputs | ({"parent": parent} if parent else {}),
             start_step=planned.start_step,
             end_step=planned.end_step,
             tokens=tokens,

@@ -25,6 +25,7 @@ from tests.apertus_model.harness import ListedSamples, segment, train
 
 GROUPED = ModelSpec(dim=64, n_layers=4, n_heads=8, n_kv_heads=2, head_dim=16, ffn_dim=336, vocab_size=512)
 FLAT = ModelSpec(dim=96, n_layers=2, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=160, vocab_size=1024)
+OTHER = FLAT.model_copy(update={"vocab_size": 512})
 GATED = GROUPED.model_copy(update={"activation": "swiglu"})
 ADAMW = OptimizerSpec(name="adamw", lr=1e-3).resolved({})
 
@@ -64,6 +65,7 @@ def counted(folder: Path, spec: Any) -> int:
         ("sft", GROUPED, {"sequence_length": 64, "lora": Lora(rank=8)}),
         ("pretrain", GATED, {"sequence_length": 64}),
         ("pretrain", GATED, {"sequence_length": 64, "activation_checkpointing": "selective"}),
+        ("distill", GROUPED, {"sequence_length": 64, "teacher": OTHER}),
     ],
 )
 def test_a_step_makes_the_products_that_are_expected(

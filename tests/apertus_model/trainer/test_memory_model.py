@@ -19,6 +19,7 @@ from flows.planning.estimate.storage import checkpoint_bytes
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.optimizer import PUBLISHED, OptimizerSpec
+from specs.stages.distill import DistillLoss
 from specs.stages.sft import Lora
 from specs.stages.training import Precision
 from tests.apertus_model.harness import ListedSamples, PreferenceRows, Result, segment, train
@@ -27,6 +28,7 @@ from tests.machine import slow
 
 DEVICE: Device = "cuda" if torch.cuda.is_available() else "cpu"
 WIDE = ModelSpec(dim=256, n_layers=4, n_heads=8, n_kv_heads=2, head_dim=32, ffn_dim=1344, vocab_size=4096)
+WIDER = WIDE.model_copy(update={"dim": 512, "n_layers": 6, "n_heads": 16, "n_kv_heads": 4})
 GATED = WIDE.model_copy(update={"activation": "swiglu"})
 DEEP = ModelSpec(dim=128, n_layers=8, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=512, vocab_size=16_384)
 FLAT = ModelSpec(dim=512, n_layers=3, n_heads=8, n_kv_heads=4, head_dim=64, ffn_dim=2688, vocab_size=1024)
@@ -44,7 +46,12 @@ class WholeSamples(ListedSamples):
         self.length, self.masked = length, False
 
 
-SAMPLES: dict[str, Any] = {"pretrain": WholeSamples, "sft": WholeSamples, "qrpo": PreferenceRows}
+SAMPLES: dict[str, Any] = {
+    "pretrain": WholeSamples,
+    "sft": WholeSamples,
+    "distill": WholeSamples,
+    "qrpo": PreferenceRows,
+}
 
 
 def peak(
@@ -88,6 +95,10 @@ def peak(
         "activation_checkpointing": "selective"}),
         (GATED, {"length": 256, "micro": 4, "optimizer": ADAMW, "precision": BFLOAT16,
         "activation_checkpointing": "selective"}),
+        slow(WIDE, {"length": 512, "micro": 4, "kind": "distill", "teacher": WIDER, "optimizer": ADAMW,
+        "precision": BFLOAT16}),
+        slow(WIDE, {"length": 512, "micro": 2, "kind": "distill", "teacher": WIDER, "optimizer": ADAMW,
+        "loss": DistillLoss(direction="reverse")}),
     ],
 )  # fmt: skip
 def test_a_step_on_one_process_takes_what_is_expected(
@@ -110,6 +121,8 @@ def test_a_step_on_one_process_takes_what_is_expected(
         (2, Parallel(tp=2), {"micro": 4}),
         (2, Parallel(tp=2, sequence_parallel=True), {"micro": 4}),
         (2, Parallel(cp=2), {"micro": 4}),
+        (2, Parallel(), {"micro": 4, "kind": "distill", "teacher": WIDER}),
+        (2, Parallel(pp=2), {"batches": 4, "kind": "distill", "teacher": WIDER}),
         (2, Parallel(pp=2), {"batches": 4}),
         (2, Parallel(pp=2), {"batches": 4, "activation_checkpointing": "full"}),
         (2, Parallel(pp=2, pp_schedule="gpipe"), {"batches": 4}),

@@ -90,6 +90,24 @@ def test_pretrainings_with_and_without_goldfish_differ_in_the_loss_alone(store: 
     assert len({part.inputs["mixture"].fingerprint for part in found}) == 1 and same
 
 
+def test_students_differ_in_their_teacher_alone(store: Store) -> None:
+    """With a teacher and without one; `long` has as many FLOPs as a student with its teacher."""
+    plan = planned("distill-mini", store)
+    data = {"tokenizer": 1, "corpus": 1, "mixture": 1}
+    assert kinds(plan) == data | {"pretrain": 7, "distill": 9, "teacher_tokens": 1}
+    nodes = plan.graph.nodes
+    for seed in (28, 29, 30):
+        alone, *taught = (
+            nodes[f"student-{name}-{seed}"] for name in ("alone-short", "forward", "reverse", "stored")
+        )
+        for node in taught:
+            more = {"teacher", "loss", "top_k"}
+            assert {
+                name: value for name, value in node.identity.items() if name not in more
+            } == alone.identity
+        assert nodes[f"student-alone-long-{seed}"].flops == pytest.approx(taught[0].flops, rel=0.01)
+
+
 PUBLISHED = {  # steps, tokens: as stated in the papers, or beside the number where it is ours
     "wso": {
         "base-wso": (80_000, 335_544_320_000),

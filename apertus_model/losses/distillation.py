@@ -1,0 +1,236 @@
+"""Distillation of logits: the divergence between the predictions of a student and of its teacher.
+
+With temperature T, p = softmax(teacher's logits / T) and q = softmax(student's logits / T), a token has
+
+    forward   KL(p || q) = sum_v p_v (ln p_v - ln q_v)      reverse   KL(q || p) = sum_v q_v (ln q_v - ln p_v)
+
+and loses w T^2 KL + (1 - w) ce + z_loss (ln Z)^2, where ce and Z are those of the label at temperature 1. T^2
+keeps the size of the gradient, which is T (q - p) forward and T q (ln q - ln p - KL) reverse (Hinton et al.,
+arXiv 1503.02531).
+
+A teacher whose k most likely words of each token are stored (`top_tokens`) has one more probability, that of
+all other words together. The divergence is then that of k + 1 outcomes. It is at most the whole one, and 0
+for a student that equals its teacher.
+
+As in `cross_entropy`, logits of both models exist for `CHUNK_TOKENS` labelled tokens at a time, and gradients
+are computed in the forward pass: with V words of the student, a chunk holds four (C, V) tensors in the
+precision of sums.
+
+Shape suffixes as there, and K stored words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from apertus_model.losses.cross_entropy import (
+    CHUNK_TOKENS,
+    FULL_VOCAB,
+    Gradients,
+    Softmax,
+    VocabShard,
+    chunks,
+    logits,
+    precision,
+)
+from specs.stages.distill import DistillLoss
+
+
+class Teacher(Protocol):
+    """The predictions that a student learns."""
+
+    def divergences(
+        self, places_C: torch.Tensor, log_q_CV: torch.Tensor, *, reverse: bool, vocab: VocabShard
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The divergence at each place, (C,), the same on all ranks that share the vocabulary; its gradient
+        with respect to the student's logits / T, (C, V).
+
+        Args:
+            places_C: in the flattened batch.
+            log_q_CV: ln q of this rank's words; overwritten.
+            reverse: KL(q || p) instead of KL(p || q).
+            vocab: these words.
+        """
+
+
+@dataclass(frozen=True)
+class WholeTeacher:
+    """The last hidden states of a model and this rank's rows of its output weight."""
+
+    states_ND: torch.Tensor
+    weight_VD: torch.Tensor
+    temperature: float
+
+    def divergences(
+        self, places_C: torch.Tensor, log_q_CV: torch.Tensor, *, reverse: bool, vocab: VocabShard
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        log_p_CV = log_softmax(logits(self.states_ND[places_C], self.weight_VD) / self.temperature, vocab)
+        if reverse:
+            ratio_CV = log_p_CV.neg_().add_(log_q_CV)
+            q_CV = log_q_CV.exp_()
+            divergence_C = vocab.reduce((q_CV * ratio_CV).sum(1), dist.ReduceOp.SUM)
+            return divergence_C, ratio_CV.sub_(divergence_C[:, None]).mul_(q_CV)
+        p_CV = log_p_CV.exp()
+        divergence_C = vocab.reduce(log_p_CV.sub_(log_q_CV).mul_(p_CV).sum(1), dist.ReduceOp.SUM)
+        return divergence_C, log_q_CV.exp_().sub_(p_CV)
+
+
+@dataclass(frozen=True)
+class StoredTeacher:
+    """The most likely words of each token and their ln p; behind them, ln p of all other words together."""
+
+    words_NK: torch.Tensor  # int32, ids in the whole vocabulary
+    log_p_NK1: torch.Tensor
+
+    def divergences(
+        self, places_C: torch.Tensor, log_q_CV: torch.Tensor, *, reverse: bool, vocab: VocabShard
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        words = log_q_CV.shape[1]
+        own_CK = self.words_NK[places_C].long() - vocab.begin
+        inside_CK = (own_CK >= 0) & (own_CK < words)
+        at_CK = torch.where(inside_CK, own_CK, 0)
+        log_q_CK = vocab.reduce(torch.where(inside_CK, log_q_CV.gather(1, at_CK), 0.0), dist.ReduceOp.SUM)
+        q_CV = log_q_CV.exp_()
+        # words of other ranks fall into one more column, which is left out
+        slot_CK = torch.where(inside_CK, own_CK, words)
+        stored_CV = torch.zeros(len(q_CV), words + 1, dtype=torch.bool, device=q_CV.device)
+        stored_CV = stored_CV.scatter_(1, slot_CK, True)[:, :words]
+        q_rest_C = vocab.reduce(q_CV.masked_fill(stored_CV, 0.0).sum(1), dist.ReduceOp.SUM)
+        log_q_CK1 = torch.cat([log_q_CK, q_rest_C.clamp(min=torch.finfo(q_CV.dtype).tiny).log()[:, None]], 1)
+        log_p_CK1 = self.log_p_NK1[places_C].to(q_CV.dtype)
+        ratio_CK1 = log_q_CK1 - log_p_CK1
+        if reverse:
+            divergence_C = (log_q_CK1.exp() * ratio_CK1).sum(1)
+            factor_CV = ratio_CK1[:, -1:].repeat(1, words + 1)
+            factor_CV = factor_CV.scatter_(1, slot_CK, ratio_CK1[:, :-1])[:, :words]
+            return divergence_C, factor_CV.sub_(divergence_C[:, None]).mul_(q_CV)
+        p_CK1 = log_p_CK1.exp()
+        divergence_C = -(p_CK1 * ratio_CK1).sum(1)
+        rest_C1 = 1 - (-ratio_CK1[:, -1:]).exp()
+        gradient_CV = torch.where(stored_CV, q_CV, q_CV * rest_C1)
+        return divergence_C, gradient_CV.scatter_add_(1, at_CK, torch.where(inside_CK, -p_CK1[:, :-1], 0.0))
+
+
+def distillation(
+    hidden_BLD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    labels_BL: torch.Tensor,
+    denominator: torch.Tensor | float,
+    teacher: Teacher,
+    settings: DistillLoss,
+    vocab: VocabShard = FULL_VOCAB,
+    z_loss: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of the losses of the kept labels / denominator, a scalar in nats, float32 (float64 for float64
+    parameters); and, without gradients, the sums of KL and of ce over these labels, float64 of shape (2,).
+
+    Args:
+        hidden_BLD: (batch, length, width), the student's last states, any floating dtype.
+        weight_VD: (words, width), same dtype.
+        labels_BL: (batch, length) int64, on the host or on the device; ignored ones (-100) do not count.
+        denominator: scalar; the number of kept labels of a whole step makes the loss a mean over tokens.
+        teacher: of these tokens and words.
+        settings: direction, temperature and weight.
+        vocab: as for `cross_entropy`.
+        z_loss: as for `cross_entropy`.
+    """
+    found: tuple[torch.Tensor, torch.Tensor] = _Distillation.apply(
+        hidden_BLD.flatten(0, 1), weight_VD, labels_BL.reshape(1, -1), denominator, teacher, settings, vocab,
+        z_loss,
+    )  # fmt: skip
+    return found
+
+
+class _Distillation(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states_ND: torch.Tensor,
+        weight_VD: torch.Tensor,
+        labels_BL: torch.Tensor,
+        denominator: torch.Tensor | float,
+        teacher: Teacher,
+        settings: DistillLoss,
+        vocab: VocabShard,
+        z_loss: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        gradients = Gradients(states_ND, weight_VD, ctx.needs_input_grad)
+        sums = torch.zeros(2, dtype=torch.float64, device=states_ND.device)
+        squares = torch.zeros((), dtype=torch.float64, device=states_ND.device)
+        t, w = settings.temperature, settings.weight
+        for places, labels in chunks(labels_BL, states_ND.device):
+            states = states_ND[places]
+            logits_CV = logits(states, weight_VD)
+            divergence, gradient = teacher.divergences(
+                places,
+                log_softmax(logits_CV / t, vocab),
+                reverse=settings.direction == "reverse",
+                vocab=vocab,
+            )
+            softmax = Softmax(logits_CV, labels, vocab)
+            sums += torch.stack([divergence.double().sum(), -softmax.log_probabilities_C.double().sum()])
+            squares += softmax.log_sum_C.double().square().sum()
+            if any(ctx.needs_input_grad[:2]):
+                gradient *= w * t / denominator
+                if w < 1 or z_loss:
+                    of_all = (1 - w + 2 * z_loss * softmax.log_sum_C) / denominator
+                    of_label = torch.full_like(of_all, 1 - w) / denominator
+                    gradient += softmax.gradient(of_all.to(gradient.dtype), of_label.to(gradient.dtype))
+                gradients.add(places, states, weight_VD, gradient)
+            del logits_CV, softmax, gradient  # before the next chunk's are made
+        ctx.gradients, ctx.dtype = gradients, weight_VD.dtype
+        total = w * t**2 * sums[0] + (1 - w) * sums[1] + z_loss * squares
+        ctx.mark_non_differentiable(sums)
+        return (total / denominator).to(precision(weight_VD.dtype)), sums
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return *ctx.gradients.scaled(upstream[0], ctx.dtype), None, None, None, None, None, None
+
+
+@torch.no_grad()
+def top_tokens(
+    hidden_BLD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    k: int,
+    temperature: float,
+    vocab: VocabShard = FULL_VOCAB,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k most likely words of every token under softmax(logits / temperature), (batch, length, k) int32,
+    the most likely first; and their ln p, behind them that of all other words together, (batch, length, k +
+    1) float32. k is below the size of the vocabulary. What a `StoredTeacher` reads."""
+    found = []
+    for states in hidden_BLD.flatten(0, 1).split(CHUNK_TOKENS):
+        log_p_CV = log_softmax(logits(states, weight_VD) / temperature, vocab)
+        best_CK, at_CK = log_p_CV.topk(min(k, log_p_CV.shape[1]), 1)
+        words_CK = at_CK + vocab.begin
+        if vocab.group is not None:
+            best_CK, chosen = _gathered(best_CK, vocab).topk(k, 1)
+            words_CK = _gathered(words_CK, vocab).gather(1, chosen)
+        own_CK = words_CK - vocab.begin
+        slot_CK = torch.where((own_CK >= 0) & (own_CK < log_p_CV.shape[1]), own_CK, log_p_CV.shape[1])
+        rest_CV = torch.nn.functional.pad(log_p_CV, (0, 1)).scatter_(1, slot_CK, -torch.inf)[:, :-1]
+        largest_C = vocab.reduce(rest_CV.amax(1), dist.ReduceOp.MAX)
+        total_C = vocab.reduce((rest_CV - largest_C[:, None]).exp().sum(1), dist.ReduceOp.SUM)
+        log_p_CK1 = torch.cat([best_CK, (largest_C + total_C.log())[:, None]], 1)
+        found.append((words_CK.to(torch.int32), log_p_CK1.to(torch.float32)))
+    words, log_p = (torch.cat(parts).unflatten(0, hidden_BLD.shape[:2]) for parts in zip(*found, strict=True))
+    return words, log_p
+
+
+def log_softmax(logits_CV: torch.Tensor, vocab: VocabShard) -> torch.Tensor:
+    """ln softmax over the whole vocabulary, of this rank's words; overwrites the logits."""
+    logits_CV -= vocab.reduce(logits_CV.amax(1), dist.ReduceOp.MAX)[:, None]
+    logits_CV -= vocab.reduce(logits_CV.exp().sum(1), dist.ReduceOp.SUM).log()[:, None]
+    return logits_CV
+
+
+def _gathered(values_CK: torch.Tensor, vocab: VocabShard) -> torch.Tensor:
+    """The columns of all ranks that share the vocabulary, in their order."""
+    parts = [torch.empty_like(values_CK) for _ in range(dist.get_world_size(vocab.group))]
+    dist.all_gather(parts, values_CK.contiguous(), group=vocab.group)
+    return torch.cat(parts, 1)

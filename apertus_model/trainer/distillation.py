@@ -1,0 +1,76 @@
+"""The objectives of distillation: the mean, over the kept labels of a step, of the losses of
+`apertus_model.losses.distillation`, with a teacher that runs beside the student or with what it predicted
+before."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from apertus_model.losses.cross_entropy import VocabShard, total_weight
+from apertus_model.losses.distillation import StoredTeacher, Teacher, WholeTeacher, distillation
+from apertus_model.trainer.objectives import Extras, LoadModel, MicroBatch, MicroBatchLoss, Objective
+from specs.model import ModelSpec
+from specs.stages.distill import DistillLoss
+
+
+class _Distilled(Objective):
+    def __init__(self, settings: DistillLoss, z_loss: float = 0.0) -> None:
+        self._settings, self._z_loss = settings, z_loss
+
+    def count(self, labels: Tensor, extras: Extras) -> Tensor:
+        return total_weight(labels)
+
+    def _loss(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        vocab: VocabShard,
+        batch: MicroBatch,
+        teacher: Teacher,
+    ) -> MicroBatchLoss:
+        loss, sums = distillation(
+            hidden, weight, labels, batch.denominator, teacher, self._settings, vocab, self._z_loss
+        )
+        kept = total_weight(labels).to(sums.device)
+        names = ("divergence", "cross_entropy")
+        columns = {name: torch.stack([total, kept]) for name, total in zip(names, sums, strict=True)}
+        return MicroBatchLoss(loss, columns=columns)
+
+
+class Distillation(_Distilled):
+    """The teacher reads each micro-batch while the student's output layer waits, so that logits of both are
+    made chunk by chunk."""
+
+    def __init__(self, settings: DistillLoss, z_loss: float, teacher: ModelSpec) -> None:
+        super().__init__(settings, z_loss)
+        self._spec = teacher
+
+    def begin(self, load: LoadModel) -> None:
+        self._teacher = load("teacher", self._spec)
+
+    def loss(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
+    ) -> MicroBatchLoss:
+        def compared(states: Tensor, rows: Tensor, *_: object) -> MicroBatchLoss:
+            teacher = WholeTeacher(states.flatten(0, 1), rows, self._settings.temperature)
+            with torch.enable_grad():
+                return self._loss(hidden, weight, labels, vocab, batch, teacher)
+
+        with torch.no_grad():
+            found: MicroBatchLoss = self._teacher(batch.tokens, **batch.arguments, loss_fn=compared)
+        return found
+
+
+class StoredDistillation(_Distilled):
+    """What the teacher predicts are fields of the samples (`apertus_model.data.teacher_tokens`)."""
+
+    fields = ("teacher_words", "teacher_log_p")
+    per_token = ("teacher_words", "teacher_log_p")
+
+    def loss(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
+    ) -> MicroBatchLoss:
+        words, log_p = (batch.extras[name].flatten(0, 1) for name in self.fields)
+        return self._loss(hidden, weight, labels, vocab, batch, StoredTeacher(words, log_p))

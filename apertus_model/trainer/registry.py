@@ -1,0 +1,35 @@
+"""The objectives by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from apertus_model.trainer.distillation import Distillation, StoredDistillation
+from apertus_model.trainer.objectives import (
+    BradleyTerry,
+    CrossEntropy,
+    Dpo,
+    InverseRl,
+    NormalisedCrossEntropy,
+    Objective,
+    Qrpo,
+    WeightedCrossEntropy,
+)
+
+_OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
+    "cross-entropy": lambda segment: CrossEntropy(segment.z_loss),
+    "weighted-cross-entropy": lambda segment: WeightedCrossEntropy(),
+    "normalised-cross-entropy": lambda segment: NormalisedCrossEntropy(),
+    "inverse-rl": lambda segment: InverseRl(segment.inverse_rl),
+    "qrpo": lambda segment: Qrpo(segment.loss),
+    "dpo": lambda segment: Dpo(segment.loss),
+    "bradley-terry": lambda segment: BradleyTerry(segment.loss),
+    "distillation": lambda segment: Distillation(segment.loss, segment.z_loss, segment.teacher),
+    "stored-distillation": lambda segment: StoredDistillation(segment.loss, segment.z_loss),
+}
+
+
+def objective_of(segment: Any) -> Objective:
+    """The objective that `segment.objective` names."""
+    return _OBJECTIVES[segment.objective](segment)

@@ -1,0 +1,59 @@
+"""The teacher of a `distill` stage: an input of every segment, or a part before it that stores what the
+teacher predicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flows.planning.graph import Input
+from flows.planning.parts.builder import Builder, reads
+from specs.stages.distill import DistillStage, TeacherTokensPart
+from specs.stages.import_model import ImportModelPart
+from specs.stages.training import Phase
+from specs.trajectory import SegmentPlan
+
+MIXTURE_INPUTS = ("mixture", "packed:", "excluded:")
+
+
+def add_teacher(
+    builder: Builder,
+    stage: DistillStage,
+    phase: Phase,
+    planned: SegmentPlan,
+    name: str,
+    inputs: dict[str, Input],
+    fields: dict[str, Any],
+) -> tuple[dict[str, Input], dict[str, Any]]:
+    """The teacher of the segment `name` as an input, and the fields of its kind. `inputs` and `fields` are
+    the others of the segment."""
+    path = (*phase.path, "teacher")
+    teacher, trajectory = builder.checkpoint(stage.teacher, path)
+    student = builder.graph.trajectories[phase.name].model
+    if trajectory.model.vocab_size != student.vocab_size:
+        words = f"{trajectory.model.vocab_size:,} words, the student's {student.vocab_size:,}"
+        message = f"the vocabulary of '{stage.teacher}' has {words}"
+        builder.problem(path, message, "give both one vocab_size, and one tokenizer.")
+    if stage.top_k is not None and stage.top_k >= student.vocab_size:
+        message = f"top_k {stage.top_k} leaves no word of a vocabulary of {student.vocab_size} out"
+        builder.problem((*phase.path, "top_k"), message, "state less, or leave it out.")
+    imported = isinstance(builder.graph.nodes[teacher.name].part, ImportModelPart)
+    models = teacher if imported else builder.tokenizer_of(teacher)
+    builder.same_tokenizer(path, inputs["mixture"].name, inputs["tokenizer"], models)
+    kind = {"teacher": trajectory.model, "loss": stage.loss, "top_k": stage.top_k}
+    if stage.top_k is None:
+        return {"teacher": teacher}, kind
+    part = TeacherTokensPart(
+        model=trajectory.model,
+        **{name: fields[name] for name in ("sequence_length", "packing", "excluded", "attention")},
+        parallel=fields["parallel"].without_pipeline,
+        first_sample=fields["sample_offset"],
+        samples=planned.end_sample - planned.start_sample,
+        top_k=stage.top_k,
+        temperature=stage.loss.temperature,
+        precision=fields["precision"].model_copy(update={"linear": "param"}),
+        **({"batch_size": fields["micro_batch_size"]} if fields["micro_batch_size"] else {}),
+    )
+    read = {role: read for role, read in inputs.items() if role.startswith(MIXTURE_INPUTS)}
+    read |= {"checkpoint": teacher, "tokenizer": inputs["tokenizer"]}
+    node = builder.node(f"{name}/teacher", phase.stage, part, read, kind="teacher_tokens")
+    return {"teacher": reads(node)}, kind

@@ -1,0 +1,124 @@
+"""The `distill` stage: a student that is trained on the predictions of a teacher."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from specs.base import Spec, execution, identity, reference
+from specs.launch import Parallel
+from specs.model import ModelSpec
+from specs.stages.base import Part
+from specs.stages.pretrain import check_without_parent
+from specs.stages.training import (
+    CarryField,
+    MixtureTraining,
+    Packing,
+    Phase,
+    Precision,
+    Segment,
+    TrainingStage,
+    carries,
+)
+from specs.units import Reference
+
+
+class DistillLoss(Spec):
+    """weight T^2 KL + (1 - weight) ce: a mean over the trained tokens of a step, where KL is the divergence
+    between softmax(logits / T) of teacher and student (arXiv 1503.02531), and ce the cross-entropy of the
+    labels."""
+
+    direction: Literal["forward", "reverse"] = identity(
+        "forward",
+        description=(
+            "forward: KL(teacher || student), smallest where the student expects all that the teacher does;"
+            " reverse: KL(student || teacher), smallest where it expects nothing else"
+        ),
+    )
+    temperature: float = identity(1.0, ge=0.01, le=100, description="T")
+    weight: float = identity(1.0, gt=0, le=1, description="of the divergence beside cross-entropy")
+
+
+class DistillStage(MixtureTraining, TrainingStage):
+    """The teacher is any checkpoint with the student's tokenizer and vocabulary, such as a larger model. The
+    student begins with the weights of `from`, or with new ones of `model`; then everything is stated, as in
+    `pretrain`."""
+
+    VERSION: ClassVar[int] = 1
+    kind: Literal["distill"] = identity()
+    teacher: Reference = reference(to="checkpoint", description="a checkpoint, or hf:<folder or id>")
+    from_: Reference | None = reference(None, alias="from", to="checkpoint")
+    model: ModelSpec | None = identity(None)
+    seed: int = identity(28, description="of new weights")
+    carry: CarryField = carries("weights")
+    loss: DistillLoss = identity(default_factory=DistillLoss)
+    top_k: int | None = identity(
+        None,
+        ge=1,
+        le=2**16,
+        description=(
+            "the teacher runs once, before training, in a part that stores its k most likely words of each"
+            " token, and the probability of all others as one; what is stored takes 8 k + 4 bytes a token,"
+            " and another budget is other tokens. By default the teacher runs beside the student, and"
+            " nothing is left out"
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _begins_somewhere(self) -> DistillStage:
+        if (self.from_ is None) == (self.model is None):
+            raise ValueError("a student begins with a checkpoint or with new weights; state from or model")
+        if self.model is not None:
+            check_without_parent(self, self.model, "a distill stage with new weights")
+        if self.top_k is not None and self.model is not None and self.top_k >= self.model.vocab_size:
+            raise ValueError(
+                f"top_k {self.top_k} leaves no word of a vocabulary of {self.model.vocab_size} out; state"
+                " less, or leave it out"
+            )
+        return self
+
+    @property
+    def objective(self) -> str:
+        return "distillation"
+
+    def phases(self, name: str) -> list[Phase]:
+        carry = () if self.from_ is None else tuple(self.carry)
+        seed = self.seed if self.from_ is None else None
+        return [
+            Phase(name, name, ("stages", name), self, self.from_, carry=carry, model=self.model, seed=seed)
+        ]
+
+
+class DistillSegment(Segment):
+    """Resolved. Further input: `teacher`, a checkpoint, or with `top_k` the artifact of a
+    `TeacherTokensPart`."""
+
+    teacher: ModelSpec = identity()
+    loss: DistillLoss = identity()
+    top_k: int | None = identity(None, neutral=None)
+
+    @property
+    def objective(self) -> str:
+        return "distillation" if self.top_k is None else "stored-distillation"
+
+
+class TeacherTokensPart(Part):
+    """Resolved. Inputs: `checkpoint`, `tokenizer`, and `mixture`, `packed:<i>`, `excluded:<i>` of the segment
+    that reads it. The most likely words of a teacher after each token of that segment's samples."""
+
+    VERSION: ClassVar[int] = 1
+    ON_ENGINE: ClassVar[bool] = True
+    model: ModelSpec = identity()
+    sequence_length: int = identity()
+    packing: Packing = identity("concatenate", neutral="concatenate")
+    excluded: list[int] = identity(default_factory=list, neutral=[])
+    first_sample: int = identity(description="in the mixture")
+    samples: int = identity()
+    top_k: int = identity()
+    temperature: float = identity()
+    precision: Precision = identity(default_factory=Precision)
+    attention: str = execution("auto")
+    batch_size: int = execution(4, description="sequences per forward pass and data-parallel rank")
+    samples_per_unit: int = execution(64)
+    parallel: Parallel = execution(default_factory=Parallel)

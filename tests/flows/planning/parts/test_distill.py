@@ -1,0 +1,116 @@
+"""Parts of distillation: the teacher is an input of every segment, or stored by a part before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from flows.planning.estimate.work import Counter
+from flows.planning.plan import Plan, make
+from flows.planning.run_records import Records
+from infra.store import Store
+from specs.errors import SpecError
+from specs.recipe import load
+from specs.stages.distill import DistillSegment, TeacherTokensPart
+from tests.flows.comparing import changed, segment
+from tests.recipes import RECIPE, write_recipe
+from tests.specs.stages.test_distill import STAGE
+
+STORED = "stages.student.top_k=3"
+
+
+def planned(tmp_path: Path, store: Store, *overrides: str) -> Plan:
+    return make(load(write_recipe(tmp_path, RECIPE + STAGE), overrides), store)
+
+
+def test_the_teacher_is_a_checkpoint_that_is_kept(tmp_path: Path, store: Store) -> None:
+    plan = planned(tmp_path, store, "stages.student.teacher=pretrain@step=7")
+    node = plan.graph.nodes["student"]
+    assert (node.inputs["teacher"].node, node.inputs["teacher"].step) == ("pretrain/1", 7)
+    assert 7 in segment(plan, "pretrain/1").checkpoint.milestones
+    part = cast(DistillSegment, node.part)
+    assert (part.teacher, part.seed, part.top_k) == (segment(plan, "pretrain/1").model, 28, None)
+    assert "parent" not in node.inputs and node.identity["teacher"]["dim"] == 32
+
+
+def test_predictions_are_stored_before_each_segment(tmp_path: Path, store: Store) -> None:
+    """The second segment goes on with the samples of the mixture."""
+    batches = "stages.student.global_batch_size={0 steps: 4, 3 steps: 2}"
+    plan = planned(tmp_path, store, STORED, batches)
+    parts = [plan.graph.nodes[f"student/{number}/teacher"] for number in (1, 2)]
+    stored = [cast(TeacherTokensPart, node.part) for node in parts]
+    assert [(one.first_sample, one.samples) for one in stored] == [(0, 12), (12, 10)]
+    for number, node in enumerate(parts, start=1):
+        student = plan.graph.nodes[f"student/{number}"]
+        assert student.inputs["teacher"].node == node.name
+        assert node.inputs["mixture"] == student.inputs["mixture"]
+        assert (node.inputs["checkpoint"].node, node.inputs["checkpoint"].step) == ("pretrain/3", 16)
+        assert (
+            cast(DistillSegment, student.part).sample_offset
+            == cast(TeacherTokensPart, node.part).first_sample
+        )
+
+
+def test_only_what_changes_the_predictions_makes_them_anew(tmp_path: Path, store: Store) -> None:
+    before = planned(tmp_path, store, STORED)
+    for override, reruns in (
+        ("stages.student.optimizer.lr=2e-2", {"student"}),
+        ("stages.student.loss.direction=reverse", {"student"}),
+        ("stages.student.goldfish.k=7", {"student"}),
+        ("stages.student.loss.temperature=2", {"student", "student/teacher"}),
+        ("stages.student.top_k=4", {"student", "student/teacher"}),
+        ("stages.student.budget=9 steps", {"student", "student/teacher"}),
+    ):
+        assert changed(before, planned(tmp_path, store, STORED, override)) == reruns, override
+    beside = planned(tmp_path, store)
+    assert not changed(beside, planned(tmp_path, store, "stages.student.budget=9 steps"))
+
+
+def test_a_pipeline_shares_the_teachers_weights_while_it_predicts(tmp_path: Path, store: Store) -> None:
+    layout = "stages.student.launch={processes: 2, parallel: {pp: 2}}"
+    deeper = "stages.student.model.n_layers=2"
+    plan = planned(tmp_path, store, STORED, layout, deeper)
+    part = cast(TeacherTokensPart, plan.graph.nodes["student/teacher"].part)
+    assert (part.parallel.pp, part.parallel.dp_shard) == (1, -1)
+    assert segment(plan, "student").parallel.pp == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("stages.student.teacher=pretrain@step=99", "lies outside stage 'pretrain', which has 16 steps"),
+        (
+            "stages.student.model.vocab_size=640",
+            "the vocabulary of 'pretrain' has 512 words, the student's 640",
+        ),
+    ],
+)
+def test_a_teacher_of_other_words_or_of_no_step_is_refused(
+    tmp_path: Path, store: Store, override: str, told: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        planned(tmp_path, store, override)
+    assert told in str(caught.value)
+
+
+def test_a_teacher_of_another_tokenizer_is_refused(tmp_path: Path, store: Store) -> None:
+    other = "  others: {{kind: tokenizer, sources: [notes], vocab_size: 384, bytes_per_source: 50_000}}\n"
+    other += "  others-corpus: {{kind: corpus, tokenizer: others, sources: {{notes: {{}}}}}}\n"
+    other += "  others-main: {{kind: mixture, weights: {{others-corpus/notes: 1}}, max_repetition: 100}}\n"
+    recipe = write_recipe(tmp_path, RECIPE + other + STAGE)
+    with pytest.raises(SpecError, match="is tokenised by 'others'"):
+        make(load(recipe, ["stages.student.mixture=others-main"]), store)
+
+
+def test_the_work_of_a_stored_teacher_is_a_forward_pass(tmp_path: Path, store: Store) -> None:
+    plan = planned(tmp_path, store, STORED)
+    work = Counter(plan.graph, store, Records(store, "tiny")).work(plan.graph.nodes["student/teacher"])
+    assert work is not None
+    model, tokens = segment(plan, "pretrain/1").model, 8 * 4 * 32
+    assert (work.requests, work.read) == (8 * 4, tokens)
+    assert work.forward_flops == tokens * model.flops_per_token(32) // 3
+    beside, stored = planned(tmp_path, store), plan
+    difference = beside.graph.nodes["student"].flops - stored.graph.nodes["student"].flops
+    assert difference == work.forward_flops
