@@ -69,8 +69,8 @@ def test_a_new_model_is_the_plain_one_bit_for_bit_and_every_weight_of_its_sums_h
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_passed_on_is_the_weighted_sum_of_the_states(name: str, numerics: Numerics) -> None:
-    """arXiv 2402.02622, equation of the depth-weighted average, in float64: Y_i = sum_j a_ij X_j; and the gains
-    of its control, Y_i = a Y_(i-1) + b X_i."""
+    """The depth-weighted average in float64: Y_i = sum_j a_ij X_j; and the gains of its control, Y_i = a
+    Y_(i-1) + b X_i."""
     model = randomised(build(scheduled(name)).double())
     settings = METHODS[name]
     dilation, period, gains = settings.get("dilation", 1), settings.get("period", 1), "over" in settings

@@ -17,6 +17,7 @@ from flows.planning.estimate import memory as estimated
 from flows.planning.estimate.memory import Device, memory_of_step
 from flows.planning.estimate.storage import checkpoint_bytes
 from specs.launch import Parallel
+from specs.layer_schedule import DepthAverage
 from specs.model import ModelSpec
 from specs.optimizer import PUBLISHED, OptimizerSpec
 from specs.stages.sft import Lora
@@ -30,6 +31,8 @@ WIDE = ModelSpec(dim=256, n_layers=4, n_heads=8, n_kv_heads=2, head_dim=32, ffn_
 GATED = WIDE.model_copy(update={"activation": "swiglu"})
 DEEP = ModelSpec(dim=128, n_layers=8, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=512, vocab_size=16_384)
 FLAT = ModelSpec(dim=512, n_layers=3, n_heads=8, n_kv_heads=4, head_dim=64, ffn_dim=2688, vocab_size=1024)
+SUMMED = DEEP.model_copy(update={"vocab_size": 1024, "depth_average": DepthAverage()})
+SPARSE = SUMMED.model_copy(update={"n_layers": 10, "depth_average": DepthAverage(dilation=2, period=3)})
 ADAMW = OptimizerSpec(name="adamw", lr=1e-3).resolved({})
 ADEMAMIX = OptimizerSpec(lr=1e-3).resolved({})
 BFLOAT16 = Precision(param="bfloat16")
@@ -87,6 +90,12 @@ def peak(
         (DEEP, {"length": 256, "micro": 2, "batches": 2, "optimizer": ADEMAMIX,
         "activation_checkpointing": "selective"}),
         (GATED, {"length": 256, "micro": 4, "optimizer": ADAMW, "precision": BFLOAT16,
+        "activation_checkpointing": "selective"}),
+        (SUMMED, {"length": 256, "micro": 4, "optimizer": ADAMW, "activation_checkpointing": "full"}),
+        slow(SUMMED, {"length": 256, "micro": 4, "optimizer": ADAMW, "precision": BFLOAT16}),
+        slow(SPARSE, {"length": 256, "micro": 4, "optimizer": ADAMW, "precision": BFLOAT16,
+        "activation_checkpointing": "full"}),
+        slow(SPARSE, {"length": 256, "micro": 4, "optimizer": ADAMW,
         "activation_checkpointing": "selective"}),
     ],
 )  # fmt: skip
