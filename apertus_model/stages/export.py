@@ -212,9 +212,10 @@ def compare_by_layer(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> 
     """
     from transformers import AutoConfig
 
+    auto = auto_class(part.model)
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        opened = auto_class(part.model).from_config(config, trust_remote_code=False)
+        opened = auto.from_config(config, trust_remote_code=False)
         _refuse_another_class(opened, part.model)
     stored = FolderWeights(str(folder), part.model, folder)
     sides = SideBySide(part.model, config, _probe(part, rows=1, longest=128))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from apertus_model.model.layer_schedule import WeightedSum
 from apertus_model.model.model import ApertusModel, model_config
 from specs.layer_schedule import DepthAverage
 from specs.model import ModelSpec
-from tests.numerics import Numerics, largest_difference
+from tests.numerics import largest_difference
 
 PLAIN = ModelSpec(
     dim=48, n_layers=6, n_heads=6, n_kv_heads=2, head_dim=16, ffn_dim=96, vocab_size=256, init_std=0.3
@@ -68,7 +67,7 @@ def test_a_new_model_is_the_plain_one_bit_for_bit_and_every_weight_of_its_sums_h
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_is_passed_on_is_the_weighted_sum_of_the_states(name: str, numerics: Numerics) -> None:
+def test_what_is_passed_on_is_the_weighted_sum_of_the_states(name: str) -> None:
     """The depth-weighted average in float64: Y_i = sum_j a_ij X_j; and the gains of its control, Y_i = a
     Y_(i-1) + b X_i."""
     model = randomised(build(scheduled(name)).double())
@@ -91,14 +90,7 @@ def test_what_is_passed_on_is_the_weighted_sum_of_the_states(name: str, numerics
             read = torch.einsum("s,sbld->bld", weight, torch.stack(terms))
         expected = model.lm_head(model.norm(read))
         found = model(tokens())
-    numerics(
-        "model",
-        "logits of 6 layers with weighted sums, float64, relative",
-        source="arXiv 2402.02622, section 3",
-        against="the formula, written out",
-        difference=largest_difference(found, expected) / expected.abs().max().item(),
-        allowed=1e-12,
-    )
+    assert largest_difference(found, expected) < 1e-12 * expected.abs().max().item()
 
 
 def test_the_gradients_of_a_sum_are_those_of_its_formula() -> None:
@@ -108,23 +100,16 @@ def test_the_gradients_of_a_sum_are_those_of_its_formula() -> None:
     assert torch.autograd.gradcheck(lambda *given: one(*given[1:]), (one.weight, *states))
 
 
-def test_many_states_in_bfloat16_are_added_in_float32_and_rounded_once(numerics: Numerics) -> None:
+def test_many_states_in_bfloat16_are_added_in_float32_and_rounded_once() -> None:
     one = WeightedSum.Config(states=50).build().bfloat16()
     torch.nn.init.normal_(one.weight)
     states = [torch.randn(4, 8, 16, dtype=torch.bfloat16) for _ in range(50)]
     exact = sum(weight.double() * state.double() for weight, state in zip(one.weight, states, strict=True))
     found = one(*states).detach()
     assert found.dtype == torch.bfloat16
-    # one rounding is half of the distance of neighbours, 2^-7 relative to the power of two below
-    relative = ((found.double() - exact).abs() / exact.abs().clamp_min(1e-2)).max().item()
-    numerics(
-        "model",
-        "weighted sum of 50 bfloat16 states, relative",
-        source="arXiv 2402.02622, section 3",
-        against="the sum in float64",
-        difference=relative,
-        allowed=2**-8 + 1e-4,
-    )
+    # one rounding moves a number by half of the distance to its neighbour
+    assert (found.double() - exact).abs().le(2**-8 * exact.abs() + 1e-4).all()
+    assert not found.double().sub(exact).eq(0).all()
 
 
 def test_frozen_weights_of_a_sum_get_no_gradient_and_the_states_do() -> None:
@@ -146,4 +131,3 @@ def test_a_later_token_changes_no_earlier_logit_with_sums() -> None:
     with torch.no_grad():
         before, after = model(original), model(changed)
     assert torch.equal(before[:, :20], after[:, :20]) and not torch.equal(before[:, 20:], after[:, 20:])
-    assert math.isfinite(after.abs().max().item())

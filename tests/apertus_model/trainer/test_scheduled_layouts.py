@@ -13,7 +13,6 @@ from specs.layer_schedule import DepthAverage
 from tests.apertus_model.harness import Result, difference, losses, same
 from tests.apertus_model.trainer.test_layouts import ALL, DEEP, Differences, run, spec_of
 from tests.machine import compiles
-from tests.numerics import Numerics
 
 SCHEDULED = DEEP.model_copy(update={"depth_average": DepthAverage(dilation=2, period=3)})
 SUMS = {"schedule.sums.3.weight", "schedule.sums.6.weight"}
@@ -30,7 +29,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     "name", ["FSDP", "TP with SP", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
 def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
-    tmp_path: Path, alone: tuple[Path, Result], name: str, numerics: Numerics
+    tmp_path: Path, alone: tuple[Path, Result], name: str
 ) -> None:
     processes, parallel = ALL[name]
     reference = alone[1]
@@ -38,19 +37,8 @@ def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
         assert (weights[:-1] != 0).all() and weights[-1] != 1, "trained, so no longer a selection"
     result = run(tmp_path, spec_of(model=SCHEDULED, parallel=parallel, micro_batch_size=2), processes)
     found = Differences.between(result, reference)
-    for quantity, seen, allowed in (
-        ("loss of each of 4 steps with sums of layers, in nats", found.loss, 2e-6),
-        ("gradients' norm with sums of layers, relative", found.grad_norm, 1e-5),
-        ("weights after 4 steps with sums of layers", found.weights, 1e-5),
-    ):
-        numerics(
-            "parallelism",
-            quantity,
-            source="test_scheduled_layouts.py",
-            against="one process that takes the whole batch; FSDP, TP, SP, CP",
-            difference=seen,
-            allowed=allowed,
-        )
+    assert found.loss < 2e-6 and found.heldout < 2e-6
+    assert found.grad_norm < 1e-5 and found.weights < 1e-5
 
 
 @pytest.mark.parametrize(
