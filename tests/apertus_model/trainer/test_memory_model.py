@@ -91,12 +91,6 @@ def peak(
         "activation_checkpointing": "selective"}),
         (GATED, {"length": 256, "micro": 4, "optimizer": ADAMW, "precision": BFLOAT16,
         "activation_checkpointing": "selective"}),
-        (SUMMED, {"length": 256, "micro": 4, "optimizer": ADAMW, "activation_checkpointing": "full"}),
-        slow(SUMMED, {"length": 256, "micro": 4, "optimizer": ADAMW, "precision": BFLOAT16}),
-        slow(SPARSE, {"length": 256, "micro": 4, "optimizer": ADAMW, "precision": BFLOAT16,
-        "activation_checkpointing": "full"}),
-        slow(SPARSE, {"length": 256, "micro": 4, "optimizer": ADAMW,
-        "activation_checkpointing": "selective"}),
     ],
 )  # fmt: skip
 def test_a_step_on_one_process_takes_what_is_expected(
@@ -104,6 +98,23 @@ def test_a_step_on_one_process_takes_what_is_expected(
 ) -> None:
     found, expected = peak(tmp_path, model, **changes)
     assert expected == pytest.approx(found, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        (SUMMED, {"activation_checkpointing": "full"}),
+        slow(SUMMED, {"precision": BFLOAT16}),
+        slow(SPARSE, {"precision": BFLOAT16, "activation_checkpointing": "full"}),
+        slow(SPARSE, {"activation_checkpointing": "selective"}),
+    ],
+)
+def test_the_states_of_sums_take_what_is_expected(
+    tmp_path: Path, model: ModelSpec, changes: dict[str, Any]
+) -> None:
+    """Without them, the first would be 8% too low."""
+    found, expected = peak(tmp_path, model, length=256, micro=4, optimizer=ADAMW, **changes)
+    assert expected == pytest.approx(found, rel=0.02)
 
 
 @pytest.mark.slow
