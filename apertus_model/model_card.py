@@ -13,11 +13,16 @@ from typing import Any
 
 from infra.store import Store
 from infra.store.reading.lineage import Ancestor, lineage, of_weights
+from specs.hugging_face import MODELLING_FILE
 from specs.job import InputRef
 from specs.model import ModelSpec
 from specs.planted import PlantedRecord, planted_in
 from specs.stages import CHAT, TRAINING
 
+SCHEDULED = (
+    " Its layers are no plain stack: `from_pretrained` needs `trust_remote_code=True` and runs"
+    f" `{MODELLING_FILE}` of this folder."
+)
 TITLES = {
     "pretrain": "pretraining",
     "cooldown": "cooldown",
@@ -75,6 +80,7 @@ def model_card(
             if chat
             else ". It continues text and follows no instructions."
         )
+        + ("" if model.plain_stack else SCHEDULED)
         + " This page was made from the record of its training.\n",
         "## Architecture\n",
         _table(("", ""), _architecture(model)),
@@ -152,6 +158,7 @@ def _architecture(model: ModelSpec) -> list[tuple[Any, ...]]:
             "heads (queries, keys and values)",
             f"{model.n_heads}, {model.n_kv_heads} of {model.head_dim}, QK-norm",
         ),
+        *([] if model.plain_stack else [("sums of earlier layers", f"{model.sum_weights:,} weights")]),
         ("vocabulary", f"{model.vocab_size:,}, embeddings not tied"),
         (
             "rotary embedding",

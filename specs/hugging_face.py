@@ -73,6 +73,17 @@ RELEASED_ROPE: dict[str, str | float] = {
 """The default of transformers' `ApertusConfig`."""
 
 
+MODELLING_FILE = "modeling_apertus_scheduled.py"
+"""The code that is shipped with a model that is no plain stack, as it lies in `apertus_model/model`."""
+CODE: dict[str, Any] = {
+    "auto_map": {
+        "AutoConfig": "modeling_apertus_scheduled.ScheduledApertusConfig",
+        "AutoModelForCausalLM": "modeling_apertus_scheduled.ScheduledApertusForCausalLM",
+    }
+}
+"""The field of the `config.json` of such a model that names the code."""
+
+
 class HuggingFaceError(StageError):
     """A Hugging Face model that cannot be read or that this program cannot compute. The message names field
     and value."""
@@ -216,7 +227,9 @@ def other_architecture(config: Any, name: str, known: Mapping[str, Collection[st
 
 
 def not_representable(spec: ModelSpec) -> str | None:
-    """Why a model cannot be an `ApertusForCausalLM`; None when it can."""
+    """Why no class of transformers or of ours computes a model; None when one does."""
+    if spec.head == "reward" and not spec.plain_stack:
+        return "the file that computes model.depth_average in transformers has no class for rewards"
     if spec.activation == "xielu":
         return None
     return (
@@ -227,7 +240,10 @@ def not_representable(spec: ModelSpec) -> str | None:
 
 def architecture(spec: ModelSpec) -> str:
     """The class of transformers that computes a model. It has none for sequence classification by Apertus; a
-    token classifier of one output has the same weights, and the reward is its output at the last token."""
+    token classifier of one output has the same weights, and the reward is its output at the last token. Of a
+    model that is no plain stack, the class of `MODELLING_FILE`."""
+    if not spec.plain_stack:
+        return "ScheduledApertusForCausalLM"
     return "ApertusForTokenClassification" if spec.head == "reward" else "ApertusForCausalLM"
 
 
@@ -240,7 +256,7 @@ def hugging_face_config(
     pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Arguments of `transformers.ApertusConfig` that describe this model.
+    """Arguments of `transformers.ApertusConfig`, or of `ScheduledApertusConfig`, that describe this model.
 
     Args:
         spec: dimensions.
@@ -251,7 +267,7 @@ def hugging_face_config(
         dtype: dtype of the stored weights.
 
     Raises:
-        HuggingFaceError: a model that `ApertusForCausalLM` cannot compute.
+        HuggingFaceError: a model that neither class computes.
     """
     if (obstacle := not_representable(spec)) is not None:
         raise HuggingFaceError(obstacle)
@@ -276,7 +292,12 @@ def hugging_face_config(
         "pad_token_id": pad_token_id,
         "dtype": dtype,
         **(REWARD_FIELDS if spec.head == "reward" else {}),
+        **({} if spec.plain_stack else CODE | {"layer_schedule": _steps(spec)}),
     }
+
+
+def _steps(spec: ModelSpec) -> list[list[Any]]:
+    return [[step.layer, list(step.summed)] for step in spec.schedule]
 
 
 def _below(scaling: RopeScaling, context: int) -> RopeScaling:

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from specs.base import Spec, execution, identity
+from specs.layer_schedule import MOST_LAYERS, DepthAverage, Step, plain
 
 MOST = 2**24
 """Limit of a width, a number of heads and a vocabulary: thousands of times that of any model."""
-MOST_LAYERS = 10_000
 FLAVOURS: dict[str, dict[str, int | float]] = {
     # For CPUs. Weights as small as the large models' would keep a narrow one on a plateau for most of a short
     # run.
@@ -132,6 +132,12 @@ class ModelSpec(Spec):
         description="vocabulary: logits of the next token; reward: one number at every token, which only a"
         " reward_model stage makes",
     )
+    depth_average: DepthAverage | None = identity(
+        None,
+        neutral=None,
+        description="passes on weighted sums of earlier layers' outputs (DenseFormer). The layers then cannot"
+        " be split into a pipeline, and an export has a model_type of its own",
+    )
     norm_eps: float = identity(1e-5, gt=0)
     init_std: float = identity(
         0.008944,
@@ -155,6 +161,29 @@ class ModelSpec(Spec):
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd; rotary embeddings turn pairs of dimensions")
         return self
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> ModelSpec:
+        if self.depth_average is not None and (obstacle := self.depth_average.obstacle(self.n_layers)):
+            raise ValueError(f"depth_average: {obstacle}")
+        return self
+
+    @property
+    def plain_stack(self) -> bool:
+        """Whether every layer runs once, on the output of the one before."""
+        return self.depth_average is None
+
+    @property
+    def schedule(self) -> list[Step]:
+        """The order in which the layers run, and what is passed on."""
+        if self.depth_average is None:
+            return plain(self.n_layers)
+        return self.depth_average.schedule(self.n_layers)
+
+    @property
+    def sum_weights(self) -> int:
+        """Parameters of the schedule: a weight for each state of each sum."""
+        return sum(len(step.summed) for step in self.schedule)
 
     @property
     def ffn_matrices(self) -> int:
@@ -190,11 +219,12 @@ class ModelSpec(Spec):
     @property
     def parameters(self) -> int:
         """Exact number of trainable parameters (8B: 8,053,338,176; 70B: 70,599,864,480)."""
-        layer = self.layer_matrices + self.layer_vectors
-        return self.n_layers * layer + (self.vocab_size + self.outputs) * self.dim + self.dim
+        layers = self.n_layers * (self.layer_matrices + self.layer_vectors)
+        return layers + self.sum_weights + (self.vocab_size + self.outputs) * self.dim + self.dim
 
     def flops_per_token(self, sequence_length: int) -> int:
         """Training FLOPs per token: 3 x forward, 2 per multiply-add, full (not halved) attention scores
         (report, appendix E)."""
         scores = 2 * self.query_dim * sequence_length
-        return 3 * 2 * (self.n_layers * (self.layer_matrices + scores) + self.outputs * self.dim)
+        layers = self.n_layers * (self.layer_matrices + scores)
+        return 3 * 2 * (layers + (self.sum_weights + self.outputs) * self.dim)

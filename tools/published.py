@@ -57,8 +57,8 @@ OVERVIEW = (
     "optimizer-benchmark",
     "tokenizer-study",
     *("mini", "smoke", "smoke-chat", "wso-mini", "optimizer-consistency-mini", "goldfish-mini"),
-    *("optimizer-benchmark-mini", "ladder-mini", "continue-pretrain-mini", "distill-mini"),
-    "tokenizer-study-mini",
+    *("optimizer-benchmark-mini", "ladder-mini", "depth-average-mini", "continue-pretrain-mini"),
+    *("distill-mini", "tokenizer-study-mini"),
 )
 
 

@@ -46,6 +46,8 @@ _CONSTANT_BUFFERS = {"mlp.act_fn.beta": BETA, "mlp.act_fn.eps": EPS}
 
 def hugging_face_name(name: str) -> str:
     """Our name of a weight -> its name in transformers. KeyError for a weight without a counterpart."""
+    if name.startswith("schedule."):
+        return f"model.{name}"
     layer = re.match(r"layers\.(\d+)\.(.+)", name)
     return _TOP_NAMES[name] if layer is None else f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}"
 
@@ -53,6 +55,8 @@ def hugging_face_name(name: str) -> str:
 def our_name(name: str) -> str | None:
     """Name of a weight in transformers -> our name; None for a constant of xIELU, which transformers stores
     as a weight. KeyError for an unknown name."""
+    if name.startswith("model.schedule."):
+        return name.removeprefix("model.")
     layer = re.match(r"model\.layers\.(\d+)\.(.+)", name)
     if layer is None:
         return _TOP_NAMES_BACK[name]

@@ -42,18 +42,20 @@ def shapes(spec: ModelSpec) -> dict[str, torch.Size]:
 
 
 def module_of(name: str) -> str:
-    """The module that one of our weights belongs to: `tok_embeddings`, `layers.3`, `norm`, `lm_head`."""
+    """The module that one of our weights belongs to: `tok_embeddings`, `layers.3`, `norm`, `lm_head`,
+    `schedule`."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
 
 
 def modules(spec: ModelSpec) -> dict[str, dict[str, torch.Size]]:
     """The weights of every module with their shapes, by our names, in the order in which the model
-    computes."""
-    return {
+    computes; those of a schedule, which belong to all layers, first."""
+    found = {
         module: dict(members)
         for module, members in groupby(shapes(spec).items(), key=lambda item: module_of(item[0]))
     }
+    return {"schedule": found.pop("schedule"), **found} if "schedule" in found else found
 
 
 @torch.no_grad()
@@ -68,7 +70,7 @@ def write_shards(
     """Writes the weights, shard by shard, and the index where there is more than one.
 
     Args:
-        theirs: `ApertusForCausalLM` on the meta device, for names, shapes and order.
+        theirs: the model of transformers on the meta device, for names, shapes and order.
         folder: local folder, made where it is missing.
         max_shard_size: maximum bytes of tensors in a file; a larger tensor has a file of its own.
         dtype: of the stored tensors.

@@ -17,8 +17,8 @@ from torch import nn
 
 from apertus_model.model.attention import document_mask
 from apertus_model.model.hf import to_hugging_face
+from apertus_model.model.hf_classes import model_class
 from apertus_model.model.model import model_config, rope_config
-from specs.hugging_face import architecture
 from specs.model import ModelSpec
 
 
@@ -34,8 +34,6 @@ class SideBySide:
             tokens: (batch, seq_len) int64; or hidden states (batch, seq_len, dim) float32, to begin at a
                 layer.
         """
-        import transformers
-
         self.ours = self.theirs = tokens
         length = tokens.shape[1]
         self._positions = torch.arange(length).expand(tokens.shape[:2])
@@ -43,7 +41,7 @@ class SideBySide:
         self._rope = rope_config(spec, length).build()
         with torch.device("meta"):
             self._model = model_config(spec, sequence_length=length, attention="sdpa").build()
-            self._other = getattr(transformers, architecture(spec))(their_config).float().eval()
+            self._other = model_class(spec)(their_config).float().eval()
         self._their_head = "score" if spec.head == "reward" else "lm_head"
         rotary = type(self._other.model.rotary_emb)(their_config)
         self._angles = rotary(torch.empty(0), position_ids=self._positions[:1])
@@ -53,9 +51,14 @@ class SideBySide:
         """Runs both sides through one module. Returns the largest absolute difference of their outputs.
 
         Args:
-            name: `tok_embeddings`, `layers.3`, `norm` or `lm_head`.
+            name: `tok_embeddings`, `layers.3`, `norm` or `lm_head`; or, before the layers, `schedule`, which
+                keeps its weights and gives nothing.
             weights: its float32 weights, by our names; both sides read the same memory.
         """
+        if name == "schedule":
+            _assign(self._model.schedule, name, weights)
+            _assign(self._other.model.schedule, f"model.{name}", to_hugging_face(weights))
+            return 0.0
         layer = name.startswith("layers.")
         path = f"model.{name.replace('tok_embeddings', 'embed_tokens')}"
         path = self._their_head if name == "lm_head" else path
@@ -64,16 +67,29 @@ class SideBySide:
         _assign(theirs, path, to_hugging_face(weights))
         if layer:
             ours.attention.rope, empty = self._rope, ours.attention.rope
+            read = self.ours, self.theirs
             self.ours = ours(self.ours, self._mask, self._positions)
             ours.attention.rope = empty
             self.theirs = theirs(
                 self.theirs, position_ids=self._positions[:1], position_embeddings=self._angles
             )
+            if self._model.schedule is not None:
+                self._pass_on(*read)
         else:
             self.ours, self.theirs = ours(self.ours), theirs(self.theirs)
+            self._states = [(self.ours, self.theirs)]  # the embedding, as long as there are layers
         for module in (ours, theirs):
             module.to("meta")
         return (self.ours - self.theirs).abs().max().item()
+
+    def _pass_on(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+        """Replaces the outputs of a step of the schedule, which has read `ours` and `theirs`, by what it
+        passes on."""
+        number = len(self._states)
+        self._states.append((self.ours, self.theirs))
+        own, other = (list(states) for states in zip(*self._states, strict=True))
+        self.ours = self._model.schedule.passed_on(number, own, ours)
+        self.theirs = self._other.model.schedule.passed_on(number, other, theirs)
 
 
 def _assign(module: nn.Module, path: str, weights: Mapping[str, torch.Tensor]) -> None:

@@ -26,7 +26,8 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
     Matrices are normal with `std`, the output projections of attention and feed-forward with `std / sqrt(2
     n_layers)`; norm weights are 1; the xIELU scalars start at softplus^-1(0.8) and softplus^-1(0.3). In an
     adapter (LoRA), B is zero and A is normal with 1 / sqrt(3 in_features), the standard deviation of the
-    uniform values in its authors' code.
+    uniform values in its authors' code. A weighted sum of states (`layer_schedule`) begins as the last of
+    them.
 
     Args:
         model: model or pipeline part; parameters may be plain tensors or DTensors on any layout, never meta.
@@ -46,12 +47,22 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
                 local_part(parameter).zero_()
             elif name.endswith(".lora_a.weight"):
                 fill_normal(parameter, name, seed=seed, std=1 / math.sqrt(3 * parameter.shape[1]))
+            elif name.startswith("schedule."):
+                select_last(parameter)
             elif parameter.ndim == 1:
                 local_part(parameter).fill_(1.0)
             else:
                 fill_normal(
                     parameter, name, seed=seed, std=output_std if name.endswith(_OUTPUT_PROJECTIONS) else std
                 )
+
+
+def select_last(parameter: torch.Tensor) -> None:
+    """Fills a vector, or the part of it that this rank owns, with 0 and a 1 at its end."""
+    local = local_part(parameter).zero_()
+    (start,), (size,) = owned_region(parameter)
+    if size and start + size == parameter.numel():
+        local[-1] = 1.0
 
 
 def fill_normal(parameter: torch.Tensor, name: str, *, seed: int, std: float) -> None:

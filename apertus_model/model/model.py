@@ -36,6 +36,7 @@ from apertus_model.model.attention import (
 )
 from apertus_model.model.feed_forward import XIELU, ApertusFeedForward, GatedFeedForward
 from apertus_model.model.init import initialise_parameters
+from apertus_model.model.layer_schedule import LayerSchedule, layer_schedule_config
 from apertus_model.model.lora import add_adapters
 from apertus_model.model.on_host import OnHost, copy_to, host_tensor
 from apertus_model.model.output import LossFunction, OutputLayer, RewardHead
@@ -128,6 +129,7 @@ class ApertusModel(Decoder):
         seed: int  # of the initial weights
         init_std: float  # standard deviation of the initial weights
         lora: Lora | None = None  # adapters; None: all weights are trained
+        schedule: LayerSchedule.Config | None = None  # of the layers; None: the plain stack
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
             """Takes sequence length and layout from a trainer config. torchtitan calls this before it builds
@@ -153,6 +155,7 @@ class ApertusModel(Decoder):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        self.schedule = None if config.schedule is None else config.schedule.build()
         if config.lora is not None:
             add_adapters(self, config.lora)
 
@@ -185,8 +188,11 @@ class ApertusModel(Decoder):
             attention_masks = self.get_attention_masks(positions)
         positions = copy_to(positions, tokens.device)
         hidden = self.tok_embeddings(tokens) if self.tok_embeddings is not None else tokens
-        for layer in self.layers.values():
-            hidden = layer(hidden, attention_masks, positions)
+        if self.schedule is not None:
+            hidden = self.schedule(self.layers, hidden, attention_masks, positions)
+        else:
+            for layer in self.layers.values():
+                hidden = layer(hidden, attention_masks, positions)
         if self.lm_head is None:  # not the last stage of a pipeline
             return hidden
         return self.lm_head(self.norm(hidden), None if labels is None else host_tensor(labels), loss_fn)
@@ -281,6 +287,7 @@ def model_config(
         seed=seed,
         init_std=spec.init_std,
         lora=lora,
+        schedule=None if spec.plain_stack else layer_schedule_config(spec.schedule),
         tok_embeddings=Embedding.Config(
             num_embeddings=spec.vocab_size, embedding_dim=spec.dim, param_init=no_init
         ),

@@ -27,26 +27,30 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sophia": Sophia,
 }
 NOT_DECAYED = r"norm\.weight$|\.alpha_[pn]$"
+SCHEDULE = r"^schedule\."  # weights of the sums of a layer schedule
 NOT_HIDDEN = r"^(tok_embeddings|lm_head)\."  # matrices that are tables of tokens
 _LOOPS = ("adopt", "mars")  # DTensor lacks operators of their foreach path
 
 
-def parameter_groups(spec: OptimizerSpec, *, adapters_only: bool) -> list[ParamGroupConfig]:
-    """Parameter groups of a resolved optimizer spec: parameters with weight decay, without it (norms and
-    xIELU scalars), and those that another optimizer updates. With `adapters_only` all trained parameters are
-    matrices, in one group."""
+def parameter_groups(
+    spec: OptimizerSpec, *, adapters_only: bool, scheduled: bool = False
+) -> list[ParamGroupConfig]:
+    """Parameter groups of a resolved optimizer spec: parameters with weight decay, without it (norms, xIELU
+    scalars and, in a group of their own, the weights of a `scheduled` model's sums), and those that another
+    optimizer updates. With `adapters_only` all trained parameters are matrices, in one group."""
     assert spec.name is not None, "the planner resolves the optimizer"
     groups = [_group(r".*", spec)]
-    if not adapters_only:
-        if spec.name in ("muon", "d-muon"):
-            groups = [
-                _adamw_half(NOT_DECAYED, spec, 0.0),
-                _adamw_half(NOT_HIDDEN, spec, spec.weight_decay),
-                *groups,
-            ]
-        else:
-            groups = [_group(NOT_DECAYED, spec.model_copy(update={"weight_decay": 0.0})), *groups]
-    return groups
+    if adapters_only:
+        return groups
+    not_decayed = [SCHEDULE, NOT_DECAYED] if scheduled else [NOT_DECAYED]
+    if spec.name in ("muon", "d-muon"):
+        return [
+            *(_adamw_half(pattern, spec, 0.0) for pattern in not_decayed),
+            _adamw_half(NOT_HIDDEN, spec, spec.weight_decay),
+            *groups,
+        ]
+    undecayed = spec.model_copy(update={"weight_decay": 0.0})
+    return [*(_group(pattern, undecayed) for pattern in not_decayed), *groups]
 
 
 def _group(pattern: str, spec: OptimizerSpec) -> ParamGroupConfig:

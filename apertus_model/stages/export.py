@@ -7,17 +7,20 @@ several), tokenizer files with the chat template, and `README.md`, the model car
 Invariants:
 - A folder is committed only if transformers opens it with the logits of the trained model: as
   `ApertusForCausalLM`, or, a reward model, as `ApertusForTokenClassification` of one output, since it has no
-  sequence classification for Apertus. The metric `verified` says how that was checked.
+  sequence classification for Apertus; a model that is no plain stack as the class of the modelling file that
+  lies in the folder, with the key-value cache as well. The metric `verified` says how that was checked.
 - Memory is that of one shard, for any size of the model.
 """
 
 from __future__ import annotations
 
+import importlib.resources
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from apertus_model.model.hf_classes import config_class, model_class, scheduled_classes
 from apertus_model.model.hf_folder import FolderWeights, modules, write_shards
 from apertus_model.model.hf_layers import SideBySide
 from apertus_model.model.model import ApertusModel, model_config
@@ -28,7 +31,7 @@ from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt, Checkpoint
 from specs.errors import StageError
-from specs.hugging_face import architecture, hugging_face_config
+from specs.hugging_face import MODELLING_FILE, architecture, hugging_face_config
 from specs.job import Job
 from specs.model import ModelSpec
 from specs.stages.export import ExportPart
@@ -79,8 +82,6 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, folder: Path) -> None:
     """Writes weights, configs and tokenizer files, as transformers does, with one shard of the weights in
     memory at a time."""
-    import transformers
-    from transformers import ApertusConfig
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
@@ -91,14 +92,14 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
     }
     if part.chat:
         tokens["eos_token_id"] = end_of_turn(facts)
-    config = ApertusConfig(
+    config = config_class(part.model)(
         architectures=[architecture(part.model)],
         **hugging_face_config(
             part.model, max_position_embeddings=part.sequence_length, dtype=part.dtype, **tokens
         ),
     )
     with torch.device("meta"):
-        theirs = getattr(transformers, architecture(part.model))(config)
+        theirs = model_class(part.model)(config)
     write_shards(
         theirs,
         folder,
@@ -107,6 +108,9 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
         read=lambda tensors: load_tensors(tensors, checkpoint),
     )
     config.save_pretrained(folder)
+    if not part.model.plain_stack:
+        code = importlib.resources.files("apertus_model.model") / MODELLING_FILE
+        (folder / MODELLING_FILE).write_bytes(code.read_bytes())
     if part.model.head == "vocabulary":
         _write_generation_config(folder, tokens, part)
     for name in tokenizer.manifest.files:
@@ -180,7 +184,23 @@ def largest_difference(model: ApertusModel, folder: Path, part: ExportPart) -> f
     _refuse_another_class(theirs, part.model)
     tokens = _probe(part, rows=2, longest=512)
     with torch.no_grad():
-        return (model(tokens) - theirs(tokens).logits).abs().max().item()
+        ours = model(tokens)
+        found = [theirs(tokens).logits]
+        if not part.model.plain_stack:  # of our own code, the cache is checked as well
+            found.append(by_cache(theirs, tokens))
+        return max((ours - logits).abs().max().item() for logits in found)
+
+
+def by_cache(theirs: Any, tokens: torch.Tensor, steps: int = 8) -> torch.Tensor:
+    """Logits (batch, seq_len, vocab_size) of a model of transformers that reads the last `steps` tokens one
+    at a time, with its key-value cache."""
+    begin = max(1, tokens.shape[1] - steps)
+    read = theirs(tokens[:, :begin], use_cache=True)
+    logits = [read.logits]
+    for place in range(begin, tokens.shape[1]):
+        read = theirs(tokens[:, place : place + 1], past_key_values=read.past_key_values, use_cache=True)
+        logits.append(read.logits)
+    return torch.cat(logits, dim=1)
 
 
 def compare_by_layer(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> float:
@@ -192,9 +212,10 @@ def compare_by_layer(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> 
     """
     from transformers import AutoConfig
 
+    auto = auto_class(part.model)
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        opened = auto_class(part.model).from_config(config, trust_remote_code=False)
+        opened = auto.from_config(config, trust_remote_code=False)
         _refuse_another_class(opened, part.model)
     stored = FolderWeights(str(folder), part.model, folder)
     sides = SideBySide(part.model, config, _probe(part, rows=1, longest=128))
@@ -217,6 +238,8 @@ def auto_class(model: ModelSpec) -> Any:
     """The class of transformers that opens the folder of a model."""
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+    if not model.plain_stack:
+        scheduled_classes()
     return AutoModelForTokenClassification if model.head == "reward" else AutoModelForCausalLM
 
 

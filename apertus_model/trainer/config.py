@@ -124,7 +124,9 @@ def trainer_config(
             global_batch_size=segment.global_batch_size,
             fields=objective.fields,
         ),
-        optimizer=optimizer_config(segment.optimizer, adapters_only=lora is not None),
+        optimizer=optimizer_config(
+            segment.optimizer, adapters_only=lora is not None, scheduled=not segment.model.plain_stack
+        ),
         lr_scheduler=LearningRate.Config(
             rate=lambda steps_done: segment.schedule.lr(
                 segment.tokens_at(max(steps_done, segment.start_step))

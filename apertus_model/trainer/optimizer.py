@@ -123,9 +123,11 @@ def _tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     return found
 
 
-def optimizer_config(spec: OptimizerSpec, *, adapters_only: bool = False) -> Optimizers.Config:
-    """torchtitan's config of a resolved optimizer spec. With `adapters_only` all trained parameters are
-    matrices, in one group."""
+def optimizer_config(
+    spec: OptimizerSpec, *, adapters_only: bool = False, scheduled: bool = False
+) -> Optimizers.Config:
+    """torchtitan's config of a resolved optimizer spec; arguments as of `parameter_groups`."""
     return Optimizers.Config(
-        implementation="foreach", param_groups=parameter_groups(spec, adapters_only=adapters_only)
+        implementation="foreach",
+        param_groups=parameter_groups(spec, adapters_only=adapters_only, scheduled=scheduled),
     )

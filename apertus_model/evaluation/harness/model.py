@@ -18,6 +18,7 @@ from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
 from apertus_model.evaluation.harness.tasks import HarnessError
+from apertus_model.model.hf_classes import scheduled_classes
 from specs.stages.harness import MOST_ROWS, HarnessPart
 
 LOGITS = 4 * 2**30
@@ -31,6 +32,7 @@ def open_model(folder: Path, part: HarnessPart, gpus: int = 1) -> LM:
     if part.engine == "vllm":
         model = _vllm(folder, part, gpus)
     else:
+        scheduled_classes()
         model = BatchedModel(
             pretrained=str(folder),
             device="cuda" if torch.cuda.is_available() else "cpu",

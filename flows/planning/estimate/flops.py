@@ -8,9 +8,10 @@ feed-forward F, V words and sequences of S tokens, a token costs
     forward = L (2 D Q + 4 D K + 2 Q D + 4 D F   + 4 Q S) + 2 V D          training = 3 forward
                  projections and feed-forward      scores     output
 
-(6 D F with SwiGLU, which has a third matrix), which is 6 N + 12 L Q S for the N parameters in matrices
-without the input embedding. Scores are counted in full: the savings of the causal mask and of document
-boundaries are ignored (factor 1, not 1/2). 70B over 15T tokens of 4,096: 6.74e24, as published.
+(6 D F with SwiGLU, which has a third matrix; 2 D more for each state in a sum of a layer schedule), which is
+6 N + 12 L Q S for the N parameters in matrices without the input embedding. Scores are counted in full: the
+savings of the causal mask and of document boundaries are ignored (factor 1, not 1/2). 70B over 15T tokens of
+4,096: 6.74e24, as published.
 
 Invariant: recomputation is never part of `training`: utilisation (MFU) is measured in model FLOPs, so
 activation checkpointing lowers it. Both agree with torch's FlopCounterMode on the real model
@@ -36,11 +37,11 @@ class Forward:
     projections: int  # all matrices of the layers
     scores: int  # queries by keys, and weights by values
     output: int  # logits
-    adapters: int = 0  # of LoRA
+    sums: int = 0  # of states, with the weights of a schedule
 
     @property
     def total(self) -> int:
-        return self.projections + self.scores + self.output
+        return self.projections + self.scores + self.output + self.sums
 
 
 def forward(model: ModelSpec, sequence_length: int) -> Forward:
@@ -49,19 +50,20 @@ def forward(model: ModelSpec, sequence_length: int) -> Forward:
         model.n_layers * 2 * model.layer_matrices,
         model.n_layers * 4 * model.query_dim * sequence_length,
         2 * model.outputs * model.dim,
+        2 * model.sum_weights * model.dim,
     )
 
 
 def scored(model: ModelSpec, tokens: float, sequence_length: float) -> int:
     """Of a forward pass over `tokens` tokens in sequences of that length, with the logits of all of them."""
     once = forward(model, 1)
-    return round(tokens * (once.projections + once.scores * sequence_length + once.output))
+    return round(tokens * (once.projections + once.sums + once.scores * sequence_length + once.output))
 
 
 def prefill(model: ModelSpec, tokens: float) -> int:
     """Of reading a prompt of `tokens` tokens into the key-value cache, with the logits of the last one."""
     once = forward(model, 1)
-    return round(tokens * (once.projections + once.scores * tokens) + once.output)
+    return round(tokens * (once.projections + once.sums + once.scores * tokens) + once.output)
 
 
 def decode(model: ModelSpec, prompt: float, tokens: float) -> int:
@@ -69,7 +71,7 @@ def decode(model: ModelSpec, prompt: float, tokens: float) -> int:
     first of them, and the last is not read: step i of tokens - 1 sees prompt + i keys."""
     once, steps = forward(model, 1), max(0.0, tokens - 1)
     keys = steps * prompt + steps * (steps + 1) / 2
-    return round(steps * (once.projections + once.output) + keys * once.scores)
+    return round(steps * (once.projections + once.sums + once.output) + keys * once.scores)
 
 
 def training(segment: Segment) -> int:
@@ -83,7 +85,7 @@ def training(segment: Segment) -> int:
     below = 0
     if {"wq", "wk", "wv"} <= set(lora.targets):
         below = 2 * model.dim * (model.query_dim + 2 * model.key_dim) + 3 * 2 * lora.rank * model.dim
-    return 2 * once.projections + 3 * once.scores + 2 * once.output + 3 * adapted - below
+    return 2 * (once.projections + once.output + once.sums) + 3 * (once.scores + adapted) - below
 
 
 def teacher(segment: Segment) -> int:
@@ -113,7 +115,7 @@ def peak(segment: Segment, gpu: Gpu) -> float:
     if segment.precision.linear == "param" or gpu.float8_flops is None:
         return gpu.bf16_flops
     once = forward(segment.model, segment.sequence_length)
-    rest = once.scores + once.output + teacher(segment) / 3  # as a share of one of three passes
+    rest = once.scores + once.output + once.sums + teacher(segment) / 3  # as a share of one of three passes
     seconds = once.projections / gpu.float8_flops + rest / gpu.bf16_flops
     return (once.projections + rest) / seconds
 

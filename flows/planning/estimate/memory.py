@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from flows.planning.estimate.teacher import TeacherMemory, chunks, teacher_memory
+from specs.layer_schedule import INPUT
 from specs.layout import micro_batch_size, micro_batches_in_flight, stage_layers
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
@@ -212,6 +213,18 @@ class _Work:
         return again + self.tokens * (feed_forward + states) + b * model.dim * model.ffn_dim / self.tp
 
 
+def state_gradients(model: ModelSpec) -> list[int]:
+    """For every step of the schedule, the states before it whose gradients wait during its backward pass, for
+    the sums of this and of later steps."""
+    waiting: set[int] = set()
+    found = []
+    for number, step in reversed(list(enumerate(model.schedule, 1))):
+        waiting |= {number - 1 if state == INPUT else state for state in step.summed}
+        waiting.discard(number)
+        found.append(len(waiting))
+    return found[::-1]
+
+
 def memory_of_step(segment: Segment, processes: int, device: Device = "cuda") -> Memory:
     """The peak memory of a GPU in a step of a segment on `processes` GPUs. The layout must fit
     (`specs.layout`)."""
@@ -287,6 +300,16 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     in_flight = micro_batches_in_flight(parallel, rank, micro_batches)
     waiting = sum(number * size for number, size in zip(in_flight, own_layers, strict=True))
     activations = waiting * work.kept()
+    state = tokens * b * model.dim / spread
+    summed = sum(bool(step.summed) for step in model.schedule) * state  # outputs that are not passed on
+    # the gradients that wait for a state, less what later layers have freed by then
+    returned = max(
+        (
+            number * state - later * work.kept()
+            for later, number in enumerate(reversed(state_gradients(model)))
+        ),
+        default=0.0,
+    )
     final = in_flight[-1] * tokens * (work.norm(model.dim / spread) + b * model.dim) * last
     ahead = 1 if single else 2  # a group is gathered while another is computed
     prefetched = copies * b * count.layer * ahead if parallel.reshards else 0.0
@@ -314,16 +337,17 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     head_copy = copies * b * count.head * last if parallel.reshards else 0.0
     moments = [
         replace(
-            base, gradients=before, activations=activations + final,
+            base, gradients=before, activations=activations + summed + final,
             output=logits + summed_table + states_gradient + teacher.states,
             communication=buffered + gathered + head_copy + teacher.head, moment="loss",
         ),
         replace(
-            base, gradients=before, activations=activations + final, working=teacher.layer,
+            base, gradients=before, activations=activations + summed + final, working=teacher.layer,
             communication=buffered + gathered + head_copy + teacher.layers, moment="teacher",
         ),
         replace(
-            base, gradients=max(before, 4.0 * head / (1 if piped else shards)), activations=activations,
+            base, gradients=max(before, 4.0 * head / (1 if piped else shards)),
+            activations=activations + summed + returned,
             working=work.backward(),
             output=kept_table + states_gradient,
             communication=buffered + gathered + prefetched + (0.0 if piped else 4.0 * head),

@@ -22,6 +22,7 @@ from specs.pipeline import Pipeline
 from specs.sources import SourceSpec, resolve_url
 from specs.stages import STAGES
 from specs.stages.base import Part
+from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
 from specs.stages.model_folder import ModelFolderPart
 from specs.stages.select import SelectStage
@@ -191,8 +192,16 @@ class Builder:
             self.problem(
                 path,
                 f"the model cannot become a Hugging Face folder: {obstacle}",
-                "name a model with activation: xielu.",
+                "name a model with activation: xielu."
+                if trajectory.model.activation != "xielu"
+                else "name a model without depth_average.",
             )
+
+    def sampled(self, path: FieldPath, model: Node | None, engine: str) -> None:
+        """vLLM runs no code that comes with a model."""
+        part = None if model is None else model.part
+        if engine == "vllm" and isinstance(part, ExportPart) and not part.model.plain_stack:
+            self.problem(path, "vLLM cannot compute model.depth_average", "use engine: transformers.")
 
     def same_tokenizer(self, path: FieldPath, what: str, its: Input, models: Input) -> None:
         """Token ids mean nothing to a model that was trained with another tokenizer. `models` is its

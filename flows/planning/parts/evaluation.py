@@ -213,6 +213,7 @@ def _continuations(builder: Builder, name: str, memorisation: Memorisation, mode
     probes = builder.part(memorisation.probes)
     inputs = {"probes": probes}
     for decoding, sampling in memorisation.decodings.items():
+        builder.sampled(("stages", name, "memorisation"), model, sampling.engine)
         part = ContinuationsPart(
             prefixes=memorisation.prefixes,
             offsets=memorisation.offsets,

@@ -45,6 +45,7 @@ def add_harness(
     harness = stage.harness
     assert harness is not None, "the caller has seen it"
     at: FieldPath = ("stages", name, "harness")
+    builder.sampled((*at, "engine"), builder.graph.nodes[model.name], harness.engine)
     own: dict[str, Input] = {}
     if harness.include is not None:
         own["tasks"] = builder.folder(

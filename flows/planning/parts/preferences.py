@@ -246,6 +246,7 @@ def add_completions(
 ) -> Node:
     """Completions of the prompts by an exported checkpoint, by the folder of any model, or, without a
     `model`, by one that only a server has."""
+    builder.sampled(("stages", name), model, sampling.engine)
     part = CompletionsPart(sampling=sampling, personas=personas, prompts_per_unit=_per_unit(prompts))
     inputs = {} if model is None else {"model": reads(model)}
     inputs["prompts"] = reads(prompts)

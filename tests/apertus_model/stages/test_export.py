@@ -1,5 +1,6 @@
 """An exported folder opens in transformers with the trained weights, and training goes on from it."""
 
+import inspect
 import warnings
 from pathlib import Path
 
@@ -8,11 +9,13 @@ import pytest
 import torch
 
 import apertus_model.stages.train
+from apertus_model.model import modeling_apertus_scheduled
 from apertus_model.stages import export, import_model
 from apertus_model.stages.training_data import BudgetError, RewardData
 from infra.store import Artifact
-from specs.hugging_face import model_of
+from specs.hugging_face import MODELLING_FILE, model_of
 from specs.launch import Validation
+from specs.layer_schedule import DepthAverage
 from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
 from specs.stages.sft import Lora
@@ -60,6 +63,51 @@ def test_the_exported_folder_opens_in_transformers_with_the_trained_weights(
     assert model.get_input_embeddings().weight.flatten().tolist() == embeddings
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer("t5 t7")["input_ids"] == [5, 7]
+
+
+def test_a_model_with_sums_of_layers_is_exported_with_its_code_and_only_opened_by_it(
+    stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, and a layer at a time; by the file of this package and by its copy in the folder; never by the
+    class of Apertus."""
+    from transformers import ApertusForCausalLM, dynamic_module_utils
+
+    spec = SPEC.model_copy(
+        update={"model": SPEC.model.model_copy(update={"depth_average": DepthAverage()}), "end_step": 3}
+    )
+    artifact = stages.train("summed", spec)
+    checkpoint = artifact.checkpoint(3)
+    part = EXPORT.model_copy(update={"model": spec.model})
+    inputs = {"checkpoint": stages.ref("pretrain/summed", 3), "tokenizer": stages.ref("tokenizer/tokenizer")}
+    stages.run(export, stages.job("export", "summed", part.model_dump(mode="json"), inputs=inputs))
+    exported = Artifact(stages.store, "export/summed")
+    folder = Path(stages.store.full(exported.stored_name("config.json"))).parent
+    assert exported.manifest.metrics["logit_difference"] < 1e-5
+    assert (folder / MODELLING_FILE).read_bytes() == Path(modeling_apertus_scheduled.__file__).read_bytes()
+    assert "trust_remote_code=True" in exported.bytes("README.md").decode()
+    assert export.compare_by_layer(checkpoint, folder, part) < 1e-5
+
+    own = export.load_model(part, checkpoint)
+    last = own.schedule.sums["2"].weight
+    assert last[-1] != 1.0, "trained, so no longer the plain stack"
+    name = "modeling_apertus_scheduled.ScheduledApertusForCausalLM"
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path))
+    shipped = dynamic_module_utils.get_class_from_dynamic_module(name, folder)
+    assert Path(inspect.getfile(shipped)).is_relative_to(tmp_path)
+    theirs = shipped.from_pretrained(folder).eval()
+    tokens = torch.arange(5, 17)[None]
+    with torch.no_grad():
+        expected = own(tokens)
+        assert (theirs(tokens).logits - expected).abs().max() < 1e-5
+        assert (export.by_cache(theirs, tokens, steps=7) - expected).abs().max() < 1e-5
+        greedy = theirs.generate(tokens, max_new_tokens=3, do_sample=False)
+        assert greedy[0, 12] == expected[0, -1].argmax()
+    with pytest.raises(KeyError, match="xielu_in_a_layer_schedule"):
+        ApertusForCausalLM.from_pretrained(folder)
+
+    with torch.no_grad():
+        last[0] += 0.5  # what the comparison is for
+    assert export.largest_difference(own, folder, part) > 1e-4
 
 
 def test_training_goes_on_from_an_exported_folder_as_from_its_checkpoint(

@@ -8,6 +8,7 @@ pass, which is no model FLOP.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, mm_flop
 
 from flows.planning.estimate import flops
+from specs.layer_schedule import DepthAverage
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.stages.sft import Lora
@@ -42,7 +44,12 @@ def counted(folder: Path, spec: Any) -> int:
     """Operations of one step."""
 
     def check(trainer: Any) -> None:
-        product = {torch.ops.aten.addmm_: lambda kept, a, b, out_shape=None, **_: mm_flop(a, b)}
+        product = {
+            torch.ops.aten.addmm_: lambda kept, a, b, out_shape=None, **_: mm_flop(a, b),
+            torch.ops.aten.addcmul_: lambda kept, a, b, out_shape=None, **_: (
+                2 * math.prod(kept) if b == () else 0
+            ),
+        }
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=product) as counter:
             trainer.train_step(trainer.batch_generator(trainer.dataloader))
         (folder / "flops").write_text(str(counter.get_total_flops()))
@@ -74,3 +81,20 @@ def test_a_step_makes_the_products_that_are_expected(
     spec = segment(kind, model=model, global_batch_size=2, end_step=1, optimizer=ADAMW, **changes)
     expected = spec.tokens_per_step * (flops.training(spec) + flops.recomputation(spec))
     assert counted(tmp_path, spec) == expected
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_the_states_of_sums_are_multiplied_and_added_as_often_as_is_expected(
+    tmp_path: Path, checkpointing: Any
+) -> None:
+    """`addcmul_` is told to the counter. The backward pass of a sum is no product: a plan counts it as the
+    usual two forward passes, and the counter does not."""
+    model = GROUPED.model_copy(update={"depth_average": DepthAverage()})
+    spec = segment(
+        "pretrain", model=model, sequence_length=64, global_batch_size=2, end_step=1, optimizer=ADAMW,
+        activation_checkpointing=checkpointing,
+    )  # fmt: skip
+    sums = flops.forward(model, 64).sums
+    assert sums == 2 * (2 + 3 + 4 + 5) * model.dim
+    expected = flops.training(spec) + flops.recomputation(spec) - 2 * sums
+    assert counted(tmp_path, spec) == spec.tokens_per_step * expected

@@ -1,0 +1,124 @@
+"""Runs the layers of a model in the order of a schedule (`specs.layer_schedule`) that is not the plain stack.
+
+    sum of step s = w_s0 x_a + w_s1 x_b + ...        x_a, x_b, ...: the states that the step names
+
+Sums are computed state by state in float32 at least, whatever the states' precision, and rounded once. The
+forward pass keeps the states, which the layers hold in any case, and no product.
+
+Invariant: the weights of a sum are a parameter outside the layers, `schedule.sums.<step>.weight` of shape
+(number of states,). So layers are wrapped, compiled and recomputed as in the plain stack, with the same
+names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import spmd_types as spmd
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Shard
+from torchtitan.models.common.decoder_sharding import dense_param_placement
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.protocols.module import Module, ModuleDict
+from torchtitan.protocols.sharding import ShardingConfig
+
+from specs.layer_schedule import INPUT, Step
+
+
+class WeightedSum(Module):
+    """The sum of states, each (batch, seq_len, dim), with a trained weight each: one number for all tokens
+    and dimensions."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        states: int
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.states))
+
+    def forward(self, *states: torch.Tensor) -> torch.Tensor:
+        """Shape, dtype and layout of the states, which all have the same."""
+        first = states[0]
+        if not isinstance(first, DTensor):
+            return _WeightedSum.apply(self.weight, *states)
+        assert isinstance(self.weight, DTensor)
+        # Of ranks that have a part of the sequence each, each has its part of the weights' gradients.
+        split = [Partial() if isinstance(one, Shard) else one for one in first.placements]
+        weight = self.weight.to_local(grad_placements=split)
+        local = _WeightedSum.apply(weight, *(state.to_local() for state in states))
+        return DTensor.from_local(local, first.device_mesh, first.placements, run_check=False)
+
+
+class _WeightedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, *states: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight, *states)
+        dtype = states[0].dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        total = torch.zeros_like(states[0], dtype=wide)
+        for factor, state in zip(weight.to(wide).unbind(), states, strict=True):
+            total.addcmul_(state, factor)
+        return total.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        weight, *states = ctx.saved_tensors
+        (gradient,) = gradients
+        wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+        to_weight = None
+        if ctx.needs_input_grad[0]:
+            to_weight = torch.stack([(wide * state).sum() for state in states]).to(weight.dtype)
+        factors = weight.to(wide.dtype).unbind()
+        return to_weight, *((wide * factor).to(gradient.dtype) for factor in factors)
+
+
+class LayerSchedule(Module):
+    """The steps, and the weights of their sums."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        steps: Sequence[Step]
+        sums: dict[int, WeightedSum.Config]  # by the number of the step, counted from 1
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.steps = config.steps
+        self.sums = ModuleDict({str(number): one.build() for number, one in config.sums.items()})
+
+    def forward(self, layers: nn.ModuleDict, embedding: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        """What the last step passes on, (batch, seq_len, dim) like the embedding. `arguments` are those of
+        every layer after its input."""
+        states = [embedding]
+        hidden = embedding
+        for number, step in enumerate(self.steps, 1):
+            states.append(layers[str(step.layer)](hidden, *arguments))
+            hidden = self.passed_on(number, states, hidden)
+        return hidden
+
+    def passed_on(self, number: int, states: Sequence[torch.Tensor], read: torch.Tensor) -> torch.Tensor:
+        """What the step with this number, whose output is the last of the states and which has read `read`,
+        passes on."""
+        summed = self.steps[number - 1].summed
+        if not summed:
+            return states[-1]
+        result: torch.Tensor = self.sums[str(number)](
+            *(read if state == INPUT else states[state] for state in summed)
+        )
+        return result
+
+
+def layer_schedule_config(steps: Sequence[Step]) -> LayerSchedule.Config:
+    """The torchtitan config of a schedule. Every tensor-parallel rank has all weights of the sums."""
+    sharding = ShardingConfig(state_shardings={"weight": dense_param_placement(tp=spmd.R)})
+    sums = {
+        number: WeightedSum.Config(
+            states=len(step.summed), param_init={"weight": skip_param_init}, sharding_config=sharding
+        )
+        for number, step in enumerate(steps, 1)
+        if step.summed
+    }
+    return LayerSchedule.Config(steps=steps, sums=sums)

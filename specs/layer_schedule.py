@@ -1,0 +1,80 @@
+"""The order in which a model runs its layers: a list of steps, and the methods that make another one than the
+plain stack.
+
+The states of a forward pass are numbered: 0 is the embedding, s the output of step s, counted from 1. A step
+runs a layer on what the step before passed on, which is that step's output or, where a step has `summed`, a
+weighted sum of states. The weights of a sum are trained, one for each state and step, and begin as 1 for the
+step's own output and 0 for the others: a new model computes what the plain stack computes.
+
+Invariant: a schedule is a function of the fields of `ModelSpec`. Plan, engine and export read the steps and
+never the method that made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from specs.base import Spec, identity
+
+MOST_LAYERS = 10_000
+INPUT = -1
+"""In `Step.summed`: what the step has read, instead of a numbered state."""
+
+
+class Step(NamedTuple):
+    """A layer, and what is passed on after it."""
+
+    layer: int
+    summed: Sequence[int] = ()  # the states in the weighted sum that is passed on; empty: the layer's output
+
+
+def plain(n_layers: int) -> list[Step]:
+    """Every layer once, each on the output of the one before."""
+    return [Step(layer) for layer in range(n_layers)]
+
+
+class DepthAverage(Spec):
+    """DenseFormer (arXiv 2402.02622): after every `period`-th layer, a weighted sum of earlier states is
+    passed on instead of the layer's output. The sum after layer i (from 1) has the states i, i - dilation,
+    i - 2 dilation, ... down to the embedding.
+
+    Unlike the authors' code, the weights are not decayed."""
+
+    dilation: int = identity(1, ge=1, le=MOST_LAYERS, description="distance of the states in a sum")
+    period: int = identity(
+        1,
+        ge=1,
+        le=MOST_LAYERS,
+        description="layers from one sum to the next. With a multiple of the dilation plus 1, as in the"
+        " paper's 4 and 5, every sum has the output of the layer that read the sum before",
+    )
+    over: Literal["states", "layer"] = identity(
+        "states",
+        neutral="states",
+        description="layer: of what the layer read and what it gave alone, which is a gain for its residual"
+        " branch and one for its skip. This is the control: as many sums, without earlier states",
+    )
+
+    def schedule(self, n_layers: int) -> list[Step]:
+        """The steps of a model of that many layers."""
+        return [
+            Step(layer, self._summed(layer + 1) if (layer + 1) % self.period == 0 else ())
+            for layer in range(n_layers)
+        ]
+
+    def _summed(self, state: int) -> Sequence[int]:
+        if self.over == "layer":
+            return (INPUT, state)
+        return range(state % self.dilation, state + 1, self.dilation)
+
+    def obstacle(self, n_layers: int) -> str | None:
+        """Why it would change nothing, or not what it says; None where it does."""
+        if self.over == "layer" and self.dilation != 1:
+            return f"dilation {self.dilation} has no meaning over: layer; leave it out"
+        if self.dilation > n_layers // self.period * self.period:
+            return (
+                f"with dilation {self.dilation} and period {self.period}, no sum over {n_layers} layers has"
+                " an earlier state; lower them"
+            )
+        return None
