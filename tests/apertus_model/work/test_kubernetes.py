@@ -19,6 +19,7 @@ from specs.errors import StageError
 from specs.job import Job
 from tests.apertus_model.attempts import stored_bytes
 from tests.apertus_model.corpora import corpus_spec
+from tests.apertus_model.work.asking import asking
 from tests.infra.launchers.pretended import PROFILE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -138,6 +139,23 @@ def test_pods_write_the_bytes_of_a_local_run_though_one_is_killed(
     # the passes after the filter tasks are small, and no Jobs
     assert calls == ["apply", "get", "logs", "apply", "get", "delete", "delete"]
     assert bench.store.names("corpus/pods/attempts/first/workers") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["harness", "completions", "continuations"])
+def test_pods_ask_a_model_for_the_answers_of_a_local_run(
+    bench: Any, tmp_path: Path, tokenizer: Artifact, cluster: Path, kind: str
+) -> None:
+    if kind == "harness":
+        pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
+    spec, inputs = asking(bench, tmp_path, tokenizer, kind)
+    launch = {"executor": "kubernetes", "workers": {"units_per_job": 2}}
+    here = bench.run(kind, "here", spec, inputs)
+    pods = bench.run(kind, "pods", spec, inputs, launch=launch, profile=PROFILE.model_dump(mode="json"))
+    stored = stored_bytes(pods)
+    assert stored == stored_bytes(here) and stored
+    calls = [call.split()[0] for call in (cluster / "calls.txt").read_text().splitlines()]
+    assert calls == ["apply", "get", "delete"]
 
 
 def test_a_unit_whose_pods_always_end_is_an_error(

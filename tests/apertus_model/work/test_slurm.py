@@ -23,15 +23,7 @@ from infra.slurm import SlurmMissing
 from infra.store import Artifact
 from specs.errors import StageError
 from tests.apertus_model.attempts import stored_bytes, units_of
-from tests.apertus_model.evaluation.task_data import (
-    ARC,
-    GSM8K,
-    WIKITEXT,
-    write_arc,
-    write_gsm8k,
-    write_wikitext,
-)
-from tests.apertus_model.preference_artifacts import attempt_at, put_model, put_rows
+from tests.apertus_model.work.asking import asking
 from tests.infra.fake_slurm import write_fake_slurm
 from tests.infra.slurm import little_slurm
 from tests.machine import slow
@@ -187,35 +179,13 @@ def test_a_model_stays_loaded_over_the_units_of_an_array(
         pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
     spec, inputs = asking(bench, tmp_path, tokenizer, kind)
     here = bench.run(kind, "here", spec, inputs)
-    array = bench.run(kind, "array", spec, inputs, launch=SLURM | {"workers": {"units_per_job": 2}})
+    launch = SLURM | {"workers": {"units_per_job": 2}}
+    profile = {"slurm": {"arguments": {"gres": "none"}}}  # else a model has a GPU
+    array = bench.run(kind, "array", spec, inputs, launch=launch, profile=profile)
     stored = stored_bytes(array)
     assert stored == stored_bytes(here) and stored
     assert len(units_of(bench, f"{kind}/array", "first")) > 2
     assert cluster.tasks().keys() == {"1_0", "1_1"}  # three units, two a worker
-
-
-def asking(
-    bench: Any, folder: Path, tokenizer: Artifact, kind: str
-) -> tuple[dict[str, Any], dict[str, Artifact]]:
-    """A part that asks a model in three units, and its inputs."""
-    model = put_model(bench, tokenizer)
-    if kind == "harness":
-        for write in (write_arc, write_gsm8k, write_wikitext):
-            write(folder / "data")
-        suite = {"tasks": ["arc_easy", "gsm8k", "wikitext"], "generation": {"max_gen_toks": 8}}
-        read = {"model": model} | {f"data:{name}": model for name in (ARC, GSM8K, WIKITEXT)}
-        return {"suite": suite, "datasets": str(folder / "data")}, read
-    sampling = {"n": 1, "max_new_tokens": 5, "batch_size": 2}
-    if kind == "completions":
-        rows = [{"id": str(number), "tokens": [1, 60 + number, 67]} for number in range(6)]
-        prompts = put_rows(bench, "prompts", "p", rows, {"end_of_turn_id": 68, "pad_id": 10})
-        return {"sampling": sampling, "prompts_per_unit": 2}, {"model": model, "prompts": prompts}
-    attempt = attempt_at(bench, "corpus", "probed")
-    probes = [{"bucket": 0, "token_ids": [20 + number] * 12} for number in range(6)]
-    attempt.write_json("probes.json", {"length": 12, "probes": probes})
-    attempt.commit(metrics={}, facts={})
-    stated = {"prefixes": [4], "offsets": [0], "batches_per_unit": 1, "sampling": sampling}
-    return stated, {"model": model, "probes": attempt.artifact}
 
 
 def test_a_stop_request_cancels_the_array_and_keeps_what_is_committed(
