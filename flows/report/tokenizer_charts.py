@@ -81,7 +81,7 @@ def parities(compared: ComparedTokenizers) -> Figure:
     ]
     summary = (
         f"Tokens of the same {found.lines:,} lines, relative to {found.parity_to}; whiskers are 95% intervals"
-        " over lines."
+        " over lines. At 2, the same text takes twice the tokens of training, and a context holds half of it."
     )
     return Figure(
         f"Parity: {compared.name}", summary, MARGIN + ROW * len(languages), drawn, legend, wide=True

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apertus_model.classifiers.fast_text import train
 from apertus_model.classifiers.scorers import open_scorer
 from apertus_model.classifiers.transformer import ClassifierError
+from specs.stages.classifier import FastText
 from specs.stages.scores import ScoresPart
 from tests.apertus_model.encoders import language_texts, write_encoder
 
@@ -49,3 +51,11 @@ def test_a_label_that_the_model_lacks_is_named_with_those_that_it_has(tmp_path: 
     folder = write_encoder(tmp_path / "classifier", labels=2)
     with pytest.raises(ClassifierError, match=r"no label 'toxic'\. Fix: use one of LABEL_0, LABEL_1"):
         open_scorer(part(folder, "toxic"), None, tmp_path / "scratch")
+
+
+def test_a_fasttext_model_with_other_labels_is_named_with_those_that_it_has(tmp_path: Path) -> None:
+    train(
+        language_texts()[::20], FastText(method="fasttext", dim=2, buckets=9), 7, tmp_path, tmp_path / "a.bin"
+    )
+    with pytest.raises(ClassifierError, match=r"a\.bin has no label 'toxic'\. Fix: use one of (de|fr|ru), "):
+        open_scorer(part(tmp_path / "a.bin", "toxic", method="fasttext"), None, tmp_path)

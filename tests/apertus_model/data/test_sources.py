@@ -116,8 +116,9 @@ def test_a_file_that_is_cut_off_ends_the_stage_with_its_name(
 
 
 @pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("middle", [True, False])
 def test_an_archive_that_is_cut_off_in_a_record_ends_the_stage_with_its_name(
-    bench: Any, tmp_path: Path, tokenizer: Artifact, texts: list[str], compressed: bool
+    bench: Any, tmp_path: Path, tokenizer: Artifact, texts: list[str], compressed: bool, middle: bool
 ) -> None:
     folder = tmp_path / "container"
     folder.mkdir()
@@ -127,7 +128,7 @@ def test_an_archive_that_is_cut_off_in_a_record_ends_the_stage_with_its_name(
     if not compressed:
         content = gzip.decompress(content)
         path = path.rename(folder / "a.warc.wet")
-    path.write_bytes(content[:-100])  # in the last record
+    path.write_bytes(content[: len(content) // 2 if middle else -100])  # or in the last record
     with pytest.raises(
         SourceError, match=rf"cannot read '.*{path.name}' after document \d+, at about byte \d+: EOFError"
     ):
@@ -160,3 +161,32 @@ def test_a_tokenizer_is_trained_on_any_container(
         "tokenizer", "same", {"sources": [source], "vocab_size": 512, "bytes_per_source": 100_000}
     )
     assert same.bytes("tokenizer.json") == tokenizer.bytes("tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"body": ["x"], "stars": [2.0]}, "no column 'text'; there are body, stars. Fix: text_column"),
+        ({"text": [1, 2], "stars": [2.0, 3.0]}, "column 'text' holds int64, not text. Fix: text_column"),
+        ({"text": ["x"]}, "no column 'stars'; there are text. Fix: metadata"),
+        ({"text": ["x"], "stars": [[1.0]]}, "column 'stars' holds list<.*>; metadata are text, numbers"),
+        ({"text": ["x"], "stars": ["many"]}, "column 'stars' holds 'many', which is not a number"),
+    ],
+)
+def test_files_with_another_schema_half_way_end_the_stage_with_the_difference(
+    bench: Any,
+    tmp_path: Path,
+    tokenizer: Artifact,
+    texts: list[str],
+    columns: dict[str, list[Any]],
+    message: str,
+) -> None:
+    for number in range(4):
+        rows = columns if number >= 2 else {"text": texts[number::2], "stars": [2.0] * len(texts[number::2])}
+        pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / f"{number}.parquet")
+    spec = corpus_of(tmp_path, "parquet")
+    spec["process"]["filters"] = [{"filter": "score", "column": "stars", "min": 1}]
+    with pytest.raises(SourceError, match=message) as raised:
+        bench.run("corpus", "c", spec | {"files_per_task": 1}, {"tokenizer": tokenizer})
+    assert "2.parquet" in str(raised.value)
+    assert not Artifact(bench.store, "corpus/c").complete
