@@ -283,7 +283,22 @@ def _preference_row(ancestor: Ancestor) -> tuple[Any, ...]:
     nested = {
         name: value for inner in spec.values() if isinstance(inner, dict) for name, value in inner.items()
     }
-    return (ancestor.name, flat({**spec, **nested}), flat(ancestor.metrics))
+    return (ancestor.name, flat({**spec, **nested, **judge_of(ancestor.recorded)}), flat(ancestor.metrics))
+
+
+def judge_of(spec: dict[str, Any]) -> dict[str, str]:
+    """The model that judged, and by what; nothing for a part with another reward.
+
+    Args:
+        spec: of the part, with the fields that were not hashed.
+    """
+    judge = (spec.get("reward") or {}).get("judge")
+    if not judge:
+        return {}
+    served = judge.get("server")
+    model = judge["from"] if served is None else f"{served['model']} (revision {judge['revision']})"
+    lowest, highest = judge["scale"]
+    return {"judge": model, "constitution": judge["constitution"], "scale": f"{lowest} to {highest}"}
 
 
 def _evaluation(store: Store, evaluation: InputRef) -> str:

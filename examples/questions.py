@@ -82,12 +82,12 @@ def function_questions(file: BinaryIO, source: SourceSpec, path: str) -> Iterato
 
 
 def labelled_answers(file: BinaryIO, source: SourceSpec, path: str) -> Iterator[Conversation | Rejection]:
-    """For each function of a file, its purpose as the preferred answer and that of the next one as the
+    """For each function of a file, its sentence as the preferred answer and that of the next one as the
     rejected answer."""
     asked = [
         one
         for one in function_questions(file, source, path)
-        if isinstance(one, Rejection) or one.id.endswith("/purpose")
+        if isinstance(one, Rejection) or one.id.endswith("/sentence")
     ]
     questions = [one for one in asked if isinstance(one, Conversation)]
     yield from (one for one in asked if isinstance(one, Rejection))

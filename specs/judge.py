@@ -132,7 +132,7 @@ class Judge(Spec):
     revision: str | None = identity(
         None, neutral=None, min_length=1, description="of the model that the server has"
     )
-    chat_template_kwargs: dict[str, bool | int | str] = identity(
+    chat_template_kwargs: dict[str, bool | str] = identity(
         default_factory=dict,
         description="for the chat template, such as enable_thinking: false, so that the reply begins at once",
     )

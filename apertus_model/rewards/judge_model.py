@@ -25,7 +25,7 @@ from apertus_model.server_client import ServerClient
 from specs.foreign import Foreign
 from specs.judge import Judge
 
-Template = dict[str, bool | int | str]
+Template = dict[str, bool | str]
 BEST = 20  # tokens whose log-probabilities are asked of a server, the most that OpenAI's protocol allows
 
 

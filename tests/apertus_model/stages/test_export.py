@@ -10,6 +10,7 @@ import torch
 
 import apertus_model.stages.train
 from apertus_model.model import modeling_apertus_scheduled
+from apertus_model.model_card import judge_of
 from apertus_model.stages import export, import_model
 from apertus_model.stages.training_data import BudgetError, RewardData
 from infra.store import Artifact
@@ -18,6 +19,7 @@ from specs.launch import Validation
 from specs.layer_schedule import DepthAverage
 from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
+from specs.stages.preference_data import RewardsPart
 from specs.stages.sft import Lora
 from tests.apertus_model.harness import segment
 from tests.apertus_model.stages.training import SPEC, Stages, weights_of
@@ -247,3 +249,15 @@ def test_a_budget_of_more_than_one_pass_is_refused_with_the_steps_of_one(stages:
     spec = segment("reward_model", end_step=9, global_batch_size=2)
     with pytest.raises(BudgetError, match=r"passes over . sequences .* state budget: . samples \(. steps\)"):
         RewardData(stages.store, {"pairs": stages.ref("labelled_pairs/pairs")}, spec)
+
+
+def test_the_card_names_the_judge_and_its_constitution() -> None:
+    stated = {"from": "hf:owner/judge@1", "constitution": "charter.md"}
+    served = {"server": {"model": "theirs", "url": "http://host/v1", "api": "chat"}, "revision": "7"}
+    for judge, model in (
+        (stated, "hf:owner/judge@1"),
+        (served | {"constitution": "charter.md"}, "theirs (revision 7)"),
+    ):
+        part = RewardsPart.model_validate({"reward": {"judge": judge}})
+        assert judge_of(part.to_json()) == {"judge": model, "constitution": "charter.md", "scale": "1 to 9"}
+    assert judge_of(RewardsPart.model_validate({"reward": "grounded-answer"}).to_json()) == {}
