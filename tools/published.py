@@ -57,7 +57,13 @@ OVERVIEW = (
     "optimizer-benchmark",
     "tokenizer-study",
     *("mini", "smoke", "smoke-chat", "wso-mini", "optimizer-consistency-mini", "goldfish-mini"),
-    *("optimizer-benchmark-mini", "ladder-mini", "depth-average-mini", "continue-pretrain-mini", "tokenizer-study-mini"),
+    *(
+        "optimizer-benchmark-mini",
+        "ladder-mini",
+        "depth-average-mini",
+        "continue-pretrain-mini",
+        "tokenizer-study-mini",
+    ),
 )
 
 
