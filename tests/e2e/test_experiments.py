@@ -83,7 +83,7 @@ MINIATURES = {  # parts
     "optimizer-benchmark-mini": 69,
     "ladder-mini": 30,
     "distill-mini": 22,
-    "depth-average-mini": 0,
+    "depth-average-mini": 18,
     "continue-pretrain-mini": 47,
     "tokenizer-study-mini": 8,
 }
