@@ -2,9 +2,9 @@
 
     core-seconds = bytes of text x (1 / tokenise + 1 / each filter) + bytes of tokens / shuffle
 
-`RATES` are measured by `python -m benchmarks.corpus_rates`. Sizes come from stored corpora (`measured`), from what
-a source declares (`declared`), or from the sizes of its files (`files`): tokens are then estimated with the
-stored tokenizer's bytes per token.
+`RATES` are measured by `python -m benchmarks.corpus_rates`. Sizes come from stored corpora (`measured`), from
+what a source declares (`declared`), or from the sizes of its files (`files`): tokens are then estimated with
+the stored tokenizer's bytes per token.
 
 Invariants: as for training, a number that depends on an unknown one is None, and what is not counted is
 named. Nothing is opened but manifests.
