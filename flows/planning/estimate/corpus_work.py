@@ -3,7 +3,7 @@
     core-seconds = bytes of text x (1 / tokenise + 1 / each filter) + bytes of tokens / shuffle
 
 and for a fastText classifier bytes of text / fasttext, or x epochs / fasttext-training. What encoders read
-is in `encoders`. `RATES` are measured by `python -m benchmarks.corpus`. Sizes come from stored corpora
+is in `encoders`. `RATES` are measured by `python -m benchmarks.corpus_rates`. Sizes come from stored corpora
 (`measured`), from what a source declares (`declared`), or from the sizes of its files (`files`): tokens are
 then estimated with the stored tokenizer's bytes per token.
 
