@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from specs.filters import ScoreFilter
+from specs.filters import ScoreFilter, scored
 from specs.scoring import ScoreModel, percentile_name
 from specs.stages.corpus import CorpusSource
 
@@ -59,4 +59,4 @@ def test_a_model_is_no_part_of_the_identity_of_a_filter_and_makes_its_column() -
     later = ScoreFilter(filter="score", column="score", min=0.5)
     assert CorpusSource(filters=[chosen, later]).columns() == ["language"]
     assert CorpusSource(filters=[later, chosen]).columns() == ["language", "score"]
-    assert CorpusSource(filters=[later, chosen]).scored == {1: chosen}
+    assert scored([later, chosen]) == {1: chosen}

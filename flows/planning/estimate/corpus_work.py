@@ -193,9 +193,14 @@ def corpus_totals(stages: dict[str, CorpusWork]) -> dict[str, Any]:
 class Documents(NamedTuple):
     """What a part reads."""
 
-    text: float  # bytes
+    text: float  # bytes; 0 where the declaration has documents only
     number: float
     source: str  # one of `SOURCES`
+
+    @property
+    def bytes(self) -> float:
+        """Of text; by `DOCUMENT_BYTES` where that is all there is."""
+        return self.text or self.number * DOCUMENT_BYTES
 
 
 def documents_of(graph: Graph, node: Node, per_token: float) -> Documents:
@@ -221,8 +226,8 @@ def _part_work(graph: Graph, counter: Counter, node: Node) -> PartWork | None:
             return _corpus(graph, counter, node, node.part)
         case ScoresPart(method="fasttext"):
             read = documents_of(graph, node, BYTES_PER_TOKEN)
-            seconds = read.text / RATES["fasttext"]
-            return PartWork(node, seconds, read.text, read.source, tasks=_tasks(graph, node, node.part))
+            seconds = read.bytes / RATES["fasttext"]
+            return PartWork(node, seconds, read.bytes, read.source, tasks=_tasks(graph, node, node.part))
         case ClassifierPart():
             return _training(graph, node, node.part)
     return None
@@ -232,7 +237,7 @@ def _training(graph: Graph, node: Node, part: ClassifierPart) -> PartWork:
     """Of a classifier, on what its features hold; without `balance`."""
     features = [graph.nodes[read.node or ""] for role, read in node.inputs.items() if role != "reference"]
     read = [documents_of(graph, one, BYTES_PER_TOKEN) for one in features]
-    text, number = sum(one.text for one in read), sum(one.number for one in read)
+    text, number = sum(one.bytes for one in read), sum(one.number for one in read)
     source = max((one.source for one in read), key=SOURCES.index)
     trained, missing = 1 - part.validation, ""
     if isinstance(part.training, FastText):

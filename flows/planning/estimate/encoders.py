@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flows.planning.estimate.corpus_work import BYTES_PER_TOKEN, DOCUMENT_BYTES, documents_of, folder_at
+from flows.planning.estimate.corpus_work import BYTES_PER_TOKEN, documents_of, folder_at
 from flows.planning.estimate.work import WIDTH, Counter, Work
 from flows.planning.graph import Node
 from infra.store.hugging_face import stored_model
@@ -39,7 +39,7 @@ def encoder_work(counter: Counter, node: Node) -> Work | None:
     width, words, hidden, layers = (size or 0 for size in sizes)
     held = sum(file.size for file in folder.files if file.path.endswith(".safetensors")) / width
     read = documents_of(counter.graph, node, BYTES_PER_TOKEN)
-    each = (read.text / read.number if read.text else DOCUMENT_BYTES) / BYTES_PER_TOKEN
+    each = read.bytes / max(1, read.number) / BYTES_PER_TOKEN
     tokens, made = min(each, reading.max_tokens), counter.manifest(node)
     number = made.metrics.get("documents", read.number) if made is not None else read.number
     operations = 2 * (held - words * hidden) + 4 * layers * tokens * hidden

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from flows.planning.estimate.corpus_work import PERCEPTRON_FLOPS, RATES
+from flows.planning.estimate.corpus_work import DOCUMENT_BYTES, PERCEPTRON_FLOPS, RATES
 from flows.planning.plan import Plan
 from tests.apertus_model.encoders import write_encoder
 from tests.flows.conftest import finish
@@ -99,6 +99,8 @@ def test_fasttext_takes_hours_of_a_core(scored: Scored) -> None:
     assert own["corpus/web/scores-1"] == pytest.approx(4e9 / RATES["fasttext"] / 3600)
     assert plan.estimates.totals()["core_hours"] == pytest.approx(training / 3600 + sum(own.values()))
     assert not _inference(plan)
+    few = scored(*ABSENT, *BOTH, "sources.good.declared={documents: 10}").to_json()["estimates"]["corpora"]
+    assert few["quality"]["text_bytes"] == 4e9 + 10 * DOCUMENT_BYTES
 
 
 def test_a_perceptron_is_trained_by_a_core(scored: Scored, encoder: Path) -> None:
