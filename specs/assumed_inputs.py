@@ -10,11 +10,16 @@ from specs.model import ModelSpec
 
 
 class DeclaredModel(Spec):
-    """The dimensions of a Hugging Face model whose folder is unavailable."""
+    """What a plan needs of a Hugging Face model whose folder is unavailable."""
 
-    model: ModelSpec = execution()
+    model: ModelSpec | None = execution(
+        None, description="dimensions of an Apertus; without them, a model of another architecture"
+    )
     context: int = execution(65_536, ge=1, description="length of its longest sequences, in tokens")
-    chat: bool = execution(False, description="whether it ends its turns with the end-of-turn token")
+    chat: bool = execution(
+        False,
+        description="whether it ends its turns with the end-of-turn token, or has a chat template",
+    )
 
 
 class AssumedInputs(Spec):

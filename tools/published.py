@@ -59,6 +59,7 @@ OVERVIEW = (
     *("mini", "smoke", "smoke-chat", "wso-mini", "optimizer-consistency-mini", "goldfish-mini"),
     *("optimizer-benchmark-mini", "ladder-mini", "depth-average-mini", "continue-pretrain-mini"),
     *("distill-mini", "tokenizer-study-mini"),
+    "rounds-mini",
 )
 
 
@@ -202,14 +203,16 @@ def spent(size: str, plan: Plan) -> Iterator[Line]:
         f"{amount(whole['gpu_hours'])}",
         f"{amount(asked['gpu_hours'])} not training; without {len(whole['not_counted'])} parts",
     )
-    completions = next(part for part in plan.estimates.asking if part.node.kind == "completions")
+    sampled = [
+        part for part in plan.estimates.asking if part.node.kind == "completions" and part.work.requests
+    ]
+    seconds = [part.spent.seconds or 0 for part in sampled]
     yield Line(
         "completions",
         "10 for each of 453,235 prompts [P]",
-        f"{completions.work.requests:,.0f}",
-        f"of training; {amount(completions.work.sampled)} tokens,"
-        f" {tables.duration(completions.spent.seconds)} on {completions.gpus}"
-        f" GPU{'s' * (completions.gpus > 1)}",
+        f"{sum(part.work.requests for part in sampled):,.0f}",
+        f"of training, both sets; {amount(sum(part.work.sampled for part in sampled))} tokens,"
+        f" {tables.duration(sum(seconds))} on {sampled[0].gpus} GPU{'s' * (sampled[0].gpus > 1)}",
     )
     yield Line(
         "wall-clock of pretraining",

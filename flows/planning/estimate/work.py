@@ -247,10 +247,12 @@ class Counter:
         parameters, width = self._reward_model(node)
         sequences, tokens = self._answers(self._input(node, "completions"))
         count, read, missing = sequences.value, sequences.value * tokens.value, ""
+        sources = [sequences.source, tokens.source]
         for role in node.inputs:
             if role.startswith("generated:"):
                 others, each = self._answers(self._input(node, role))
                 count, read = count + others.value, read + others.value * each.value
+                sources += [others.source, each.source]
         if cast(PromptsPart, prompts.part).offline:
             offline = self._metric(prompts, "completions", same=True)
             count, read = count + (offline or 0), read + (offline or 0) * tokens.value
@@ -263,7 +265,7 @@ class Counter:
             requests=count,
             read=read,
             forward_flops=round(2 * parameters * read),
-            source=weakest([sequences.source, tokens.source]),
+            source=weakest(sources),
             width=width,
             missing=missing,
         )

@@ -104,4 +104,5 @@ def _absent(
         license="",
         language="",
         tokenizer_digest=builder.graph.digests[f"{ref}{TOKENIZER}"],
+        architecture="model of another architecture" if declared.model is None else "ApertusForCausalLM",
     )

@@ -83,9 +83,14 @@ def test_the_setting_that_is_advised_fits_and_is_one_that_runs(tmp_path: Path, s
 @pytest.mark.parametrize(
     ("overrides", "part", "need", "nearest"),
     [  # 70,599,864,480 parameters: 141 GB in bfloat16, 282 GB in float32; a GH200 has 96
-        (["preferences.launch.parallel={tp: 1}"], "completions", 141_199_728_960, {"launch.parallel.tp": 2}),
         (
-            ["preferences.completions.engine=transformers"],
+            ["preferences-standard.launch.parallel={tp: 1}"],
+            "completions",
+            141_199_728_960,
+            {"launch.parallel.tp": 2},
+        ),
+        (
+            ["preferences-standard.completions.engine=transformers"],
             "completions",
             282_399_457_920,
             {"engine": "vllm", "launch.parallel.tp": 2},
@@ -114,7 +119,10 @@ def test_a_whole_model_that_one_process_cannot_hold_is_advised_on(
 
 
 def test_a_model_is_shared_among_the_gpus_of_one_node_at_most(store: Store) -> None:
-    overrides = ["stages.evaluate-long.launch.parallel={tp: 8}", "stages.preferences.completions.engine=vllm"]
+    overrides = [
+        "stages.evaluate-long.launch.parallel={tp: 8}",
+        "stages.preferences-standard.completions.engine=vllm",
+    ]
     plan = make(load(ROOT / "specs/recipes/apertus-70b.yaml", overrides), store, ask_network=False)
     (advice,) = plan.advice.given
     assert (advice.code, advice.stage, advice.numbers) == (

@@ -188,20 +188,29 @@ def test_tasks_are_counted_as_declared_or_as_a_sample_of_them_was(chat: Chat) ->
 def test_the_completions_of_the_published_runs(
     size: str, layers: int, dim: int, queries: int, keys: int, ffn: int
 ) -> None:
-    """Ten completions of 768 tokens after 256 for each of 453,235 prompts [P], less one in 10,000."""
-    prompts = round(380_537 * 0.9999) + round(72_698 * 0.9999)
-    assert prompts == 453_190
-    found = parts(plan_of(f"apertus-{size}"))
+    """Ten completions of 768 tokens after 256 for each of the 453,235 prompts of both sets [P], less one in
+    10,000; the reward model reads them and the 11 answers of other models."""
+    plan, whole = plan_of(f"apertus-{size}"), 0
+    for name, stated in (("standard", 380_537), ("controversial", 72_698)):
+        prompts = round(stated * 0.9999)
+        whole += prompts
+        check_published(parts(plan, f"preferences-{name}"), prompts, layers, dim, queries, keys, ffn)
+    assert whole == 453_190
+
+
+def check_published(
+    found: dict[str, dict[str, Any]], prompts: int, layers: int, dim: int, queries: int, keys: int, ffn: int
+) -> None:
     each = 2 * layers * dim * (2 * queries + 2 * keys + 2 * ffn)
     output, scores = 2 * 131_072 * dim, layers * 4 * queries
     read = 256 * each + 256 * 256 * scores + output
     steps = 767 * (each + output) + sum(range(257, 1024)) * scores
-    completions = 4_531_900
+    completions, rewarded = 10 * prompts, 21 * prompts
     assert numbers(found["completions"]) == (
         completions, prompts * 256, completions * 768, prompts * read + completions * steps, "declared",
     )  # fmt: skip
     assert numbers(found["rewards"]) == (
-        completions, completions * 1024, 0, 2 * 7_504_928_768 * completions * 1024, "declared",
+        rewarded, rewarded * 1024, 0, 2 * 7_504_928_768 * rewarded * 1024, "declared",
     )  # fmt: skip
     rows = -(-prompts * 2 * 1024 // 8192)
     scored = each + 8192 * scores + output
