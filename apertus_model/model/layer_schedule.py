@@ -49,7 +49,7 @@ class WeightedSum(Module):
         # Of ranks that have a part of the sequence each, each has its part of the weights' gradients.
         split = [Partial() if isinstance(one, Shard) else one for one in first.placements]
         weight = self.weight.to_local(grad_placements=split)
-        local = _WeightedSum.apply(weight, *(state.to_local() for state in states))  # type: ignore[attr-defined]
+        local = _WeightedSum.apply(weight, *(state.to_local() for state in states))
         return DTensor.from_local(local, first.device_mesh, first.placements, run_check=False)
 
 

@@ -30,7 +30,7 @@ class ScheduledApertusConfig(ApertusConfig):
     """The config of Apertus, and the schedule."""
 
     model_type = "apertus_scheduled"
-    layer_schedule: list | None = None  # type: ignore[type-arg]  # transformers checks it as it is
+    layer_schedule: list | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.hidden_act = "xielu"
@@ -83,6 +83,8 @@ class ScheduledApertusModel(ApertusModel):
 
     def __init__(self, config: ScheduledApertusConfig) -> None:
         super().__init__(config)
+        if config.layer_schedule is None:
+            raise ValueError("config.json states no layer_schedule")
         self.schedule = LayerSchedule(config.layer_schedule)
         self.post_init()
 
