@@ -83,7 +83,8 @@ class ScheduledApertusModel(ApertusModel):
 
     def __init__(self, config: ScheduledApertusConfig) -> None:
         super().__init__(config)
-        assert config.layer_schedule is not None
+        if config.layer_schedule is None:
+            raise ValueError("config.json states no layer_schedule")
         self.schedule = LayerSchedule(config.layer_schedule)
         self.post_init()
 

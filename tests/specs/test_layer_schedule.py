@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from specs.hugging_face import not_representable
 from specs.layer_schedule import INPUT, DepthAverage, Step
 from specs.model import ModelSpec
 
@@ -55,6 +56,13 @@ def test_the_plain_stack_is_neutral() -> None:
     assert dense.parameters - plain.parameters == dense.sum_weights == 6 * 9 // 2
     # 3 x forward, 2 per multiply-add of a state
     assert dense.flops_per_token(64) - plain.flops_per_token(64) == 3 * 2 * 27 * 16
+
+
+def test_a_reward_model_with_sums_has_no_class_in_transformers() -> None:
+    assert not_representable(ModelSpec(**SMALL, depth_average={})) is None
+    assert "no class for rewards" in str(
+        not_representable(ModelSpec(**SMALL, depth_average={}, head="reward"))
+    )
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,14 @@ def test_needs_of_an_objective_are_checked_before_anything_runs(
     assert f"give '{stage}' a launch.parallel of its own, with dp_shard, dp_replicate or cp" in text
 
 
+def test_sums_of_earlier_layers_are_refused_in_a_pipeline(tmp_path: Path) -> None:
+    layout = "stages.pretrain.launch={processes: 2, parallel: {pp: 2}}"
+    load(write_recipe(tmp_path), [layout])
+    text = problems(tmp_path, layout, "stages.pretrain.model.depth_average={}")
+    assert "launch.parallel.pp: 'pretrain': model.depth_average reads the outputs of earlier layers" in text
+    assert "receives only the last one. Fix: use pp: 1." in text
+
+
 def test_weights_per_token_are_refused_in_a_pipeline(tmp_path: Path) -> None:
     layout = "stages.sft.launch={processes: 2, parallel: {pp: 2}}"
     load(write_recipe(tmp_path, CHAT), [layout])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from flows.planning.plan import Plan
+from specs.errors import SpecError
 
 Planned = Callable[..., Plan]
 
@@ -26,3 +29,21 @@ def test_what_two_stages_need_alike_is_made_once(chat: Planned) -> None:
         graph.nodes["evaluate-sft/completions"].fingerprint
         != graph.nodes["evaluate-qrpo/completions"].fingerprint
     )
+
+
+SUMS = "stages.pretrain.model.depth_average={}"
+
+
+def test_vllm_is_refused_for_a_model_that_it_cannot_compute(chat: Planned) -> None:
+    chat(SUMS)
+    message = r"stages\.preferences: vLLM cannot compute model\.depth_average\. Fix: use engine: transformers"
+    with pytest.raises(SpecError, match=message):
+        chat(SUMS, "stages.preferences.completions.engine=vllm")
+    chat("stages.preferences.completions.engine=vllm")
+
+
+def test_sums_of_earlier_layers_change_every_part_that_computes_the_model(chat: Planned) -> None:
+    plain, summed = chat().graph, chat(SUMS).graph
+    same = {name for name, node in plain.nodes.items() if summed.nodes[name].fingerprint == node.fingerprint}
+    assert {"tokenizer", "corpus/notes", "chat/questions"} <= same
+    assert not {"pretrain/1", "sft", "preferences/model", "qrpo", "chat-model"} & same

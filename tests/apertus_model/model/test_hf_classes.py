@@ -1,0 +1,64 @@
+"""Which class of transformers computes a model, and that it does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from apertus_model.model.hf import to_hugging_face
+from apertus_model.model.hf_classes import config_class, model_class, scheduled_classes
+from apertus_model.model.hf_folder import modules, shapes
+from apertus_model.model.hf_layers import SideBySide
+from apertus_model.model.model import model_config
+from apertus_model.stages.export import by_cache
+from specs.hugging_face import hugging_face_config
+from specs.layer_schedule import DepthAverage
+from specs.model import ModelSpec
+from tests.apertus_model.model.theirs import random_weights
+
+PLAIN = ModelSpec(
+    dim=48, n_layers=4, n_heads=6, n_kv_heads=2, head_dim=16, ffn_dim=96, vocab_size=256, init_std=0.3
+)
+LENGTH = 24
+
+
+def test_a_plain_stack_is_computed_by_transformers_itself() -> None:
+    assert config_class(PLAIN).__name__ == "ApertusConfig"
+    assert model_class(PLAIN).__name__ == "ApertusForCausalLM"
+    reward = PLAIN.model_copy(update={"head": "reward"})
+    assert model_class(reward).__name__ == "ApertusForTokenClassification"
+
+
+@pytest.mark.parametrize(
+    "average", [DepthAverage(), DepthAverage(dilation=2, period=3), DepthAverage(over="layer", period=2)]
+)
+def test_a_layer_schedule_gives_the_same_logits_there_with_a_cache_and_a_layer_at_a_time(
+    average: DepthAverage,
+) -> None:
+    spec = PLAIN.model_copy(update={"depth_average": average})
+    weights = random_weights(shapes(spec))
+    ours = model_config(spec, sequence_length=LENGTH, attention="sdpa").build()
+    ours.init_weights()
+    ours.load_state_dict(weights)
+    numbers = hugging_face_config(spec, max_position_embeddings=LENGTH, bos_token_id=1, eos_token_id=2)
+    config = config_class(spec)(**numbers)
+    theirs = model_class(spec)(config).eval()
+    assert (type(config), type(theirs)) == scheduled_classes()
+    theirs.load_state_dict(to_hugging_face(weights), strict=True)
+    tokens = torch.randint(4, 256, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = ours.eval()(tokens)
+        scale = expected.abs().max().item()
+        assert (theirs(tokens).logits - expected).abs().max() < 2e-6 * scale
+        assert (by_cache(theirs, tokens, steps=9) - expected).abs().max() < 2e-6 * scale
+        # the attention mask of a batch with padding on the left
+        padded = torch.cat([torch.full((2, 3), 3), tokens], dim=1)
+        mask = torch.cat([torch.zeros(2, 3, dtype=torch.long), torch.ones_like(tokens)], dim=1)
+        places = (mask.cumsum(1) - 1).clamp_min(0)
+        shifted = theirs(padded, attention_mask=mask, position_ids=places).logits[:, 3:]
+        assert (shifted - expected).abs().max() < 2e-6 * scale
+    sides = SideBySide(spec, config, tokens)
+    for module, members in modules(spec).items():
+        difference = sides.advance(module, {name: weights[name] for name in members})
+    assert torch.equal(sides.ours, expected)
+    assert difference < 2e-6 * scale
