@@ -12,6 +12,7 @@ import numpy as np
 
 from apertus_model.data.stream import IGNORE_INDEX
 from apertus_model.rehearsal.records import PAIRS
+from specs.stages.distill import DistillSegment
 from specs.stages.training import Segment
 
 
@@ -26,6 +27,7 @@ class Rows:
         one = np.ones(sequences, dtype=np.float32)
         preference = segment.objective in ("qrpo", "dpo", "bradley-terry")
         normalised = segment.objective in ("normalised-cross-entropy", "inverse-rl")
+        k = segment.top_k or 0 if isinstance(segment, DistillSegment) else 0
         labels = np.zeros(length, dtype=np.int64)
         if segment.objective == "bradley-terry":  # a label at the end of each sequence
             labels[(np.arange(length) + 1) % part != 0] = IGNORE_INDEX
@@ -40,6 +42,8 @@ class Rows:
             rewards=one / 2,
             reference=-one,
             margins=np.zeros(PAIRS, dtype=np.float32),
+            teacher_words=np.zeros((length, k), dtype=np.int32) + np.arange(k, dtype=np.int32),
+            teacher_log_p=np.full((length, k + 1), -np.log(k + 1), dtype=np.float32),
             present=one[::2] > 0 if segment.objective == "bradley-terry" else one > 0,
         )
 

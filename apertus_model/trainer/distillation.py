@@ -9,6 +9,7 @@ from torch import Tensor
 
 from apertus_model.losses.cross_entropy import VocabShard, total_weight
 from apertus_model.losses.distillation import StoredTeacher, Teacher, WholeTeacher, distillation
+from apertus_model.model.on_host import copy_to
 from apertus_model.trainer.objectives import Extras, LoadModel, MicroBatch, MicroBatchLoss, Objective
 from specs.model import ModelSpec
 from specs.stages.distill import DistillLoss
@@ -33,7 +34,7 @@ class _Distilled(Objective):
         loss, sums = distillation(
             hidden, weight, labels, batch.denominator, teacher, self._settings, vocab, self._z_loss
         )
-        kept = total_weight(labels).to(sums.device)
+        kept = copy_to(total_weight(labels), sums.device)
         names = ("divergence", "cross_entropy")
         columns = {name: torch.stack([total, kept]) for name, total in zip(names, sums, strict=True)}
         return MicroBatchLoss(loss, columns=columns)

@@ -17,8 +17,8 @@ from tests.recipes import edit, problems, write_recipe
             "from: pretrain",
             "from: main",
             (
-                "stage 'main' is a mixture; one of cooldown, dpo, long_context, merge, pretrain, qrpo,"
-                " select, sft is needed here"
+                "stage 'main' is a mixture; one of cooldown, distill, dpo, long_context, merge, pretrain,"
+                " qrpo, select, sft is needed here"
             ),
         ),
         (

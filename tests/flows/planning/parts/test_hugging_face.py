@@ -319,3 +319,15 @@ def test_a_step_that_only_imports_is_no_example_for_a_learning_rate(planned: Pla
     text = RECIPE[: RECIPE.index("  corpus:")] + '  export: {{kind: export, from: "hf:HF"}}\n'
     show_next_steps(console, planned(text=text), "some.yaml", None, [])
     assert "optimizer" not in console.export_text()
+
+
+def test_a_teacher_and_the_base_of_a_merge_come_from_hugging_face(planned: Planned) -> None:
+    text = (
+        RECIPE
+        + '  student: {{kind: distill, teacher: "hf:HF", from: cooldown, mixture: main, budget: 4 steps}}\n'
+    )
+    text += '  tied: {{kind: merge, method: ties, checkpoints: [cooldown, sft], base: "hf:HF"}}\n'
+    nodes = planned(text=text).graph.nodes
+    for name, role, field in (("student", "teacher", "teacher"), ("tied", "base", "base")):
+        read = nodes[name].inputs[role]
+        assert (read.node, read.kind, read.step) == (f"{name}/import-{field}", "import_model", 1)
