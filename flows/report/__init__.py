@@ -28,6 +28,7 @@ from flows.planning.plan import Plan
 from flows.report import experiments, language_charts, result_charts, tokenizer_charts, training_charts
 from flows.report import wording as words
 from flows.report.classifiers import COLUMNS
+from flows.report.classifiers import OF_LANGUAGE as CLASSIFIER_OF_LANGUAGE
 from flows.report.content import collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
 from flows.report.memorisation import MEASURES, Memorised
@@ -74,6 +75,7 @@ def render(plan: Plan, rehearsed: Sequence[RehearsedPart] = ()) -> str:
         of_vocabulary={"vocabulary": "tokens of the vocabulary"} | OF_VOCABULARY,
         by_cost=tokenizer_charts.by_cost,
         label_columns=COLUMNS,
+        language_columns=CLASSIFIER_OF_LANGUAGE,
         corpora=_corpora(run),
         filters_of=filters_of,
         languages={part.name: languages_of(part.metrics) for part in _corpora(run)},

@@ -11,6 +11,7 @@ from typing import Any
 from flows.report.results import Gate, numbers
 
 COLUMNS = ("documents", "precision", "recall", "auc", "average_precision")
+OF_LANGUAGE = ("accuracy", "loss", "calibration_error")
 MOST_LANGUAGES = 100  # shown of each label
 
 
@@ -21,6 +22,7 @@ class Classified:
     name: str
     metrics: dict[str, float]
     labels: dict[str, dict[str, float]]  # metrics by label
+    languages: dict[str, dict[str, float]]  # metrics by language, where each has a model
     reliability: list[dict[str, float]]  # bins of the calibration
     percentiles: list[str]
     thresholds: list[
@@ -46,6 +48,7 @@ class Classified:
             name,
             {key: value for key, value in flat.items() if "/" not in key},
             labels,
+            {name: numbers(values) for name, values in _items(metrics.get("languages"))},
             [numbers(row) for row in bins] if isinstance(bins, list) else [],
             list(dict.fromkeys(percentile for _, _, values in rows for percentile in values)),
             rows,

@@ -13,7 +13,9 @@ import pytest
 from apertus_model.classifiers.fast_text import FastTextModel
 from apertus_model.classifiers.transformer import ClassifierError
 from infra.store import Artifact
+from infra.store.inputs import SourceError
 from tests.apertus_model.attempts import stored_bytes
+from tests.apertus_model.data.test_scored import corpus
 from tests.apertus_model.encoders import language_texts, write_encoder, write_rows
 from tests.apertus_model.stages.test_scores import rows_of
 
@@ -190,7 +192,7 @@ def _long_and_short(languages: tuple[str, ...]) -> list[Row]:
 
 @pytest.mark.parametrize("method", ["fasttext", "mlp"])
 def test_a_model_for_each_language_is_that_of_its_documents_alone(
-    bench: Any, trained: Trained, tmp_path: Path, method: str
+    bench: Any, trained: Trained, tmp_path: Path, tokenizer: Artifact, method: str
 ) -> None:
     """Trained, measured, and scored as a classifier that has seen no other language."""
     url, settings = None, {"training": FASTTEXT}
@@ -233,6 +235,13 @@ def test_a_model_for_each_language_is_that_of_its_documents_alone(
     french = [score for score, row in zip(found, rows, strict=True) if row["language"] == "fr"]
     assert set(french) == {None} and scores.manifest.metrics["without_score"] == len(french)
     assert scores.manifest.metrics["documents"] == len(rows)
+    below = sum(score is not None and score < 0.5 for score in found)
+    for missing, more in (("keep", 0), ("drop", len(french))):
+        chosen = {"filter": "score", "model": {"from": "l", "label": "long"}, "min": 0.5, "missing": missing}
+        made = corpus(bench, missing, tmp_path / "web", scores, tokenizer, chosen)
+        assert below > 0 and made.manifest.metrics["dropped"] == {"score": below + more}
+    with pytest.raises(SourceError, match="has nothing in column 'score', which a filter needs"):
+        corpus(bench, "error", tmp_path / "web", scores, tokenizer, chosen | {"missing": "error"})
 
 
 def test_a_language_that_lacks_a_label_or_a_document_without_language_is_an_error(trained: Trained) -> None:

@@ -19,6 +19,7 @@ METRICS = {
     "calibration_error": 0.0625,
     "precision/<b>": 0.75,
     "recall/<b>": 0.5,
+    "languages": {"gsw": {"accuracy": 0.8125}, "roh": 3},
     "reliability": [{"low": 0.8, "high": 1.0, "documents": 8, "confidence": 0.9, "accuracy": 0.875}],
 }
 FACTS = {"thresholds": {"<b>": {"": {"p95": 0.25}, "deu": {"p95": 0.5}}}}
@@ -36,7 +37,18 @@ def test_the_report_shows_a_classifier(tmp_path: Path, store: Store) -> None:
     page = render(make(load(tmp_path / "r.yaml"), store))
     section = page[page.index('<section id="classifiers">') :]
     section = section[: section.index("</section>")]
-    for shown in ("0.875", "0.0625", "&lt;b&gt;", "0.75", "deu", "p95", "accuracy", "✓ pass"):
+    for shown in (
+        "0.875",
+        "0.0625",
+        "&lt;b&gt;",
+        "0.75",
+        "deu",
+        "p95",
+        "accuracy",
+        "gsw",
+        "0.8125",
+        "✓ pass",
+    ):
         assert shown in section
     assert "<b>" not in section
 
@@ -46,4 +58,4 @@ def test_what_has_another_form_is_left_out_and_languages_are_bounded() -> None:
     found = Classified.of("c", {"reliability": 3, "recall/a": 1.0}, {"thresholds": {"a": many}}, [])
     assert (found.reliability, len(found.thresholds), found.more) == ([], MOST_LANGUAGES, 3)
     assert found.labels == {"a": {"recall": 1.0}} and found.percentiles == ["p90"]
-    assert Classified.of("c", {}, {"thresholds": ["x"]}, []).thresholds == []
+    assert Classified.of("c", {"languages": 3}, {"thresholds": ["x"]}, []).thresholds == []
