@@ -19,8 +19,8 @@ from specs.trajectory import Trajectory
 RECIPES = Path(__file__).resolve().parents[3] / "specs/recipes"
 
 
-def planned(name: str, store: Store) -> Plan:
-    return make(load(RECIPES / f"{name}.yaml"), store)
+def planned(name: str, store: Store, *overrides: str) -> Plan:
+    return make(load(RECIPES / f"{name}.yaml", overrides), store)
 
 
 def kinds(plan: Plan) -> dict[str, int]:
@@ -58,13 +58,15 @@ def test_fine_tunings_of_a_schedule_share_its_pretraining(store: Store) -> None:
     )  # fmt: skip
 
 
-def test_sixteen_fine_tunings_come_from_two_pretrainings(store: Store) -> None:
+def test_fine_tunings_with_and_without_adapters_come_from_two_pretrainings(store: Store) -> None:
     plan = planned("optimizer-consistency-mini", store)
     data = {"tokenizer": 1, "corpus": 1, "mixture": 1, "conversations": 1}
-    assert kinds(plan) == data | {"pretrain": 2, "sft": 16, "evaluate": 18}
+    assert kinds(plan) == data | {"pretrain": 2, "sft": 16 + 12, "evaluate": 2 + 16 + 12}
     for name, found in plan.graph.trajectories.items():
         if name.startswith("sft-"):
-            _, optimizer, _, base, rate = name.split("-", 4)
+            adapted = name.startswith("sft-lora-")
+            assert (plan.graph.nodes[name].identity.get("lora") is not None) == adapted
+            _, optimizer, _, base, rate = name.replace("-lora", "").split("-", 4)
             assert (found.optimizer.name, found.optimizer.lr, found.parent.phase) == (
                 optimizer,
                 float(rate),
@@ -134,6 +136,24 @@ def test_miniature_has_the_figures_of_its_study_and_states_its_limits(name: str)
         shown, silent = figure.text.split("What it is too small to show: ")
         assert shown.startswith("What it shows: ") and silent
         assert "What it" not in whole.figures[key].text
+
+
+def test_the_model_of_each_round_samples_and_is_the_reference_of_the_next(store: Store) -> None:
+    plan = planned("rounds-mini", store)
+    nodes = plan.graph.nodes
+    for number, before in ((1, "sft"), (2, "align-round-1")):
+        name = f"preferences-round-{number}"
+        read = [nodes[part].inputs[role] for part, role in (
+            (f"{name}/model", "checkpoint"),
+            (f"{name}/log_probabilities", "checkpoint"),
+            (f"align-round-{number}", "parent"),
+        )]  # fmt: skip
+        assert {one.name for one in read} == {before} and len({one.hashed for one in read}) == 1
+        assert nodes[f"align-round-{number}"].inputs["pairs"].name == f"{name}/pairs"
+    assert nodes["evaluate-aligned-round-2"].inputs["against"].name == "evaluate-aligned-round-1"
+    other = planned("rounds-mini", store, "variables.seed=1").graph.nodes
+    changed = {name for name in nodes if nodes[name].fingerprint != other[name].fingerprint}
+    assert "sft" not in changed and {"preferences-round-1/completions", "align-round-2"} <= changed
 
 
 def test_the_tokenizers_that_apertus_chose_among_are_counted_on_the_same_text(store: Store) -> None:
