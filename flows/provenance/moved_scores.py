@@ -16,7 +16,7 @@ from infra.store import Artifact, StoreError
 from specs.differences import Change, changes
 from specs.judge import clauses
 
-SCORED = {"rewards": ("prompts", "completions"), "evaluate_reward": ("conversations:",)}
+SCORED = {"rewards": ("prompts", "completions", "generated:"), "evaluate_reward": ("conversations:",)}
 """Kinds of parts that score, and the inputs, or the begin of their roles, that say what."""
 CONSTITUTION = "constitution.txt"
 SHOWN = 10

@@ -96,6 +96,8 @@ def test_other_completions_are_not_compared(bench: Bench, read: dict[str, Artifa
     first = put(bench, "rewards", A, BEFORE, read)
     elsewhere = read | {"completions": put(bench, "completions", A, [])}
     assert moved_scores(first, put(bench, "rewards", B, AFTER, elsewhere)) is None
+    generated = read | {"generated:0": elsewhere["completions"]}
+    assert moved_scores(first, put(bench, "rewards", OTHER, AFTER, generated)) is None
     assert moved_scores(read["prompts"], read["prompts"]) is None
     pairs = [
         put(bench, "evaluate_reward", name, [{"id": name, "chosen": 1.0, "rejected": 2.0}]) for name in (A, B)
