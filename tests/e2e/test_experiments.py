@@ -82,7 +82,7 @@ MINIATURES = {  # parts
     "goldfish-mini": 16,
     "optimizer-benchmark-mini": 69,
     "ladder-mini": 30,
-    "distill-mini": 22,
+    "distill-mini": 28,
     "depth-average-mini": 18,
     "continue-pretrain-mini": 47,
     "tokenizer-study-mini": 8,

@@ -96,11 +96,11 @@ def test_students_differ_in_their_teacher_alone(store: Store) -> None:
     """With a teacher and without one; `long` has as many FLOPs as a student with its teacher."""
     plan = planned("distill-mini", store)
     data = {"tokenizer": 1, "corpus": 1, "mixture": 1}
-    assert kinds(plan) == data | {"pretrain": 7, "distill": 9, "teacher_tokens": 1}
+    assert kinds(plan) == data | {"pretrain": 7, "distill": 12, "teacher_tokens": 1}
     nodes = plan.graph.nodes
     for seed in (28, 29, 30):
         alone, *taught = (
-            nodes[f"student-{name}-{seed}"] for name in ("alone-short", "forward", "reverse", "stored")
+            nodes[f"student-{name}-{seed}"] for name in ("alone-short", "forward", "reverse", "stored", "both")
         )
         for node in taught:
             more = {"teacher", "loss", "top_k"}
