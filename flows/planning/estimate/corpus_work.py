@@ -33,7 +33,7 @@ from specs.stages.tokenizer import TokenizerPart
 
 RATES = {  # bytes per second of one core: of text, for `shuffle` of tokens
     "tokenise": 2.2e6,  # reading JSONL, too
-    "shuffle": 50e6,
+    "shuffle": 24e6,
     "pii": 10e6,
     "length": 8e9,
     "alphabetic": 24e6,
@@ -44,7 +44,7 @@ RATES = {  # bytes per second of one core: of text, for `shuffle` of tokens
     "score": 5e9,
     "sample": 400e6,
     "license": 4e9,
-    "near-duplicates": 3e6,
+    "near-duplicates": 3.6e6,
     "decontaminate": 5e6,
     "fasttext": 10e6,
     "fasttext-training": 5.3e6,
