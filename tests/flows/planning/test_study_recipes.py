@@ -100,7 +100,8 @@ def test_students_differ_in_their_teacher_alone(store: Store) -> None:
     nodes = plan.graph.nodes
     for seed in (28, 29, 30):
         alone, *taught = (
-            nodes[f"student-{name}-{seed}"] for name in ("alone-short", "forward", "reverse", "stored", "both")
+            nodes[f"student-{name}-{seed}"]
+            for name in ("alone-short", "forward", "reverse", "stored", "both")
         )
         for node in taught:
             more = {"teacher", "loss", "top_k"}
