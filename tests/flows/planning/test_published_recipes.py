@@ -377,7 +377,7 @@ def test_every_task_is_one_of_the_harness() -> None:
     assert len(needs) == 450 and not [one for one in needs if one.refusal]
     assert [one.task for one in needs if one.runs_code] == ["humaneval_64_instruct", "mbpp_instruct"]
     assert [one.task for one in needs if one.classified] == ["realtoxicityprompts"]
-    assert {"ruler", "mmlu", "acp_bench"} <= set(named)
+    assert {"ruler_by_length", "mmlu", "acp_bench"} <= set(named)
 
 
 # The same stages, small enough for a laptop: what a user would try before asking for a cluster.
