@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,8 +50,7 @@ class DocumentTokeniser(PipelineStep):
         self._markers = (bos, eos)
 
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        tokenizer = Tokenizer.from_file(str(self._tokenizer))
-        tokenizer.encode_special_tokens = True
+        tokenizer = _open(self._tokenizer)
         dtype = token_dtype(tokenizer.get_vocab_size())
         bos, eos = (np.array([tokenizer.token_to_id(marker)], dtype) for marker in self._markers)
         with TokenFileWriter(self._folder / f"{rank:05d}_tokens", dtype) as writer:
@@ -59,6 +59,15 @@ class DocumentTokeniser(PipelineStep):
                 sizes = np.fromiter(map(len, ids), np.int32, len(ids)) + np.int32(2)
                 writer.write_many(np.concatenate([part for one in ids for part in (bos, one, eos)]), sizes)
                 yield from batch
+
+
+@lru_cache(maxsize=1)
+def _open(path: Path) -> Tokenizer:
+    """A stored tokenizer, once per process: opening one for each task takes time, and memory that the library
+    does not give back."""
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 class CorpusTasks(NamedTuple):
