@@ -97,9 +97,8 @@ def test_students_differ_in_their_teacher_alone(store: Store) -> None:
     assert kinds(plan) == data | {"pretrain": 7, "distill": 12, "teacher_tokens": 1}
     nodes = plan.graph.nodes
     for seed in (28, 29, 30):
-        alone, *taught = (
-            nodes[f"student-{name}-{seed}"] for name in ("alone-short", "forward", "reverse", "stored", "both")
-        )
+        names = ("alone-short", "forward", "reverse", "stored", "both")
+        alone, *taught = (nodes[f"student-{name}-{seed}"] for name in names)
         for node in taught:
             more = {"teacher", "loss", "top_k"}
             assert {
