@@ -56,8 +56,9 @@ class StoredPairs(PreferenceRows):
         *,
         sequence_length: int,
         pad_id: int,
+        sides: int,
     ) -> "StoredPairs":
-        assert (sequence_length, pad_id) == (16, PAD)
+        assert (sequence_length, pad_id, sides) == (16, PAD, 2)
         stored = (
             None
             if log_probabilities is None
