@@ -334,7 +334,7 @@ class _Work:
                 waited += many * self.over_tp(kind, self.b * model.dim)
         own = layers * count.layer + count.embedding * first + count.head * last
         hidden, times = 0.0, 1 if pp > 1 else many
-        if self.shards > 1:
+        if held and self.shards > 1:
             hidden += many * self.over_fsdp(held, 0.0)
         if self.shards > 1 or parallel.dp_replicate > 1:
             twice = own + (layers * count.layer if pp == 1 else 0.0)  # forward and backward

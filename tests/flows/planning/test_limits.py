@@ -36,7 +36,8 @@ sources:
 OPTIMIZERS = """\
   small:
     kind: pretrain
-    model: {{dim: 32, n_layers: 2, n_heads: 2, n_kv_heads: 1, head_dim: 16, ffn_dim: 64, vocab_size: 512}}
+    model: {{dim: 32, n_layers: 2, n_heads: 2, n_kv_heads: 1, head_dim: 16, ffn_dim: 64, vocab_size: 512,
+      depth_average: {{dilation: 1, period: 1}}}}
     mixture: {{0 steps: main}}
     sequence_length: 32
     global_batch_size: {{0 steps: 4}}
@@ -179,7 +180,25 @@ OTHERS = """\
     max_tokens: 64
     sequence_length: 128
     completions: {{n: 4, max_new_tokens: 16}}
+    generators:
+      other:
+        from: sft
+        completions: {{n: 1, max_new_tokens: 16}}
+        personas: {{url: "{documents}", format: text, include: ["*.txt"], seed: 1}}
     reward: {{function: package.module:name, version: 1}}
+  rewarded: {{kind: rewarded_completions, from: sft, completions: [chat], reward: score, max_tokens: 64}}
+  taught:
+    kind: distill
+    teacher: pretrain
+    model: {{dim: 32, n_layers: 2, n_heads: 2, n_kv_heads: 1, head_dim: 16, ffn_dim: 64, vocab_size: 512}}
+    mixture: {{0 steps: main}}
+    sequence_length: 32
+    global_batch_size: {{0 steps: 4}}
+    budget: 16 steps
+    seed: 1
+    optimizer: {{lr: 1e-3}}
+    loss: {{temperature: 2, weight: 0.5}}
+    top_k: 8
   judged:
     kind: preference_data
     from: sft

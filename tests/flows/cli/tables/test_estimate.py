@@ -81,7 +81,7 @@ def test_corpora_are_a_line_of_the_plan_and_a_row_each_of_its_details(plans: dic
     (line,) = [line for line in printed(plan, 200, terminal=False) if line.startswith("corpora: ")]
     assert line.startswith(f"corpora: {amount(totals['core_hours'])} core-hours, ")
     assert f"{tables.size(totals['corpus_moved_bytes'])} moved" in line
-    assert line.endswith("without documents that filters drop")
+    assert line.endswith("without documents that filters drop, training on embeddings")
     rows = {line.split()[0] for line in printed(plan, 200, details=True) if line.startswith(" corpus/")}
     parts = {part.node.name for part in plan.estimates.corpora["corpus"].parts}
     assert len(parts) == 23 and parts <= rows
