@@ -63,8 +63,10 @@ class RewardSpec(Spec):
                 "a reward is a function, a model, a stage or a judge; state one of function, model, from,"
                 " judge"
             )
-        if self.parameters is not None and self.model is None:
-            raise ValueError("parameters are those of a model's folder; leave them out, or state model")
+        if self.parameters is not None and self.model is None and self.judge is None:
+            raise ValueError(
+                "parameters are those of a model's folder; leave them out, or state model or judge"
+            )
         if self.model is not None:
             resolve_url(self.model)
         if self.function is None:

@@ -287,9 +287,8 @@ class Counter:
                 return scorer.model.parameters, WIDTH[scorer.dtype]
             folder = cast(ModelFolderPart, scorer)
             width = stored_model(folder.url).width
-            if width is None or not folder.weight_bytes:
-                raise NotCounted("the weights of a judge")
-            return folder.weight_bytes / width, width
+            if width is not None and folder.weight_bytes:
+                return folder.weight_bytes / width, width
         listing = self.graph.listings.get(f"{node.stage}.reward")
         width = stored_model(listing.url).width if listing is not None else None
         if listing is not None and width is not None:

@@ -159,6 +159,17 @@ def test_a_judge_reads_completions_and_two_for_each_comparison(chat: Chat, tmp_p
     assert parts(served)["rewards"]["not_counted"] == "the model of a server"
 
 
+def test_an_unavailable_judge_is_counted_as_declared(chat: Chat, tmp_path: Path) -> None:
+    (tmp_path / "c.md").write_text("1. Be kind.")
+    judge = f"{{from: 'hf:a/b', constitution: {tmp_path}/c.md}}"
+    assumed = "assumed_inputs={models: {'hf:a/b': {context: 256, chat: true}}}"
+    changes = (DECLARED, *EXPECTED, "stages.preferences.offline=false", assumed)
+    stated = f"stages.preferences.reward={{judge: {judge}, max_tokens: 256, parameters: 1000}}"
+    assert parts(chat(*changes, stated))["rewards"]["flops"] == 2 * 1000 * 128 * 30
+    without = f"stages.preferences.reward={{judge: {judge}, max_tokens: 256}}"
+    assert parts(chat(*changes, without))["rewards"]["not_counted"] == "parameters (reward.parameters)"
+
+
 def test_tasks_are_counted_as_declared_or_as_a_sample_of_them_was(chat: Chat) -> None:
     def suite(*settings: str) -> Plan:
         tasks = ", ".join(("tasks: [stdlib_functions]", *settings))
@@ -189,12 +200,19 @@ def test_the_completions_of_the_published_runs(
     size: str, layers: int, dim: int, queries: int, keys: int, ffn: int
 ) -> None:
     """Ten completions of 768 tokens after 256 for each of the 453,235 prompts of both sets [P], less one in
-    10,000; the reward model reads them and the 11 answers of other models."""
+    10,000. The reward model reads them and the 11 answers of other models; so does the judge of the second
+    set, and two answers for each of the 20 ordered pairs of the best five."""
     plan, whole = plan_of(f"apertus-{size}"), 0
-    for name, stated in (("standard", 380_537), ("controversial", 72_698)):
+    for name, stated, asked, read, parameters in (
+        ("standard", 380_537, 21, 21, 7_504_928_768),
+        ("controversial", 72_698, 21 + 20, 21 + 40, 32_800_000_000),
+    ):
         prompts = round(stated * 0.9999)
         whole += prompts
-        check_published(parts(plan, f"preferences-{name}"), prompts, layers, dim, queries, keys, ffn)
+        found = parts(plan, f"preferences-{name}")
+        check_published(found, prompts, layers, dim, queries, keys, ffn)
+        tokens = read * prompts * 1024
+        assert numbers(found["rewards"]) == (asked * prompts, tokens, 0, 2 * parameters * tokens, "declared")
     assert whole == 453_190
 
 
@@ -205,12 +223,9 @@ def check_published(
     output, scores = 2 * 131_072 * dim, layers * 4 * queries
     read = 256 * each + 256 * 256 * scores + output
     steps = 767 * (each + output) + sum(range(257, 1024)) * scores
-    completions, rewarded = 10 * prompts, 21 * prompts
+    completions = 10 * prompts
     assert numbers(found["completions"]) == (
         completions, prompts * 256, completions * 768, prompts * read + completions * steps, "declared",
-    )  # fmt: skip
-    assert numbers(found["rewards"]) == (
-        rewarded, rewarded * 1024, 0, 2 * 7_504_928_768 * rewarded * 1024, "declared",
     )  # fmt: skip
     rows = -(-prompts * 2 * 1024 // 8192)
     scored = each + 8192 * scores + output
