@@ -86,7 +86,6 @@ class ConversationTasks(NamedTuple):
                     writer.add(conversation)
                 except ConversationError as error:
                     writer.counts[f"{REJECTED}/{error.reason}"] += 1
-                    continue
                 if writer.read == self.source.limit:
                     break
         return Result(writer.files, dict(writer.counts))
@@ -114,7 +113,7 @@ class _TaskWriter:
         names += [f"compared-{step}.npy" for step in self._compared]
         self.files = {name: tasks.folder / f"{key}_{name}" for name in names}
         self.counts: Counter[str] = Counter()
-        self.read = 0  # conversations that are not rejected
+        self.read = 0  # conversations in normal form, which may still have no place in the template
         prefix = str(self.files["tokens.bin"]).removesuffix(".bin")
         self._tokens = TokenFileWriter(prefix, token_dtype(tasks.vocab_size))
         self._masks = self.files["masks.bin"].open("wb")
@@ -124,6 +123,7 @@ class _TaskWriter:
     def add(self, conversation: Conversation) -> None:
         """Adds a conversation, kept or dropped. ConversationError for a malformed one."""
         messages = messages_of(conversation)
+        self.read += 1
         step, drop, hashes, compared = self._judge(conversation.id, messages, conversation.metadata)
         if drop is not None and not compared:
             self.counts[f"{DROPPED}/{self._labels[step]}"] += 1
@@ -131,7 +131,6 @@ class _TaskWriter:
             self._rejects.add(Removed(hashes[0], conversation.id, url, self._labels[step], _reason(drop)))
         else:
             self._write(conversation, Judged(step, drop, hashes, compared))
-        self.read += 1
 
     def _write(self, conversation: Conversation, judged: Judged) -> None:
         read = _hash(conversation.content().encode()), _hash(conversation.to_json().encode())

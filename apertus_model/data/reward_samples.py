@@ -71,12 +71,16 @@ class RewardSamples(PackedPairs):
         margins, present = padded(self.margins[ids[::2] // 2], width), np.arange(width) < ids.size // 2
         return RewardSample(filled.input, labels, filled.positions, segments, margins, present)
 
-    def __getitem__(self, i: int) -> RewardSample:
-        """Sample i, i >= 0, in training order. IndexError for a negative index."""
+    def place(self, i: int) -> int:
+        """Row of sample i, i >= 0. IndexError for a negative index."""
         if i < 0:
             raise IndexError(f"sample {i}")
         epoch, place = divmod(i, self.rows)
-        return self.row(KeyedPermutation(self.rows, self._seed, epoch, "preference rows")(place))
+        return KeyedPermutation(self.rows, self._seed, epoch, "preference rows")(place)
+
+    def __getitem__(self, i: int) -> RewardSample:
+        """Sample i, i >= 0, in training order. IndexError for a negative index."""
+        return self.row(self.place(i))
 
     def epochs(self, n: int) -> list[float]:
         """Passes over the pairs after n samples: one number, for the one source."""

@@ -163,6 +163,9 @@ def _origins(data: Any, sample: Any, index: int) -> list[str]:
         return [
             f"{data.names[source]} (conversation {number})" for source, number in samples.conversations(index)
         ]
+    if not hasattr(sample, "rewards"):  # labelled pairs
+        ids = samples.sequence_ids(samples.place(index)).tolist()
+        return [f"{data.names[0]} (pair {id // 2}, {('chosen', 'rejected')[id % 2]})" for id in ids]
     source, row = samples.place(index)
     rows = samples.sets[source]
     sides = ("chosen", "rejected") if rows.sides == 2 else ("completion",)

@@ -110,7 +110,7 @@ SHARD_TOKENS = identity(
 class CorpusStage(Stage):
     """Filtered, deduplicated, shuffled and tokenised documents."""
 
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
     kind: Literal["corpus"] = identity()
     tokenizer: Reference = reference(to="tokenizer")
     sources: dict[str, CorpusSource] = reference(

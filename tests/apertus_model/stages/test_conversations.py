@@ -196,6 +196,19 @@ def test_the_limit_counts_conversations_over_all_files(bench: Any, chat: Path, t
     assert metrics["conversations"] + metrics["duplicates"] == 12
 
 
+def test_a_conversation_that_cannot_be_rendered_counts_toward_the_limit(
+    bench: Any, chat: Path, tokenizer: Artifact
+) -> None:
+    """Models that score conversations read them without the template, up to the same one."""
+    tools = [{"name": "f", "parameters": {"type": "object", "properties": [1]}}]
+    lines = (chat / "00.jsonl").read_text().splitlines()
+    (chat / "00.jsonl").write_text("\n".join([json.dumps(_row(1, tools=tools)), *lines[1:]]))
+    artifact = bench.run("conversations", "c", _spec(chat, limit=12), {"tokenizer": tokenizer})
+    metrics = artifact.manifest.metrics
+    assert metrics["rejected"]["not_rendered"] == 1
+    assert metrics["conversations"] + metrics["duplicates"] == 11
+
+
 def test_too_little_to_split_is_refused_with_the_fix(
     bench: Any, chat: Path, tokenizer: Artifact, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from tokenizers.models import WordLevel
 
 from apertus_model.data.preference_samples import PreferenceSamples
 from apertus_model.data.preference_sets import PreferenceSets
+from apertus_model.data.reward_samples import RewardSamples
 from flows.inspection import batch as inspect_batch
 from flows.inspection.common import Options
 from flows.planning.plan import Plan
@@ -108,12 +109,27 @@ def test_of_a_loss_that_reads_every_place_what_weighs_is_shown_as_trained(built:
     assert np.array(apart["weights"]).sum(0).tolist() == [apart["counts"][0], 0.5 * apart["counts"][1]]
 
 
-def test_pairs_show_both_sides_with_their_rewards() -> None:
-    words = Tokenizer(
-        WordLevel(
-            {word: index for index, word in enumerate(["?", "ask", "yes", "no", "<pad>"])}, unk_token="?"
-        )
-    )
+@pytest.fixture
+def words() -> Tokenizer:
+    vocabulary = {word: index for index, word in enumerate(["?", "ask", "yes", "no", "<pad>"])}
+    return Tokenizer(WordLevel(vocabulary, unk_token="?"))
+
+
+def test_labelled_pairs_show_both_sides(words: Tokenizer) -> None:
+    arrays = {
+        "tokens": np.array([1, 2, 2, 1, 3], dtype=np.int32),
+        "lengths": np.array([3, 2]),
+        "prompt_lengths": np.array([1, 1]),
+        "margins": np.zeros(1, dtype=np.float32),
+        "sources": np.zeros(1, dtype=np.int32),
+    }
+    samples = RewardSamples(arrays, sequence_length=8, seed=1, pad_id=4)
+    found = inspect_batch.sample_of(SimpleNamespace(samples=samples, names=["pairs"]), words, 0, {4})
+    sources = [document["source"] for document in found["documents"]]
+    assert sources == ["pairs (pair 0, chosen)", "pairs (pair 0, rejected)", "padding"]
+
+
+def test_pairs_show_both_sides_with_their_rewards(words: Tokenizer) -> None:
     arrays = {
         "tokens": np.array([1, 2, 2, 1, 3], dtype=np.int32),
         "lengths": np.array([3, 2]),
