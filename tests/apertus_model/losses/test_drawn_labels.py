@@ -15,6 +15,7 @@ from apertus_model.losses.cross_entropy import IGNORE_INDEX, VocabShard
 from apertus_model.losses.drawn_labels import draw_labels, gumbel
 from tests.apertus_model.harness import in_processes
 from tests.apertus_model.live_memory import LiveMemory
+from tests.machine import slow
 from tests.numerics import Numerics
 
 Tensor = torch.Tensor
@@ -54,7 +55,7 @@ def excess(counts: Tensor, probabilities: Tensor) -> float:
     return (((counts - expected) ** 2 / expected).sum().item() - freedom) / math.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize(("words", "seed"), [(2, 1), (30, 0), (30, -77), (300, 123456)])
+@pytest.mark.parametrize(("words", "seed"), [(2, 1), slow(30, 0), (30, -77), slow(300, 123456)])
 def test_words_are_drawn_as_often_as_the_softmax_says(words: int, seed: int, numerics: Numerics) -> None:
     drawn, probabilities = many(words, 100_000, seed)
     numerics(

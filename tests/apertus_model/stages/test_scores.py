@@ -110,6 +110,7 @@ def test_a_killed_part_scores_only_what_is_missing(bench: Any, classifier: Artif
     assert stored_bytes(resumed) == stored_bytes(whole)
 
 
+@pytest.mark.slow
 def test_a_transformers_scores_do_not_depend_on_workers_or_tasks(bench: Any, tmp_path: Path) -> None:
     folder = write_encoder(tmp_path / "classifier", labels=3)
     write_source(tmp_path / "source")

@@ -20,13 +20,16 @@ from tests.apertus_model.harness import (
     train,
 )
 from tests.apertus_model.live_memory import LiveMemory
+from tests.machine import slow
 
 WORDS, TOKENS = 4096, 128
 DATA: dict[str, Any] = {"qrpo": PreferenceRows, "sft": WeightedSamples}
 
 
-@pytest.mark.parametrize(("processes", "parallel"), [(1, Parallel()), (2, Parallel()), (2, Parallel(tp=2))])
-@pytest.mark.parametrize("kind", ["pretrain", "sft", "qrpo"])
+@pytest.mark.parametrize(
+    ("processes", "parallel"), [(1, Parallel()), slow(2, Parallel()), (2, Parallel(tp=2))]
+)
+@pytest.mark.parametrize("kind", ["pretrain", slow("sft"), "qrpo"])
 def test_no_step_makes_a_tensor_of_all_tokens_by_the_vocabulary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, processes: int, parallel: Parallel
 ) -> None:

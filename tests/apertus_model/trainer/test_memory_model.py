@@ -96,7 +96,7 @@ def peak(
         "precision": BFLOAT16}),
         (DEEP, {"length": 256, "micro": 2, "batches": 2, "optimizer": ADEMAMIX,
         "activation_checkpointing": "selective"}),
-        (GATED, {"length": 256, "micro": 4, "optimizer": ADAMW, "precision": BFLOAT16,
+        slow(GATED, {"length": 256, "micro": 4, "optimizer": ADAMW, "precision": BFLOAT16,
         "activation_checkpointing": "selective"}),
         slow(WIDE, {"length": 512, "micro": 4, "kind": "distill", "teacher": WIDER, "optimizer": ADAMW,
         "precision": BFLOAT16}),

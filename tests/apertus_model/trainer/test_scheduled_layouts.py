@@ -26,7 +26,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 
 
 @pytest.mark.parametrize(
-    "name", ["FSDP", "TP with SP", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+    "name", ["TP with SP", *(pytest.param(name, marks=pytest.mark.slow) for name in ("FSDP", *SLOW))]
 )
 def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
     tmp_path: Path, alone: tuple[Path, Result], name: str

@@ -99,6 +99,7 @@ def test_speeds_within_a_percent_are_as_fast_when_orders_are_compared(part: Part
     assert searched(part, runs).agreement is None
 
 
+@pytest.mark.slow
 def test_without_a_layout_one_message_says_why(part: PartEstimate) -> None:
     runs = Runs(lambda parallel: 0)
     with pytest.raises(

@@ -46,8 +46,10 @@ except ConnectionError as error:
 
 @pytest.mark.parametrize(
     ("chosen", "seconds"),
-    [({}, 300), ({"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "7"}, 7)],
-    ids=["ours", "the user's"],
+    [
+        pytest.param({}, 300, id="ours", marks=pytest.mark.slow),
+        pytest.param({"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "7"}, 7, id="the user's"),
+    ],
 )
 def test_a_server_starts_alone_with_settings_that_hold_after_prefect_was_imported(
     chosen: dict[str, str], seconds: int, tmp_path: Path
