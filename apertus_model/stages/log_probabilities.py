@@ -27,6 +27,7 @@ from apertus_model.trainer.process import engine_process
 from apertus_model.work.units import units_of
 from infra.store import Attempt
 from specs.job import Job
+from specs.stages.distill import TeacherTokensPart
 from specs.stages.preference_data import LogProbabilitiesPart
 
 if TYPE_CHECKING:
@@ -43,18 +44,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     length = part.sequence_length
     rows = PreferenceSamples.open(pairs, None, sequence_length=length, pad_id=pad_id, sides=sides)
     with engine_process(threads=job.launch.threads or 2):
-        with attempt.store.timed():
-            evaluator = load_evaluator(
-                part.model,
-                attempt.input_checkpoint("checkpoint"),
-                sequence_length=part.sequence_length,
-                attention=part.attention,
-                parallel=part.parallel,
-                batch_size=part.batch_size,
-                scratch=job.scratch,
-                dtype=part.precision.param,
-                same_length=True,
-            )
+        evaluator = as_in_training(part, job, attempt)
         first = dist.get_rank() == 0
         spans = units_of("rows", rows.rows, part.sequences_per_unit)
         units = {key: range(*span) for key, span in spans.items()}
@@ -67,6 +57,22 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 progress.update(number + 1, len(units), "units")
         if first:
             commit(attempt, rows, units)
+
+
+def as_in_training(part: LogProbabilitiesPart | TeacherTokensPart, job: Job, attempt: Attempt) -> Evaluator:
+    """The model of a part, in the engine and the precision of training. Collective."""
+    with attempt.store.timed():
+        return load_evaluator(
+            part.model,
+            attempt.input_checkpoint("checkpoint"),
+            sequence_length=part.sequence_length,
+            attention=part.attention,
+            parallel=part.parallel,
+            batch_size=part.batch_size,
+            scratch=job.scratch,
+            dtype=part.precision.param,
+            same_length=True,
+        )
 
 
 def compute(evaluator: Evaluator, rows: PreferenceSamples, span: range) -> dict[str, Any]:

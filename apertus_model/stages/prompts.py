@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -36,6 +37,7 @@ from apertus_model.chat import ChatEncoder
 from apertus_model.chat.messages import response_of
 from apertus_model.data.conversations import Conversation, ConversationShards
 from apertus_model.data.rows import Row, write_rows, write_unit
+from apertus_model.data.stream import Split
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.work import Result, run_units
@@ -74,12 +76,11 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     attempt.commit(metrics=dict(counts), facts=copied | facts)
 
 
-class PromptReader:
-    """Conversations as candidate rows, each independent of the others: of a prompt, or
-    `{"dropped": reason}`."""
+class ConversationReader(ABC):
+    """Rows of conversations, the inputs `conversations:<i>`, each independent of the others. A unit is
+    `per_unit` of them."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        self._part = PromptsPart.model_validate(job.spec)
+    def __init__(self, job: Job, attempt: Attempt, split: Split, per_unit: int) -> None:
         self._folder = attempt.workdir
         self._tokenizer = Tokenizer.from_file(
             str(attempt.input_artifact("tokenizer").local("tokenizer.json"))
@@ -87,9 +88,9 @@ class PromptReader:
         self._encoder = ChatEncoder(self._tokenizer)
         self._units: dict[str, tuple[ConversationShards, Span]] = {}
         for number in range(sum(role.startswith("conversations:") for role in job.inputs)):
-            shards = ConversationShards(attempt.input_artifact(f"conversations:{number}"), self._part.split)
-            keys = units_of(f"conversations-{number}", len(shards), self._part.prompts_per_unit)
-            self._units |= {key: (shards, span) for key, span in keys.items()}
+            shards = ConversationShards(attempt.input_artifact(f"conversations:{number}"), split)
+            spans = units_of(f"conversations-{number}", len(shards), per_unit)
+            self._units |= {key: (shards, span) for key, span in spans.items()}
 
     @property
     def keys(self) -> list[str]:
@@ -99,6 +100,18 @@ class PromptReader:
         shards, span = self._units[key]
         rows = (self._row(shards.conversation(index)) for index in range(*span))
         return write_unit(span, rows, self._folder / f"{key}.jsonl")
+
+    @abstractmethod
+    def _row(self, conversation: Conversation) -> Row:
+        """The row of a conversation."""
+
+
+class PromptReader(ConversationReader):
+    """Candidate rows: of a prompt, or `{"dropped": reason}`."""
+
+    def __init__(self, job: Job, attempt: Attempt) -> None:
+        self._part = PromptsPart.model_validate(job.spec)
+        super().__init__(job, attempt, self._part.split, self._part.prompts_per_unit)
 
     def _row(self, conversation: Conversation) -> Row:
         part, messages = self._part, conversation.messages

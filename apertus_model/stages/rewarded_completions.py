@@ -14,19 +14,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
-from apertus_model.chat import ChatEncoder
 from apertus_model.data.choice import quantiles
-from apertus_model.data.conversations import Conversation, ConversationShards
-from apertus_model.data.rows import Row, read_units, to_line, write_unit
+from apertus_model.data.conversations import Conversation
+from apertus_model.data.rows import Row, read_units, to_line
 from apertus_model.data.sequence_writer import SequenceWriter
 from apertus_model.progress import Progress
 from apertus_model.stages.pairs import histogram_of
-from apertus_model.stages.prompts import COPIED_FACTS, prompt_id
+from apertus_model.stages.prompts import COPIED_FACTS, ConversationReader, prompt_id
 from apertus_model.stop import StopSignal
-from apertus_model.work import Result, run_units
-from apertus_model.work.units import Span, units_of
+from apertus_model.work import run_units
 from infra.store import Attempt
 from specs.errors import StageError
 from specs.job import Job
@@ -78,30 +75,12 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     attempt.commit(metrics=metrics, facts=copied | {"sequences": len(found)})
 
 
-class CompletionReader:
-    """Conversations as rows `{"completions", "dropped"}`, each independent of the others."""
+class CompletionReader(ConversationReader):
+    """Rows `{"completions", "dropped"}`."""
 
     def __init__(self, job: Job, attempt: Attempt) -> None:
         self._part = RewardedCompletionsPart.model_validate(job.spec)
-        self._folder = attempt.workdir
-        self._tokenizer = Tokenizer.from_file(
-            str(attempt.input_artifact("tokenizer").local("tokenizer.json"))
-        )
-        self._encoder = ChatEncoder(self._tokenizer)
-        self._units: dict[str, tuple[ConversationShards, Span]] = {}
-        for number in range(sum(role.startswith("conversations:") for role in job.inputs)):
-            shards = ConversationShards(attempt.input_artifact(f"conversations:{number}"), "train")
-            spans = units_of(f"conversations-{number}", len(shards), self._part.completions_per_unit)
-            self._units |= {key: (shards, span) for key, span in spans.items()}
-
-    @property
-    def keys(self) -> list[str]:
-        return list(self._units)
-
-    def run(self, key: str) -> Result:
-        shards, span = self._units[key]
-        rows = (self._row(shards.conversation(index)) for index in range(*span))
-        return write_unit(span, rows, self._folder / f"{key}.jsonl")
+        super().__init__(job, attempt, "train", self._part.completions_per_unit)
 
     def _row(self, conversation: Conversation) -> Row:
         dropped: Counter[str] = Counter()

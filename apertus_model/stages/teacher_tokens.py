@@ -13,11 +13,10 @@ import torch.distributed as dist
 from apertus_model.data.samples import MixtureSamples
 from apertus_model.data.teacher_tokens import Predicted
 from apertus_model.progress import Progress
-from apertus_model.stages.log_probabilities import agreed
+from apertus_model.stages.log_probabilities import agreed, as_in_training
 from apertus_model.stages.training_data import open_mixture
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.evaluator import Evaluator
-from apertus_model.trainer.inference import load_evaluator
 from apertus_model.trainer.process import engine_process
 from apertus_model.work.units import units_of
 from infra.store import Attempt
@@ -30,18 +29,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     part = TeacherTokensPart.model_validate(job.spec)
     samples = open_mixture(attempt.store, job.inputs, part).samples
     with engine_process(threads=job.launch.threads or 2):
-        with attempt.store.timed():
-            evaluator = load_evaluator(
-                part.model,
-                attempt.input_checkpoint("checkpoint"),
-                sequence_length=part.sequence_length,
-                attention=part.attention,
-                parallel=part.parallel,
-                batch_size=part.batch_size,
-                scratch=job.scratch,
-                dtype=part.precision.param,
-                same_length=True,
-            )
+        evaluator = as_in_training(part, job, attempt)
         first = dist.get_rank() == 0
         units = units_of("samples", part.samples, part.samples_per_unit)
         for number, (key, span) in enumerate(units.items(), start=1):
