@@ -74,7 +74,7 @@ RELEASED_ROPE: dict[str, str | float] = {
 
 
 MODELLING_FILE = "modeling_apertus_scheduled.py"
-"""The code that is shipped with a model that is no plain stack, as it lies in `apertus_model/model`."""
+"""Name of the file in `apertus_model/model` that an export of a model other than the plain stack ships."""
 CODE: dict[str, Any] = {
     "auto_map": {
         "AutoConfig": "modeling_apertus_scheduled.ScheduledApertusConfig",

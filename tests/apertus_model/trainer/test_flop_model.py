@@ -87,8 +87,8 @@ def test_a_step_makes_the_products_that_are_expected(
 def test_the_states_of_sums_are_multiplied_and_added_as_often_as_is_expected(
     tmp_path: Path, checkpointing: Any
 ) -> None:
-    """`addcmul_` is told to the counter. The backward pass of a sum is no product: a plan counts it as the
-    usual two forward passes, and the counter does not."""
+    """The counter is given a formula for `addcmul_`. The backward pass of a sum is no product: a plan counts
+    it as the usual two forward passes, and the counter does not."""
     model = GROUPED.model_copy(update={"depth_average": DepthAverage()})
     spec = segment(
         "pretrain", model=model, sequence_length=64, global_batch_size=2, end_step=1, optimizer=ADAMW,

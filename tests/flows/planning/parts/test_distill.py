@@ -36,7 +36,7 @@ def test_the_teacher_is_a_checkpoint_that_is_kept(tmp_path: Path, store: Store) 
 
 
 def test_predictions_are_stored_before_each_segment(tmp_path: Path, store: Store) -> None:
-    """The second segment goes on with the samples of the mixture."""
+    """The second segment continues with the samples of the mixture."""
     batches = "stages.student.global_batch_size={0 steps: 4, 3 steps: 2}"
     plan = planned(tmp_path, store, STORED, batches)
     parts = [plan.graph.nodes[f"student/{number}/teacher"] for number in (1, 2)]
