@@ -12,9 +12,9 @@ from typing import Any
 from apertus_model.rehearsal.rates import Rates
 from apertus_model.rehearsal.records import Record
 from flows.execution.rehearsal import PartResult, check_gpu, rehearse
-from flows.planning.estimate import PartEstimate
 from flows.planning.estimate.memory import memory_of_rank
 from flows.planning.estimate.step_time import of_rank
+from flows.planning.estimate.training import PartEstimate
 from flows.planning.layouts import Layout, layouts
 from specs.cluster import GPUS
 from specs.errors import FieldPath, StageError

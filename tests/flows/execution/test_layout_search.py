@@ -13,7 +13,7 @@ from apertus_model.rehearsal.records import KINDS, Failure, Memory, RankReport, 
 from flows.cli.__main__ import app
 from flows.execution.layout_search import Search, busiest_ranks, described, search, spearman
 from flows.execution.rehearsal import PartResult, RankResult
-from flows.planning.estimate import PartEstimate
+from flows.planning.estimate.training import PartEstimate
 from flows.planning.layouts import Layout
 from specs.errors import StageError
 from tests.flows.planning.test_layouts import RATES, RECIPES, part_of

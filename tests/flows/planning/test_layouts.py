@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from apertus_model.rehearsal.rates import Rates
-from flows.planning.estimate import PartEstimate
+from flows.planning.estimate.training import PartEstimate
 from flows.planning.layouts import LEAST_TOKENS, Layout, flow, layouts
 from flows.planning.plan import make
 from infra.store import Store
