@@ -87,7 +87,7 @@ def rehearse(task: Task) -> Rehearsed:
             observer.begin()
             trainer.train_step(batches)
             observer.costs.end_fusion()
-        found = _report(observer, trainer, str(attention_of(segment)))
+        found = _report(observer, trainer, rates, str(attention_of(segment)))
         trainer.close()
     return found
 
@@ -110,7 +110,7 @@ def _parameters(trainer: Any) -> Iterator[torch.nn.Parameter]:
         yield from part.parameters()
 
 
-def _report(observer: Observer, trainer: Any, attention: str) -> Rehearsed:
+def _report(observer: Observer, trainer: Any, rates: Rates, attention: str) -> Rehearsed:
     gradients = [parameter.grad for parameter in _parameters(trainer) if parameter.grad is not None]
     observer.allocations.name(map(_local, gradients), "gradients")
     costs = observer.costs
@@ -143,6 +143,7 @@ def _report(observer: Observer, trainer: Any, attention: str) -> Rehearsed:
         ],
         operators=operators[:LONGEST],
         classes=classes,
+        bound=rates.bound(classes),
         compute_seconds=compute,
         waited_seconds=waited,
         seconds=compute + waited,

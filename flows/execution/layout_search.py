@@ -167,7 +167,8 @@ def described(launch: dict[str, Any], settings: dict[str, Any]) -> str:
     if degrees["tp"] > 1 and degrees["sequence_parallel"]:
         parts.append("sequence parallel")
     if degrees["pp"] > 1:
-        parts.append(degrees["pp_schedule"])
+        virtual = degrees["virtual_stages"]
+        parts.append(degrees["pp_schedule"] + (f" of {virtual}" if virtual else ""))
     again = settings["activation_checkpointing"]
     size = settings["micro_batch_size"]
     parts.append(f"micro-batch {'whole' if size is None else size}")

@@ -243,10 +243,10 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     shard = 4.0 * trained / shards
     every = 4.0 * trained if piped else shard
     before = every if micro_batches > 1 else 0.0
-    chunk = min(CHUNK_TOKENS, tokens)
-    logits = chunk * words * (4 * chunks(segment) + (b if b == 2 else 0)) * last + (
-        4 * chunk * model.dim * last if device == "cpu" and words else 0
-    )
+    # losses of log-probabilities take the tokens of one row at a time
+    chunk = min(CHUNK_TOKENS, tokens / rows if segment.objective in OF_SCORES else tokens)
+    logits = chunk * words * (4 * chunks(segment) + (b if b == 2 else 0)) * last
+    logits += chunk * model.dim * (4 if device == "cpu" else b) * last * bool(words)  # its states
     largest = max(head, count.matrices / 2) / shards
     teacher = TeacherMemory()
     if last:
