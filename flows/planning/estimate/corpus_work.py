@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from flows.planning.estimate.work import Counter
+from flows.planning.estimate.work import Known
 from flows.planning.graph import Graph, Node
 from infra.store.hugging_face import stored_model
 from infra.store.inputs import Listing
@@ -172,11 +172,11 @@ class CorpusWork:
         }
 
 
-def corpora_of(graph: Graph, counter: Counter) -> dict[str, CorpusWork]:
+def corpora_of(graph: Graph, known: Known) -> dict[str, CorpusWork]:
     """By stage, in the order of the plan; work that two parts share is counted with the first."""
     duplicates, found = graph.duplicates(), dict[str, list[PartWork]]()
     for node in graph.nodes.values():
-        if node.name not in duplicates and (work := _part_work(graph, counter, node)) is not None:
+        if node.name not in duplicates and (work := _part_work(graph, known, node)) is not None:
             found.setdefault(node.stage, []).append(work)
     return {name: CorpusWork(parts) for name, parts in found.items()}
 
@@ -219,11 +219,11 @@ def documents_of(graph: Graph, node: Node, per_token: float) -> Documents:
     return Documents(text, number if number is not None else text / DOCUMENT_BYTES, "declared")
 
 
-def _part_work(graph: Graph, counter: Counter, node: Node) -> PartWork | None:
+def _part_work(graph: Graph, known: Known, node: Node) -> PartWork | None:
     """None for a part without such work."""
     match node.part:
         case CorpusPart():
-            return _corpus(graph, counter, node, node.part)
+            return _corpus(graph, known, node, node.part)
         case ScoresPart(method="fasttext"):
             read = documents_of(graph, node, BYTES_PER_TOKEN)
             seconds = read.bytes / RATES["fasttext"]
@@ -268,10 +268,10 @@ def _tasks(graph: Graph, node: Node, part: DocumentsPart) -> int | None:
     return -(-len(listing.files) // (len(listing.files) if part.source.limit else part.files_per_task))
 
 
-def _corpus(graph: Graph, counter: Counter, node: Node, part: CorpusPart) -> PartWork:
+def _corpus(graph: Graph, known: Known, node: Node, part: CorpusPart) -> PartWork:
     tokenizer = graph.nodes[node.inputs["tokenizer"].node or ""]
-    per_token, missing = _bytes_per_token(counter, tokenizer), []
-    listing, made = graph.listings.get(node.inputs["documents"].name), counter.manifest(node)
+    per_token, missing = _bytes_per_token(known, tokenizer), []
+    listing, made = graph.listings.get(node.inputs["documents"].name), known.manifest(node)
     width = 2 if isinstance(tokenizer.part, TokenizerPart) and tokenizer.part.vocab_size < 65_500 else 4
     read = made.metrics.get("read") if made is not None else None
     if made is not None and isinstance(read, dict) and {"bytes", "documents"} <= read.keys():
@@ -307,8 +307,8 @@ def _corpus(graph: Graph, counter: Counter, node: Node, part: CorpusPart) -> Par
     )
 
 
-def _bytes_per_token(counter: Counter, tokenizer: Node) -> float:
+def _bytes_per_token(known: Known, tokenizer: Node) -> float:
     """Of the stored tokenizer's own sources."""
-    made = counter.manifest(tokenizer)
+    made = known.manifest(tokenizer)
     found = made.metrics.get("bytes_per_token") if made is not None else None
     return fmean(found) if isinstance(found, list) and found else BYTES_PER_TOKEN
