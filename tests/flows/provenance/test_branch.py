@@ -365,7 +365,7 @@ def test_a_variant_of_a_matrix_is_branched_and_its_readers_follow(tmp_path: Path
         ("continue-pretrain", "continue"),
         ("goldfish-mini", "pretrain-goldfish"),
         *(("wso-mini", f"base-{name}") for name in ("wso", "cosine-0.1")),
-        ("optimizer-consistency-mini", "base-muon"),
+        ("optimizer-consistency-mini", "base-muon-28"),
         slow("apertus-8b", "sft"),
     ],
 )
