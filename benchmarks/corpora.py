@@ -1,10 +1,10 @@
-"""Documents of any number and length, and the corpora that one worker makes of them, for measurements."""
+"""Documents and conversations of any length, and what one worker makes of them, for measurements."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from pydoc_data import topics
@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from apertus_model.progress import Progress
-from apertus_model.stages import corpus, tokenizer
+from apertus_model.stages import conversations, corpus, tokenizer
 from apertus_model.stop import StopSignal
 from infra.store import Attempt, Store
 from infra.store.documents import Unit
@@ -34,24 +34,41 @@ def texts(count: int, characters: int, seed: int = 0) -> Iterator[str]:
         yield "\n".join(" ".join(drawn[begin : begin + WORDS]) for begin in range(0, len(drawn), WORDS))
 
 
-def write(folder: Path, documents: Iterable[str], per_file: int) -> None:
-    """Rows of JSON with all columns that filters read, so many to a file."""
+Row = dict[str, Any]
+
+
+def document(number: int, text: str) -> Row:
+    """With all columns that filters read."""
+    row = {"id": str(number), "text": text, "url": f"https://site-{number}.example/page", "score": 1.0}
+    return row | {"license": "CC0-1.0", "language": "de", "toxic_score": 0.1}
+
+
+def conversation(number: int, text: str) -> Row:
+    """A question of a quarter of the text, answered by the rest."""
+    parts = (("user", text[: len(text) // 4]), ("assistant", text[len(text) // 4 :]))
+    return {"id": str(number), "messages": [{"role": role, "content": part} for role, part in parts]}
+
+
+def write(
+    folder: Path, texts: Iterable[str], per_file: int, row: Callable[[int, str], Row] = document
+) -> None:
+    """Rows of JSON, so many to a file."""
     folder.mkdir()
-    rows = enumerate(documents)
+    rows = enumerate(texts)
     for file in range(10**6):
-        lines = [json.dumps(_row(number, text)) + "\n" for number, text in islice(rows, per_file)]
+        lines = [json.dumps(row(number, text)) + "\n" for number, text in islice(rows, per_file)]
         if not lines:
             return
         (folder / f"{file:05d}.jsonl").write_text("".join(lines))
 
 
-def _row(number: int, text: str) -> dict[str, Any]:
-    row = {"id": str(number), "text": text, "url": f"https://site-{number}.example/page", "score": 1.0}
-    return row | {"license": "CC0-1.0", "language": "de", "toxic_score": 0.1}
-
-
 def source(folder: Path) -> dict[str, Any]:
     return {"url": str(folder), "format": "jsonl", "include": ["*.jsonl"], "id_column": "id"}
+
+
+def conversations_spec(folder: Path) -> dict[str, Any]:
+    read = {"url": str(folder), "format": "chat", "include": ["*.jsonl"]}
+    return {"source": read, "process": {"holdout": 0.1}, "seed": 28, "files_per_task": 1}
 
 
 def corpus_spec(folder: Path, filters: list[dict[str, Any]], *, pii: bool, **fields: Any) -> dict[str, Any]:
@@ -66,13 +83,13 @@ def make_tokenizer(store: Store, folder: Path, documents: Path) -> None:
 
 
 class Timed(Attempt):
-    """Notes when the last task on documents has ended, in seconds of the processor."""
+    """Notes when the last task on files has ended, in seconds of the processor."""
 
     tasks_ended = 0.0
 
     def commit_unit(self, key: str, **fields: Any) -> Unit:
         unit = super().commit_unit(key, **fields)
-        if key.startswith("documents"):
+        if key.startswith(("documents", "conversations")):
             self.tasks_ended = processor_time()
         return unit
 
@@ -82,7 +99,7 @@ def run(store: Store, folder: Path, kind: str, name: str, spec: dict[str, Any]) 
     attempt = Timed(_job(store, folder, kind, name, spec))
     attempt.begin()
     begun = processor_time()
-    module: Any = {"tokenizer": tokenizer, "corpus": corpus}[kind]
+    module: Any = {"tokenizer": tokenizer, "corpus": corpus, "conversations": conversations}[kind]
     module.run(attempt.job, attempt, Progress(None), StopSignal())
     return attempt.tasks_ended - begun, processor_time() - attempt.tasks_ended
 
@@ -98,7 +115,7 @@ def _job(store: Store, folder: Path, kind: str, name: str, spec: dict[str, Any])
         fingerprint=name,
         spec=spec,
         identity=spec,
-        inputs={"tokenizer": made} if kind == "corpus" else {},
+        inputs={} if kind == "tokenizer" else {"tokenizer": made},
         launch={"workers": {"count": 1}},
         store=store.url,
         path=f"{kind}/{name}",

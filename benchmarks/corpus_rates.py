@@ -30,7 +30,15 @@ from apertus_model.classifiers import fast_text
 from apertus_model.data.duplicates import MinHash
 from apertus_model.data.filters import make_check
 from apertus_model.data.pii import Replacer
-from benchmarks.corpora import corpus_spec, make_tokenizer, run, texts, write
+from benchmarks.corpora import (
+    conversation,
+    conversations_spec,
+    corpus_spec,
+    make_tokenizer,
+    run,
+    texts,
+    write,
+)
 from flows.planning.estimate.corpus_work import RATES, Amount, core_seconds
 from infra.store import Artifact, Store
 from specs.filters import FilterSpec, NearDuplicatesFilter
@@ -91,6 +99,12 @@ def measured(store: Store, folder: Path, documents: Path, only: list[str]) -> di
     tasks, rest = run(store, folder, "corpus", "bare", corpus_spec(documents, [], pii=False))
     made = Artifact(store, "corpus/bare").manifest.metrics
     found = {"tokenise": made["read"]["bytes"] / tasks, "shuffle": 2 * made["tokens"] / rest}
+    if "conversations" in only:
+        chats = folder / "chats"
+        write(chats, (row["text"] for row in rows), -(-len(rows) // FILES), conversation)
+        found["conversations"] = size / sum(
+            run(store, folder, "conversations", "chats", conversations_spec(chats))
+        )
     if "pii" in only:
         replace = Replacer(("email", "ip", "iban"))
         found["pii"] = rate(lambda document: replace(document.text))

@@ -48,6 +48,13 @@ class RewardSpec(Spec):
         None, ge=1, description="of the model, for estimates while its folder is unavailable"
     )
 
+    @property
+    def name(self) -> str:
+        """For messages."""
+        if self.judge is not None:
+            return f"of the judge {self.judge.from_ or self.judge.revision}"
+        return self.function or self.model or str(self.from_)
+
     @model_validator(mode="before")
     @classmethod
     def _fill_version(cls, data: Any) -> Any:

@@ -94,6 +94,7 @@ def open_judge(spec: RewardSpec, attempt: Attempt) -> Judge:
     assert judge is not None, "checked by the caller"
     constitution = read_constitution(judge.constitution)
     model: AskedModel
+    stored = attempt.job.inputs["judge"].fingerprint if judge.server is None else None
     if judge.server is not None:
         model = ServerModel(judge)
         identity: Any = [judge.server.identity_fields(), judge.revision]
@@ -101,9 +102,9 @@ def open_judge(spec: RewardSpec, attempt: Attempt) -> Judge:
         folder = local_folder(attempt.input_artifact("judge"), attempt.workdir / "judge")
         shared, arguments = beginnings(judge, constitution), judge.chat_template_kwargs
         model = FolderModel(folder, str(judge.from_), shared, spec.max_tokens, arguments)
-        identity = attempt.job.inputs["judge"].fingerprint
+        identity = stored
     name = canonical_json([identity, judge.chat_template_kwargs])
-    known = StoredAnswers(attempt.store, attempt.workdir)
+    known = StoredAnswers(attempt.store, attempt.workdir, stored)
     return Judge(judge, constitution, model, name, known)
 
 

@@ -1,7 +1,8 @@
-"""The answers of judges that the store has, by their keys.
+"""The answers of a judge that the store has, by their keys.
 
-Answers stand in the rows of parts that asked a judge, also in units of those that are not finished. They are
-read once, into a database on this machine, since there can be many millions.
+Answers stand in the rows of parts that asked a judge, also in units of those that are not finished. Those of
+parts that asked the same model are read once, into a database on this machine, since there can be many
+millions.
 
 Invariant: an answer is only found under its key. What cannot be read counts as not known.
 """
@@ -24,8 +25,10 @@ KINDS = ("rewards", "evaluate_reward")  # of parts that ask a judge
 class StoredAnswers:
     """Answers by key, as they were in the store when this was made."""
 
-    def __init__(self, store: Store, folder: Path) -> None:
-        """`folder`: a local one, for the database."""
+    def __init__(self, store: Store, folder: Path, model: str | None) -> None:
+        """`folder`: a local one, for the database. `model`: fingerprint of the judge's model; None for
+        one that a server has."""
+        self._model = model
         self._database = sqlite3.connect(folder / "answers.sqlite", isolation_level=None)
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute(
@@ -45,6 +48,9 @@ class StoredAnswers:
     def _read(self, artifact: Artifact) -> None:
         identity = artifact.readable_identity
         if identity is None or not (identity.spec.get("reward") or {}).get("judge"):
+            return
+        asked = identity.inputs.get("judge")
+        if (asked.fingerprint if asked is not None else None) != self._model:
             return
         try:
             for row in _rows(artifact):

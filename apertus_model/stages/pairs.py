@@ -17,6 +17,7 @@ without units.)
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,13 +35,14 @@ from apertus_model.stop import StopSignal
 from infra.store import Attempt
 from specs.errors import StageError
 from specs.job import Job
+from specs.rewards import RewardSpec
 from specs.stages.preference_data import PairsPart
 
 BINS = 10
 
 
 class PairsError(StageError):
-    """No prompt has a pair. The message counts the reasons."""
+    """No prompt has a pair. The message counts the reasons, or names a reward that tells none apart."""
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -53,6 +55,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     models = [rows.artifact.manifest.facts["model"] for rows in generated]
     total = same_rows(prompts, completions, rewards, *generated)
     without: Counter[str] = Counter()
+    lowest, highest = math.inf, -math.inf
     histogram = np.zeros(BINS, np.int64)
     with PairWriter(attempt.workdir) as writer:
         for index, (prompt, sampled, values, *others) in enumerate(
@@ -61,6 +64,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             assert prompt["id"] == sampled["id"] == values["id"]
             candidates = candidates_of(prompt, sampled, values, others, models)
             histogram += quantile_histogram(candidates)
+            lowest = min([lowest, *values["offline"], *values["sampled"]])
+            highest = max([highest, *values["offline"], *values["sampled"]])
             try:
                 for pair in pairs_of(part, prompt, candidates, len(values["sampled"])):
                     writer.add(prompt, pair)
@@ -68,10 +73,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 without[str(reason)] += 1
             progress.update(index + 1, total, "prompts")
     if not writer.pairs:
-        raise PairsError(
-            f"none of the {total} prompts has a pair: {dict(without)}. Fix: more completions per prompt, or"
-            " another reward"
-        )
+        reward = RewardSpec.model_validate(rewards.artifact.manifest.spec["reward"])
+        raise PairsError(_why_none(total, without, reward.name, lowest, highest))
     for name in writer.finish():
         attempt.put(attempt.workdir / name, name)
     metrics = {"pairs": writer.pairs, "prompts": total, "without_pair": dict(without), **writer.metrics()}
@@ -88,6 +91,21 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         metrics={**metrics, "quantile_histogram": histogram.tolist()},
         facts={name: facts[name] for name in COPIED_FACTS}
         | {"pairs": writer.pairs, "sequences": 2 * writer.pairs},
+    )
+
+
+def _why_none(total: int, without: Counter[str], reward: str, lowest: float, highest: float) -> str:
+    """`lowest`, `highest`: of the rewards of all completions."""
+    if without["equal_rewards"] < total:
+        return (
+            f"none of the {total} prompts has a pair: {dict(without)}. Fix: more completions per prompt, or"
+            " another reward"
+        )
+    values = f"{lowest:g}" if lowest == highest else f"one value, from {lowest:g} to {highest:g} by prompt"
+    return (
+        f"the reward {reward} gives all completions of a prompt {values}, for each of the {total} prompts, so"
+        " it prefers none. Fix: a reward that tells the completions of a prompt apart, or completions that"
+        " differ more (completions.n, completions.temperature)"
     )
 
 

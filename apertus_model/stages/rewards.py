@@ -125,7 +125,7 @@ class Summary:
         self._sampled: list[float] = []
         self._deviations: list[float] = []
         self._outside: list[float] = []
-        self._pairs = self._ties = 0
+        self._pairs = self._ties = self._equal = 0
 
     def add(self, row: Row) -> Row:
         self._offline += row["offline"]
@@ -135,14 +135,18 @@ class Summary:
         equal = [first == second for first, second in combinations(row["sampled"], 2)]
         self._pairs += len(equal)
         self._ties += sum(equal)
+        values = [*row["offline"], *row["sampled"]]
+        self._equal += len(values) > 1 and len(set(values)) == 1
         return row
 
     def metrics(self) -> dict[str, float]:
-        """`ties`: share of pairs of completions sampled for the same prompt with equal rewards;
+        """`prompts_with_equal_rewards`: prompts of which all completions have the same reward;
+        `ties`: share of pairs of completions sampled for the same prompt with equal rewards;
         `standard_deviation`: of all sampled rewards; `standard_deviation_within`: mean over the prompts of
         that within a prompt; `outside`, `outside_max`: probability that a judge gave to what is no answer,
         the mean and the largest."""
         metrics: dict[str, float] = {"offline": len(self._offline), "sampled": len(self._sampled)}
+        metrics["prompts_with_equal_rewards"] = self._equal
         if self._offline:
             metrics["mean_offline"] = float(np.mean(self._offline))
         metrics["mean_sampled"] = float(np.mean(self._sampled))

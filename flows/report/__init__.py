@@ -132,7 +132,7 @@ class Charts:
             ]
             + ([difference] if difference else [])
             + [
-                result_charts.quantiles(part.name, counts)
+                result_charts.quantiles(part.name, counts, numbers(part.metrics.get("without_pair")))
                 for part in run.parts
                 if (counts := _histogram(part))
             ],

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import plotly.graph_objects as go
 
-from flows.format import in_full
+from flows.format import amount, in_full
 from flows.report.figures import NEUTRAL, Entry, Figure, Style, Styles, label, plot, short
 from flows.report.memorisation import MEASURES, Memorised, Over
 from flows.report.results import Evaluation, Rewards
@@ -263,8 +263,8 @@ def differences(evaluations: list[Evaluation], look: dict[str, Style]) -> Figure
 BOTTOM_OF_DIFFERENCES = 34
 
 
-def quantiles(name: str, counts: list[float]) -> Figure:
-    """The histogram of the quantiles of pairs."""
+def quantiles(name: str, counts: list[float], without: dict[str, float]) -> Figure:
+    """The histogram of the quantiles of completions. `without`: prompts without a pair, by reason."""
     count = len(counts)
     traces = [
         go.Bar(
@@ -277,6 +277,8 @@ def quantiles(name: str, counts: list[float]) -> Figure:
     ]
     title = {"text": "quantile of the reward", "font": {"size": 12}, "standoff": 6}
     drawn = plot(traces, bargap=0, xaxis={"range": [0, 1], "title": title}, yaxis={"nticks": 6})
-    return Figure(
-        f"Quantiles: {name}", "Number of completions, by the quantile of their reward.", HEIGHT, drawn
-    )
+    summary = "Number of completions, by the quantile of their reward."
+    if without:
+        reasons = (f"{amount(number)} for {reason.replace('_', ' ')}" for reason, number in without.items())
+        summary += f" Prompts without a pair: {', '.join(reasons)}."
+    return Figure(f"Quantiles: {name}", summary, HEIGHT, drawn)

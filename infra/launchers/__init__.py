@@ -57,5 +57,8 @@ def launch_job(
         return Process(job, launch, distributed=distributed)
     if profile.launcher == "slurm":
         return SlurmJob(job, launch, profile, distributed=distributed, exclude=exclude)
-    replicas = (launch.workers and launch.workers.count or 1) if in_units else 1
-    return KubernetesJob(job, launch, profile, distributed=distributed, replicas=replicas)
+    workers = 1
+    if in_units and job.gpus:  # by default all that a node has room for, as on a machine
+        stated = launch.workers.count if launch.workers is not None else None
+        workers = stated or max(1, profile.gpus_per_node // job.gpus)
+    return KubernetesJob(job, launch, profile, distributed=distributed, workers=workers)

@@ -45,19 +45,19 @@ DISRUPTIONS = ("DisruptionTarget",)
 
 
 class KubernetesJob(ClusterJob):
-    """One attempt. `replicas`: workers of a stage that is one process, each with the GPUs of a whole model.
+    """One attempt. `workers`: of a stage that is one process, each with the GPUs of a whole model.
 
     Raises:
         StageError: the attempt needs a folder of this machine.
     """
 
     def __init__(
-        self, job: Job, launch: Launch, profile: Profile, *, distributed: bool, replicas: int = 1
+        self, job: Job, launch: Launch, profile: Profile, *, distributed: bool, workers: int = 1
     ) -> None:
         self.settings = settings_of(profile, job)
         super().__init__(job, launch, profile, distributed=distributed)
         self.name = object_name(job.pipeline, job.node, job.attempt)
-        self._gpus = self.per_node if distributed else job.gpus * replicas
+        self._gpus = self.per_node if distributed else job.gpus * workers
         self._kubectl = Kubectl(self.settings)
 
     def manifests(self) -> list[dict[str, Any]]:

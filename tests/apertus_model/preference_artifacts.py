@@ -23,8 +23,8 @@ def dialogue(question: str, *answers: str, **more: Any) -> Conversation:
     )
 
 
-def attempt_at(bench: Any, kind: str, fingerprint: str) -> Attempt:
-    return Attempt(bench.job(kind, fingerprint, {}, {}, attempt="first", workers=1))
+def attempt_at(bench: Any, kind: str, fingerprint: str, spec: dict[str, Any] | None = None) -> Attempt:
+    return Attempt(bench.job(kind, fingerprint, spec or {}, {}, attempt="first", workers=1))
 
 
 def encoder_of(tokenizer: Artifact) -> ChatEncoder:
@@ -56,9 +56,14 @@ def put_conversations(
 
 
 def put_rows(
-    bench: Any, kind: str, fingerprint: str, rows: list[Row], facts: dict[str, Any] | None = None
+    bench: Any,
+    kind: str,
+    fingerprint: str,
+    rows: list[Row],
+    facts: dict[str, Any] | None = None,
+    spec: dict[str, Any] | None = None,
 ) -> Artifact:
-    attempt = attempt_at(bench, kind, fingerprint)
+    attempt = attempt_at(bench, kind, fingerprint, spec)
     written = write_rows(attempt, kind, rows)
     attempt.commit(metrics={}, facts=(facts or {}) | written)
     return attempt.artifact

@@ -35,7 +35,7 @@ TOTALS: dict[str, tuple[str, Callable[[Any], str]]] = {  # of `Estimates.totals`
     "read_tokens": ("tokens read", amount),
     "flops": ("FLOPs", flop),
     "gpu_hours": ("GPU-hours", amount),
-    "core_hours": ("core-hours of corpora", amount),
+    "core_hours": ("core-hours of data", amount),
     "seconds": ("time", lambda value: duration(value)),
     "energy_kwh": ("energy", lambda value: energy(value)),
     "cost": ("cost", amount),
@@ -162,7 +162,7 @@ def corpus_table(estimates: Estimates, width: int | None = None) -> Table:
         " measured, declared or by the files"
     )
     optional = ("tasks", "time", "sizes", "text")
-    return table("making corpora", caption, headings, rows, optional=optional, width=width)
+    return table("making corpora and conversations", caption, headings, rows, optional=optional, width=width)
 
 
 def _known(values: list[float | None]) -> float | None:

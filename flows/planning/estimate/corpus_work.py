@@ -1,11 +1,13 @@
-"""What making corpora and their classifiers takes: processor time, bytes that move, storage in between.
+"""What making corpora, conversations and classifiers takes: processor time, bytes that move, storage in
+between.
 
     core-seconds = bytes of text x (1 / tokenise + 1 / each filter) + bytes of tokens / shuffle
 
-and for a fastText classifier bytes of text / fasttext, or x epochs / fasttext-training. What encoders read
-is in `encoders`. `RATES` are measured by `python -m benchmarks.corpus_rates`. Sizes come from stored corpora
-(`measured`), from what a source declares (`declared`), or from the sizes of its files (`files`): tokens are
-then estimated with the stored tokenizer's bytes per token.
+for a corpus, for conversations bytes of text x (1 / conversations + 1 / each filter), and for a fastText
+classifier bytes of text / fasttext, or x epochs / fasttext-training. What encoders read is in `encoders`.
+`RATES` are measured by `python -m benchmarks.corpus_rates`. Sizes come from stored corpora (`measured`), from
+what a source declares (`declared`), or from the sizes of its files (`files`): tokens are then estimated with
+the stored tokenizer's bytes per token.
 
 Invariants: as for training, a number that depends on an unknown one is None, and what is not counted is
 named. Nothing is opened but manifests.
@@ -27,13 +29,15 @@ from specs.hugging_face import Stored
 from specs.sources import COMPRESSED_INSIDE, TOKENISED, resolve_url
 from specs.stages.base import DocumentsPart
 from specs.stages.classifier import ClassifierPart, FastText
-from specs.stages.corpus import CorpusPart
+from specs.stages.conversations import ConversationSource, ConversationsPart
+from specs.stages.corpus import CorpusPart, CorpusSource
 from specs.stages.scores import ScoresPart
 from specs.stages.tokenizer import TokenizerPart
 
 RATES = {  # bytes per second of one core: of text, for `shuffle` of tokens
     "tokenise": 2.2e6,  # reading JSONL, too
     "shuffle": 24e6,
+    "conversations": 0.9e6,
     "pii": 10e6,
     "length": 8e9,
     "alphabetic": 24e6,
@@ -49,9 +53,9 @@ RATES = {  # bytes per second of one core: of text, for `shuffle` of tokens
     "fasttext": 10e6,
     "fasttext-training": 5.3e6,
 }
-"""Of an Intel Xeon whose other core was busy. `tokenise` includes the hash of every text. The language model
-has 256 dimensions and 2,000 labels, about as many as GlotLID's; the classifier the defaults of its stage, and
-two labels."""
+"""Of an Intel Xeon whose other core was busy. `tokenise` includes the hash of every text, `conversations`
+rendering, mask and what the stage does after its tasks. The language model has 256 dimensions and 2,000
+labels, about as many as GlotLID's; the classifier the defaults of its stage, and two labels."""
 PERCEPTRON_FLOPS = 33e9
 """Per second of one core, of training with the default batch size."""
 IN_TOKENISE = ("exact-duplicates",)
@@ -61,7 +65,10 @@ DOCUMENT_BYTES = 3000  # of text; only signatures are counted by the document
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", *(f".{name}" for name in COMPRESSED_INSIDE))
 PASSES = 5
 """Times that the tokens move: written by the tasks, read and written to cells, read and written to shards."""
+CONVERSATION_PASSES = 3
+"""Times that tokens, mask and text move: written by the tasks, read and written to shards."""
 SIGNATURE_BYTES = 8  # of a bucket
+MASK_BYTES = 1  # of a token of a conversation
 SOURCES = ("measured", "declared", "files")  # of sizes, the least certain last
 
 
@@ -74,8 +81,12 @@ class Amount(NamedTuple):
 
 def core_seconds(amount: Amount, steps: Iterable[str]) -> float:
     """Of one core, for the steps of a corpus: its filters, and `pii`. Those without a rate take nothing."""
-    text = sum(1 / RATES[step] for step in ("tokenise", *steps) if step in RATES)
-    return amount.text * text + amount.tokens / RATES["shuffle"]
+    return amount.text * seconds_per_byte("tokenise", *steps) + amount.tokens / RATES["shuffle"]
+
+
+def seconds_per_byte(*steps: str) -> float:
+    """Of text, on one core. Steps without a rate take nothing."""
+    return sum(1 / RATES[step] for step in steps if step in RATES)
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,8 @@ class PartWork:
     text_bytes: float
     source: str  # of the sizes, one of `SOURCES`
     tokens: float = 0
-    token_bytes: float = 0
+    token_bytes: float = 0  # of what is written: tokens, and of conversations mask and text
+    passes: int = PASSES  # times that they move
     signature_bytes: float = 0
     tasks: int | None = None  # None where the files are unavailable, or all is one task
     missing: str = ""  # what is not counted
@@ -105,7 +117,7 @@ class PartWork:
     @property
     def moved_bytes(self) -> float:
         """Read and written, the documents and the result included."""
-        return self.text_bytes + PASSES * self.token_bytes + 2 * self.signature_bytes
+        return self.text_bytes + self.passes * self.token_bytes + 2 * self.signature_bytes
 
     @property
     def temporary_bytes(self) -> float:
@@ -131,7 +143,7 @@ SIZES = ("text_bytes", "tokens", "moved_bytes", "temporary_bytes")
 
 @dataclass(frozen=True)
 class CorpusWork:
-    """The work of a stage that makes corpora, or a classifier."""
+    """The work of a stage that makes corpora, conversations or a classifier."""
 
     parts: list[PartWork]
 
@@ -224,6 +236,8 @@ def _part_work(graph: Graph, known: Known, node: Node) -> PartWork | None:
     match node.part:
         case CorpusPart():
             return _corpus(graph, known, node, node.part)
+        case ConversationsPart():
+            return _conversations(graph, known, node, node.part)
         case ScoresPart(method="fasttext"):
             read = documents_of(graph, node, BYTES_PER_TOKEN)
             seconds = read.bytes / RATES["fasttext"]
@@ -272,7 +286,7 @@ def _corpus(graph: Graph, known: Known, node: Node, part: CorpusPart) -> PartWor
     tokenizer = graph.nodes[node.inputs["tokenizer"].node or ""]
     per_token, missing = _bytes_per_token(known, tokenizer), []
     listing, made = graph.listings.get(node.inputs["documents"].name), known.manifest(node)
-    width = 2 if isinstance(tokenizer.part, TokenizerPart) and tokenizer.part.vocab_size < 65_500 else 4
+    width = _token_width(tokenizer)
     read = made.metrics.get("read") if made is not None else None
     if made is not None and isinstance(read, dict) and {"bytes", "documents"} <= read.keys():
         found, tokens = Documents(read["bytes"], read["documents"], "measured"), made.metrics["tokens"]
@@ -283,28 +297,77 @@ def _corpus(graph: Graph, known: Known, node: Node, part: CorpusPart) -> PartWor
     else:
         found = documents_of(graph, node, per_token)
         tokens = found.text / per_token
-        missing += ["documents that filters drop"] if part.process.filters and listing is None else []
-    filters = part.process.filters
-    missing += [
-        f"filter {step.filter}"
-        for step in filters
-        if step.filter not in RATES and step.filter not in IN_TOKENISE
-    ]
+        missing += _before_filters(part.process, listing)
+    missing += _without_rate(part.process)
     if part.source.format == "warc" and part.source.html == "trafilatura":
         missing.append("extraction of text from pages")
-    buckets = sum(step.buckets for step in filters if isinstance(step, NearDuplicatesFilter))
-    steps = [step.filter for step in filters] + (["pii"] if part.process.replaced else [])
     return PartWork(
         node=node,
-        core_seconds=core_seconds(Amount(found.text, tokens * width), steps),
+        core_seconds=core_seconds(Amount(found.text, tokens * width), _steps(part.process)),
         text_bytes=found.text,
         source=found.source,
         tokens=tokens,
         token_bytes=tokens * width,
-        signature_bytes=SIGNATURE_BYTES * buckets * found.number,
+        signature_bytes=_signature_bytes(part.process, found),
         tasks=_tasks(graph, node, part),
         missing=", ".join(missing),
     )
+
+
+def _conversations(graph: Graph, known: Known, node: Node, part: ConversationsPart) -> PartWork:
+    tokenizer = graph.nodes[node.inputs["tokenizer"].node or ""]
+    per_token, made = _bytes_per_token(known, tokenizer), known.manifest(node)
+    listing = graph.listings.get(node.inputs["documents"].name)
+    found, missing = documents_of(graph, node, per_token), _without_rate(part.process)
+    read = made.metrics.get("read", {}).get("conversations") if made is not None else None
+    if (
+        made is not None and read and made.metrics["conversations"]
+    ):  # what was read is as long as what is kept
+        text = made.metrics["tokens"] * per_token * read / made.metrics["conversations"]
+        found, tokens = Documents(text, read, "measured"), made.metrics["tokens"]
+    else:
+        tokens = found.bytes / per_token
+        missing += _before_filters(part.process, listing)
+    return PartWork(
+        node=node,
+        core_seconds=found.bytes * seconds_per_byte("conversations", *_steps(part.process)),
+        text_bytes=found.bytes,
+        source=found.source,
+        tokens=tokens,
+        token_bytes=tokens * (per_token + _token_width(tokenizer) + MASK_BYTES),
+        passes=CONVERSATION_PASSES,
+        signature_bytes=_signature_bytes(part.process, found),
+        tasks=_tasks(graph, node, part),
+        missing=", ".join(missing),
+    )
+
+
+Process = CorpusSource | ConversationSource
+
+
+def _steps(process: Process) -> list[str]:
+    """Kinds of work beside reading and tokenising."""
+    return [step.filter for step in process.filters] + (["pii"] if process.replaced else [])
+
+
+def _without_rate(process: Process) -> list[str]:
+    names = [step.filter for step in process.filters]
+    return [f"filter {name}" for name in names if name not in RATES and name not in IN_TOKENISE]
+
+
+def _before_filters(process: Process, listing: Listing | None) -> list[str]:
+    """What a declared size, which is that after the filters, leaves out."""
+    return ["documents that filters drop"] if process.filters and listing is None else []
+
+
+def _signature_bytes(process: Process, found: Documents) -> float:
+    steps = [step for step in process.filters if isinstance(step, NearDuplicatesFilter)]
+    return SIGNATURE_BYTES * sum(step.buckets for step in steps) * found.number
+
+
+def _token_width(tokenizer: Node) -> int:
+    """Bytes of a stored token."""
+    return 2 if isinstance(tokenizer.part, TokenizerPart) and tokenizer.part.vocab_size < 65_500 else 4
 
 
 def _bytes_per_token(known: Known, tokenizer: Node) -> float:

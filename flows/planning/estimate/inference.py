@@ -124,15 +124,21 @@ def not_counted(parts: list[PartInference]) -> list[str]:
     return [f"{part.node.name}: {part.work.missing}" for part in parts if part.work.missing]
 
 
-def gpus_of(part: Part, launch: Launch) -> int:
+def gpus_of(part: Part, launch: Launch, cluster: Cluster | None) -> int:
     """GPUs of a part: its processes on the training engine, else those of all its workers."""
-    return launch.world_size if part.ON_ENGINE else workers_of(part, launch) * gpus_of_worker(part, launch)
+    if part.ON_ENGINE:
+        return launch.world_size
+    return workers_of(part, launch, cluster) * gpus_of_worker(part, launch)
 
 
-def workers_of(part: Part, launch: Launch) -> int:
-    """Workers that share the units of a part, where the launch settings say how many."""
-    stated = launch.workers.count if launch.workers is not None and part.WORKERS else None
-    return stated or 1
+def workers_of(part: Part, launch: Launch, cluster: Cluster | None) -> int:
+    """Workers that share the units of a part: as many as the launch settings say, else as many as the GPUs
+    of a node allow, which is what a run starts there (`apertus_model.work.local`)."""
+    if not part.WORKERS:
+        return 1
+    stated = launch.workers.count if launch.workers is not None else None
+    there = cluster.gpus_per_node // gpus_of_worker(part, launch) if cluster is not None else 1
+    return stated or max(1, there)
 
 
 def gpus_of_worker(part: Part, launch: Launch) -> int:
@@ -172,7 +178,7 @@ def work_of(known: Known, node: Node) -> Work | None:
 def _estimated(
     node: Node, work: Work, known: Known, cluster: Cluster | None, measured: dict[str, float]
 ) -> PartInference:
-    gpus, seconds, source = gpus_of(node.part, node.launch), None, None
+    gpus, seconds, source = gpus_of(node.part, node.launch, cluster), None, None
     if cluster is not None and work.requests:
         seconds, source = _measured_seconds(node, work, known, cluster, gpus), "measured"
         if seconds is None:
@@ -194,7 +200,7 @@ def _seconds(node: Node, work: Work, cluster: Cluster, measured: dict[str, float
     seconds = work.forward_flops * idle / (mfu * peak * gpus)
     if (decoding := work.decoding) is None:
         return seconds
-    workers = workers_of(node.part, node.launch)
+    workers = workers_of(node.part, node.launch, cluster)
     rates = Rates(cluster.gpu, cluster.gpus_per_node)
     replica = Replica(decoding.model, gpus // workers, work.width, rates)
     sequences = decoding.sequences / workers

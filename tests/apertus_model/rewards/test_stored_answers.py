@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from apertus_model.data.rows import Rows
+from apertus_model.data.rows import Row, Rows
+from apertus_model.rewards import stored_answers
 from apertus_model.rewards.judge_model import FolderModel
 from apertus_model.rewards.stored_answers import StoredAnswers
 from infra.store import Artifact, Attempt
@@ -139,14 +141,35 @@ def test_what_is_damaged_is_not_known(
     artifact = run(bench, "one", spec(tmp_path), read)
     key = Rows(artifact)[0]["answers"][0]["key"]
     (tmp_path / "before").mkdir()
-    found = StoredAnswers(bench.store, tmp_path / "before").get(key)
+    found = StoredAnswers(bench.store, tmp_path / "before", judge.manifest.fingerprint).get(key)
     assert list(found or ()) == Rows(artifact)[0]["answers"][0]["probabilities"]
     path = Path(bench.store.full(artifact.stored_name("rewards-00000.jsonl")))
     path.write_text(path.read_text().replace(key, "0" * 32))
     (tmp_path / "after").mkdir()
-    known = StoredAnswers(bench.store, tmp_path / "after")
+    known = StoredAnswers(bench.store, tmp_path / "after", judge.manifest.fingerprint)
     assert known.get(key) is None
     assert known.get("0" * 32) is None
+
+
+def test_only_parts_that_asked_the_same_model_are_read(
+    bench: Any, judge: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = run(bench, "one", spec(tmp_path), inputs(bench, "one", judge, "red"))
+    key = Rows(artifact)[0]["answers"][0]["key"]
+    opened: list[str] = []
+    rows = stored_answers._rows
+
+    def counting(part: Artifact) -> Iterator[Row]:
+        opened.append(part.path)
+        return rows(part)
+
+    monkeypatch.setattr(stored_answers, "_rows", counting)
+    for number, (model, known) in enumerate(
+        [(judge.manifest.fingerprint, True), ("another", False), (None, False)]
+    ):
+        (tmp_path / str(number)).mkdir()
+        found = StoredAnswers(bench.store, tmp_path / str(number), model).get(key)
+        assert (found is not None, len(opened)) == (known, 1)
 
 
 def test_the_part_stores_the_constitution_and_the_mass_outside_the_scale(

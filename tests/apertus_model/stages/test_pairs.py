@@ -42,7 +42,8 @@ def _run(bench: Any, prompts: list[dict[str, list[float]]], **changes: Any) -> A
         )
         rows["completions"].append({"id": name, "completions": texts["sampled"]})
         rows["rewards"].append({"id": name, **rewards})
-    inputs = {kind: put_rows(bench, kind, kind, values, FACTS) for kind, values in rows.items()}
+    spec = {"reward": {"function": "grounded-answer"}}
+    inputs = {kind: put_rows(bench, kind, kind, values, FACTS, spec) for kind, values in rows.items()}
     return bench.run("pairs", changes.pop("fingerprint", "pairs"), PART | changes, inputs)
 
 
@@ -93,8 +94,19 @@ def test_prompts_without_a_pair_are_counted_by_reason(bench: Any) -> None:
 
 
 def test_no_pair_at_all_is_an_error(bench: Any) -> None:
-    with pytest.raises(PairsError, match=r"none of the 1 prompts.*equal_rewards"):
-        _run(bench, [{"offline": [], "sampled": [1.0, 1.0]}])
+    with pytest.raises(PairsError, match=r"none of the 2 prompts.*few_reference_rewards.*equal_rewards"):
+        _run(bench, [{"offline": [1.0, 2.0], "sampled": [1.0]}, {"offline": [], "sampled": [1.0, 1.0]}])
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [(1.0, "1, for each of the 2 prompts"), (0.5, "one value, from 0.5 to 1 by prompt, for each of the 2")],
+)
+def test_a_constant_reward_is_an_error_that_names_it(bench: Any, second: float, said: str) -> None:
+    constant = [{"offline": [value], "sampled": [value, value]} for value in (1.0, second)]
+    message = f"the reward grounded-answer gives all completions of a prompt {said}.*Fix: a reward that tells"
+    with pytest.raises(PairsError, match=message):
+        _run(bench, constant, fingerprint=f"pairs{second}")
 
 
 def test_completions_that_are_too_long_are_not_taken_but_count_in_the_reference(bench: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from apertus_model.data.rows import Rows
 from apertus_model.rewards import RewardError
+from apertus_model.stages.rewards import Summary
 from infra.store import Artifact
 from tests.apertus_model.preference_artifacts import put_rows
 
@@ -56,12 +57,21 @@ def test_offline_and_sampled_completions_are_scored(bench: Any) -> None:
     assert artifact.manifest.metrics == {
         "offline": 2,
         "sampled": 6,
+        "prompts_with_equal_rewards": 0,
         "mean_offline": 1.0,
         "mean_sampled": pytest.approx(statistics.mean(sampled)),
         "standard_deviation": pytest.approx(statistics.pstdev(sampled)),
         "standard_deviation_within": pytest.approx(statistics.pstdev(sampled[:3]) / 2),
         "ties": (1 + 3) / 6,
     }
+
+
+def test_prompts_whose_completions_all_have_the_same_reward_are_counted(bench: Any) -> None:
+    rows = [([0.5], [0.5, 0.5]), ([0.5], [0.4, 0.4]), ([], [1.0, 1.0]), ([], [1.0])]  # the last has no other
+    summary = Summary()
+    for offline, sampled in rows:
+        summary.add({"offline": offline, "sampled": sampled})
+    assert summary.metrics()["prompts_with_equal_rewards"] == 2
 
 
 def test_units_do_not_change_the_rewards(bench: Any) -> None:

@@ -58,22 +58,24 @@ def test_fine_tunings_of_a_schedule_share_its_pretraining(store: Store) -> None:
     )  # fmt: skip
 
 
-def test_fine_tunings_with_and_without_adapters_come_from_two_pretrainings(store: Store) -> None:
-    plan = planned("optimizer-consistency-mini", store)
+@pytest.mark.parametrize(("recipe", "bases", "tuned"), [("", 2, 4 * 12), ("-mini", 2 * 3, 4 * 6)])
+def test_fine_tunings_are_compared_with_the_pretraining_that_they_come_from(
+    recipe: str, bases: int, tuned: int, store: Store
+) -> None:
+    plan = planned(f"optimizer-consistency{recipe}", store)
     data = {"tokenizer": 1, "corpus": 1, "mixture": 1, "conversations": 1}
-    assert kinds(plan) == data | {"pretrain": 2, "sft": 16 + 12, "evaluate": 2 + 16 + 12}
+    assert kinds(plan) == data | {"pretrain": bases, "sft": tuned, "evaluate": bases + tuned}
     for name, found in plan.graph.trajectories.items():
         if name.startswith("sft-"):
             adapted = name.startswith("sft-lora-")
             assert (plan.graph.nodes[name].identity.get("lora") is not None) == adapted
-            _, optimizer, _, base, rate = name.replace("-lora", "").split("-", 4)
-            assert (found.optimizer.name, found.optimizer.lr, found.parent.phase) == (
-                optimizer,
-                float(rate),
-                f"base-{base}",
-            )  # type: ignore[union-attr]
+            _, optimizer, _, base, varied = name.replace("-lora", "").split("-", 4)
+            parent = f"base-{base}-{varied}" if recipe else f"base-{base}"  # a seed, or a rate
+            assert found.parent is not None
+            assert (found.optimizer.name, found.parent.phase) == (optimizer, parent)
+            assert recipe or found.optimizer.lr == float(varied)
             against = plan.graph.nodes[f"evaluate-{name.removeprefix('sft-')}"].inputs["against"]
-            assert against.name == f"evaluate-base-{base}"
+            assert against.name == f"evaluate-{parent}"
 
 
 def test_pretrainings_with_and_without_goldfish_differ_in_the_loss_alone(store: Store) -> None:

@@ -367,7 +367,7 @@ def test_a_variant_of_a_matrix_is_branched_and_its_readers_follow(tmp_path: Path
         ("goldfish-mini", "pretrain-goldfish"),
         ("wso-mini", "base-wso"),
         slow("wso-mini", "base-cosine-0.1"),
-        slow("optimizer-consistency-mini", "base-muon"),
+        slow("optimizer-consistency-mini", "base-muon-28"),
         slow("apertus-8b", "sft"),
     ],
 )

@@ -72,6 +72,9 @@ def test_a_pod_per_node_finds_the_first_one(tmp_path: Path) -> None:
         ("harness", {}, "4"),
         ("rewards", {"reward": {"model": "s3://bucket/judge"}}, "1"),
         ("rewards", {"reward": {"function": "grounded-answer"}}, None),
+        ("rewards", {"reward": {"judge": {"server": {"url": "http://host/v1"}}}}, None),
+        ("evaluate_reward", {"reward": {"judge": {"constitution": "rules.md"}}}, "1"),
+        ("evaluate_reward", {"reward": {"function": "grounded-answer"}}, None),
         ("corpus", {}, None),
     ],
 )
@@ -101,6 +104,13 @@ def test_a_pod_has_gpus_for_all_its_workers_and_a_stage_that_submits_workers_sta
         if isinstance(attempt, KubernetesJob):
             container = attempt.manifests()[2]["spec"]["template"]["spec"]["containers"][0]
             assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    for tp, gpus in (1, "8"), (3, "6"), (16, "16"):  # by default a node of eight is filled
+        launch = Launch(processes=tp, parallel=Parallel(tp=tp))
+        sampling = job.model_copy(update={"launch": launch})
+        attempt = launch_job(sampling, launch, PROFILE, distributed=False, in_units=True)
+        assert isinstance(attempt, KubernetesJob)
+        container = attempt.manifests()[2]["spec"]["template"]["spec"]["containers"][0]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus
     # what has no units runs there all the same
     assert isinstance(launch_job(job, launch, PROFILE, distributed=False), KubernetesJob)
 

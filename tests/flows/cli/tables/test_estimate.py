@@ -24,7 +24,7 @@ def test_what_is_stored_stands_below_the_table_and_not_under_the_size_of_a_check
 ) -> None:
     lines = printed(plans["apertus-70b"], 200)
     (whole,) = [line for line in lines if line.startswith(" all ")]
-    assert whole.split() == ["all", "6.89e24", "82.7", "d", "5.91M", "3.31", "GWh", "17.7M", "72.5", "GB"]
+    assert whole.split() == ["all", "6.89e24", "71.4", "d", "5.91M", "3.31", "GWh", "17.7M", "72.5", "GB"]
     # Four of each of seven segments of pretraining, two of each of the six other stages; one more while one
     # is written.
     each = 16 * 70_599_864_480

@@ -70,6 +70,34 @@ def test_files_count_by_their_sizes_and_a_stored_corpus_as_it_is(planned: Planne
     assert (made["text_bytes"], made["tokens"], made["sizes_source"]) == (5000, 900, "measured")
 
 
+def test_conversations_are_counted_by_hand_before_and_after_they_are_made(chat: Planned) -> None:
+    """40 conversations of 3,000 bytes; tokens of two bytes, a mask of one and the text move three times."""
+    near = "stages.chat.sources.questions.filters=[{filter: near-duplicates, buckets: 10}]"
+    stated = ("sources.questions.url=absent", "sources.questions.declared={documents: 40}", near)
+    found = chat(*stated, "stages.chat.launch.workers.count=2").to_json()["estimates"]["corpora"]["chat"]
+    text, tokens, signatures = 40 * 3000, 40 * 3000 / 4, 8 * 10 * 40
+    written = text + tokens * (2 + 1)
+    numbers = ("text_bytes", "tokens", "moved_bytes", "temporary_bytes")
+    assert [found[name] for name in numbers] == [
+        text, tokens, text + 3 * written + 2 * signatures, written + signatures,
+    ]  # fmt: skip
+    seconds = text / RATES["conversations"] + text / RATES["near-duplicates"]
+    assert (found["core_hours"], found["seconds"]) == (
+        pytest.approx(seconds / 3600),
+        pytest.approx(seconds / 2),
+    )
+    assert (found["sizes_source"], found["not_counted"]) == ("declared", "documents that filters drop")
+    plan = chat()
+    made = {"read": {"conversations": 50}, "conversations": 40, "tokens": 800}
+    finish(plan, "chat/questions", metrics=made)  # type: ignore[arg-type]  # as stored
+    found = chat().to_json()["estimates"]["corpora"]["chat"]
+    assert (found["text_bytes"], found["tokens"], found["sizes_source"]) == (
+        800 * 4 * 50 / 40,
+        800,
+        "measured",
+    )
+
+
 def test_the_time_of_workers_that_the_recipe_does_not_state_is_unknown(planned: Planned) -> None:
     assert corpus(planned())["seconds"] is None
 

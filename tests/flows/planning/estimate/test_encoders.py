@@ -62,7 +62,7 @@ def test_an_encoder_takes_the_operations_of_its_layers(scored: Scored, encoder: 
     part = found["corpus/web/scores-1"]
     assert part["read_tokens"] == 2_000_000 * TOKENS
     assert part["flops"] / 2_000_000 == pytest.approx(_passes(encoder, TOKENS), rel=0.06)
-    assert part["gpus"] == 1 and part["gpu_hours"] > 0
+    assert part["gpus"] == 2 and part["gpu_hours"] > 0  # those of a node
     totals = plan.estimates.totals()
     assert totals["flops"] == sum(part["flops"] for part in found.values())
     assert totals["gpu_hours"] == pytest.approx(sum(part["gpu_hours"] for part in found.values()))

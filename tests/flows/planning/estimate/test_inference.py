@@ -13,7 +13,9 @@ from flows.planning.estimate.decode_time import Replica, decode_seconds
 from flows.planning.estimate.inference import gpus_of
 from flows.planning.plan import Plan
 from infra.store import Store
+from specs.cluster import Cluster
 from specs.launch import Launch, Parallel, Workers
+from specs.stages.evaluate import EvaluatePart
 from specs.stages.harness import HarnessPart, Suite
 from tests.flows.conftest import finish
 from tests.flows.planning.advising import Advised, plan_of
@@ -26,7 +28,8 @@ Chat = Callable[..., Plan]
 
 def test_time_is_that_of_the_forward_passes_and_of_decoding(chat: Chat) -> None:
     """The exported weights are float32; log-probabilities are made by all processes, as trained."""
-    plan = chat(CLUSTER, DECLARED, *EXPECTED, "stages.preferences.launch={processes: 2}")
+    launch = "stages.preferences.launch={processes: 2, workers: {count: 1}}"
+    plan = chat(CLUSTER, DECLARED, *EXPECTED, launch)
     found = parts(plan)
     model = plan.graph.trajectories["sft"].model
     work = next(part.work for part in plan.estimates.asking if part.node.name == "preferences/completions")
@@ -50,15 +53,24 @@ def test_workers_share_the_requests_of_a_suite(chat: Chat) -> None:
         stated = (f"stages.evaluate.harness={{{suites}}}", f"stages.evaluate.launch={launch}")
         return parts(chat(CLUSTER, DECLARED, *EXPECTED, *stated), "evaluate")["harness/own"]
 
-    one, five = planned("{}"), planned("{workers: {count: 5}}")
+    one, five = planned("{workers: {count: 1}}"), planned("{workers: {count: 5}}")
     assert (one["gpus"], five["gpus"]) == (1, 5)
     # 1,000 answers are 256 at a time on one GPU, and 200 at a time on each of five
     assert one["seconds"] / 5 < five["seconds"] < one["seconds"] / 3
     launch = Launch(workers=Workers(count=5), processes=2, parallel=Parallel(tp=2))
-    assert gpus_of(HarnessPart(suite=Suite(tasks=["x"])), launch) == 10
+    assert gpus_of(HarnessPart(suite=Suite(tasks=["x"])), launch, None) == 10
     # with transformers one of the GPUs of a worker computes at a time, and workers compute side by side
-    one, five = planned("{}", "transformers"), planned("{workers: {count: 5}}", "transformers")
+    one, five = (planned(f"{{workers: {{count: {count}}}}}", "transformers") for count in (1, 5))
     assert one["seconds"] / 5 <= five["seconds"] < one["seconds"] / 3
+
+
+def test_without_a_count_the_workers_of_a_plan_fill_a_node_as_those_of_a_run_do() -> None:
+    suite, node = HarnessPart(suite=Suite(tasks=["x"])), Cluster(gpu="GH200", gpus_per_node=4)
+    for tp, gpus in (1, 4), (2, 4), (3, 3), (4, 4), (8, 8):  # 8: of a node of four; advice says so
+        assert gpus_of(suite, Launch(parallel=Parallel(tp=tp)), node) == gpus
+    assert gpus_of(suite, Launch(workers=Workers(count=2)), node) == 2
+    assert gpus_of(suite, Launch(), None) == 1  # a cluster that nobody described
+    assert gpus_of(EvaluatePart.model_construct(), Launch(processes=16), node) == 16  # on the engine
 
 
 def test_totals_have_training_and_inference(chat: Chat) -> None:
@@ -78,7 +90,7 @@ def test_totals_have_training_and_inference(chat: Chat) -> None:
 
 
 def test_the_speed_of_stored_completions_wins_where_utilisation_is_measured(chat: Chat) -> None:
-    measuring = "cluster={gpu: H100}"
+    measuring = "cluster={gpu: H100, gpus_per_node: 1}"
     plan = chat(measuring, DECLARED, *EXPECTED)
     finish(plan, "pretrain/1", "pretrain/2", "pretrain/3", metrics={"tokens_per_second": 1e6})
     before = parts(chat(measuring, DECLARED, *EXPECTED))["completions"]
@@ -117,12 +129,12 @@ def test_the_processes_that_are_advised_take_no_longer_than_training(advised: Ad
 def test_the_published_run_samples_within_days() -> None:
     """320 completions are in flight on a GH200. Their products take longer than reading the weights, and
     their keys and values are read for each token: the 3.8 million completions of 768 tokens of the standard
-    set take 41 hours."""
+    set take 41 hours on one GPU, and a quarter of it on a node of four."""
     found: dict[str, Any] = parts(published("apertus-8b"), "preferences-standard")["completions"]
     matrices = 32 * 4096 * (2 * 4096 + 2 * 1024 + 2 * 21_504) + 131_072 * 4096
     cached = 320 * (256 + 384) * 2 * 2 * 32 * 1024
     step = 320 * 2 * matrices / (720e12 * clock(560)) + cached / (4.0e12 * 2903 / 3350)
     prefill = 380_499 * (256 * 2 * (matrices - 131_072 * 4096) + 256**2 * 4 * 32 * 4096 + 2 * 131_072 * 4096)
     expected = 3_804_990 / 320 * 767 * step + prefill / (0.363 * 989.5e12)
-    assert found["gpus"] == 1 and found["time_source"] == "roofline"
-    assert found["seconds"] == pytest.approx(expected) == pytest.approx(40.5 * 3600, rel=0.01)
+    assert found["gpus"] == 4 and found["time_source"] == "roofline"
+    assert 4 * found["seconds"] == pytest.approx(expected) == pytest.approx(40.5 * 3600, rel=0.01)
