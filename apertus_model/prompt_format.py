@@ -21,7 +21,7 @@ from apertus_model.chat.messages import usual_messages, usual_tools
 from apertus_model.data.rows import Row
 from specs.errors import StageError
 from specs.foreign import checked, parse_json, read_local
-from specs.hugging_face import MOST, Generation, OtherConfig
+from specs.hugging_face_files import MOST, Generation, OtherConfig
 
 Completion = dict[str, Any]  # {"text", "tokens", "finished"}
 

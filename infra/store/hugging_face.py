@@ -41,19 +41,17 @@ from specs.foreign import (
     shown,
     trail,
 )
-from specs.hugging_face import (
+from specs.hugging_face import HuggingFaceError, model_of, other_architecture
+from specs.hugging_face_files import (
     Card,
     Config,
     Generation,
-    HuggingFaceError,
     Index,
     OtherConfig,
     Stored,
     TokenizerConfig,
     TokenizerFile,
     Words,
-    model_of,
-    other_architecture,
 )
 from specs.model import ModelSpec
 from specs.redaction import without_credentials

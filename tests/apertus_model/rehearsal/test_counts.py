@@ -219,7 +219,7 @@ def test_a_kernel_of_the_project_reads_and_writes_each_tensor_once(split: Rehear
 @needs_compiler
 def test_the_only_wait_for_the_gpu_is_told_with_its_place(split: Rehearsed) -> None:
     (line,) = split.synchronisations
-    assert line.place.rsplit(":", 1)[0] == "apertus_model/trainer/trainer.py"
+    assert line.place.rsplit(":", 1)[0] == "apertus_model/trainer/lifecycle.py"
     assert (line.what, line.calls) == ("tolist", 1)
 
 
