@@ -40,6 +40,7 @@ TESTED_IN = {
     "specs.stages.probe": TYPES,
     "specs.stages.qrpo": TYPES,
     "apertus_model.data.packed_pairs": "tests/apertus_model/data/test_preference_samples.py",
+    "apertus_model.data.mixture_recipe": "tests/apertus_model/data/test_samples.py",
     "apertus_model.data.sequence_writer": "tests/apertus_model/stages/test_labelled_pairs.py",
     "apertus_model.generation": "tests/apertus_model/stages/test_completions.py",
     "apertus_model.model_card": "tests/apertus_model/stages/test_export.py",

@@ -30,7 +30,7 @@ from apertus_model.data.corpus_work import CorpusWork
 from apertus_model.data.examples import Row, choose, joined, to_jsonl
 from apertus_model.data.planted import FILE as PLANTED
 from apertus_model.data.planted import summary, to_json
-from apertus_model.data.probes import probes_json
+from apertus_model.data.probes import PROBES, StoredProbes, stored_probes
 from apertus_model.data.resolution import MOST_PARTS
 from apertus_model.data.span import unit_file, unit_files
 from apertus_model.progress import Progress
@@ -53,7 +53,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     work, layout = passes.work, passes.work.layout
     probes, planted = _probes(work), work.planted
     if probes is not None:
-        attempt.write_json("probes.json", probes)
+        attempt.write_json(PROBES, probes.model_dump())
     if planted:
         attempt.write_json(PLANTED, to_json(planted))
     attempt.write_bytes("examples.jsonl", to_jsonl(_examples(work)))
@@ -131,7 +131,7 @@ def _put_table(attempt: Attempt, name: str, table: pa.Table) -> None:
     path.unlink()
 
 
-def _probes(work: CorpusWork) -> dict[str, Any] | None:
+def _probes(work: CorpusWork) -> StoredProbes | None:
     """The content of probes.json, if the spec wants probes."""
     repeats = work.part.process.repeats
     tokens: dict[str, list[int]] = {}
@@ -139,7 +139,7 @@ def _probes(work: CorpusWork) -> dict[str, Any] | None:
         return None
     for seen in _seen(work):
         tokens |= seen["probes"]
-    return probes_json(work.layout.probes, tokens, repeats.length)
+    return stored_probes(work.layout.probes, tokens, repeats.length)
 
 
 def _examples(work: CorpusWork) -> list[Row]:
