@@ -9,13 +9,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from specs.advice import Silenced
 from specs.base import Spec, execution, identity, reference
 from specs.launch import Launch
 from specs.sources import SourceSpec
 from specs.units import Reference
+
+
+def _different(references: list[Reference]) -> list[Reference]:
+    if len(set(map(str, references))) < len(references):
+        raise ValueError("a part is repeated; name it once")
+    return references
+
+
+DifferentReferences = Annotated[list[Reference], AfterValidator(_different)]
 
 
 class Stage(Spec):

@@ -243,6 +243,18 @@ class FromParent(TrainingStage, FromCheckpoint):
         ]
 
 
+class ForwardPart(Part):
+    """A part of forward passes on the training engine."""
+
+    ON_ENGINE: ClassVar[bool] = True
+    model: ModelSpec = identity()
+    sequence_length: int = identity()
+    precision: Precision = identity(default_factory=Precision)
+    attention: str = execution("auto")
+    batch_size: int = execution(4, description="sequences per forward pass and data-parallel rank")
+    parallel: Parallel = execution(default_factory=Parallel)
+
+
 class Segment(Part):
     """Resolved: one segment of a phase. Inputs: `mixture`, `tokenizer`, and `parent` (a checkpoint) unless it
     starts from new weights; `packed:<i>` of each source of the mixture for best-fit packing; `excluded:<i>`,
