@@ -13,7 +13,7 @@
     train-n, validation-n, kept-n, rejects-n    one file of the corpus
 
 Invariants:
-- A unit reads files of committed units of earlier passes, where they lie, and nothing else.
+- A unit reads files of committed units of earlier passes, from the store, and nothing else.
 - It is planned by `CorpusPlan` and `Layout`, which are units themselves (`plan`, `layout`).
 """
 

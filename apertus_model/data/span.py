@@ -33,7 +33,7 @@ def unit_of(attempt: Attempt, key: str) -> Unit:
 
 
 def unit_file(attempt: Attempt, key: str, name: str) -> CheckedFile:
-    """A file of a unit of an earlier pass, to be read where it lies."""
+    """A file of a unit of an earlier pass, for reading from the store."""
     record = unit_of(attempt, key).files[name]
     return attempt.store.reader(record.path, record)
 

@@ -1,6 +1,6 @@
 """The answers of judges that the store has, by their keys.
 
-Answers stand in the rows of parts that asked a judge, also in units of those that are not finished. They are
+Answers are in the rows of parts that asked a judge, also in units of those that are not finished. They are
 read once, into a database on this machine, since there can be many millions.
 
 Invariant: an answer is only found under its key. What cannot be read counts as not known.

@@ -203,7 +203,7 @@ class SegmentRecorder:
         self._progress.log(f"step {step}: held-out loss {text}")
 
     def add_anomaly(self, event: Event) -> None:
-        """As `Recorder.add_anomaly`. An event at which training stops is committed by itself."""
+        """As `Recorder.add_anomaly`. An event at which training stops is committed at once."""
         if dist.get_rank() != 0:
             return
         self._add(self.row_of_event(asdict(event)))

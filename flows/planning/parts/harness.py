@@ -86,7 +86,7 @@ def _check_template(builder: Builder, path: FieldPath, suite: Suite, chat: bool)
 
 def _story(name: str, suites: dict[str, Suite], needs: _Found) -> str:
     """What a suite asks, for the plan."""
-    told = []
+    messages = []
     for key, suite in suites.items():
         count = f"{len(needs.tasks[key])} tasks" if key in needs.tasks else "tasks that are not looked up"
         how = "through the chat template" if suite.chat_template else "as plain text"
@@ -96,8 +96,8 @@ def _story(name: str, suites: dict[str, Suite], needs: _Found) -> str:
         )
         tags = needs.tags.get(key)
         means = f", {_some(tags)} without a mean (a tag; a group in include has one)" if tags else ""
-        told.append(f"'{key}' asks {count} {how}{without}{means}")
-    return f"{name}: {', '.join(told)}"
+        messages.append(f"'{key}' asks {count} {how}{without}{means}")
+    return f"{name}: {', '.join(messages)}"
 
 
 @dataclass

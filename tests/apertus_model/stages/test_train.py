@@ -26,7 +26,7 @@ def test_a_trained_segment_is_a_checkpoint_with_its_history(trained: Artifact) -
     assert all(0 < row["masked_share"] < 0.5 for row in rows)
 
 
-def test_an_interrupted_segment_goes_on_to_the_same_bits_and_the_same_history(
+def test_an_interrupted_segment_resumes_to_the_same_bits_and_history(
     stages: Stages, trained: Artifact
 ) -> None:
     stages.train("interrupted", SPEC, stop_after=4)
@@ -39,7 +39,7 @@ def test_an_interrupted_segment_goes_on_to_the_same_bits_and_the_same_history(
     assert ours == theirs
 
 
-def test_a_checkpoint_is_not_gone_on_from_with_other_data(stages: Stages) -> None:
+def test_a_checkpoint_is_not_resumed_with_other_data(stages: Stages) -> None:
     stages.train("moved", SPEC, stop_after=2)
     checkpoint = Artifact(stages.store, "pretrain/moved", 6).checkpoint(2)
     assert checkpoint.facts["data"]["sources"]["steady"]["weight"] == 1

@@ -91,7 +91,9 @@ def test_the_best_checkpoints_so_far_are_kept_beside_the_last(tuned: Artifact) -
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_interrupted_adaptation_goes_on_to_the_same_bits(stages: Stages, processes: int) -> None:
+def test_interrupted_fine_tuning_with_adapters_resumes_to_the_same_bits(
+    stages: Stages, processes: int
+) -> None:
     spec = sft(lora=Lora(rank=2, alpha=4.0, targets=["wq", "down_proj"]), prompt_weight=0.25)
     names = [f"lora-{processes}", f"lora-{processes}-interrupted"]
     fields: dict[str, Any] = {"inputs": sft_inputs(stages), "processes": processes}
@@ -102,7 +104,7 @@ def test_an_interrupted_adaptation_goes_on_to_the_same_bits(stages: Stages, proc
     assert resumed.checkpoint(6).facts["validation"] == whole.checkpoint(6).facts["validation"]
 
 
-def test_a_segment_of_a_leg_takes_over_adapters_and_a_new_leg_merges_them(stages: Stages) -> None:
+def test_a_segment_takes_over_adapters_of_its_phase_and_a_new_phase_merges_them(stages: Stages) -> None:
     inputs = {"parent": stages.ref("pretrain/trained", 6)}
     for kind, itself, begins in (
         ("sft", sft(start_step=6, end_step=8), False),

@@ -115,7 +115,7 @@ def test_flex_attention_sees_the_same_documents_in_every_layout(
         pytest.param("PP x FSDP", "always", marks=pytest.mark.slow),
     ],
 )
-def test_what_happens_to_gathered_weights_changes_no_bit(tmp_path: Path, name: str, other: Any) -> None:
+def test_reshard_after_forward_changes_no_bit(tmp_path: Path, name: str, other: Any) -> None:
     processes, parallel = ALL[name]
     changed = parallel.model_copy(update={"reshard_after_forward": other})
     results = [

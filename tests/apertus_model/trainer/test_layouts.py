@@ -97,7 +97,7 @@ def test_every_layout_starts_from_the_same_weights_and_positions(tmp_path: Path,
 # Pipelines: checkpoints, adapters, what is refused
 
 
-def test_a_pipeline_goes_on_from_its_checkpoint_with_the_same_bits_and_so_does_one_process(
+def test_a_pipeline_and_one_process_resume_from_a_checkpoint_of_a_pipeline(
     tmp_path: Path, alone: tuple[Path, Result]
 ) -> None:
     spec = spec_of(parallel=Parallel(pp=2), checkpoint={"interval": 2})

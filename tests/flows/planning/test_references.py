@@ -339,7 +339,7 @@ def test_protected_stage_is_not_rerun_by_its_changes_or_its_inputs(
     planned(override)
 
 
-def test_an_interrupted_protected_stage_goes_on(planned: Planned) -> None:
+def test_an_interrupted_protected_stage_resumes(planned: Planned) -> None:
     finish(planned(), "tokenizer", "corpus/notes", "main", "second", "pretrain/1")
     finish(planned(), "pretrain/2", until=10)
     assert planned(PROTECTED).steps["pretrain/2"].action == "resume"

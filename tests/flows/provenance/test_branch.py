@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 Planned = Callable[..., Plan]
 
 
-def test_a_branch_of_a_finished_run_reuses_what_comes_before_and_runs_what_comes_behind(
+def test_a_branch_of_a_finished_run_reuses_the_parts_before_its_point_and_runs_the_rest(
     branched: Callable[..., Made], planned: Planned, store: Store
 ) -> None:
     finish(planned())
@@ -99,7 +99,9 @@ def test_two_branches_share_everything_upstream_and_differ_where_they_are_told_t
     assert two.graph.nodes["two"].inputs["mixture"].name == "main"
 
 
-def test_what_was_left_is_taken_over_border_by_border(branched: Callable[..., Made], store: Store) -> None:
+def test_a_branch_takes_over_the_remaining_borders_of_its_parent(
+    branched: Callable[..., Made], store: Store
+) -> None:
     # 16 steps of 32 tokens: mixture `second` from step 8, a batch of 8 in place of 4 from step 12, a warm-up
     # of 4 steps to 1e-2
     plan = plan_of(branched("pretrain@step=2"), store)
@@ -136,7 +138,7 @@ def test_what_was_left_is_taken_over_border_by_border(branched: Callable[..., Ma
         ("{warmup: 4 steps, decay: cosine, decay_over: 6 steps}", 2),
     ],
 )
-def test_the_learning_rate_goes_on_as_it_would_have(
+def test_the_learning_rate_of_a_branch_continues_the_parents_schedule(
     recipe: Path, store: Store, branched: Callable[..., Made], schedule: str, step: int
 ) -> None:
     recipe.write_text(
@@ -154,7 +156,7 @@ def test_the_learning_rate_goes_on_as_it_would_have(
     assert made.notes == []
 
 
-def test_what_is_behind_the_point_and_not_trained_yet_is_left_out(
+def test_a_branch_omits_parts_after_its_point_that_are_not_trained_yet(
     branched: Callable[..., Made], planned: Planned, store: Store
 ) -> None:
     plan = planned("stages.pretrain.checkpoint.milestones=[10]")
@@ -211,7 +213,7 @@ def test_what_is_behind_the_point_and_not_trained_yet_is_left_out(
         ),
     ],
 )
-def test_a_branch_that_cannot_be_is_refused_with_its_place_and_nothing_is_written(
+def test_an_impossible_branch_is_refused_with_line_and_reason_and_nothing_is_written(
     branched: Callable[..., Made], recipe: Path, point: str, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(SpecError, match=message):
@@ -250,7 +252,7 @@ def test_a_branch_changes_data_optimizer_length_batch_and_carries_what_it_says(
 
 
 @pytest.mark.parametrize(("step", "segments"), [(8, [(16, 4), (32, 8)]), (12, [(32, 8)])])
-def test_a_branch_at_the_end_of_a_segment_begins_behind_a_border_that_is_stated_in_tokens(
+def test_a_branch_at_the_end_of_a_segment_begins_after_a_border_stated_in_tokens(
     recipe: Path, store: Store, step: int, segments: list[tuple[int, int]]
 ) -> None:
     # borders at 1,050 and 1,600 tokens are floored to steps 8 and 12, at 1,024 and 1,536 tokens; 26 and 64
@@ -270,7 +272,7 @@ def test_a_branch_at_the_end_of_a_segment_begins_behind_a_border_that_is_stated_
     assert {segment.mixture for segment in new.graph.trajectories["other"].segments} == {"second"}
 
 
-def test_the_branch_that_the_pages_show_starts_from_what_a_finished_run_of_the_miniature_keeps(
+def test_the_documented_branch_starts_from_a_checkpoint_that_a_finished_miniature_keeps(
     tmp_path: Path,
 ) -> None:
     pages = "".join((ROOT / page).read_text() for page in ("README.md", "docs/operations.md"))
@@ -301,7 +303,7 @@ def test_a_phase_of_a_chain_resumes_with_the_phases_after_it(chat: Path, store: 
     assert plan.graph.nodes["sft"].inputs["parent"].node == "other/2"
 
 
-def test_what_names_a_later_step_names_it_in_the_branch_and_an_earlier_one_stays(
+def test_references_to_later_steps_move_to_the_branch_and_earlier_ones_stay(
     tmp_path: Path, store: Store
 ) -> None:
     text = (
@@ -316,7 +318,9 @@ def test_what_names_a_later_step_names_it_in_the_branch_and_an_earlier_one_stays
     assert plan.graph.after["late"] == ("other",)
 
 
-def test_a_variant_of_a_matrix_is_branched_and_its_readers_follow(tmp_path: Path, store: Store) -> None:
+def test_a_variant_of_a_matrix_is_branched_and_its_readers_read_the_branch(
+    tmp_path: Path, store: Store
+) -> None:
     text = RECIPE.replace(
         "  cooldown:\n    kind: cooldown\n",
         "  cooldown:\n    matrix: {{low: {{optimizer: {{lr: 1e-3}}}}, high: {{optimizer: {{lr: 2e-3}}}}}}\n  "

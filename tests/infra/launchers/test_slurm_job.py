@@ -121,7 +121,9 @@ def test_only_what_the_profile_sends_there_goes_to_the_cluster(tmp_path: Path) -
     assert isinstance(launch_job(job_in(tmp_path), launch, everything, distributed=False), SlurmJob)
 
 
-def test_a_machine_without_slurm_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_slurm_is_an_error_with_the_missing_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SlurmMissing, match="no 'sbatch'"):
         SlurmJob(job_in(tmp_path), Launch(processes=1, threads=1), PROFILE, distributed=True).run(

@@ -130,7 +130,7 @@ def test_a_holder_that_beats_is_alive_however_far_the_clocks_are_apart(local: St
         clock.sleep(5.0)
 
 
-def test_a_holder_of_another_machine_is_taken_over_when_its_counter_stood_still_for_its_lease(
+def test_a_holder_on_another_machine_is_taken_over_when_its_counter_stands_still_for_the_lease(
     store: Store,
 ) -> None:
     clock = Clock(1e6)
