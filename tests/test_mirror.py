@@ -36,7 +36,7 @@ TESTED_IN = {
     "specs.stages.import_model": TYPES,
     "specs.stages.model_folder": TYPES,
     "specs.stages.packing": TYPES,
-    "specs.stages.preference_training": TYPES,
+    "specs.stages.preference_training": "tests/specs/test_layout.py",
     "specs.stages.probe": TYPES,
     "specs.stages.qrpo": TYPES,
     "apertus_model.data.packed_pairs": "tests/apertus_model/data/test_preference_samples.py",

@@ -7,7 +7,7 @@ has a fingerprint.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -32,6 +32,7 @@ class Stage(Spec):
 
     VERSION: ClassVar[int]  # raised when results change
     RESULT: ClassVar[str] = ""
+    IN_LAYOUT: ClassVar[bool] = False  # whether `launch.parallel` spreads its model over processes
     kind: str = identity()
     after: list[str] = execution(
         default_factory=list,
@@ -58,6 +59,11 @@ class Stage(Spec):
         """The result of the stage for references (`reference(to=...)`): `checkpoint`, or the name of its
         kind."""
         return cls.RESULT or cls.kind_name()
+
+    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+        """Why a pipeline cannot divide the model of the stage, context parallelism its sequences, or why its
+        linear layers cannot multiply in float8; "" where they can."""
+        return "it needs the logits on every process" if to == "pp" else ""
 
 
 class Part(Spec):

@@ -122,6 +122,7 @@ class PreferenceSet(FromCheckpoint):
     """Completions with quantile rewards, and their log-probabilities under the model of `from`, which is the
     reference of the loss."""
 
+    IN_LAYOUT: ClassVar[bool] = True
     sequence_length: int | None = identity(
         None,
         ge=8,

@@ -10,7 +10,7 @@ from pydantic import field_validator
 from specs.base import Spec, execution, identity, reference
 from specs.stages.base import DifferentReferences, Part
 from specs.stages.preference_training import PairTraining
-from specs.stages.sft import AdaptedSegment, Lora
+from specs.stages.sft import NO_FLOAT8, AdaptedSegment, Lora
 from specs.stages.training import CarryField, Phase, carries
 
 
@@ -67,6 +67,9 @@ class RewardModelStage(PairTraining):
         if carry != ["weights"]:
             raise ValueError("the head is new, and so are the optimizer's states; state carry: [weights]")
         return carry
+
+    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+        return NO_FLOAT8 if to == "float8" and self.lora is not None else super().obstacle(to)
 
     def phases(self, name: str) -> list[Phase]:
         return [replace(phase, head="reward") for phase in super().phases(name)]

@@ -199,12 +199,16 @@ class TrainingStage(Stage):
     """A stage whose parts are segments of training."""
 
     RESULT: ClassVar[str] = "checkpoint"
+    IN_LAYOUT: ClassVar[bool] = True
     CHAT: ClassVar[bool] = False  # whether its model ends a turn, instead of a document
 
     @property
     def objective(self) -> str:
         """What it minimises, for the optimizers that cannot (`specs.optimizer.refused_objective`)."""
         return "cross-entropy"
+
+    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+        return ""
 
     def phases(self, name: str) -> list[Phase]:
         """The phases of the stage, called `name` in the recipe, in order."""
