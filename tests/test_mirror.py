@@ -52,7 +52,7 @@ TESTED_IN = {
     "apertus_model.data.corpus_plan": "tests/apertus_model/data/test_corpus_passes.py",
     "apertus_model.data.probes": "tests/apertus_model/data/test_data_formats.py",
     "apertus_model.data.records": "tests/apertus_model/data/test_corpus_passes.py",
-    "apertus_model.data.resolution": "tests/apertus_model/data/test_corpus_passes.py",
+    "apertus_model.data.verdicts": "tests/apertus_model/data/test_corpus_passes.py",
     "apertus_model.data.scatter": "tests/apertus_model/data/test_corpus_passes.py",
     "apertus_model.data.teacher_tokens": "tests/apertus_model/stages/test_teacher_tokens.py",
     "apertus_model.data.span": "tests/apertus_model/data/test_corpus_passes.py",

@@ -19,10 +19,10 @@ from apertus_model.data.corpus_plan import CorpusPlan, Duplicate, Layout, Size
 from apertus_model.data.corpus_work import SHOWN, CorpusWork
 from apertus_model.data.planted import encoder, planted_documents, to_json, tokenised
 from apertus_model.data.probes import probes_of
-from apertus_model.data.resolution import NOTHING, Tally
 from apertus_model.data.scatter import EQUAL
 from apertus_model.data.selection import CHARACTERS, DROPPED
 from apertus_model.data.span import resolve_key, step_name, unit_of
+from apertus_model.data.verdicts import NOTHING, Tally
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.work import run_units

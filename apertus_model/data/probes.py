@@ -18,9 +18,9 @@ import pyarrow as pa
 from apertus_model.data.corpus_plan import Probe
 from apertus_model.data.exchange import CellWriter, cell_of
 from apertus_model.data.records import column
-from apertus_model.data.resolution import is_held_out
 from apertus_model.data.shuffle import shuffle_keys
 from apertus_model.data.span import Batch, blocks
+from apertus_model.data.verdicts import is_held_out
 from infra.store.inputs import SourceError
 from specs.foreign import Foreign
 from specs.stages.corpus import CorpusSource, Repeats

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from apertus_model.data.exchange import read_cell
 from apertus_model.data.megatron import HEADER_BYTES, TokenFileError, read_header
 from apertus_model.data.records import column, read_records
-from apertus_model.data.resolution import VERDICTS
+from apertus_model.data.verdicts import VERDICTS
 from infra.store import Attempt, StoreError
 from infra.store.documents import Unit
 from infra.store.files.reader import CheckedFile

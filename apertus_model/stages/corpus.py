@@ -31,8 +31,8 @@ from apertus_model.data.examples import Row, choose, joined, to_jsonl
 from apertus_model.data.planted import FILE as PLANTED
 from apertus_model.data.planted import summary, to_json
 from apertus_model.data.probes import PROBES, StoredProbes, stored_probes
-from apertus_model.data.resolution import MOST_PARTS
 from apertus_model.data.span import unit_file, unit_files
+from apertus_model.data.verdicts import MOST_PARTS
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt

@@ -231,10 +231,10 @@ class Snapshot:
                     return f"no split {split}{_of(reads)}; it has {has}"
                 path = Path(next(iter(files[split]))).resolve()
                 if (found := self._columns(path.relative_to(base).as_posix())) is not None and (
-                    absent := [column for column in reads.columns if column not in found]
+                    lacking := [column for column in reads.columns if column not in found]
                 ):
                     where = f"split {split}{_of(reads)}"
-                    return f"no column {', '.join(absent)} in {where}; it has {', '.join(found)}"
+                    return f"no column {', '.join(lacking)} in {where}; it has {', '.join(found)}"
         return None
 
     def _has(self, name: str) -> bool:

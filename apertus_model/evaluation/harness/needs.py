@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from apertus_model.evaluation.harness.code import code_needs
+from apertus_model.evaluation.harness.code_needs import code_needs
 from apertus_model.evaluation.harness.tasks import Config, Function, Task, functions
 
 CODE_EVAL = "code_eval"
