@@ -218,6 +218,7 @@ def test_numbers_that_a_library_keeps_in_parameter_groups_are_saved_and_restored
     assert fresh.counters() == optimizer.counters() != dict(fresh.COUNTERS)
 
 
+@pytest.mark.slow
 def test_the_library_is_not_imported_before_it_is_asked_for() -> None:
     import subprocess
     import sys
