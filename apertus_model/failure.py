@@ -1,4 +1,4 @@
-"""What an error in the process of a stage means to whoever started it."""
+"""What an error in the process of a stage means to the launcher."""
 
 from __future__ import annotations
 

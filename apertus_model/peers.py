@@ -1,4 +1,4 @@
-"""Whether the nodes of a stage still live.
+"""Whether the nodes of a stage are still alive.
 
 One rank of each node holds a TCP connection to rank 0, over which the kernel of each side asks every few
 seconds whether the other machine answers. So a rank that ended is noticed at once, and a node that is lost or

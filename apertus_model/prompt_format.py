@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
@@ -21,9 +21,15 @@ from apertus_model.chat.messages import usual_messages, usual_tools
 from apertus_model.data.rows import Row
 from specs.errors import StageError
 from specs.foreign import checked, parse_json, read_local
-from specs.hugging_face import MOST, Generation, OtherConfig
+from specs.hugging_face_files import MOST, Generation, OtherConfig
 
-Completion = dict[str, Any]  # {"text", "tokens", "finished"}
+
+class Completion(TypedDict, total=False):
+    """An answer as it is stored."""
+
+    tokens: Required[list[int]]
+    text: str  # not of a continuation, which is compared by tokens alone
+    finished: bool  # whether the model ended its turn
 
 
 class GenerationError(StageError):

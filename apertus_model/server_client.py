@@ -149,11 +149,11 @@ class ServerClient:
             raise MayPass(f"{type(error).__name__}: {error}") from error
         if answer.status_code == 200:
             return bytes(data)
-        told = f"HTTP {answer.status_code}: {redacted(data.decode(errors='replace'))[:300]}"
+        answered = f"HTTP {answer.status_code}: {redacted(data.decode(errors='replace'))[:300]}"
         if answer.status_code in PASSES or answer.status_code >= 500:
-            raise MayPass(told, asked_to_wait(answer.headers.get("Retry-After"), datetime.now(UTC)))
+            raise MayPass(answered, asked_to_wait(answer.headers.get("Retry-After"), datetime.now(UTC)))
         raise GenerationError(
-            f"{self.url} refuses model {self._server.model!r} with {told}. Fix: url, model, api or key of"
+            f"{self.url} refuses model {self._server.model!r} with {answered}. Fix: url, model, api or key of"
             " server, or the settings of the sampling"
         )
 

@@ -127,13 +127,13 @@ class StopSignal:
             if number in STOP_SIGNALS:
                 self._stop(
                     signal.Signals(number).name,
-                    told=not (number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ),
+                    report=not (number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ),
                 )
 
     def _watch_stdin(self) -> None:
         wait_for_end()
         self.orphaned = not self.requested
-        self._stop("the launcher is gone", told=False)
+        self._stop("the launcher is gone", report=False)
 
     def _watch_files(self) -> None:
         stop, alive = Path(os.environ["APERTUS_STOP_FILE"]), os.environ.get("APERTUS_ALIVE_FILE")
@@ -144,12 +144,12 @@ class StopSignal:
                 return self._stop("the launcher is gone")
         self._stop("the launcher asked for it, or the job is about to end")
 
-    def _stop(self, reason: str, *, told: bool = True) -> None:
-        """`told`: whether to tell the launcher. Not for SIGTERM to a rank: torchrun also sends it when a peer
-        has died, and reports its signals itself."""
+    def _stop(self, reason: str, *, report: bool = True) -> None:
+        """`report`: whether to tell the launcher. Not for SIGTERM to a rank: torchrun also sends it when a
+        peer has died, and reports its signals itself."""
         self.request(reason)
         if not self._cooperative:
-            if told:
+            if report:
                 self._tell(reason)
             kill_group()
         timer = threading.Timer(self._grace, kill_group)

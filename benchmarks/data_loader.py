@@ -39,6 +39,7 @@ import torch
 
 from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.data.megatron import TokenFileWriter
+from apertus_model.data.mixture_recipe import MixtureRecipe, MixtureSource
 from apertus_model.data.order import MixtureOrder
 from apertus_model.data.samples import MixtureSamples, positions_within_documents
 from apertus_model.data.stream import TokenPaths, TokenStream
@@ -74,8 +75,15 @@ def open_samples(
     bins: list[TokenPaths], *, vocab_size: int = VOCAB, goldfish: Goldfish | None = GOLDFISH
 ) -> MixtureSamples:
     """A mixture of corpora with equal weights."""
-    sources = [{"fingerprint": "0" * 32, "weight": 1} for _ in bins]
-    recipe = {"seed": 28, "sources": sources, "vocab_size": vocab_size, "bos_id": BOS, "eos_id": EOS}
+    source = MixtureSource(fingerprint="0" * 32, path="corpus", weight=1, tokens=0, documents=0)
+    recipe = MixtureRecipe(
+        seed=28,
+        sources=[source for _ in bins],
+        tokenizer="t",
+        vocab_size=vocab_size,
+        bos_id=BOS,
+        eos_id=EOS,
+    )
     return MixtureSamples.open(recipe, bins, sequence_length=LENGTH, goldfish=goldfish)
 
 

@@ -28,10 +28,10 @@ from apertus_model.losses.cross_entropy import VocabShard, cross_entropy
 from apertus_model.model.model import ApertusModel, model_config
 from apertus_model.model.parallelize import parallelize
 from apertus_model.trainer.config import debug_config, parallelism_config, trainer_config
+from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.loader import collate
 from apertus_model.trainer.optimizer import Optimizers, optimizer_config
 from apertus_model.trainer.process import engine_process
-from apertus_model.trainer.trainer import Lifecycle
 from benchmarks.measure import Contender, race, spread
 from specs.launch import Parallel
 from specs.model import ModelSpec

@@ -132,11 +132,11 @@ def pod_spec(
     return pod
 
 
-def object_name(pipeline: str, node: str, attempt: str, ending: str = "") -> str:
+def object_name(pipeline: str, node: str, attempt: str) -> str:
     """A name that Kubernetes takes, and that no other attempt has: at most 52 characters, so that those of
-    pods fit. `ending`: tells objects of one attempt apart."""
+    pods fit."""
     words = re.sub(r"[^a-z0-9]+", "-", f"{pipeline}-{node}".lower()).strip("-")
-    tail = re.sub(r"[^a-z0-9]", "", attempt.lower())[-14:] + ending
+    tail = re.sub(r"[^a-z0-9]", "", attempt.lower())[-14:]
     return f"a-{words[: 49 - len(tail)].strip('-')}-{tail}"
 
 

@@ -7,7 +7,7 @@ a run.
 - A process of this machine: its number and its start time (`is_running`).
 
 Invariant: nobody compares clocks of two machines; an observer measures on its own monotonic clock how long a
-sign of life stood still.
+sign of life did not change.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def beats_in_file(file: Path) -> Iterator[None]:
 
 
 class Silence:
-    """How long a sign of life has stood still.
+    """How long a sign of life has not changed.
 
     Two looks further apart than `longest_gap` seconds count as so far apart: an observer that slept, or could
     not look, does not take its own absence for the other's.
@@ -131,7 +131,7 @@ class Silence:
 
 
 class FileSilence:
-    """`Silence` of whoever writes `beats_in_file`. A file that cannot be read has not changed."""
+    """`Silence` of the writer of `beats_in_file`. A file that cannot be read has not changed."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -139,7 +139,7 @@ class FileSilence:
         self._silence = Silence(LONGEST_GAP)
 
     def seconds(self) -> float:
-        """Looks, and returns for how long the file has stood still."""
+        """Looks, and returns for how long the file has not changed."""
         with contextlib.suppress(OSError):
             self._last = self._file.read_text()
         return self._silence.after(self._last)

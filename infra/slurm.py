@@ -1,6 +1,6 @@
 """Jobs of Slurm: submitted, watched and cancelled through its commands.
 
-Whatever is a job of Slurm is one of `Jobs`: the attempt at a stage (`infra.launchers.slurm_job`), the
+Every job of Slurm is one of `Jobs`: the attempt at a stage (`infra.launchers.slurm_job`), the
 workers of a stage (`apertus_model.work.slurm`).
 
 Invariant: only options that are stated reach sbatch; a machine without Slurm is an error that says what to
@@ -28,7 +28,7 @@ ENDED = frozenset(
     ]
 )  # states that a job does not leave
 POLL_SECONDS = 5.0
-VISIBLE_SECONDS = 30.0  # a shared folder may show the files of another machine that late
+VISIBLE_SECONDS = 30.0  # a shared folder may show files of another machine this late
 Options = Mapping[str, str | int | bool | None]
 
 

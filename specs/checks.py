@@ -12,13 +12,13 @@ from specs.dependencies import MODELS, order, uses
 from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean
 from specs.figures import misnamed
 from specs.launch import Launch
-from specs.layout import PIPELINED, Misfit, misfits
+from specs.layout import Misfit, misfits
 from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.pipeline import Pipeline
 from specs.resolution import resolve
 from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec
 from specs.stages import TRAINING
-from specs.stages.base import Stage
+from specs.stages.base import FromCheckpoint, Stage
 from specs.stages.classifier import ClassifierStage
 from specs.stages.conversations import ConversationsStage
 from specs.stages.corpus import CorpusSource, CorpusStage, needs_text
@@ -29,11 +29,7 @@ from specs.stages.memorisation import Memorisation
 from specs.stages.merge import MergeStage
 from specs.stages.mixture import MixtureStage
 from specs.stages.preference_data import PreferenceSet
-from specs.stages.preference_training import PairTraining, PreferenceTraining
-from specs.stages.probe import ProbeStage
-from specs.stages.reward_model import RewardModelStage
 from specs.stages.select import SelectStage
-from specs.stages.sft import SftStage
 from specs.stages.tokenizer import TokenizerStage
 from specs.stages.training import TrainingStage
 from specs.trajectory import Trajectory, phase_of, phases
@@ -266,7 +262,7 @@ def _check_layout(
     pipeline: Pipeline, name: str, stage: Stage, trajectories: Mapping[str, Trajectory]
 ) -> Iterator[Problem]:
     """Whether a stage that runs on the training engine can run in its layout."""
-    if not isinstance(stage, (TrainingStage, EvaluateStage, ProbeStage, PreferenceSet)):
+    if not stage.IN_LAYOUT:
         return
     launch = pipeline.launch_of(stage)
     parallel = launch.degrees
@@ -274,17 +270,15 @@ def _check_layout(
     if launch.mismatch is not None:
         yield Problem(at, f"'{name}': {launch.mismatch}", "change launch.processes or a degree.")
         return
-    if parallel.pp > 1 and (obstacle := _needs_logits(stage)):
+    if parallel.pp > 1 and (obstacle := stage.obstacle("pp")):
         message = f"'{name}' cannot run in a pipeline (pp {parallel.pp}): {obstacle}"
         yield Problem(
             (*at, "pp"),
             message,
             f"give '{name}' a launch.parallel of its own, with dp_shard, dp_replicate or cp.",
         )
-    if parallel.cp > 1 and isinstance(stage, SftStage) and stage.inverse_rl is not None:
-        message = (
-            f"'{name}' cannot cut sequences (cp {parallel.cp}): inverse_rl compares a place with the next"
-        )
+    if parallel.cp > 1 and (obstacle := stage.obstacle("cp")):
+        message = f"'{name}' cannot cut sequences (cp {parallel.cp}): {obstacle}"
         yield Problem((*at, "cp"), message, f"give '{name}' a launch.parallel of its own, with dp_shard.")
     found: list[Misfit] = []
     if isinstance(stage, TrainingStage):
@@ -327,8 +321,9 @@ def _check_layout(
                 found += misfits(launch, trajectory.model, trajectory.sequence_length, segment.batch)
         if isinstance(stage, DistillStage):
             found += _of_teacher(launch, trajectories.get(phase_of(stage.teacher, trajectories)))
-    elif (parent := trajectories.get(phase_of(stage.from_, trajectories))) is not None:
-        found += misfits(launch, parent.model)
+    elif isinstance(stage, FromCheckpoint):
+        parent = trajectories.get(phase_of(stage.from_, trajectories))
+        found += misfits(launch, parent.model) if parent is not None else []
     for misfit in dict.fromkeys(found):
         yield Problem((*at, misfit.field), f"'{name}': {misfit.message}", misfit.fix)
 
@@ -362,14 +357,10 @@ def _check_float8(
             "tokens of a sequence on a process": tokens,
         }
         odd = [f"{what} = {size}" for what, size in sizes.items() if size % 16]
-        cluster, obstacle = pipeline.cluster, ""
-        if isinstance(stage, PreferenceTraining):
-            obstacle = "a log-ratio would not begin at zero, since scales depend on the rows of a batch"
-        elif isinstance(stage, (SftStage, RewardModelStage)) and stage.lora is not None:
-            obstacle = "adapters are added to layers of the parameters' precision"
-        elif odd:
+        cluster, obstacle = pipeline.cluster, stage.obstacle("float8")
+        if not obstacle and odd:
             obstacle = f"float8 multiplies sizes in multiples of 16, not {', '.join(odd)}"
-        elif cluster is not None and cluster.device.float8_flops is None:
+        elif not obstacle and cluster is not None and cluster.device.float8_flops is None:
             obstacle = f"the {cluster.gpu} of cluster.gpu has no float8; GPUs from the H100 on have it"
         if obstacle:
             fix = "state precision: {linear: param}" + (", or other sizes." if odd else ".")
@@ -378,14 +369,3 @@ def _check_float8(
                 f"'{phase.name}' cannot train in {linear}: {obstacle}",
                 fix,
             )
-
-
-def _needs_logits(stage: Stage) -> str:
-    """Why the layers of a stage's model cannot be spread over processes; "" where they can."""
-    if not isinstance(stage, TrainingStage):
-        return "it needs the logits on every process"
-    if stage.objective in PIPELINED:
-        return ""
-    if isinstance(stage, PairTraining):
-        return "its loss needs the whole sequences of a batch at once"
-    return f"the weights of its tokens ({stage.objective}) do not reach the last process"

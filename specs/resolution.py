@@ -132,11 +132,11 @@ def _check_imported(phase: Phase, stage: Training) -> None:
     if missing := [what for what in phase.carry if what != "weights"]:
         message = f"'{phase.parent}' has weights only; there is no {' and no '.join(missing)} to carry"
         problems.append(Problem((*phase.path, "carry"), message, "state carry: [weights]."))
-    for field, absent in (
+    for field, unstated in (
         ("optimizer.lr", stage.optimizer.lr is None),
         ("global_batch_size", stage.global_batch_size is None),
     ):
-        if absent:
+        if unstated:
             message = f"'{phase.parent}' has weights only; there is no {field} to inherit"
             problems.append(Problem((*phase.path, *field.split(".")), message, f"state {field}."))
     rests = {

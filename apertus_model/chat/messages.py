@@ -79,7 +79,7 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 def with_deliberation(messages: Sequence[Message]) -> list[Message]:
     """Messages in normal form whose developer message enables deliberation where thoughts occur and it states
-    nothing else: the model learns to think when it is told to."""
+    nothing else: the model learns to think when it is asked to."""
     if not any(block["type"] == "thoughts" for message in messages for block in blocks_of(message)):
         return list(messages)
     place = 1 if messages[0]["role"] == "system" else 0

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from apertus_model.data.resolution import MEMBER_BYTES
+from apertus_model.data.verdicts import MEMBER_BYTES
 
 SIDE_BYTES = 200  # of a document beside its tokens, about
 REJECT_BYTES = 400

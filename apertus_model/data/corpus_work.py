@@ -13,7 +13,7 @@
     train-n, validation-n, kept-n, rejects-n    one file of the corpus
 
 Invariants:
-- A unit reads files of committed units of earlier passes, where they lie, and nothing else.
+- A unit reads files of committed units of earlier passes, from the store, and nothing else.
 - It is planned by `CorpusPlan` and `Layout`, which are units themselves (`plan`, `layout`).
 """
 
@@ -36,19 +36,19 @@ from apertus_model.data.exchange import CellWriter, cell_borders, cell_of, read_
 from apertus_model.data.megatron import token_dtype
 from apertus_model.data.planted import PlantedSets, from_json
 from apertus_model.data.records import column, near_steps, signature_column, signatures
-from apertus_model.data.resolution import (
-    MEMBERS,
-    VERDICTS,
-    drop_duplicates,
-    number_copies,
-    tally,
-)
 from apertus_model.data.scatter import Scatter
 from apertus_model.data.scored import stored_scores
 from apertus_model.data.selection import global_steps
 from apertus_model.data.shuffle import DOCUMENTS, REJECTED, write_kept, write_rejects, write_shard
 from apertus_model.data.span import SpanReader, step_name, unit_files, unit_of
 from apertus_model.data.tokenise import CorpusTasks
+from apertus_model.data.verdicts import (
+    MEMBERS,
+    VERDICTS,
+    drop_duplicates,
+    number_copies,
+    tally,
+)
 from apertus_model.work import Result
 from infra.store import Artifact, Attempt
 from specs.filters import NearDuplicatesFilter

@@ -1,7 +1,7 @@
 """Rows on their way from the units of one pass to those of the next: sorted into cells by the units that
 write them, read cell by cell by the units after them.
 
-A unit writes a file for each group of cells (`CellWriter`). In it lie the rows of its first cell, then those
+A unit writes a file for each group of cells (`CellWriter`). It has the rows of its first cell, then those
 of the next one, as record batches of Arrow, and at the end the offsets of the cells: (cells + 1,) int64.
 
 Invariants:

@@ -21,7 +21,7 @@ from specs.filters import LanguageFilter
 PREFIX = "__label__"
 MAGIC = 793712314
 _HEAD = struct.Struct("<2i 12i d 3i 2q")  # magic, version; settings; sizes of the dictionary
-_ENTRY = struct.Struct("<q b")  # count and type, behind each word and label
+_ENTRY = struct.Struct("<q b")  # count and type, after each word and label
 _LABEL = 1
 
 

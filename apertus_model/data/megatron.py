@@ -136,7 +136,7 @@ class TokenFile:
 
     Args:
         path: the `.bin`, or the path of both without suffix.
-        index: the `.idx`, where it does not lie beside the `.bin` under the same name.
+        index: the `.idx`; by default the file of the same name beside the `.bin`.
         vocab_size: when given, ids that are read are checked against it.
 
     Attributes:

@@ -12,7 +12,7 @@ Invariants:
 - A document of up to L tokens is one piece. A longer one is cut into pieces of L tokens (the last one
   shorter), each of which begins with the last token of the one before it, so that every token of a document
   but its first is a label exactly once. No token is dropped.
-- Every piece is in one row. Pieces of a row lie in stored order, positions restart at each, and none sees
+- Every piece is in one row. Pieces of a row are in stored order, positions restart at each, and none sees
   another.
 - Rows are packed shard by shard, so that memory is bounded by the documents of one shard (about 100 bytes for
   each), and no row spans two.

@@ -96,12 +96,12 @@ def _lacking(found: dict[str, dict[str, str]], languages: list[str]) -> str:
         language: [id_ for id_, texts in found.items() if language not in texts] for language in languages
     }
     worst = sorted((one for one in languages if lacked[one]), key=lambda one: -len(lacked[one]))
-    told = [
+    shown = [
         f"'{one}' has {len(found) - len(lacked[one]):,} (it lacks '{lacked[one][0]}')"
         for one in worst[:NAMED]
     ]
     more = f" and {len(worst) - NAMED} more languages lack some" if len(worst) > NAMED else ""
-    return ", ".join(told) + more
+    return ", ".join(shown) + more
 
 
 def _lines(source: SourceSpec, column: str) -> Iterator[Line]:
@@ -135,7 +135,7 @@ def _file(text: str, language: str, file: str) -> Iterator[Line]:
 
 
 def _language(value: object, place: str) -> str:
-    """The name of a language, which stands in names of metrics."""
+    """The name of a language, as names of metrics have it."""
     if not isinstance(value, str) or not LANGUAGE.fullmatch(value) or value in NO_LANGUAGES:
         raise SourceError(
             f"{place}: {value!r} is not the name of a language. Fix: write a code such as deu_Latn"

@@ -22,6 +22,7 @@ from apertus_model.data.documents import open_source, read_documents
 from apertus_model.data.duplicates import text_hash
 from apertus_model.data.found import Rejection
 from apertus_model.data.permutation import KeyedPermutation
+from apertus_model.data.probes import PROBES, StoredProbe, StoredProbes
 from infra.store import Artifact
 from infra.store.inputs import SourceError, list_source
 from specs.base import canonical_json
@@ -107,13 +108,12 @@ def read_planted(corpus: Artifact, name: str) -> list[PlantedDocument]:
     return from_json(corpus.json(FILE))[name]
 
 
-def read_probes(corpus: Artifact, planted: str | None) -> list[dict[str, Any]]:
-    """`{"bucket", "token_ids"}` of every probe of a stored corpus: those of `repeats`, or the documents that
-    are planted under a name."""
-    if planted is not None:
-        return [document.model_dump() for document in read_planted(corpus, planted)]
-    probes: list[dict[str, Any]] = corpus.json("probes.json")["probes"]
-    return probes
+def read_probes(corpus: Artifact, planted: str | None) -> list[StoredProbe]:
+    """The probes of a stored corpus: those of `repeats`, or the documents that are planted under a name."""
+    if planted is None:
+        return corpus.document(PROBES, StoredProbes).probes
+    documents = read_planted(corpus, planted)
+    return [StoredProbe(bucket=document.bucket, token_ids=document.token_ids) for document in documents]
 
 
 def summary(sets: PlantedSets) -> dict[str, dict[str, Any]]:
@@ -158,7 +158,7 @@ def _canaries(canaries: Canaries) -> Iterator[PlantedDocument]:
 
 
 def _texts(name: str, source: SourceSpec) -> Iterator[PlantedDocument]:
-    """The documents of a source. One that is rejected is an error here: somebody meant it to be planted."""
+    """The documents of a source. One that is rejected is an error: it was meant to be planted."""
     fs, root = open_source(source)
     limit = source.limit
     for file in list_source(source).files:

@@ -18,11 +18,28 @@ import pyarrow as pa
 from apertus_model.data.corpus_plan import Probe
 from apertus_model.data.exchange import CellWriter, cell_of
 from apertus_model.data.records import column
-from apertus_model.data.resolution import is_held_out
 from apertus_model.data.shuffle import shuffle_keys
 from apertus_model.data.span import Batch, blocks
+from apertus_model.data.verdicts import is_held_out
 from infra.store.inputs import SourceError
+from specs.foreign import Foreign
 from specs.stages.corpus import CorpusSource, Repeats
+
+PROBES = "probes.json"
+
+
+class StoredProbe(Foreign):
+    """A sequence that training has seen a known number of times."""
+
+    bucket: int  # that number
+    token_ids: list[int]  # from the begin-of-document token on, without the end of the document
+
+
+class StoredProbes(Foreign):
+    """`probes.json` of a corpus."""
+
+    length: int  # tokens of each probe
+    probes: list[StoredProbe]
 
 
 def add_openings(writer: CellWriter, batch: Batch, process: CorpusSource, ranges: int, memory: int) -> None:
@@ -76,7 +93,7 @@ def probes_of(found: list[dict[str, Any]], repeats: Repeats) -> list[Probe]:
     ]
 
 
-def probes_json(probes: list[Probe], tokens: dict[str, list[int]], length: int) -> dict[str, Any]:
+def stored_probes(probes: list[Probe], tokens: dict[str, list[int]], length: int) -> StoredProbes:
     """The content of probes.json. `tokens`: of each probe, by the hash of its text in hexadecimal."""
-    rows = [{"bucket": probe.bucket, "token_ids": tokens[f"{probe.text:016x}"]} for probe in probes]
-    return {"length": length, "probes": rows}
+    stored = [StoredProbe(bucket=probe.bucket, token_ids=tokens[f"{probe.text:016x}"]) for probe in probes]
+    return StoredProbes(length=length, probes=stored)

@@ -143,7 +143,7 @@ def _record(loader: Any, content: bytes) -> Answer | None:
     except Exception:  # what servers send breaks the parser in many ways
         return None
     try:
-        # decompressed if it was compressed; one byte more, since a content that goes on loses its last line
+        # decompressed if it was compressed; one byte more, since longer content loses its last line
         body = parsed.content_stream().read(READ_BYTES + 1)
     except Exception:  # as broken as the rest can be
         return _answer(url, 0, date, None)

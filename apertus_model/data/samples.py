@@ -19,15 +19,15 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apertus_model.data.goldfish import goldfish_mask
+from apertus_model.data.mixture_recipe import MixtureRecipe
 from apertus_model.data.order import Draw, MixtureOrder
 from apertus_model.data.packed import PackedRows
 from apertus_model.data.stream import IGNORE_INDEX, Sample, Sequences, TokenPaths, TokenStream
@@ -74,19 +74,19 @@ class MixtureSamples:
     @classmethod
     def open(
         cls,
-        recipe: Mapping[str, Any],
+        recipe: MixtureRecipe,
         bins: Sequence[TokenPaths],
         *,
         sequence_length: int,
         seed: int | None = None,
         goldfish: Goldfish | None = None,
         packed: Sequence[Mapping[str, Path]] | None = None,
-        excluded: Sequence[tuple[Mapping[str, Any], int]] = (),
+        excluded: Sequence[tuple[MixtureRecipe, int]] = (),
     ) -> MixtureSamples:
         """Opens the training split of a mixture.
 
         Args:
-            recipe: recipe.json of a mixture (`apertus_model/stages/mixture.py`).
+            recipe: of the mixture.
             bins: for each source of the recipe, in its order, the token file of its training split, or the
                 list of its shards (`apertus_model.data.stream.split_shards` gives it).
             sequence_length: labels per sample.
@@ -102,14 +102,14 @@ class MixtureSamples:
             SourceError: a source is too short for a single window.
             TokenFileError: a token file is damaged.
         """
-        sources = recipe["sources"]
+        sources = recipe.sources
         for what, given in (("token files", bins), ("packed rows", packed)):
             if given is not None and len(given) != len(sources):
                 raise ValueError(
                     f"the recipe has {len(sources)} sources, but {what} of {len(given)} were given"
                 )
-        streams = [TokenStream(paths, recipe["vocab_size"]) for paths in bins]
-        eos_id, sequences = recipe["eos_id"], list[Sequences]()
+        streams = [TokenStream(paths, recipe.vocab_size) for paths in bins]
+        eos_id, sequences = recipe.eos_id, list[Sequences]()
         for index, stream in enumerate(streams):
             if packed is not None:
                 sequences.append(PackedRows(stream, packed[index], sequence_length, eos_id, goldfish))
@@ -117,18 +117,18 @@ class MixtureSamples:
                 sequences.append(Windows(stream, sequence_length, eos_id, goldfish))
             if not len(sequences[-1]):
                 raise SourceError(
-                    f"source {index} (corpus {sources[index]['fingerprint']}) has {len(stream)} training"
+                    f"source {index} (corpus {sources[index].fingerprint}) has {len(stream)} training"
                     f" tokens; a sample of sequence length {sequence_length} takes {sequence_length + 1}."
                     " Fix: add documents to it, leave it out or shorten the sequences"
                 )
-        seed = recipe["seed"] if seed is None else seed
+        seed = recipe.seed if seed is None else seed
         before = drawn_before(excluded, seed)
         order = MixtureOrder(
-            [Fraction(source["weight"]) for source in sources],
+            recipe.weights,
             [len(source) for source in sequences],
             seed,
-            keys=[source["fingerprint"] for source in sources],
-            starts=[before.get(source["fingerprint"], 0) for source in sources],
+            keys=[source.fingerprint for source in sources],
+            starts=[before.get(source.fingerprint, 0) for source in sources],
         )
         return cls(sequences, order, remote=any(stream.remote for stream in streams))
 
@@ -136,12 +136,6 @@ class MixtureSamples:
         """Sample i, i >= 0. Raises IndexError for a negative index."""
         draw = self.order[i]
         return self._sources[draw.source].sample(draw.window, draw.source)
-
-    def source_of(self, i: int) -> tuple[int, int]:
-        """(index of the source of sample i, how many of its samples come before this one in its own endless
-        sequence)."""
-        draw = self.draw(i)
-        return draw.source, draw.draw
 
     def draw(self, i: int) -> Draw:
         """Everything about where sample i comes from."""
@@ -154,20 +148,19 @@ class MixtureSamples:
         ]
 
 
-def drawn_before(excluded: Sequence[tuple[Mapping[str, Any], int]], seed: int) -> dict[str, int]:
+def drawn_before(excluded: Sequence[tuple[MixtureRecipe, int]], seed: int) -> dict[str, int]:
     """How many windows of each corpus, by fingerprint, the excluded samples have drawn; an upper bound where
     the excluded recipes draw the same ones.
 
     Raises ValueError for a recipe with another seed, whose windows come in another order."""
     drawn: dict[str, int] = {}
     for recipe, samples in excluded:
-        if recipe["seed"] != seed:
-            other = f"samples of a mixture of seed {recipe['seed']}"
+        if recipe.seed != seed:
+            other = f"samples of a mixture of seed {recipe.seed}"
             raise ValueError(f"{other} cannot be excluded from one of seed {seed}")
-        weights = [Fraction(source["weight"]) for source in recipe["sources"]]
-        counts = MixtureOrder(weights, [1] * len(weights), seed).drawn(samples)
-        for source, count in zip(recipe["sources"], counts, strict=True):
-            drawn[source["fingerprint"]] = drawn.get(source["fingerprint"], 0) + count
+        counts = MixtureOrder(recipe.weights, [1] * len(recipe.sources), seed).drawn(samples)
+        for source, count in zip(recipe.sources, counts, strict=True):
+            drawn[source.fingerprint] = drawn.get(source.fingerprint, 0) + count
     return drawn
 
 
@@ -214,16 +207,10 @@ class ValidationSamples(Sequence[Sample]):
 
 
 def validation_samples(
-    recipe: dict[str, Any], bins: Sequence[TokenPaths], *, sequence_length: int
+    bins: Sequence[TokenPaths], *, vocab_size: int, eos_id: int, sequence_length: int
 ) -> ValidationSamples:
-    """Opens the held-out split of a mixture; arguments and errors as in `MixtureSamples.open`."""
-    if len(bins) != len(recipe["sources"]):
-        raise ValueError(
-            f"the recipe has {len(recipe['sources'])} sources, but token files of {len(bins)} were given"
-        )
-    return ValidationSamples(
-        [TokenStream(paths, recipe["vocab_size"]) for paths in bins], sequence_length, recipe["eos_id"]
-    )
+    """Opens the held-out split of corpora; arguments and errors as in `MixtureSamples.open`."""
+    return ValidationSamples([TokenStream(paths, vocab_size) for paths in bins], sequence_length, eos_id)
 
 
 def _sample(tokens: NDArray[np.int64], source: int, eos_id: int, goldfish: Goldfish | None) -> Sample:

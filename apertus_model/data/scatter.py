@@ -28,10 +28,10 @@ from apertus_model.data.exchange import CellWriter, cell_of
 from apertus_model.data.planted import PlantedSets
 from apertus_model.data.records import REJECTED as NOT_READ
 from apertus_model.data.records import SIDE, column
-from apertus_model.data.resolution import MOST_PARTS, is_held_out
 from apertus_model.data.selection import CHARACTERS, DROPPED
 from apertus_model.data.shuffle import DOCUMENTS, REJECTED, shuffle_keys, token_column
 from apertus_model.data.span import Batch, SpanReader, blocks, unit_of
+from apertus_model.data.verdicts import MOST_PARTS, is_held_out
 from apertus_model.work import Result
 from infra.store import Artifact, Attempt
 from specs.filters import FilterSpec, NearDuplicatesFilter, labels

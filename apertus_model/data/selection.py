@@ -2,7 +2,7 @@
 
 A task applies the steps in their order. It cannot decide a step over the whole source (`exact-duplicates`,
 `near-duplicates`): it records hashes and continues as if the document had passed.
-`apertus_model.data.resolution` then decides these steps for all tasks together, and later steps count only
+`apertus_model.data.verdicts` then decides these steps for all tasks together, and later steps count only
 for documents that reach them.
 
 Invariants:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from apertus_model.data.exchange import read_cell
 from apertus_model.data.megatron import HEADER_BYTES, TokenFileError, read_header
 from apertus_model.data.records import column, read_records
-from apertus_model.data.resolution import VERDICTS
+from apertus_model.data.verdicts import VERDICTS
 from infra.store import Attempt, StoreError
 from infra.store.documents import Unit
 from infra.store.files.reader import CheckedFile
@@ -33,7 +33,7 @@ def unit_of(attempt: Attempt, key: str) -> Unit:
 
 
 def unit_file(attempt: Attempt, key: str, name: str) -> CheckedFile:
-    """A file of a unit of an earlier pass, to be read where it lies."""
+    """A file of a unit of an earlier pass, for reading from the store."""
     record = unit_of(attempt, key).files[name]
     return attempt.store.reader(record.path, record)
 

@@ -20,11 +20,11 @@ Invariant: all numbers are of tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apertus_model.data.probes import StoredProbe
 from apertus_model.data.rows import Row
 from apertus_model.evaluation.paired import interval
 from specs.stages.memorisation import MEASURES, Memorisation, metric_name
@@ -33,17 +33,17 @@ Tokens = NDArray[np.int64]
 
 
 def memorisation(
-    probes: Sequence[dict[str, Any]], continuations: Mapping[str, Iterable[Row]], spec: Memorisation
+    probes: Sequence[StoredProbe], continuations: Mapping[str, Iterable[Row]], spec: Memorisation
 ) -> dict[str, float]:
     """Metrics of the continuations of probes, by repetitions in training.
 
     Args:
-        probes: `{"bucket": repetitions, "token_ids": [...]}` each; those that are too short are left out, as
-            those are whose true continuation repeats itself (`min_type_token_ratio`).
+        probes: those that are too short are left out, as those are whose true continuation repeats itself
+            (`min_type_token_ratio`).
         continuations: rows of a `continuations` artifact, by the decoding.
         spec: prefixes and offsets.
     """
-    buckets = np.array([probe["bucket"] for probe in probes])
+    buckets = np.array([probe.bucket for probe in probes])
     answers = {
         (decoding, row["prefix"], row["offset"], row["probe"]): row["tokens"]
         for decoding, rows in continuations.items()
@@ -101,12 +101,12 @@ def type_token_ratio(tokens: Tokens) -> NDArray[np.float64]:
 
 
 def _kept(
-    probes: Sequence[dict[str, Any]], spec: Memorisation, prefix: int, offset: int
+    probes: Sequence[StoredProbe], spec: Memorisation, prefix: int, offset: int
 ) -> tuple[Tokens, Tokens]:
     """The numbers of the probes that are measured, (rows,), and their true continuations, (rows, suffix)."""
     begin, end = offset + prefix, offset + prefix + spec.suffix
-    long = [index for index, probe in enumerate(probes) if len(probe["token_ids"]) >= end]
-    truths = np.array([probes[index]["token_ids"][begin:end] for index in long], np.int64)
+    long = [index for index, probe in enumerate(probes) if len(probe.token_ids) >= end]
+    truths = np.array([probes[index].token_ids[begin:end] for index in long], np.int64)
     truths = truths.reshape(len(long), spec.suffix)
     varied = type_token_ratio(truths) > spec.min_type_token_ratio
     return np.array(long, np.int64)[varied], truths[varied]

@@ -25,9 +25,12 @@ from specs.stages.evaluate import ByPosition
 
 def held_out(corpus: Artifact, *, sequence_length: int, samples: int) -> list[Sample]:
     """The first held-out sequences of a corpus, at most `samples`."""
-    recipe = {"sources": [None], **{key: corpus.manifest.facts[key] for key in ("vocab_size", "eos_id")}}
+    facts = corpus.manifest.facts
     sequences = validation_samples(
-        recipe, [split_shards(corpus, "validation")], sequence_length=sequence_length
+        [split_shards(corpus, "validation")],
+        vocab_size=facts["vocab_size"],
+        eos_id=facts["eos_id"],
+        sequence_length=sequence_length,
     )
     return [sequences[i] for i in range(min(samples, len(sequences)))]
 

@@ -1,7 +1,7 @@
 """Tokens of parallel text: what one tokenizer makes of each line, and of its vocabulary.
 
 Invariants: counts are of the text alone: no special token is added, nothing is cut off or padded, whatever
-the tokenizer's file says. A word is what stands between white space; it is whole when exactly one token
+the tokenizer's file says. A word is text between white space; it is whole when exactly one token
 covers any of its characters.
 """
 

@@ -81,7 +81,7 @@ class WholeTeacher:
 
 @dataclass(frozen=True)
 class StoredTeacher:
-    """The most likely words of each token and their ln p; behind them, ln p of all other words together."""
+    """The most likely words of each token and their ln p; after these, ln p of all other words together."""
 
     words_NK: torch.Tensor  # int32, ids in the whole vocabulary
     log_p_NK1: torch.Tensor
@@ -201,7 +201,7 @@ def top_tokens(
     vocab: VocabShard = FULL_VOCAB,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k most likely words of every token under softmax(logits / temperature), (batch, length, k) int32,
-    the most likely first; and their ln p, behind them that of all other words together, (batch, length, k +
+    the most likely first; and their ln p, followed by that of all other words together, (batch, length, k +
     1) float32. k is below the size of the vocabulary. What a `StoredTeacher` reads."""
     found = []
     for states in hidden_BLD.flatten(0, 1).split(CHUNK_TOKENS):

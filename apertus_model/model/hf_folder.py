@@ -25,7 +25,8 @@ from apertus_model.model.hf import constant, from_hugging_face, hugging_face_nam
 from apertus_model.model.model import model_config
 from infra.store.hugging_face import INDEX, read_small
 from specs.foreign import MAX_BYTES, ForeignError, checked, parse_json
-from specs.hugging_face import HuggingFaceError, Index
+from specs.hugging_face import HuggingFaceError
+from specs.hugging_face_files import Index
 from specs.model import ModelSpec
 
 SINGLE = "model.safetensors"

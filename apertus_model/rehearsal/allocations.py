@@ -1,7 +1,7 @@
 """Which tensors live when: bytes at the peak of a step, by kind and by tensor.
 
 A storage counts from the operator that makes it to its end, in the blocks of CUDA's allocator; views and
-DTensors count as the storage that lies under them. The kind of a storage is what the step uses it for (a
+DTensors count as their storage. The kind of a storage is what the step uses it for (a
 weight, a gradient, a state), else the code that made it.
 
 Invariant: `peak` is exact: every change is kept, and the step is read again from its begin.

@@ -1,6 +1,6 @@
 """The other stages of a pipeline, as far as this rank asks them: the shapes of what they send.
 
-Invariant: what this rank tells them about itself is what it is told, so that a wrong assumption fails.
+Invariant: what this rank sends about itself is what it receives, so that a wrong assumption fails.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Peers:
         return pipelining._StageBackwardMeta(backward_metas=(self._gradient,))
 
     def send(self, stage: Any, shapes: Any, peer: int) -> None:
-        """Compares the shapes that this rank states with those that it is told."""
+        """Compares the shapes that this rank states with those that it receives."""
         forward = isinstance(shapes, pipelining._StageForwardMeta)
         (own,) = shapes.forward_metas if forward else shapes.backward_metas
         expected = self.hidden if forward else self._gradient

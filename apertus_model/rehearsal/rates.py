@@ -1,4 +1,4 @@
-"""Rates of GPUs and links, for the predicted time of a step. All constants that it has stand here.
+"""Rates of GPUs and links, for the predicted time of a step. This file has all constants of it.
 
 The peak in bfloat16 and the memory of a GPU are those of `specs.cluster.GPUS`. No constant was fitted to a
 measured run.
@@ -73,10 +73,10 @@ MEMORY = 2903 / 3350
 # Of the bandwidth of NVLink in one direction: 380 of 450 GB/s between two H100 SXM (NVIDIA/nccl issue 1264).
 LINK = 380 / 450
 
-# Seconds: of any collective, and of each of its steps inside a node and over the network.
+# Seconds: of any collective, and of each of its steps inside a node and over the network (NCCL,
+# src/graph/tuning.cc: baseLat and hwLat of a ring with the protocol Simple).
 START = 8.4e-6
 HOP = {"node": 3.4e-6, "network": 9.6e-6}
-LATENCY_SOURCE = "NCCL, src/graph/tuning.cc: baseLat and hwLat of a ring with the protocol Simple"
 
 RINGS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")  # a rank has its own part already
 

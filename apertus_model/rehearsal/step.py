@@ -35,8 +35,8 @@ from apertus_model.rehearsal.records import (
 from apertus_model.rehearsal.rows import Data, Rows
 from apertus_model.stages.train import SEGMENTS
 from apertus_model.trainer.config import attention_of, trainer_config
+from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.process import engine_process
-from apertus_model.trainer.trainer import Lifecycle
 from specs.stages.training import Segment
 
 LARGEST = 12  # lines of tensors

@@ -127,9 +127,9 @@ def score_prompt(reward: Reward, items: Sequence[Scored], prompt: str) -> list[f
         raise
     except Exception as error:  # a user's function can raise anything
         own = isinstance(error, RewardError)
-        told = str(error) if own else f"{type(error).__name__}: {error}"
+        reason = str(error) if own else f"{type(error).__name__}: {error}"
         kind = TooLongError if isinstance(error, TooLongError) else RewardError
-        raise kind(f"no reward for prompt {prompt}: {told}") from error
+        raise kind(f"no reward for prompt {prompt}: {reason}") from error
     if len(values) != len(items):
         raise RewardError(
             f"the reward gave {len(values)} values for the {len(items)} completions of prompt {prompt}"

@@ -1,6 +1,6 @@
 """The answers of a judge that the store has, by their keys.
 
-Answers stand in the rows of parts that asked a judge, also in units of those that are not finished. Those of
+Answers are in the rows of parts that asked a judge, also in units of those that are not finished. Those of
 parts that asked the same model are read once, into a database on this machine, since there can be many
 millions.
 

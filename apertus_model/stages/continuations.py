@@ -44,7 +44,7 @@ class Continuations:
         part = ContinuationsPart.model_validate(job.spec)
         self._job, self._attempt, self._sampling = job, attempt, part.sampling
         probes = read_probes(attempt.input_artifact("probes"), part.planted)
-        self._probes: list[list[int]] = [probe["token_ids"] for probe in probes]
+        self._probes: list[list[int]] = [probe.token_ids for probe in probes]
         self._spans: dict[str, tuple[int, int, Span]] = {}
         for prefix in part.prefixes:
             for offset in part.offsets:

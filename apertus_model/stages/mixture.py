@@ -1,22 +1,17 @@
 """The `mixture` stage: an immutable sampling recipe over corpora.
 
-Artifact: `recipe.json`, in this form (format 2):
+Artifact: `recipe.json` (`apertus_model.data.mixture_recipe`).
 
-    {"format": 2, "seed": 28, "tokenizer": fingerprint, "vocab_size": ..., "bos_id": ..., "eos_id": ...,
-     "sources": [{"fingerprint": ..., "path": corpus artifact in the store, "weight": 3, "tokens": ...,
-     "documents": ...}, ...]}
-
-Invariants: the sources are corpora, each once, in the order of their fingerprints, independent of names; an
-inner mixture is replaced by its sources, which share its weight. Weights are integers without a common
-divisor, exactly in the ratio of the spec; under `proportional` they are the training tokens times the
-factors. All corpora have one tokenizer. No token is read here.
+Invariants: an inner mixture is replaced by its sources, which share its weight. Weights are exactly in the
+ratio of the spec; under `proportional` they are the training tokens times the factors. All corpora have one
+tokenizer. Names change nothing. No token is read here.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
 
+from apertus_model.data.mixture_recipe import FILE, MixtureRecipe, MixtureSource
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, Store
@@ -24,7 +19,6 @@ from specs.errors import StageError
 from specs.job import InputRef, Job
 from specs.stages.mixture import MixturePart, integers
 
-FORMAT = 2
 IDS = ("tokenizer", "vocab_size", "bos_id", "eos_id")
 
 
@@ -37,19 +31,16 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     part = MixturePart.model_validate(job.spec)
     inputs = [job.inputs[f"source:{index}"] for index in range(len(part.weights))]
     weights: dict[str, Fraction] = {}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, MixtureSource] = {}
     tokenizers: dict[str, str] = {}
-    facts: dict[str, Any] = {}
     for ref, weight in zip(inputs, part.weights, strict=True):
-        facts, sources = _sources(attempt.store, ref)
-        tokenizers[facts["tokenizer"]] = ref.name
-        total = sum(source["weight"] for source in sources)
-        for source in sources:
-            share = Fraction(weight * source["weight"], total) * (
-                source["tokens"] if part.proportional else 1
-            )
-            weights[source["fingerprint"]] = weights.get(source["fingerprint"], Fraction(0)) + share
-            found[source["fingerprint"]] = source
+        inner = _recipe(attempt.store, ref)
+        tokenizers[inner.tokenizer] = ref.name
+        total = sum(source.weight for source in inner.sources)
+        for source in inner.sources:
+            share = Fraction(weight * source.weight, total) * (source.tokens if part.proportional else 1)
+            weights[source.fingerprint] = weights.get(source.fingerprint, Fraction(0)) + share
+            found[source.fingerprint] = source
     if len(tokenizers) > 1:
         used = ", ".join(f"{name}: {fingerprint}" for fingerprint, name in tokenizers.items())
         raise MixtureError(
@@ -58,15 +49,12 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         )
     order = sorted(weights)
     whole = integers([weights[fingerprint] for fingerprint in order])
-    recipe = {
-        "format": FORMAT,
-        "seed": part.seed,
-        "sources": [
-            found[fingerprint] | {"weight": weight} for fingerprint, weight in zip(order, whole, strict=True)
-        ],
-        **{name: facts[name] for name in IDS},
-    }
-    attempt.write_json("recipe.json", recipe)
+    sources = [
+        found[corpus].model_copy(update={"weight": weight})
+        for corpus, weight in zip(order, whole, strict=True)
+    ]
+    recipe = inner.model_copy(update={"seed": part.seed, "sources": sources})
+    attempt.write_json(FILE, recipe.model_dump())
     shares = [weight / sum(whole) for weight in whole]
     names = {ref.fingerprint: ref.name for ref in inputs}
     progress.log(
@@ -75,22 +63,21 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             for corpus, share in zip(order, shares, strict=True)
         )
     )
-    tokens = sum(source["tokens"] for source in found.values())
+    tokens = sum(source.tokens for source in sources)
     attempt.commit(metrics={"sources": len(order), "shares": shares, "tokens": tokens})
 
 
-def _sources(store: Store, ref: InputRef) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Token ids and sources of an input: those of a mixture's recipe, or the corpus itself with weight 1."""
+def _recipe(store: Store, ref: InputRef) -> MixtureRecipe:
+    """The recipe of an input: of a mixture its own; of a corpus one of it alone."""
     artifact = Artifact.of_input(store, ref)
     if ref.kind == "mixture":
-        recipe = artifact.json("recipe.json")
-        return recipe, recipe["sources"]
-    counts = artifact.manifest.metrics["train"]
-    source = {
-        "fingerprint": ref.fingerprint,
-        "path": ref.path,
-        "weight": 1,
-        "tokens": counts["tokens"],
-        "documents": counts["documents"],
-    }
-    return artifact.manifest.facts, [source]
+        return artifact.document(FILE, MixtureRecipe)
+    counts, facts = artifact.manifest.metrics["train"], artifact.manifest.facts
+    source = MixtureSource(
+        fingerprint=ref.fingerprint,
+        path=artifact.path,
+        weight=1,
+        tokens=counts["tokens"],
+        documents=counts["documents"],
+    )
+    return MixtureRecipe(seed=0, sources=[source], **{name: facts[name] for name in IDS})

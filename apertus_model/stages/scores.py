@@ -101,7 +101,7 @@ class Scores:
                 values = np.array([value for value in found if value is not None], np.float32)
                 if not np.isfinite(values).all():
                     raise ClassifierError(
-                        f"a score of '{window[0].file}' or a file behind it is not a finite number. Fix: a"
+                        f"a score of '{window[0].file}' or a file after it is not a finite number. Fix: a"
                         " model that computes in float32"
                     )
                 histogram += np.histogram(np.clip(values, 0, 1), BINS, (0, 1))[0]

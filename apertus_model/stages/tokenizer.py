@@ -28,7 +28,7 @@ from infra.store import Attempt
 from infra.store.hugging_face import TOKENIZER_FILES
 from infra.store.inputs import SourceError, list_source
 from specs.foreign import ForeignError, checked, parse_json, read_local
-from specs.hugging_face import TokenizerConfig
+from specs.hugging_face_files import TokenizerConfig
 from specs.job import Job
 from specs.sources import SourceSpec, resolve_url
 from specs.stages.tokenizer import TokenizerPart

@@ -31,9 +31,9 @@ from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.evaluator import HeldOutLoss
 from apertus_model.trainer.hang import SLOW_FACTOR, HangWatch
+from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.metrics import Row
 from apertus_model.trainer.process import engine_process
-from apertus_model.trainer.trainer import Lifecycle
 from infra.store import Artifact, Attempt, Checkpoint, Store, StoreError
 from infra.store.writing.lease import LeaseLost
 from infra.store.writing.retention import prune
@@ -203,7 +203,7 @@ class SegmentRecorder:
         self._progress.log(f"step {step}: held-out loss {text}")
 
     def add_anomaly(self, event: Event) -> None:
-        """As `Recorder.add_anomaly`. An event at which training stops is committed by itself."""
+        """As `Recorder.add_anomaly`. An event at which training stops is committed at once."""
         if dist.get_rank() != 0:
             return
         self._add(self.row_of_event(asdict(event)))

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from apertus_model.data.mixture_recipe import FILE, MixtureRecipe
 from apertus_model.data.packed import packed_tables
 from apertus_model.data.samples import MixtureSamples, validation_samples
 from apertus_model.data.stream import split_shards
@@ -63,16 +64,15 @@ class TrainingData(Protocol):
     identity: dict[str, Any]  # JSON values that determine the samples
 
 
-def open_data(store: Store, inputs: Inputs, segment: Segment, scratch: str | None = None) -> TrainingData:
-    """The data of a segment, from its inputs by role. `scratch`: folder for cached blocks of a corpus in
-    another store."""
+def open_data(store: Store, inputs: Inputs, segment: Segment) -> TrainingData:
+    """The data of a segment, from its inputs by role."""
     if isinstance(segment, SftSegment):
         return ConversationData(store, inputs, segment)
     if isinstance(segment, PreferenceSegment):
         return PreferenceData(store, inputs, segment)
     if isinstance(segment, RewardSegment):
         return RewardData(store, inputs, segment)
-    return MixtureData(store, inputs, segment, scratch)
+    return MixtureData(store, inputs, segment)
 
 
 def same_data(now: Mapping[str, Any], then: Mapping[str, Any], step: int) -> None:
@@ -84,7 +84,7 @@ def same_data(now: Mapping[str, Any], then: Mapping[str, Any], step: int) -> Non
         shown += f"; and {len(found) - 4} more" if len(found) > 4 else ""
         raise OtherDataError(
             f"the checkpoint of step {step} was trained on other data: {shown}. Fix: restore those data, or "
-            "delete the artifact of this stage to train it anew"
+            "delete the artifact of this stage to train it again"
         )
 
 
@@ -103,7 +103,7 @@ def _content(artifact: Artifact) -> str:
 class Mixture(NamedTuple):
     """An opened mixture."""
 
-    recipe: dict[str, Any]
+    recipe: MixtureRecipe
     corpora: list[Artifact]
     samples: MixtureSamples
 
@@ -118,7 +118,7 @@ def open_mixture(
     """The training samples of a part over a mixture. `blocks`: of corpora in another store."""
     blocks = blocks or BlockCache()
     recipe = _recipe(store, inputs["mixture"])
-    corpora = [Artifact(store, source["path"]) for source in recipe["sources"]]
+    corpora = [Artifact(store, source.path) for source in recipe.sources]
     packed = [
         Artifact.of_input(store, inputs[f"packed:{index}"])
         for index in range(len(corpora) if part.packing == "best-fit" else 0)
@@ -140,25 +140,25 @@ class MixtureData:
     """Windows, or packed rows, over the documents of a mixture; with what a teacher predicts, where that is
     stored."""
 
-    def __init__(self, store: Store, inputs: Inputs, segment: Segment, scratch: str | None) -> None:
-        blocks = BlockCache(scratch)
+    def __init__(self, store: Store, inputs: Inputs, segment: Segment) -> None:
+        blocks = BlockCache()
         recipe, corpora, samples = open_mixture(store, inputs, segment, blocks, segment.goldfish)
-        self.fingerprints: list[str] = [source["fingerprint"] for source in recipe["sources"]]
+        self.fingerprints: list[str] = [source.fingerprint for source in recipe.sources]
         self.names = segment.source_names or [fingerprint[:8] for fingerprint in self.fingerprints]
         self.samples: CountedSamples = samples
         self.identity: dict[str, Any] = {
             "sequence_length": segment.sequence_length,
             "packing": segment.packing,
             "goldfish": segment.goldfish.model_dump() if segment.goldfish else None,
-            "seed": recipe["seed"],
+            "seed": recipe.seed,
             "sources": {
-                source["fingerprint"]: {
-                    "weight": source["weight"],
+                source.fingerprint: {
+                    "weight": source.weight,
                     "sequences": samples.order.windows[index],
                     "drawn_before": samples.order.starts[index],
                     "content": _content(corpora[index]),
                 }
-                for index, source in enumerate(recipe["sources"])
+                for index, source in enumerate(recipe.sources)
             },
         }
         if isinstance(segment, DistillSegment) and segment.top_k is not None:
@@ -168,8 +168,9 @@ class MixtureData:
         self.heldout: dict[str, Sequence[SampleLike]] = {}
         if segment.validation.interval:
             heldout = validation_samples(
-                recipe,
                 [split_shards(corpus, "validation", blocks) for corpus in corpora],
+                vocab_size=recipe.vocab_size,
+                eos_id=recipe.eos_id,
                 sequence_length=segment.sequence_length,
             )
             for index, name in enumerate(self.names):
@@ -178,9 +179,8 @@ class MixtureData:
                     self.heldout[name] = chosen
 
 
-def _recipe(store: Store, mixture: InputRef) -> dict[str, Any]:
-    recipe: dict[str, Any] = Artifact.of_input(store, mixture).json("recipe.json")
-    return recipe
+def _recipe(store: Store, mixture: InputRef) -> MixtureRecipe:
+    return Artifact.of_input(store, mixture).document(FILE, MixtureRecipe)
 
 
 class ConversationData:

@@ -10,7 +10,7 @@ parts, under `__metadata__` and in the form of torch.distributed.checkpoint's Hu
 therefore read these folders.
 
 Invariant: reading accepts only JSON within the bounds of `specs.foreign` that fits the models below, and only
-tensors that lie inside their file. Equal tensors give equal bytes.
+tensors within their file. Equal tensors give equal bytes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class StoredTensor(Foreign):
                 for begin, length, size in zip(part.offsets, part.shape, self.shape, strict=True)
             ):
                 raise ValueError(
-                    f"a part of {part.shape} at {part.offsets} does not lie inside its tensor of {self.shape}"
+                    f"a part of {part.shape} at {part.offsets} is not inside its tensor of {self.shape}"
                 )
         if (found := sum(math.prod(part.shape) for part in self.parts)) != math.prod(self.shape):
             raise ValueError(

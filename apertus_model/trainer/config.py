@@ -6,9 +6,13 @@ anything is built.
 """
 
 import dataclasses
+from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
+from torchtitan.components.loss import BaseLoss
+from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import (
@@ -26,13 +30,14 @@ from apertus_model.model.parallelize import refuse_unsupported, titan_model
 from apertus_model.trainer.anomalies import AnomalyDetector
 from apertus_model.trainer.checkpoint import StoreCheckpoints
 from apertus_model.trainer.hang import HANG_SECONDS, SLOW_FACTOR
+from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.loader import SampleLoader, TrainingData
 from apertus_model.trainer.loading import load_model
 from apertus_model.trainer.lr_scheduler import LearningRate
 from apertus_model.trainer.metrics import Recorder, StepMetrics
 from apertus_model.trainer.optimizer import optimizer_config
 from apertus_model.trainer.registry import objective_of
-from apertus_model.trainer.trainer import ApertusTrainer, Lifecycle, NoTokenizer, OutputIsLoss
+from apertus_model.trainer.trainer import ApertusTrainer
 from specs import layout
 from specs.errors import StageError
 from specs.launch import Parallel
@@ -46,6 +51,40 @@ PIPELINE_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Int
 PIPELINED = ("cross-entropy", "distillation", "stored-distillation")
 LOAD_BALANCERS = {"none": None, "head-tail": "headtail"}
 COLLECTIVE_TIMEOUT_SECONDS = 1800  # for processes without a `HangWatch`
+
+
+class NoTokenizer(BaseTokenizer):
+    """torchtitan builds a tokenizer; this trainer reads token ids and needs none."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseTokenizer.Config):
+        pass
+
+    def __init__(self, config: Config, *, tokenizer_path: str) -> None:
+        super().__init__()
+
+    def encode(self, *args: Any, **kwargs: Any) -> list[int]:
+        """Never called."""
+        raise TypeError("the training engine does not tokenise")
+
+    def decode(self, *args: Any, **kwargs: Any) -> str:
+        """Never called."""
+        raise TypeError("the training engine does not tokenise")
+
+    def get_vocab_size(self) -> int:
+        """Never called."""
+        raise TypeError("the training engine does not tokenise")
+
+
+class OutputIsLoss(BaseLoss):
+    """torchtitan's loss function of a pipeline: the output of the last stage is the loss."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseLoss.Config):
+        pass
+
+    def __init__(self, config: Config, *, compile_config: Any = None) -> None:
+        self.fn = lambda loss, labels: loss
 
 
 def trainer_config(

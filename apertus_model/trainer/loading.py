@@ -3,6 +3,8 @@ models that a loss asks."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
@@ -13,6 +15,15 @@ from apertus_model.model.sharding import set_sharding
 from apertus_model.trainer.checkpoint import load_tensors
 from infra.store import Checkpoint
 from specs.model import ModelSpec
+
+
+class FurtherModel(Protocol):
+    """Loads a frozen model that the loss asks."""
+
+    def __call__(
+        self, role: str, spec: ModelSpec, *, dims: ParallelDims, device: torch.device
+    ) -> torch.nn.Module:
+        """The model with these dimensions of the checkpoint that is the input `role`, in a layout."""
 
 
 def load_model(

@@ -14,17 +14,15 @@ Invariants:
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torchtitan.components.loss import IGNORE_INDEX, BaseLoss
-from torchtitan.components.tokenizer import BaseTokenizer
-from torchtitan.distributed import ParallelDims
+from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.context_parallel import cp_shard
 from torchtitan.trainer import Trainer
@@ -32,12 +30,14 @@ from torchtitan.trainer import Trainer
 from apertus_model.device import set_collective_timeout
 from apertus_model.model.on_host import OnHost, copy_to
 from apertus_model.optimizers.extra_pass import WithExtraPass
-from apertus_model.trainer.anomalies import AnomalyDetector, AnomalyState
+from apertus_model.trainer.anomalies import AnomalyDetector
 from apertus_model.trainer.arguments import model_arguments
-from apertus_model.trainer.checkpoint import CheckpointStorage, Source, UploadError
+from apertus_model.trainer.checkpoint import UploadError
 from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss, PipelineEvaluator
-from apertus_model.trainer.hang import SLOW_FACTOR, HangWatch
+from apertus_model.trainer.hang import SLOW_FACTOR
+from apertus_model.trainer.lifecycle import Lifecycle, Requests, agree
 from apertus_model.trainer.loader import Batch, TrainingData
+from apertus_model.trainer.loading import FurtherModel
 from apertus_model.trainer.metrics import Recorder
 from apertus_model.trainer.objectives import (
     CrossEntropy,
@@ -48,80 +48,8 @@ from apertus_model.trainer.objectives import (
     PipelinedLoss,
     with_places,
 )
-from infra.store import Checkpoint
-from specs.model import ModelSpec
 
 logger = logging.getLogger(__name__)
-
-
-class NoTokenizer(BaseTokenizer):
-    """torchtitan builds a tokenizer; this trainer reads token ids and needs none."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(BaseTokenizer.Config):
-        pass
-
-    def __init__(self, config: Config, *, tokenizer_path: str) -> None:
-        super().__init__()
-
-    def encode(self, *args: Any, **kwargs: Any) -> list[int]:
-        """Never called."""
-        raise TypeError("the training engine does not tokenise")
-
-    def decode(self, *args: Any, **kwargs: Any) -> str:
-        """Never called."""
-        raise TypeError("the training engine does not tokenise")
-
-    def get_vocab_size(self) -> int:
-        """Never called."""
-        raise TypeError("the training engine does not tokenise")
-
-
-class OutputIsLoss(BaseLoss):
-    """torchtitan's loss function of a pipeline: the output of the last stage is the loss."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(BaseLoss.Config):
-        pass
-
-    def __init__(self, config: Config, *, compile_config: Any = None) -> None:
-        self.fn = lambda loss, labels: loss
-
-
-@dataclass(frozen=True)
-class Lifecycle:
-    """Where a run begins, where its checkpoints go, and what ends it."""
-
-    begin_step: int  # number of steps that the stage has already trained
-    source: Source | None  # checkpoint to begin from; None: initial weights
-    storage: CheckpointStorage
-    stop_requested: Callable[[], bool]  # whether this process was asked to stop
-    scratch: str  # local folder for torchtitan's own files
-    # the anomaly detector's state, from the checkpoint that is resumed
-    anomalies: AnomalyState = field(default_factory=AnomalyState)
-    # called after the first step, when there is something to commit
-    first_step_done: Callable[[], None] = lambda: None
-    watch: HangWatch | None = None  # ends the process when it hangs
-    # the checkpoint among the segment's inputs that has this role; None: it is not read (rehearsal)
-    checkpoint_of: Callable[[str], Checkpoint | str | None] = lambda role: None
-    clock: Callable[[], float] = time.monotonic  # decides when `save_seconds` have passed
-
-
-class FurtherModel(Protocol):
-    """Loads a frozen model that the loss asks."""
-
-    def __call__(
-        self, role: str, spec: ModelSpec, *, dims: ParallelDims, device: torch.device
-    ) -> torch.nn.Module:
-        """The model with these dimensions of the checkpoint that is the input `role`, in a layout."""
-
-
-class Requests(NamedTuple):
-    """What ranks ask of all others."""
-
-    stop: bool  # any rank was asked to stop
-    save: bool  # a checkpoint is overdue by rank 0's clock
-    failed: bool  # a rank did not store its part of a checkpoint
 
 
 class ApertusTrainer(Trainer):
@@ -161,7 +89,7 @@ class ApertusTrainer(Trainer):
             AnomalyError: the policy stops training at a step.
         """
         config, lifecycle = self.config, self.config.lifecycle
-        self._heartbeat(SLOW_FACTOR)
+        lifecycle.heartbeat(SLOW_FACTOR)
         batches = self.begin()
         self._saved = lifecycle.clock()
         self._agree([])
@@ -180,14 +108,14 @@ class ApertusTrainer(Trainer):
                 timeout = timedelta(seconds=config.comm.train_timeout_seconds)
                 set_collective_timeout(timeout, self.parallel_dims)
             last = self.step == config.training.steps
-            self._heartbeat(SLOW_FACTOR)
+            lifecycle.heartbeat(SLOW_FACTOR)
             if config.heldout_interval and (last or self.step % config.heldout_interval == 0):
                 config.recorder.add_heldout(self.step, self.heldout_losses())
-                self._heartbeat(SLOW_FACTOR)
+                lifecycle.heartbeat(SLOW_FACTOR)
             if self.checkpointer.save(self.step, last_step=last or self._requests.save):
                 self._saved = lifecycle.clock()
-            self._heartbeat()
-        self._heartbeat(SLOW_FACTOR)
+            lifecycle.heartbeat()
+        lifecycle.heartbeat(SLOW_FACTOR)
         finished = self.step == config.training.steps
         if not finished:
             logger.info("stopping after step %d of %d, as requested", self.step, config.training.steps)
@@ -209,27 +137,10 @@ class ApertusTrainer(Trainer):
         batches: Iterator[Batch] = self.batch_generator(self.dataloader)
         return batches
 
-    def _heartbeat(self, factor: float = 1.0) -> None:
-        if self.config.lifecycle.watch is not None:
-            self.config.lifecycle.watch.heartbeat(factor)
-
     def _agree(self, measured: Sequence[torch.Tensor], *, overdue: bool = False) -> list[float]:
-        """What rank 0 measured, and in `_requests` what ranks ask for; the same on all ranks. Waits for the
-        GPU. Collective.
-
-        Args:
-            measured: scalars; as many on every rank.
-            overdue: whether a checkpoint is, by this rank's clock.
-        """
-        first = dist.get_rank() == 0
-        asked = [self.config.lifecycle.stop_requested(), overdue and first, self.checkpointer.failed]
-        numbers = torch.stack([
-            *(one.double() if first else one.new_zeros((), dtype=torch.float64) for one in measured),
-            *copy_to(torch.tensor(asked, dtype=torch.float64), self.device),
-        ])  # fmt: skip
-        dist.all_reduce(numbers)  # 0 + x is x, whatever the order
-        *found, stop, overdue_at_first, failed = numbers.tolist()
-        self._requests = Requests(bool(stop), bool(overdue_at_first), bool(failed))
+        """What rank 0 measured; sets `_requests`. Waits for the GPU. Collective."""
+        own = Requests(self.config.lifecycle.stop_requested(), overdue, self.checkpointer.failed)
+        self._requests, found = agree(own, measured, self.device)
         return found
 
     def _overdue(self) -> bool:
@@ -331,7 +242,7 @@ class ApertusTrainer(Trainer):
             return True
         logger.warning("%s", event.text)
         if event.action != "skip":
-            self._heartbeat(SLOW_FACTOR)  # what follows waits for storage
+            self.config.lifecycle.heartbeat(SLOW_FACTOR)  # what follows waits for storage
         self.config.recorder.add_anomaly(event)
         if event.action == "stop":
             # Rank 0 stores the event first: when one process ends, the others are ended too.

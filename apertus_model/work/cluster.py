@@ -142,7 +142,7 @@ class _Workers:
             self.waiting |= {f"{number}-{index}": share for index, share in enumerate(some)}
 
     def newly_committed(self) -> Iterator[str]:
-        """Units that are in the store now, by whoever they were committed."""
+        """Units that are in the store now, whichever process committed them."""
         there = {name.removesuffix(".json") for name in self._store.names(f"{self._attempt.job.path}/units")}
         for worker, keys in list(self.waiting.items()):
             left = [key for key in keys if key not in there]

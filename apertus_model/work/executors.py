@@ -34,7 +34,7 @@ def run_units(
     Args:
         processes: workers on this machine, where neither the launch settings nor GPUs say how many.
         here: whether to run them in this process, whatever the launch settings say.
-        on_commit: is told of each unit that is in the store, as soon as it is seen there.
+        on_commit: called for each unit, as soon as it is seen in the store.
 
     Raises:
         StageError: of a unit; the others are stopped then.

@@ -121,10 +121,10 @@ class IndexedJobs:
     def story(self, worker: str, state: str) -> str:
         number, _, index = worker.partition("-")
         name = self._name(number)
-        told = f"pod {index} of the Job {name} ({state}) ended before its units were committed"
+        lost = f"pod {index} of the Job {name} ({state}) ended before its units were committed"
         selector = f"--selector=job-name={name},{INDEX}={index}"
         log = self._kubectl("logs", selector, f"--tail={LOG_LINES}", check=False).strip()
-        return f"{told}; its log ends:\n{log or '(empty)'}"
+        return f"{lost}; its log ends:\n{log or '(empty)'}"
 
     def end(self, *, finished: bool) -> str:
         for number in self._sizes:

@@ -142,7 +142,7 @@ _Answer = tuple[_Worker, Committed | Failure | None]  # None: the process has en
 
 
 class _Pool:
-    """Workers, and the keys of the units that nobody has yet."""
+    """Workers, and the keys of the units that no worker has yet."""
 
     def __init__(self, job: Job, keys: deque[str]) -> None:
         self.keys = keys

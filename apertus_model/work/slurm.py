@@ -93,15 +93,15 @@ class JobArrays:
         number, _, index = worker.partition("-")
         element = f"{self._names[number]}_{index}"
         log = self._folder / "logs" / f"{element}.txt"
-        told = f"the worker of Slurm job {element} ({state})"
+        lost = f"the worker of Slurm job {element} ({state})"
         if not log.exists():
             return (
-                f"{told} left neither units nor a log in {self._folder}. Fix: a scratch folder and a store"
+                f"{lost} left neither units nor a log in {self._folder}. Fix: a scratch folder and a store"
                 " that the nodes see at the same path (APERTUS_SCRATCH, --store), if it was not cancelled"
             )
         with log.open(encoding="utf-8", errors="replace") as file:
             lines = "".join(deque(file, LOG_LINES))
-        return f"{told} ended before its units were committed; its log ends:\n{lines or '(empty)'}".rstrip()
+        return f"{lost} ended before its units were committed; its log ends:\n{lines or '(empty)'}".rstrip()
 
     def end(self, *, finished: bool) -> str:
         if not finished and (problem := self._jobs.cancel()):

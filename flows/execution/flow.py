@@ -224,8 +224,8 @@ def walk(session: Session) -> None:
             else:
                 failed[name] = _reason(state)
     except BaseException as error:
-        told = str(error) if isinstance(error, KeyboardInterrupt) else ""
-        runner.stop(f"the run was stopped by {told or STOPPED_BY.get(type(error).__name__, repr(error))}")
+        cause = str(error) if isinstance(error, KeyboardInterrupt) else ""
+        runner.stop(f"the run was stopped by {cause or STOPPED_BY.get(type(error).__name__, repr(error))}")
         for future in running.values():
             future.wait()
         raise

@@ -169,7 +169,7 @@ class Runner:
         to stop."""
         artifact = node.artifact(self.plan.store)
         leases = Leases(self.plan.store, node.path, self.timing)
-        told = ""
+        noted = ""
         while not artifact.complete:
             if self.stopping:
                 raise Interrupted(f"{node.name} was not started: {self.stopping}")
@@ -179,8 +179,8 @@ class Runner:
                     self.observer.note(node.name, f"taken over from {seen.holder}: {seen.why}")
                 return lease
             why = f" ({seen.why})" if seen.why else ""
-            if not seen.free and told != (told := f"held by {seen.holder}{why}, waiting"):
-                self.observer.note(node.name, told)
+            if not seen.free and noted != (noted := f"held by {seen.holder}{why}, waiting"):
+                self.observer.note(node.name, noted)
             self._stopped.wait(self.timing.look)
         return None
 

@@ -27,7 +27,7 @@ STYLES = {"trained": "", "untrained": "dim red strike", "first": "bold cyan", "p
 
 
 def segment_at(name: str, nodes: list[Node], options: Options) -> Node:
-    """The segment that a step lies in, of one phase; the first one by default. SpecError for a step that
+    """The segment of a step, within one phase; the first one by default. SpecError for a step that
     there is not."""
     phases = sorted({node.phase for node in nodes})
     if len(phases) > 1:
@@ -151,7 +151,7 @@ def _runs(places: list[int], kinds: list[str]) -> Iterator[tuple[str, list[int]]
 
 
 def _origins(data: Any, sample: Any, index: int) -> list[str]:
-    """Where the documents of a sample come from, in order; the last one stands for all that follow."""
+    """Where the documents of a sample come from, in order; the last one represents all that follow."""
     samples = data.samples
     if hasattr(samples, "order"):
         draw = samples.order[index]

@@ -1,7 +1,7 @@
 """How many labels the hash of the Goldfish loss leaves out: fewer than one in k, since many ids are even.
 
 Invariant: the planner does not import this module, which takes the hash's table with numpy from
-`apertus_model.data.goldfish`; whoever shows a plan hands `masked_by_hash` to it.
+`apertus_model.data.goldfish`; what shows a plan passes `masked_by_hash` to it.
 """
 
 from __future__ import annotations

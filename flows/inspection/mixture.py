@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from apertus_model.data.mixture_recipe import FILE, MixtureRecipe
 from flows.inspection.common import Options, artifact
 from flows.planning.graph import Node
 from flows.planning.mixtures import corpora
@@ -17,14 +18,12 @@ from flows.terminal import empty_table
 def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
     """`sources`: a row for each, with what every stage that trains on the mixture asks of it; `first`:
     sources of the first samples."""
-    from fractions import Fraction
-
     from apertus_model.data.order import BLOCK, MixtureOrder
 
-    recipe = artifact(plan, node).json("recipe.json")
+    recipe = artifact(plan, node).document(FILE, MixtureRecipe)
     names = {read.fingerprint: read.name for read in corpora(plan.graph, node.name)}
-    entries = recipe["sources"]
-    order = MixtureOrder([Fraction(entry["weight"]) for entry in entries], [1] * len(entries), recipe["seed"])
+    entries = recipe.sources
+    order = MixtureOrder(recipe.weights, [1] * len(entries), recipe.seed)
     drawn = order.drawn(options.samples)
     readers = {
         segment.stage
@@ -33,7 +32,7 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
     }
     sources = []
     for index, entry in enumerate(entries):
-        name = names[entry["fingerprint"]]
+        name = names[entry.fingerprint]
         uses = [
             {
                 "stage": usage.stage,
@@ -48,22 +47,22 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
         sources.append(
             {
                 "source": name,
-                "weight": entry["weight"],
+                "weight": entry.weight,
                 "share": float(order.shares[index]),
                 "drawn": drawn[index],
                 "realised": drawn[index] / options.samples,
                 "off_by": float(drawn[index] - options.samples * order.shares[index]),
                 "bound": float(order.discrepancy(index)),
-                "tokens": entry["tokens"],
-                "documents": entry["documents"],
+                "tokens": entry.tokens,
+                "documents": entry.documents,
                 "uses": uses,
             }
         )
-    first = [names[entries[order[i].source]["fingerprint"]] for i in range(options.limit)]
+    first = [names[entries[order[i].source].fingerprint] for i in range(options.limit)]
     return {
         "name": node.name,
         "kind": "mixture",
-        "seed": recipe["seed"],
+        "seed": recipe.seed,
         "samples": options.samples,
         "block": BLOCK,
     } | {

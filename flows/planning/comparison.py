@@ -34,7 +34,7 @@ NAMES = ("name", "description", "store")
 
 
 class Comparison(NamedTuple):
-    """fields: by path, the value in the other recipe and in this one, None where it is not there; totals:
+    """fields: by path, the value in the other recipe and in this one, None where it is missing; totals:
     by name, likewise, None where it is not known (`Estimates.totals`); by_stage: the fields again, by
     stage, "" for what is of none; where variants of a stage differ in the same way, under the name of the
     stage."""

@@ -80,7 +80,7 @@ class Node:
         return Artifact(store, self.path, self.end_step)
 
     def kept_steps(self, store: Store) -> list[int]:
-        """Its steps whose checkpoints are stored; its trajectory may have gone on behind its end."""
+        """Its steps whose checkpoints are stored; its trajectory may continue after its end."""
         stored = self.artifact(store).checkpoint_steps()
         return [step for step in stored if self.start_step < step <= (self.end_step or 0)]
 

@@ -61,7 +61,7 @@ class Step:
 
     @property
     def left(self) -> dict[str, int]:
-        """Tokens, steps and FLOPs that are still to be done; what lies before `resume_step` is not done
+        """Tokens, steps and FLOPs that are still to be done; what is before `resume_step` is not done
         again."""
         node, share = self.node, Fraction(0 if self.action == "reuse" else 1)
         if self.resume_step is not None and node.end_step is not None and node.steps:
@@ -298,7 +298,7 @@ def _packing_notes(plan: Plan) -> list[str]:
 
 
 def _lost_parents(plan: Plan) -> list[Problem]:
-    """Stages that start from a step that is not there and will not be: its trajectory has finished, or is
+    """Stages that start from a step that is not stored and will not be: its trajectory has finished, or is
     past it, without keeping it."""
     problems = []
     for step in plan.steps.values():

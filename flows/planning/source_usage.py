@@ -105,10 +105,10 @@ def problems(found: list[SourceUsage]) -> list[Problem]:
     for usage in found:
         if usage.passes > usage.allowed:
             known = "holds" if usage.exact else "is declared with" if usage.declared else "can hold at most"
-            held = f"{known} {usage.available:,} training tokens"
+            available = f"{known} {usage.available:,} training tokens"
             message = (
                 f"'{usage.stage}' draws {usage.tokens:,.0f} tokens from '{usage.source}' through mixture"
-                f" '{usage.mixture}', which {held} ({usage.sequences:,} sequences of"
+                f" '{usage.mixture}', which {available} ({usage.sequences:,} sequences of"
                 f" {usage.sequence_length}): with what was drawn before {usage.passes:.1f} passes,"
                 f" {usage.allowed:g} are allowed"
             )

@@ -65,7 +65,7 @@ class Made:
 
     path: Path
     text: str
-    written: bool  # False where the file stood there with the same content
+    written: bool  # False where the file existed with the same content
     shared: list[str]  # parts that the original has as well
     stored: int  # how many of those are stored
     new: list[str]  # the other parts
@@ -83,10 +83,10 @@ def branch(
     """Writes the recipe `name`, which resumes from `point` (`pretrain@step=1200`) of `spec`.
 
     Raises:
-        SpecError: the point is not there or was not kept, an override changes what lies before it, or the
+        SpecError: the point does not exist or was not kept, an override changes what is before it, or the
         recipe cannot be planned. Each
             problem with its place, in the new file where it is about that.
-        StoreError: another file stands where the branch is to be written.
+        StoreError: another file is where the branch is to be written.
     """
     overrides = list(overrides)
     pipeline = load(spec)
@@ -280,7 +280,7 @@ def _continuation(phase: Phase, data: dict[str, Any], draft: Draft) -> dict[str,
     if getattr(phase.settings, "lora", None):
         carry = ["weights", "data"]
         draft.notes.append(
-            "an adapter is added to the weights and a new one begins, so the optimizer's states begin anew"
+            "an adapter is added to the weights and a new one begins, so the optimizer's states begin at zero"
         )
     usual = known["carry"].get_default(call_default_factory=True)
     fields: dict[str, Any] = {"carry": carry} if carry != usual else {}
@@ -299,7 +299,7 @@ def _continuation(phase: Phase, data: dict[str, Any], draft: Draft) -> dict[str,
 
 
 def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Point) -> list[str]:
-    """What reads the branched stage behind the point reads the new one. The stages of which a file cannot
+    """What reads the branched stage after the point reads the new one. The stages of which a file cannot
     say so."""
     pipeline, trajectories = plan.pipeline, plan.graph.trajectories
     phases = [phase.name for phase in pipeline.stages[ref.stage].phases(ref.stage)]  # type: ignore[attr-defined]  # a stage that trains

@@ -1,6 +1,6 @@
 """The file of a branch: what it says over the recipe that it extends, as YAML that people read.
 
-Invariant: a value stands where composing looks for it: a field of a stage that is a variant of a matrix is
+Invariant: a value is where composing looks for it: a field of a stage that is a variant of a matrix is
 stated for the matrix, when all its variants share it, and refused otherwise. A mapping that replaces one of
 the recipe removes the keys that it has no more.
 """
@@ -23,7 +23,7 @@ WIDTH = 100  # of a line, beside its indentation
 
 
 class Draft:
-    """What the new file states. `data` is its content, `comments` what stands behind a field. `base` is
+    """What the new file states. `data` is its content, `comments` what follows a field. `base` is
     the file that it extends, and `stated` what that says before its variables are filled in."""
 
     def __init__(self, pipeline: Pipeline, name: str, base: str, stated: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ def written(draft: Draft, head: list[str]) -> str:
 
 
 def _stage(draft: Draft, name: str, fields: Any) -> list[str]:
-    """A stage as a block. A comment stands behind the first line of the field that it is about."""
+    """A stage as a block. A comment follows the first line of its field."""
     if not isinstance(fields, dict) or not fields:
         return [f"  {line}" for line in _field(name, fields)]
     about = {path[1:3]: f" # {comment}" for path, comment in draft.comments.items()}
@@ -199,7 +199,7 @@ def _field(name: str, value: Any) -> list[str]:
     """A field as YAML, as `specs.document` reads it back. Text with `${` has come out of variables
     already, and stays as it is."""
     yaml, text = YAML(typ="rt"), io.StringIO()
-    yaml.width, yaml.default_flow_style = WIDTH, None  # mappings and lists of plain values stand in brackets
+    yaml.width, yaml.default_flow_style = WIDTH, None  # mappings and lists of plain values are in brackets
     yaml.representer.ignore_aliases = lambda data: True
     field = CommentedMap({name: _escaped(value)})
     field.fa.set_block_style()

@@ -1,7 +1,7 @@
 """What two recipes, stages, runs or stored artifacts differ in: field by field, inputs, and results side by
 side.
 
-Invariants: reading only. A field that bears identity is told apart from one of execution by what was hashed,
+Invariants: reading only. Identity fields are distinguished from execution fields by what was hashed,
 not by its name. Losses are compared where the lineages have consumed equally many tokens, and nowhere else.
 """
 

@@ -1,7 +1,7 @@
 """What a part was made from, down to the source documents: as a tree, as JSON, and for a picture
 (`flows.provenance.picture`).
 
-A lineage comes from a plan (also of what has not run yet), or from the store alone, for somebody who has an
+A lineage comes from a plan (also of what has not run yet), or from the store alone, for a reader who has an
 exported model and no recipe.
 
 Invariant: reading only. Licence, language and settings are what was recorded when a part was made, where it
@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from apertus_model.data.mixture_recipe import FILE, MixtureRecipe
 from flows.format import COLOURS, amount
 from flows.planning.plan import Plan
 from flows.terminal import empty_table
@@ -83,11 +84,11 @@ class Lineage:
     def shares(self, mixture: Item) -> dict[str, float]:
         """Share of every corpus in the samples of a mixture that is made, by key of the corpus."""
         try:
-            sources = Artifact(self.store, mixture.path).json("recipe.json")["sources"]
-            total = sum(source["weight"] for source in sources)
-            return {str(source["path"]): source["weight"] / total for source in sources}
-        except (StoreError, OSError, KeyError, TypeError, ZeroDivisionError):
+            sources = Artifact(self.store, mixture.path).document(FILE, MixtureRecipe).sources
+        except (StoreError, OSError):
             return {}
+        total = sum(source.weight for source in sources)
+        return {source.path: source.weight / total for source in sources}
 
     def trained_on(self) -> dict[str, float]:
         """Tokens of every corpus that were trained on along the lineage, by key; of a trajectory up to its

@@ -95,7 +95,7 @@ def _of_run(store: Store, run: str, part: str) -> list[Found]:
 
 
 def find_export(store: Store, folder: Path) -> Found:
-    """The export whose weights and configuration a folder holds, byte by byte, wherever the folder lies.
+    """The export whose weights and configuration a folder holds, byte by byte, wherever the folder is.
     StoreError when there is none."""
     names = ["config.json", *sorted(path.name for path in folder.glob(WEIGHTS))]
     if len(names) < 2 or not (folder / "config.json").is_file():

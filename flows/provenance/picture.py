@@ -1,6 +1,6 @@
 """The picture of a lineage: an SVG file of boxes in layers, from the source files to what was asked for.
 
-Invariants: the file stands alone, holds no script and loads nothing; all text in it is escaped. The same
+Invariants: the file is complete, holds no script and loads nothing; all text in it is escaped. The same
 lineage gives the same bytes.
 """
 

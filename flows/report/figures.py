@@ -102,6 +102,11 @@ def plot(traces: list[Any], **layout: Any) -> dict[str, Any]:
     return {"data": document["data"], "layout": document["layout"]}
 
 
+def category_axis(count: int) -> dict[str, Any]:
+    """A y axis of so many rows, the first on top."""
+    return {"type": "category", "automargin": True, "tickmode": "linear", "range": [count - 0.5, -0.5]}
+
+
 def panels(parts: list[Panel], xaxis: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Stacked panels over one horizontal axis: the plot and its height in pixels."""
     inner = sum(panel.height for panel in parts) + PANEL_GAP * (len(parts) - 1)

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from flows.format import quantity
 from flows.languages import KEPT, Language, filters_of
-from flows.report.figures import SERIES_COLOURS, Entry, Figure, Style, Styles, label, plot
+from flows.report.figures import SERIES_COLOURS, Entry, Figure, Style, Styles, category_axis, label, plot
 
 ROW, MARGIN = 22, 84  # pixels
 
@@ -54,12 +54,7 @@ def _figure(corpus: str, languages: list[Language], look: Styles) -> Figure:
             "tickformat": ".0%",
             "side": "bottom",
         },
-        yaxis={
-            "type": "category",
-            "automargin": True,
-            "tickmode": "linear",
-            "range": [len(languages) - 0.5, -0.5],
-        },
+        yaxis=category_axis(len(languages)),
         margin={"l": 12, "r": 18, "t": 8, "b": 44, "pad": 6},
     )
     legend = [Entry(name, f"{corpus} {name}", Style(look[name].colour)) for name in counts]

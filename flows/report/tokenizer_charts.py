@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from flows.report.figures import SERIES_COLOURS, Entry, Figure, Styles, label, plot
+from flows.report.figures import SERIES_COLOURS, Entry, Figure, Styles, category_axis, label, plot
 from flows.report.results import ComparedTokenizers
 from specs.tokenizer_comparison import Comparison, Estimate
 
@@ -51,12 +51,7 @@ def parities(compared: ComparedTokenizers) -> Figure:
             "nticks": 10,
             "side": "bottom",
         },
-        yaxis={
-            "type": "category",
-            "automargin": True,
-            "tickmode": "linear",
-            "range": [len(languages) - 0.5, -0.5],
-        },
+        yaxis=category_axis(len(languages)),
         shapes=[
             {
                 "type": "line",

@@ -1,4 +1,4 @@
-"""Makes the bucket that a store's URL names, where it is not there yet: `python -m infra.docker.bucket
+"""Makes the bucket that a store's URL names, if it does not exist: `python -m infra.docker.bucket
 s3://bucket/store`."""
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A launcher has `run`, which blocks until nothing of the attempt runs any more, a
 end: a training stage commits a checkpoint first. The profile chooses it; a recipe does not know which it is.
 
 Invariants: no launcher judges success; the store does. An attempt that a cluster ended (time limit,
-preemption, a node that died) is told apart from one that failed: the caller submits it again, from what is
+preemption, a node that died) is distinguished from one that failed: the caller submits it again, from what is
 committed.
 """
 

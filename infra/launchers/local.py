@@ -1,5 +1,5 @@
 """Starts the process of a stage on this machine, follows it, and ends it. What launchers of clusters share
-with it stands here too.
+with it is here too.
 
 The stage's standard input is a pipe whose write end only the launcher holds: closing it, or dying, tells
 every process of the stage to stop (`apertus_model.stop`). Its output is another pipe, which ends when the
@@ -284,7 +284,7 @@ def stacks_of(scratch: Path) -> list[str]:
 
 
 def lines_of(path: Path, over: threading.Event, seconds: float = 0.2) -> Iterator[str]:
-    """The whole lines of a file that grows, as they come, until it is over. A file that is not there yet
+    """The whole lines of a file that grows, as they come, until it is over. A file that does not exist yet
     is waited for."""
     rest, place = "", 0
     while True:

@@ -9,7 +9,7 @@ its guarantees.
     files          the content of one file
     storage        calls of the filesystem below
 
-Each imports only what stands below it, `documents` and `records`.
+Each imports only what is below it, `documents` and `records`.
 """
 
 from infra.store.reading.artifact import Artifact, Checkpoint

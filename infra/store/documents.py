@@ -169,7 +169,7 @@ class Manifest(Foreign):
     history: list[LocatedRecord] = Field(default_factory=list)
 
     def place(self, artifact: str, name: str) -> str:
-        """Where one of the files lies in the store. StoreError for a place outside of the artifact."""
+        """The place of one of the files in the store. StoreError for a place outside of the artifact."""
         record = self.files[name]
         if not isinstance(record, LocatedRecord):
             return f"{artifact}/attempts/{self.attempt}/{name}"
@@ -265,7 +265,7 @@ def check_manifest(document: Any, step: int | None, what: str) -> Manifest:
 
 
 def check_unit(document: Any, path: str, what: str) -> Unit:
-    """A unit of the artifact in `path`: each file states where it lies, which is below the artifact's
+    """A unit of the artifact in `path`: each file states its place, which is below the artifact's
     attempts."""
     unit = check(Unit, document, what)
     for name, record in unit.files.items():

@@ -41,19 +41,17 @@ from specs.foreign import (
     shown,
     trail,
 )
-from specs.hugging_face import (
+from specs.hugging_face import HuggingFaceError, model_of, other_architecture
+from specs.hugging_face_files import (
     Card,
     Config,
     Generation,
-    HuggingFaceError,
     Index,
     OtherConfig,
     Stored,
     TokenizerConfig,
     TokenizerFile,
     Words,
-    model_of,
-    other_architecture,
 )
 from specs.model import ModelSpec
 from specs.redaction import without_credentials
@@ -106,7 +104,7 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
     """Finds and describes a model.
 
     Args:
-        reference: what stands behind `hf:`.
+        reference: what follows `hf:`.
         download: from the Hub, where it is neither a folder nor in the local cache.
 
     Raises:
@@ -142,7 +140,7 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
     )
     if (tokenizer := read("tokenizer.json", MAX_BYTES)) is None:
         raise HuggingFaceError(
-            f"{url} has no tokenizer.json, so nobody knows what its ids mean; put the tokenizer's files"
+            f"{url} has no tokenizer.json, so the meaning of its ids is unknown; put the tokenizer's files"
             " beside the weights"
         )
     with _what(f"tokenizer.json of {url}"):
@@ -232,7 +230,7 @@ def read_small(fs: AbstractFileSystem, path: str, most: int) -> bytes:
 
 
 def locate(reference: str, *, download: bool = True) -> str:
-    """The folder, as local path or fsspec URL, of what stands behind `hf:`. SourceError when there is
+    """The folder, as local path or fsspec URL, of what follows `hf:`. SourceError when there is
     none."""
     try:
         url = resolve_url(without_credentials(reference))

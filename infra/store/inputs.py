@@ -2,8 +2,8 @@
 
 A source enters a fingerprint as the digest of its (relative path, SHA-256 of the content) pairs. Reading
 everything to plan would be absurd for large sources, so the store keeps a lock: the digest under a key made
-of the listing (relative path, size, etag or mtime). The digest is computed anew only when the listing
-changes. Beside the lock, under the digest, stands what each file holds, for audits.
+of the listing (relative path, size, etag or mtime). The digest is computed again only when the listing
+changes. Beside the lock, under the digest, is a record of what each file holds, for audits.
 
 Invariant: neither the URL nor the times of files enter the digest, only the lock's key.
 """
@@ -33,7 +33,7 @@ from specs.sources import SourceSpec, resolve_url
 STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "created")
 """What filesystems call that which changes with a file's content; `blob_id` is the Hugging Face hub's."""
 ROWS = ".files.jsonl"
-"""Ends the name of the record of what each file behind a digest holds."""
+"""Ends the name of the record of the files of a digest."""
 
 
 class SourceError(StageError):
@@ -87,7 +87,7 @@ class Listing:
 
 
 def digest_of(contents: Iterable[tuple[str, str]]) -> str:
-    """The digest of (path, SHA-256) pairs, in the order of the paths: what stands in fingerprints."""
+    """The digest of (path, SHA-256) pairs, in the order of the paths: which fingerprints have."""
     total = hashlib.sha256()
     for path, sha256 in contents:
         total.update(canonical_json([path, sha256]).encode() + b"\n")
@@ -195,7 +195,7 @@ def lock(store: Store, listing: Listing, digest: str) -> None:
 
 
 def recorded_files(store: Store, digest: str) -> list[InputFile] | None:
-    """The files behind a digest; None where they were not recorded. StoreError for a record that does
+    """The files of a digest; None where they were not recorded. StoreError for a record that does
     not make the digest."""
     path = f"inputs/{digest}{ROWS}"
     if not store.exists(path):

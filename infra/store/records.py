@@ -2,10 +2,10 @@
 
 A record is `{"size", "sha256"}`, of the whole content. A file longer than one piece also has `"piece_bytes"`,
 and the SHA-256 of each consecutive piece of that length (the last one may be shorter) under `"pieces"`, so
-that whoever reads a part checks just that part:
+that a reader of a part checks just that part:
 
     up to `INLINE` pieces     a list of hexadecimal digests
-    more                      the digest of a sidecar that lies beside the file as `.<name>.pieces`: the 32
+    more                      the digest of a sidecar beside the file as `.<name>.pieces`: the 32
                               bytes of each digest, in order
 
 So a manifest grows by 200 bytes with a file of any length, and a reader loads 32 bytes of digests per MiB of
@@ -44,7 +44,7 @@ class StoreError(SaysNoSecret, RuntimeError):
 
 
 class DamagedError(StoreError):
-    """What was committed is not there any more, or not what was committed."""
+    """What was committed is missing, or is not what was committed."""
 
 
 class DamagedCheckpoint(DamagedError):
@@ -124,13 +124,13 @@ class FileRecord(Foreign):
 
 
 class LocatedRecord(FileRecord):
-    """The record of a file that does not lie where its name says."""
+    """The record of a file that is not where its name says."""
 
     path: StorePath
 
 
 def sidecar_path(path: str) -> str:
-    """Where the digests of the pieces of a file lie, if there are many."""
+    """The place of the digests of a file's pieces, if there are many."""
     place = PurePosixPath(path)
     return str(place.with_name(f".{place.name}.pieces"))
 

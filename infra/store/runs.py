@@ -1,10 +1,10 @@
-"""Named runs: which artifacts are somebody's.
+"""Named runs: which artifacts belong to a run.
 
 A run has the name of its pipeline; `runs/<name>/` has a record of every time it was started, and one more
-whenever it became known what an `@best:` or a selection means. The last one is what the name stands for. What
+whenever it became known what an `@best:` or a selection means. The last one is what the name means. What
 a named run refers to, and all that was made from, is kept by `apertus gc`.
 
-Invariants: a record is written before anything of its run is. A later one sorts behind an earlier one,
+Invariants: a record is written before anything of its run is. A later one sorts after an earlier one,
 whatever the clocks of their writers say. A record that cannot be read is an error, never an empty one: what
 it refers to would be lost.
 """
@@ -54,7 +54,7 @@ def _time(stamp: str) -> datetime | None:
 
 
 def next_stamp(store: Store, run: str, now: datetime | None = None) -> str:
-    """The name of a new record: the time `now`, or one microsecond behind the last record, whose writer's
+    """The name of a new record: the time `now`, or one microsecond after the last record, whose writer's
     clock may be ahead."""
     now = now or datetime.now(UTC)
     times = [when for stamp in stamps(store, run)[-1:] if (when := _time(stamp)) is not None]

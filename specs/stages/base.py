@@ -7,9 +7,9 @@ has a fingerprint.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from specs.advice import Silenced
 from specs.base import Spec, execution, identity, reference
@@ -18,11 +18,21 @@ from specs.sources import SourceSpec
 from specs.units import Reference
 
 
+def _different(references: list[Reference]) -> list[Reference]:
+    if len(set(map(str, references))) < len(references):
+        raise ValueError("a part is repeated; name it once")
+    return references
+
+
+DifferentReferences = Annotated[list[Reference], AfterValidator(_different)]
+
+
 class Stage(Spec):
     """Fields of every stage. `kind` chooses the class; each class states it as a Literal."""
 
     VERSION: ClassVar[int]  # raised when results change
     RESULT: ClassVar[str] = ""
+    IN_LAYOUT: ClassVar[bool] = False  # whether `launch.parallel` spreads its model over processes
     kind: str = identity()
     after: list[str] = execution(
         default_factory=list,
@@ -49,6 +59,11 @@ class Stage(Spec):
         """The result of the stage for references (`reference(to=...)`): `checkpoint`, or the name of its
         kind."""
         return cls.RESULT or cls.kind_name()
+
+    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+        """Why a pipeline cannot divide the model of the stage, context parallelism its sequences, or why its
+        linear layers cannot multiply in float8; "" where they can."""
+        return "it needs the logits on every process" if to == "pp" else ""
 
 
 class Part(Spec):

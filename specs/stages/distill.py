@@ -7,16 +7,14 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from specs.base import Spec, execution, identity, reference
-from specs.launch import Parallel
 from specs.model import ModelSpec
-from specs.stages.base import Part
 from specs.stages.pretrain import check_without_parent
 from specs.stages.training import (
     CarryField,
+    ForwardPart,
     MixtureTraining,
     Packing,
     Phase,
-    Precision,
     Segment,
     TrainingStage,
     carries,
@@ -103,22 +101,15 @@ class DistillSegment(Segment):
         return "distillation" if self.top_k is None else "stored-distillation"
 
 
-class TeacherTokensPart(Part):
+class TeacherTokensPart(ForwardPart):
     """Resolved. Inputs: `checkpoint`, `tokenizer`, and `mixture`, `packed:<i>`, `excluded:<i>` of the segment
     that reads it. The most likely words of a teacher after each token of that segment's samples."""
 
     VERSION: ClassVar[int] = 1
-    ON_ENGINE: ClassVar[bool] = True
-    model: ModelSpec = identity()
-    sequence_length: int = identity()
     packing: Packing = identity("concatenate", neutral="concatenate")
     excluded: list[int] = identity(default_factory=list, neutral=[])
     first_sample: int = identity(description="in the mixture")
     samples: int = identity()
     top_k: int = identity()
     temperature: float = identity()
-    precision: Precision = identity(default_factory=Precision)
-    attention: str = execution("auto")
-    batch_size: int = execution(4, description="sequences per forward pass and data-parallel rank")
     samples_per_unit: int = execution(64)
-    parallel: Parallel = execution(default_factory=Parallel)

@@ -61,6 +61,7 @@ class EvaluateStage(FromCheckpoint, Measuring):
     """Measures a model, alone or against another."""
 
     VERSION: ClassVar[int] = 2
+    IN_LAYOUT: ClassVar[bool] = True
     kind: Literal["evaluate"] = identity()
     sources: list[Reference] = reference(
         default_factory=list,

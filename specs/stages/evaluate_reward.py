@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, Literal
 
-from pydantic import field_validator
-
 from specs.base import execution, identity, reference
 from specs.rewards import RewardSpec
-from specs.stages.base import Part
+from specs.stages.base import DifferentReferences, Part
 from specs.stages.gates import Measuring
-from specs.units import Reference
 
 MEASURES = {
     "accuracy": "accuracy: the chosen completion has the higher reward, equal ones counting half",
@@ -46,7 +43,7 @@ class EvaluateRewardStage(Measuring):
     VERSION: ClassVar[int] = 1
     kind: Literal["evaluate_reward"] = identity()
     reward: RewardSpec = reference()
-    pairs: list[Reference] = reference(
+    pairs: DifferentReferences = reference(
         min_length=1,
         to="conversations",
         description=(
@@ -62,13 +59,6 @@ class EvaluateRewardStage(Measuring):
     )
     seed: int = reference(0, ge=0, description="of the choice and of the bootstrap")
     pairs_per_unit: int = execution(64, ge=1, description="pairs per restartable unit of work")
-
-    @field_validator("pairs")
-    @classmethod
-    def _different(cls, pairs: list[Reference]) -> list[Reference]:
-        if len(set(map(str, pairs))) < len(pairs):
-            raise ValueError("a part is repeated; name it once")
-        return pairs
 
 
 class EvaluateRewardPart(Part):

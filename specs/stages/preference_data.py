@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from specs.base import Spec, execution, identity, reference
-from specs.launch import Parallel
-from specs.model import ModelSpec
 from specs.rewards import RewardSpec
 from specs.server import Server
 from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec
-from specs.stages.base import FromCheckpoint, Part
-from specs.stages.training import Precision
+from specs.stages.base import DifferentReferences, FromCheckpoint, Part
+from specs.stages.training import ForwardPart, Precision
 from specs.units import Reference
 
 
@@ -124,6 +122,7 @@ class PreferenceSet(FromCheckpoint):
     """Completions with quantile rewards, and their log-probabilities under the model of `from`, which is the
     reference of the loss."""
 
+    IN_LAYOUT: ClassVar[bool] = True
     sequence_length: int | None = identity(
         None,
         ge=8,
@@ -140,7 +139,7 @@ class PreferenceDataStage(PreferenceSet):
 
     VERSION: ClassVar[int] = 1
     kind: Literal["preference_data"] = identity()
-    prompts: list[Reference] = reference(
+    prompts: DifferentReferences = reference(
         min_length=1,
         to="conversations",
         description="training splits of parts of `conversations` stages",
@@ -174,13 +173,6 @@ class PreferenceDataStage(PreferenceSet):
     )
     seed: int = identity(28)
     prompts_per_unit: int = execution(64, ge=1, description="prompts per restartable unit of work")
-
-    @field_validator("prompts")
-    @classmethod
-    def _different(cls, prompts: list[Reference], info: ValidationInfo) -> list[Reference]:
-        if len(set(map(str, prompts))) < len(prompts):
-            raise ValueError("a part is repeated; name it once")
-        return prompts
 
 
 class PromptsPart(Part):
@@ -232,17 +224,10 @@ class PairsPart(Part):
     seed: int = identity(28, neutral=28)
 
 
-class LogProbabilitiesPart(Part):
+class LogProbabilitiesPart(ForwardPart):
     """Resolved. Inputs: `checkpoint`, `pairs` (or completions by themselves), `tokenizer`. Computed over the
     packed training sequences, by the same engine and in the same precision, so that the first log-ratio of
     training is exactly zero."""
 
     VERSION: ClassVar[int] = 1
-    ON_ENGINE: ClassVar[bool] = True
-    model: ModelSpec = identity()
-    sequence_length: int = identity()
-    precision: Precision = identity(default_factory=Precision)
-    attention: str = execution("auto")
-    batch_size: int = execution(4, description="packed sequences per forward pass and data-parallel rank")
-    sequences_per_unit: int = execution(64)
-    parallel: Parallel = execution(default_factory=Parallel)
+    sequences_per_unit: int = execution(64, description="packed sequences per restartable unit of work")

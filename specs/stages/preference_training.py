@@ -32,7 +32,7 @@ def preference_sets(*results: str) -> Any:
 
 
 class PairTraining(FromParent, Training):
-    """The loss of a pair needs whole sequences."""
+    """Training on pairs of completions."""
 
     CHAT = True
     data_seed: int = identity(28, neutral=28, description="of the order of the sequences")
@@ -41,6 +41,9 @@ class PairTraining(FromParent, Training):
     @property
     def objective(self) -> str:
         return self.kind
+
+    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+        return "its loss needs the whole sequences of a batch at once" if to == "pp" else ""
 
 
 class PreferenceTraining(PairTraining):
@@ -52,6 +55,11 @@ class PreferenceTraining(PairTraining):
     repeated_prompts: RepeatedPrompts = identity(
         "error", description="whether a prompt of several sets is an error, or is kept in the first of them"
     )
+
+    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+        if to == "float8":
+            return "a log-ratio would not begin at zero, since scales depend on the rows of a batch"
+        return super().obstacle(to)
 
 
 class DistinctPromptsPart(Part):

@@ -27,6 +27,7 @@ class ProbeStage(FromCheckpoint):
     """The loss is the mean over the tokens of the first held-out sequences of each source."""
 
     VERSION: ClassVar[int] = 1
+    IN_LAYOUT: ClassVar[bool] = True
     kind: Literal["probe"] = identity()
     sources: list[Reference] = reference(min_length=1, to="corpus", description="parts of corpora")
     samples: int = identity(16, ge=1, description="maximum number of held-out sequences per source")

@@ -8,11 +8,10 @@ from typing import ClassVar, Literal
 from pydantic import field_validator
 
 from specs.base import Spec, execution, identity, reference
-from specs.stages.base import Part
+from specs.stages.base import DifferentReferences, Part
 from specs.stages.preference_training import PairTraining
-from specs.stages.sft import AdaptedSegment, Lora
+from specs.stages.sft import NO_FLOAT8, AdaptedSegment, Lora
 from specs.stages.training import CarryField, Phase, carries
-from specs.units import Reference
 
 
 class RewardLoss(Spec):
@@ -31,7 +30,7 @@ class RewardModelStage(PairTraining):
     RESULT: ClassVar[str] = "reward_model"
     kind: Literal["reward_model"] = identity()
     carry: CarryField = carries("weights")
-    pairs: list[Reference] = reference(
+    pairs: DifferentReferences = reference(
         min_length=1,
         to="conversations",
         description=(
@@ -62,19 +61,15 @@ class RewardModelStage(PairTraining):
     )
     lora: Lora | None = identity(None, neutral=None, description="adapters; the head is trained in any case")
 
-    @field_validator("pairs")
-    @classmethod
-    def _different(cls, pairs: list[Reference]) -> list[Reference]:
-        if len(set(map(str, pairs))) < len(pairs):
-            raise ValueError("a part is repeated; name it once")
-        return pairs
-
     @field_validator("carry")
     @classmethod
     def _weights_alone(cls, carry: list[str]) -> list[str]:
         if carry != ["weights"]:
             raise ValueError("the head is new, and so are the optimizer's states; state carry: [weights]")
         return carry
+
+    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+        return NO_FLOAT8 if to == "float8" and self.lora is not None else super().obstacle(to)
 
     def phases(self, name: str) -> list[Phase]:
         return [replace(phase, head="reward") for phase in super().phases(name)]

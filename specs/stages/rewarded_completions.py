@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import field_validator
-
 from specs.base import execution, identity, reference
-from specs.stages.base import Part
+from specs.stages.base import DifferentReferences, Part
 from specs.stages.preference_data import PreferenceSet
-from specs.units import Reference
 
 
 class RewardedCompletionsStage(PreferenceSet):
@@ -19,7 +16,7 @@ class RewardedCompletionsStage(PreferenceSet):
 
     VERSION: ClassVar[int] = 1
     kind: Literal["rewarded_completions"] = identity()
-    completions: list[Reference] = reference(
+    completions: DifferentReferences = reference(
         min_length=1,
         to="conversations",
         description="training splits of parts of `conversations` stages",
@@ -33,13 +30,6 @@ class RewardedCompletionsStage(PreferenceSet):
     max_tokens: int | None = identity(
         None, ge=2, description="of prompt and completion; sequence_length by default; longer are dropped"
     )
-
-    @field_validator("completions")
-    @classmethod
-    def _different(cls, completions: list[Reference]) -> list[Reference]:
-        if len(set(map(str, completions))) < len(completions):
-            raise ValueError("a part is repeated; name it once")
-        return completions
 
 
 class RewardedCompletionsPart(Part):

@@ -15,6 +15,8 @@ from specs.schedule import Decay, ScheduleSpec
 from specs.stages.training import AnyPacking, CarryField, FromParent, Segment, Training, carries
 from specs.units import OrRest, ReferenceText
 
+NO_FLOAT8 = "adapters are added to layers of the parameters' precision"
+
 
 class Lora(Spec):
     """Low-rank adaptation (arXiv 2106.09685): `W + alpha / rank * B A`, only A and B are trained. The
@@ -139,6 +141,13 @@ class SftStage(SftLoss, FromParent, Training):
         28, neutral=28, description="of the order of the sequences, and of new adapters"
     )
     lora: Lora | None = identity(None)
+
+    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+        if to == "pp" and self.objective != "cross-entropy":
+            return f"the weights of its tokens ({self.objective}) do not reach the last process"
+        if to == "cp" and self.inverse_rl is not None:
+            return "inverse_rl compares a place with the next"
+        return NO_FLOAT8 if to == "float8" and self.lora is not None else ""
 
 
 class AdaptedSegment(Segment):

@@ -199,12 +199,16 @@ class TrainingStage(Stage):
     """A stage whose parts are segments of training."""
 
     RESULT: ClassVar[str] = "checkpoint"
+    IN_LAYOUT: ClassVar[bool] = True
     CHAT: ClassVar[bool] = False  # whether its model ends a turn, instead of a document
 
     @property
     def objective(self) -> str:
         """What it minimises, for the optimizers that cannot (`specs.optimizer.refused_objective`)."""
         return "cross-entropy"
+
+    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+        return ""
 
     def phases(self, name: str) -> list[Phase]:
         """The phases of the stage, called `name` in the recipe, in order."""
@@ -241,6 +245,18 @@ class FromParent(TrainingStage, FromCheckpoint):
         return [
             Phase(name, name, ("stages", name), self, self.from_, carry=tuple(self.carry), chat=self.CHAT)
         ]
+
+
+class ForwardPart(Part):
+    """A part of forward passes on the training engine."""
+
+    ON_ENGINE: ClassVar[bool] = True
+    model: ModelSpec = identity()
+    sequence_length: int = identity()
+    precision: Precision = identity(default_factory=Precision)
+    attention: str = execution("auto")
+    batch_size: int = execution(4, description="sequences per forward pass and data-parallel rank")
+    parallel: Parallel = execution(default_factory=Parallel)
 
 
 class Segment(Part):

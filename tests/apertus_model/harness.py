@@ -26,7 +26,7 @@ from apertus_model.trainer.anomalies import Event
 from apertus_model.trainer.checkpoint import Saved, Source
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.config import trainer_config
-from apertus_model.trainer.trainer import Lifecycle
+from apertus_model.trainer.lifecycle import Lifecycle
 from infra.store import Store
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec

@@ -56,7 +56,7 @@ forever(mutex)  # a second time: no signal ends this
     assert process.wait(10) == -signal.SIGKILL
 
 
-def test_what_ends_a_rank_whose_peer_has_died_is_not_told_as_an_interruption() -> None:
+def test_a_rank_that_ends_because_its_peer_died_does_not_count_as_interrupted() -> None:
     """torchrun sends SIGTERM to the others; the end of standard input is the launcher's own doing."""
     program = """
 import signal

@@ -172,7 +172,7 @@ def test_a_resumed_run_is_silent_until_it_passes_what_was_shown(monkeypatch: pyt
     assert run.rows == [8, 9]
 
 
-def test_a_sink_that_fails_is_left_out_and_training_goes_on(
+def test_a_failing_tracker_is_dropped_and_training_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "mini").write_text("a file where a folder is needed")

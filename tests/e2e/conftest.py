@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,6 +124,14 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
     except OSError:
         return ""
+
+
+def cooling_run(finished: Path, store: Path, home: Path, longer: str, *, processes: int) -> Run:
+    """Starts a run in a new store that has everything but the cooldown, which `longer` makes long."""
+    shutil.copytree(finished, store)
+    shutil.rmtree(store / "cooldown")
+    stated = ["--set", longer, "--set", f"launch.processes={processes}"]
+    return Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", *stated)
 
 
 def ended_as_interrupted(run: Run, tell: Callable[[], object], within: float = 30) -> None:

@@ -133,7 +133,7 @@ def test_a_wrong_parameter_is_refused_at_submission(prefect: Prefect, wrong: dic
 
 
 @pytest.mark.slow
-def test_a_run_that_is_cancelled_and_loses_its_worker_and_its_server_goes_on_to_its_end(
+def test_a_run_that_is_cancelled_and_loses_worker_and_server_is_finished_by_later_runs(
     prefect: Prefect, half: Path
 ) -> None:
     annealing = _annealing(half)
@@ -171,7 +171,7 @@ def test_a_run_that_is_cancelled_and_loses_its_worker_and_its_server_goes_on_to_
     assert any("perplexity:" in line["message"] for line in logs)
 
 
-def test_the_guard_of_a_process_that_is_gone_speaks_for_a_run_that_is_shown_as_running_and_no_other(
+def test_the_guard_of_a_dead_process_reports_only_a_run_that_is_shown_as_running(
     prefect: Prefect,
 ) -> None:
     flow = prefect.request("deployments/name/apertus/mini")["flow_id"]
@@ -189,7 +189,7 @@ def test_the_guard_of_a_process_that_is_gone_speaks_for_a_run_that_is_shown_as_r
 
 
 @pytest.mark.slow
-def test_a_run_whose_worker_is_told_to_stop_ends_as_crashed(prefect: Prefect, half: Path) -> None:
+def test_a_run_whose_worker_gets_sigterm_ends_as_crashed(prefect: Prefect, half: Path) -> None:
     run = prefect.run(spec=SMOKE, store=str(half), overrides=[LONGER, ENDS_ONLY])
     _stopped_in_the_middle(prefect, _annealing(half), run, prefect.worker.terminate, "CRASHED")
     prefect.start_worker()

@@ -67,7 +67,7 @@ def rows(plan: Plan, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_training_goes_on_from_the_folder_as_from_the_checkpoint_it_was_made_from(continued: Plan) -> None:
+def test_training_from_a_folder_equals_training_from_the_checkpoint_it_was_made_from(continued: Plan) -> None:
     """The loss before the first update, the held-out losses after each, bit by bit."""
     assert rows(continued, "continued-folder") == rows(continued, "continued-checkpoint")
     assert len(rows(continued, "continued-folder")) == 4

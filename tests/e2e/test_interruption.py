@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from infra.store import Artifact, Store
-from tests.e2e.conftest import SMOKE, Run, command_line, ended_as_interrupted, every_process, group_twice
+from tests.e2e.conftest import (
+    SMOKE,
+    Run,
+    command_line,
+    cooling_run,
+    ended_as_interrupted,
+    every_process,
+    group_twice,
+)
 from tests.e2e.test_smoke import plan_of, result
 
 LONGER = "stages.cooldown.budget=500 steps"
@@ -26,21 +34,7 @@ def cooling(
     """A run that has everything but a long cooldown, which it begins; the parameter is its number of
     ranks."""
     store = tmp_path / "store"
-    shutil.copytree(finished, store)
-    shutil.rmtree(store / "cooldown")
-    run = Run(
-        home,
-        "run",
-        SMOKE,
-        "--store",
-        str(store),
-        "--until",
-        "cooldown",
-        "--set",
-        LONGER,
-        "--set",
-        f"launch.processes={getattr(request, 'param', 1)}",
-    )
+    run = cooling_run(finished, store, home, LONGER, processes=getattr(request, "param", 1))
     return run, Artifact(Store.open(str(store)), plan_of(store, LONGER).graph.nodes["cooldown"].path)
 
 
@@ -70,7 +64,7 @@ def server_is_there(run: Run) -> bool:
     return any("uvicorn" in command_line(pid) for pid in run.processes())
 
 
-def test_a_process_group_that_is_told_while_its_server_starts_ends(home: Path, tmp_path: Path) -> None:
+def test_a_signal_to_the_process_group_during_server_start_ends_the_run(home: Path, tmp_path: Path) -> None:
     run = Run(home, "run", SMOKE, "--store", str(tmp_path / "store"))
     run.wait_for(lambda: server_is_there(run))
     time.sleep(0.5)  # it takes several seconds

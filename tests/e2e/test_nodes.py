@@ -141,7 +141,7 @@ def test_a_run_that_loses_a_node_ends_on_all_others_and_resumes(
     assert in_the_same_bits(pretrained(store, layout), expected)
 
 
-def test_a_run_goes_on_when_the_network_becomes_slow(
+def test_a_run_continues_when_the_network_becomes_slow(
     cluster: Nodes, expected: Artifact, finished: Path, home: Path, tmp_path: Path, layout: str
 ) -> None:
     store = copy_of(finished, tmp_path / "store")

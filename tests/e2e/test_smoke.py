@@ -14,7 +14,7 @@ import pytest
 from flows.planning.plan import Plan, make
 from infra.store import Artifact, Store
 from specs.recipe import load
-from tests.e2e.conftest import ROOT, SMOKE, Run, ended_as_interrupted, group_twice
+from tests.e2e.conftest import ROOT, SMOKE, Run, cooling_run, ended_as_interrupted, group_twice
 from tests.machine import slow
 
 
@@ -125,21 +125,7 @@ def test_when_the_launcher_is_gone_its_stages_commit_and_end(
 ) -> None:
     longer = "stages.cooldown.budget=500 steps"
     store = home / how.replace(" ", "-")
-    shutil.copytree(finished, store)
-    shutil.rmtree(store / "cooldown")
-    run = Run(
-        home,
-        "run",
-        SMOKE,
-        "--store",
-        str(store),
-        "--until",
-        "cooldown",
-        "--set",
-        longer,
-        "--set",
-        f"launch.processes={processes}",
-    )
+    run = cooling_run(finished, store, home, longer, processes=processes)
     annealing = Artifact(Store.open(str(store)), plan_of(store, longer).graph.nodes["cooldown"].path)
     run.wait_for(lambda: len(annealing.checkpoint_steps()) >= 2)
     if how == "Ctrl-C":

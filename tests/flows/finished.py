@@ -54,8 +54,10 @@ def corpus(plan: Plan, attempt: Attempt) -> None:
 
 
 def mixture(plan: Plan, attempt: Attempt) -> None:
-    source = {"path": plan.graph.nodes["corpus/notes"].path, "weight": 1, "tokens": 40_000, "documents": 20}
-    attempt.write_json("recipe.json", {"sources": [source]})
+    corpus = plan.graph.nodes["corpus/notes"]
+    source = {"fingerprint": corpus.fingerprint, "path": corpus.path, "weight": 1, "tokens": 40_000}
+    ids = {"tokenizer": "t", "vocab_size": 512, "bos_id": 1, "eos_id": 2}
+    attempt.write_json("recipe.json", {"seed": 0, "sources": [source | {"documents": 20}], **ids})
     attempt.commit(metrics={})
 
 

@@ -9,7 +9,7 @@ import torch
 from apertus_model.rehearsal import fake_cuda
 from apertus_model.rehearsal.records import Task
 from apertus_model.trainer.config import trainer_config
-from apertus_model.trainer.trainer import Lifecycle
+from apertus_model.trainer.lifecycle import Lifecycle
 from flows.execution.rehearsal import run_rank
 from flows.planning.estimate import flops
 from specs.cluster import GPUS

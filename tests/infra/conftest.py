@@ -44,3 +44,9 @@ def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", refuse)
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """The file that an attack would make."""
+    return tmp_path / "planted"

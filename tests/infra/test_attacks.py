@@ -3,14 +3,11 @@ has not happened."""
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import pickle
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,29 +15,16 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from apertus_model.chat.encoder import ChatError
-from apertus_model.generation import TransformersGenerator
-from apertus_model.prompt_format import OwnFormat
 from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.checkpoint_reader import CheckpointError
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.documents import to_json
-from infra.store.hugging_face import open_model
 from specs.document import parse
 from specs.errors import SpecError
-from specs.stages.preference_data import Sampling
+from tests.infra.hostile import Calls, edit
 from tests.infra.sealed import sealed
 from tests.infra.store.attempts import attempt, save
-
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("apertus_model", "flows", "infra", "specs")
-
-
-@pytest.fixture
-def planted(tmp_path: Path) -> Path:
-    """The file that an attack would make."""
-    return tmp_path / "planted"
 
 
 @pytest.fixture
@@ -48,16 +32,6 @@ def store(tmp_path: Path) -> Store:
     opened = Store.open(str(tmp_path / "store"))
     opened.initialise()
     return opened
-
-
-class Calls:
-    """Pickled, it is a call of `function` with `arguments`, made when it is loaded."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self.call = (function, arguments)
-
-    def __reduce__(self) -> Any:
-        return self.call
 
 
 # Checkpoints: an index in JSON, and safetensors
@@ -306,122 +280,6 @@ def test_a_tag_of_a_recipe_makes_no_object(planted: Path, value: str) -> None:
     assert all(isinstance(found, (str, list, dict, type(None))) for found in data.values())
 
 
-def test_the_front_matter_of_a_model_card_makes_no_object(hugging_face: Path, planted: Path) -> None:
-    (hugging_face / "README.md").write_text(
-        f"---\nlicense: !!python/object/apply:os.system ['touch {planted}']\n---\n"
-    )
-    # the words, of which nobody makes a call
-    assert open_model(str(hugging_face)).license == f"touch {planted}"
-    assert not planted.exists()
-
-
-# Models and tokenizers of Hugging Face
-
-CONFIG = {
-    "architectures": ["ApertusForCausalLM"],
-    "model_type": "apertus",
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-}
-CONFIG |= {
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "tie_word_embeddings": False,
-}
-CONFIG |= {"hidden_act": "xielu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
-
-
-@pytest.fixture
-def hugging_face(tmp_path: Path, planted: Path) -> Path:
-    """A model of transformers' own making, with a program beside it."""
-    from tokenizers import Tokenizer, models
-    from transformers import ApertusConfig, ApertusForCausalLM
-
-    folder = tmp_path / "model"
-    ApertusForCausalLM(
-        ApertusConfig(**{key: value for key, value in CONFIG.items() if key != "architectures"})
-    ).save_pretrained(folder)
-    Tokenizer(models.BPE()).save(str(folder / "tokenizer.json"))
-    program = (
-        f"open({str(planted)!r}, 'w').close()\nfrom transformers import ApertusForCausalLM as Evil,"
-        " ApertusConfig as EvilConfig\n"
-    )
-    (folder / "evil.py").write_text(program)
-    return folder
-
-
-def edit(folder: Path, name: str, **values: Any) -> None:
-    path = folder / name
-    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
-
-
-AUTO_MAP = {
-    "AutoConfig": "evil.EvilConfig",
-    "AutoModelForCausalLM": "evil.Evil",
-    "AutoTokenizer": ["evil.Evil", "evil.Evil"],
-}
-
-
-def generator(folder: Path) -> TransformersGenerator:
-    written: Any = SimpleNamespace(end_ids=(2,), pad_id=3)
-    return TransformersGenerator(folder, Sampling(max_new_tokens=1), written)
-
-
-@pytest.mark.parametrize("model_type", ["apertus", "evil"])
-def test_code_that_comes_with_a_model_is_not_run(hugging_face: Path, planted: Path, model_type: str) -> None:
-    edit(hugging_face, "config.json", auto_map=AUTO_MAP, model_type=model_type)
-    edit(hugging_face, "tokenizer_config.json", auto_map=AUTO_MAP, tokenizer_class="Evil")
-    if model_type == "apertus":
-        generator(hugging_face)  # opened as transformers' own
-        with pytest.raises(ChatError):  # its tokenizer knows no turns
-            OwnFormat(hugging_face / "tokenizer.json", 2, 3)
-    else:
-        with pytest.raises(ValueError, match=r"evil|custom code"):
-            generator(hugging_face)
-        with pytest.raises(ValueError, match="evil"):
-            open_model(str(hugging_face))
-    assert not planted.exists()
-
-
-def test_a_pickle_of_weights_is_not_read(hugging_face: Path, planted: Path) -> None:
-    (hugging_face / "model.safetensors").unlink()
-    torch.save(Calls(os.system, f"touch {planted}"), hugging_face / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="a pickle, which is never read"):
-        open_model(str(hugging_face))
-    with pytest.raises(OSError, match="safetensors"):
-        generator(hugging_face)
-    assert not planted.exists()
-
-
-@pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/passwd", "pytorch_model.bin"])
-def test_the_index_of_weights_names_files_of_the_folder(
-    hugging_face: Path, tmp_path: Path, file: str
-) -> None:
-    from apertus_model.model.hf_folder import FolderWeights
-    from specs.hugging_face import HuggingFaceError
-
-    spec = open_model(str(hugging_face)).model
-    os.rename(hugging_face / "model.safetensors", tmp_path / "secret.safetensors")
-    edit(hugging_face, "model.safetensors.index.json", weight_map={"lm_head.weight": file})
-    with pytest.raises(HuggingFaceError, match="lacks 1 of 1 files"):
-        open_model(str(hugging_face))
-    with pytest.raises(HuggingFaceError, match="only safetensors in the folder itself"):
-        FolderWeights(str(hugging_face), spec, tmp_path)
-
-
-def test_a_chat_template_of_a_model_reaches_no_python(hugging_face: Path, planted: Path) -> None:
-    """Rewards render with the template of the model's own tokenizer."""
-    from jinja2.exceptions import SecurityError
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(hugging_face / "tokenizer.json"))
-    reach = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
-    with pytest.raises(SecurityError):
-        tokenizer.apply_chat_template([{"role": "user", "content": "x"}], chat_template=reach, tokenize=False)
-
-
 # Arrays
 
 
@@ -434,104 +292,3 @@ def test_an_array_of_objects_is_refused(tmp_path: Path, planted: Path) -> None:
         with pytest.raises(ValueError, match=r"(?i)object|python"):
             load(tmp_path / "evil.npy")
     assert not planted.exists()
-
-
-# Our own packages
-
-FORBIDDEN_CALLS = {
-    *(
-        "eval",
-        "exec",
-        "compile",
-        "__import__",
-        "pickle.load",
-        "pickle.loads",
-        "dill.load",
-        "cloudpickle.load",
-        "marshal.loads",
-        "shelve.open",
-    ),
-    *(
-        "yaml.load",
-        "yaml.unsafe_load",
-        "yaml.full_load",
-        "os.system",
-        "os.popen",
-        "joblib.load",
-        "torch.jit.load",
-        "torch.hub.load",
-    ),
-    *("runpy.run_path", "runpy.run_module", "datasets.load_dataset", "load_dataset"),
-}
-FORBIDDEN_ARGUMENTS = {
-    ("trust_remote_code", True),
-    ("weights_only", False),
-    ("allow_pickle", True),
-    ("shell", True),
-}
-STATED = {"np.load": "allow_pickle", "numpy.load": "allow_pickle", "torch.load": "weights_only"}
-
-
-def findings(source: str) -> list[str]:
-    """What a module says that could run data as code."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call):
-            continue
-        name, arguments = ast.unparse(node.func), {keyword.arg: keyword.value for keyword in node.keywords}
-        found += [f"{name}()" for _ in range(name in FORBIDDEN_CALLS)]
-        for argument, value in FORBIDDEN_ARGUMENTS:
-            if isinstance(given := arguments.get(argument), ast.Constant) and given.value is value:
-                found.append(f"{name}({argument}={value})")
-        if name in STATED and STATED[name] not in arguments:
-            found.append(f"{name}() without {STATED[name]}")
-        if name.endswith((".from_pretrained", ".from_config")) and name.startswith("Auto"):
-            given = arguments.get("trust_remote_code")
-            if not (isinstance(given, ast.Constant) and given.value is False):
-                found.append(f"{name}() without trust_remote_code=False")
-        if name == "YAML" and ast.unparse(arguments.get("typ", ast.Constant(None))) not in ("'safe'", "'rt'"):
-            found.append("YAML() without typ='safe' or 'rt', which makes no objects either")
-    return found
-
-
-SAFE = {
-    # loaders derived from PyYAML's safe one, in C: the task files of the harness are thousands
-    "apertus_model/evaluation/harness/data.py": ["yaml.load()"],
-    "apertus_model/evaluation/harness/tasks.py": ["yaml.load()"],
-    # inside of bubblewrap: tests/apertus_model/evaluation/test_sandbox.py
-    "apertus_model/evaluation/sandbox_runner.py": ["exec()", "compile()"],
-}
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_no_module_of_ours_runs_data_as_code(package: str) -> None:
-    files = sorted((ROOT / package).rglob("*.py"))
-    assert files
-    assert {
-        str(file.relative_to(ROOT)): found for file in files if (found := findings(file.read_text("utf-8")))
-    } == {path: calls for path, calls in SAFE.items() if path.startswith(f"{package}/")}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *(
-            "eval(text)",
-            "pickle.load(file)",
-            "yaml.load(text)",
-            "torch.load(file)",
-            "torch.load(file, weights_only=False)",
-            "np.load(file)",
-        ),
-        *(
-            "np.load(f, allow_pickle=True)",
-            "AutoModel.from_pretrained(x)",
-            "AutoModel.from_pretrained(x, trust_remote_code=True)",
-            "YAML()",
-            "YAML(typ='unsafe')",
-        ),
-        "subprocess.run(x, shell=True)",
-    ],
-)
-def test_such_a_line_would_be_found(line: str) -> None:
-    assert findings(line)

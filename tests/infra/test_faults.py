@@ -12,8 +12,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -39,7 +37,7 @@ from infra.store.writing.retention import prune, refer
 from specs.job import Job
 from tests.infra.committed import damaged
 from tests.infra.faults import HANGS, KINDS, Faults, like
-from tests.infra.store.writing.test_lease import Clock
+from tests.infra.store.writing.leases import Clock
 
 UNITS = ("task-0", "task-1")
 STEPS = (10, 20, 30)
@@ -384,33 +382,3 @@ def check_all(new_place: Callable[[], Place], chosen: list[Faults], expected: li
         place.clear()
     if wrong:
         pytest.fail("\n".join([f"{len(wrong)} of {len(chosen)} faults:", *wrong]), pytrace=False)
-
-
-FULL_DISK = """
-import resource, sys, time
-from pathlib import Path
-from infra.store import Store
-from tests.infra.test_faults import work
-time.sleep = lambda seconds: None
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-try:
-    work(Store.open(sys.argv[1]), Path(sys.argv[3]))
-except OSError as error:
-    sys.exit(f"refused: {error}")
-"""
-
-
-@pytest.mark.parametrize("limit", [0, 1300])
-def test_a_disk_that_takes_no_more_leaves_what_is_committed(tmp_path: Path, limit: int) -> None:
-    """The system's own refusal, by a limit on the length of files, which needs no rights: a write is cut
-    in the middle. The shorter limit is met by the first marker, the longer one by a file of a checkpoint."""
-    store, sound = tmp_path / "store", tmp_path / "sound"
-    command = [sys.executable, "-c", FULL_DISK, str(store), str(limit), str(tmp_path / "scratch")]
-    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
-    assert ended.returncode == 1 and "refused: " in ended.stderr, ended.stderr
-    place = Place(fsspec.filesystem("file"), str(store), tmp_path / "scratch")
-    assert place.damaged() == []
-    place.work(Faults())
-    uncut = Place(place.fs, str(sound), tmp_path / "scratch")
-    uncut.work(Faults())
-    assert place.result() == uncut.result()

@@ -27,7 +27,7 @@ def test_a_change_tells_which_side_lacks_the_name(a: dict[str, int | None], b: d
         assert ((change.name in a), (change.name in b)) == (change.only_in != "b", change.only_in != "a")
 
 
-def test_a_value_of_none_equals_a_missing_name_and_is_told_apart_where_the_other_side_has_a_value() -> None:
+def test_none_equals_a_missing_name_unless_the_other_side_has_a_value() -> None:
     assert changes({"lora": None}, {}) == []
     assert changes({"lora": None}, {"lora": 16}) == [Change("lora", None, 16)]
     assert changes({}, {"lora": 16}) == [Change("lora", None, 16, "b")]

@@ -268,7 +268,7 @@ def test_at_the_end_of_the_parent_its_last_batch_and_mixture_go_on() -> None:
     assert (shape(one), one.lr_at(2)) == ([("n", 8, 0, 3)], 1e-3)
 
 
-def test_a_schedule_does_not_tell_what_of_the_parent_lies_before_a_segment_and_shows_nothing_in_it() -> None:
+def test_a_schedule_leaves_out_what_ends_before_its_segment_begins() -> None:
     stage = STAGE | {"schedule": {"warmup": "100 tokens", "decay": "linear", "decay_over": "400 tokens"}}
     early, late = (trajectories(stage, one=rest(f"pretrain@step={step}"))["one"].segments for step in (2, 5))
     assert early[0].schedule == Schedule(peak=1e-3, offset=80, warmup_tokens=100)

@@ -81,7 +81,7 @@ class Snapshots:
             yield
 
     def load_dataset(self, path: str, name: str | None = None, **arguments: Any) -> Any:
-        """`datasets.load_dataset` on a snapshot. HarnessError for a data set that is not there, or has not
+        """`datasets.load_dataset` on a snapshot. HarnessError for a data set that is missing, or has not
         what is asked for."""
         assert self._load is not None, "called in place"
         kept = {key: value for key, value in arguments.items() if key not in NOT_DATA}
@@ -98,7 +98,7 @@ class Snapshots:
             ) from error
 
     def get(self, url: str, **_: Any) -> _Response:
-        """`requests.get` of a file of the web that lies beside the data sets."""
+        """`requests.get` of a file of the web that is stored beside the data sets."""
         return _Response(self._file(url).read_bytes())
 
     def _view(self, dataset: str) -> Path:
@@ -203,7 +203,7 @@ class Snapshot:
         )
 
     def missing(self, reads: Reads) -> str | None:
-        """What a task asks for that is not there, as words; None when all is there."""
+        """What a task needs and lacks, as words; None when it lacks nothing."""
         if (file := dict(reads.arguments).get("file")) is not None:
             name = str(file).split("/", 2)[-1]
             return None if self._has(name) else f"there is no file {name}"
@@ -231,10 +231,10 @@ class Snapshot:
                     return f"no split {split}{_of(reads)}; it has {has}"
                 path = Path(next(iter(files[split]))).resolve()
                 if (found := self._columns(path.relative_to(base).as_posix())) is not None and (
-                    absent := [column for column in reads.columns if column not in found]
+                    lacking := [column for column in reads.columns if column not in found]
                 ):
                     where = f"split {split}{_of(reads)}"
-                    return f"no column {', '.join(absent)} in {where}; it has {', '.join(found)}"
+                    return f"no column {', '.join(lacking)} in {where}; it has {', '.join(found)}"
         return None
 
     def _has(self, name: str) -> bool:

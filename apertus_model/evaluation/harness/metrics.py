@@ -32,7 +32,7 @@ def metric_names(suite: Suite, tasks: Iterable[Task]) -> list[str]:
 
     Args:
         suite: with its settings.
-        tasks: for which its names stand.
+        tasks: those that its names mean.
     """
     tasks = list(tasks)
     classes = {f"{task.name}/" for task in tasks if "class" in task.config}

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from apertus_model.evaluation.harness.code import code_needs
+from apertus_model.evaluation.harness.code_needs import code_needs
 from apertus_model.evaluation.harness.tasks import Config, Function, Task, functions
 
 CODE_EVAL = "code_eval"
@@ -84,7 +84,7 @@ def needs_of(task: Task) -> Needs:
     elif code.services and not classified:
         refusal = f"it asks a web service ({', '.join(sorted(code.services))}), and nothing here uses one"
     elif runs_code and metrics != {CODE_EVAL}:
-        refusal = "it may run code of the model by itself, where no sandbox holds it"
+        refusal = "it may run code of the model outside the sandbox"
     elif not runs_code and metrics:
         refusal = f"it runs code of the Hub to compute {', '.join(sorted(metrics))}, and no code is fetched"
     return Needs(
@@ -170,7 +170,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def placed(url: str) -> str:
-    """Where a file of the web lies below the data sets: a file of the Hub in the folder of its data set,
+    """The place of a file of the web below the data sets: a file of the Hub in the folder of its data set,
     another under its host.
 
     `https://huggingface.co/datasets/a/b/resolve/main/x.json` -> `a/b/x.json`;

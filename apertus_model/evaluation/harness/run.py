@@ -149,7 +149,7 @@ def seeds(suite: Suite) -> dict[str, int]:
 
 
 def metadata(suite: Suite, folder: Path) -> dict[str, Any]:
-    """What tasks that write their prompts are told: the tokenizer, and the lengths."""
+    """The settings of tasks that write their prompts: the tokenizer, and the lengths."""
     lengths = {} if suite.sequence_lengths is None else {"max_seq_lengths": list(suite.sequence_lengths)}
     return {"pretrained": str(folder), "tokenizer": str(folder), **lengths}
 

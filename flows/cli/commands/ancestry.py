@@ -50,7 +50,7 @@ def branch(
     parts before it."""
     made = make_branch(spec, point, name, overrides or [], output, store)
     console.print(
-        f"{'written to' if made.written else 'stands already in'} {escape(str(made.path))}:", soft_wrap=True
+        f"{'written to' if made.written else 'is already in'} {escape(str(made.path))}:", soft_wrap=True
     )
     console.print(escape(made.text), highlight=False, soft_wrap=True)
     counts = (

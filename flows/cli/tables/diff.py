@@ -59,18 +59,18 @@ def _show_published(console: Console, found: list[Difference]) -> None:
 def _show_parts(console: Console, parts: list[Difference]) -> None:
     one = parts[0]
     assert one.a is not None and one.b is not None
-    told = {
+    outcome = {
         "same": "[green]same fingerprint[/], run in the same way",
         "execution": "[green]same fingerprint[/]: the same result, run in another way",
         "differs": "[red]differs[/]",
     }[one.verdict]
     if len(parts) > 1:
         console.print(
-            f"\n[bold]{len(parts)} parts[/] {told}: {escape(', '.join(part.name for part in parts))}"
+            f"\n[bold]{len(parts)} parts[/] {outcome}: {escape(', '.join(part.name for part in parts))}"
         )
     else:
         fingerprints = " ".join(dict.fromkeys((one.a.fingerprint[:8], one.b.fingerprint[:8])))
-        console.print(f"\n[bold]{escape(one.name)}[/] [dim]{fingerprints}[/] {told}", soft_wrap=True)
+        console.print(f"\n[bold]{escape(one.name)}[/] [dim]{fingerprints}[/] {outcome}", soft_wrap=True)
     headings = ("", "", "A", "B", "B - A")
     table = empty_table("", headings, numbers=("B - A",), folded=headings)
     rows: list[tuple[str, list[Change[Any]]]] = [

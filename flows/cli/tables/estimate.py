@@ -85,10 +85,10 @@ def estimate_table(
         documents = [estimates.stages[name].to_json() for name in names]
         first = documents[0]
         need = size(first["memory_bytes"]["total"])
-        held = f"[red]{need}[/]" if first["fits"] is False else need
+        memory = f"[red]{need}[/]" if first["fits"] is False else need
         spent = {name: _sum([document[name] for document in documents]) for name in SPENT}
         rows.append(
-            [escape(label), str(first["gpus"]), *_spent(spent), held, size(first["checkpoint"]["bytes"])]
+            [escape(label), str(first["gpus"]), *_spent(spent), memory, size(first["checkpoint"]["bytes"])]
         )
     for label, names in (asked or {name: [name] for name in estimates.inference}).items():
         documents = [estimates.inference[name].to_json() for name in names]

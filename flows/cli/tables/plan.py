@@ -123,14 +123,14 @@ def source_usage_table(plan: Plan, details: bool = False, width: int | None = No
         usages = list(most.values())
     rows = []
     for usage in usages:
-        held = f"{'' if usage.exact else 'declared ' if usage.declared else '<= '}{amount(usage.available)}"
+        known = f"{'' if usage.exact else 'declared ' if usage.declared else '<= '}{amount(usage.available)}"
         passes = f"{usage.passes:.2f} of {usage.allowed:g}" + (
             f", {amount(usage.shortfall)} tokens short" if usage.shortfall else ""
         )
         rows.append(
             [
                 escape(usage.source),
-                held,
+                known,
                 amount(usage.consumed),
                 passes,
                 amount(usage.tokens),

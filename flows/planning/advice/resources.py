@@ -183,13 +183,13 @@ def sampling_memory(context: Context) -> Iterator[Advice]:
     for node in context.graph.nodes.values():
         if (engine := _sampled_by(node)) in ("", "server"):
             continue
-        held = context.graph.nodes[node.inputs["model"].node or ""].part
-        if isinstance(held, ModelFolderPart):
-            halves = weights = held.weight_bytes
+        model = context.graph.nodes[node.inputs["model"].node or ""].part
+        if isinstance(model, ModelFolderPart):
+            halves = weights = model.weight_bytes
         else:
-            assert isinstance(held, ExportPart)
-            halves = held.model.parameters * 2
-            weights = halves if engine == "vllm" or held.dtype == "bfloat16" else 2 * halves
+            assert isinstance(model, ExportPart)
+            halves = model.model.parameters * 2
+            weights = halves if engine == "vllm" or model.dtype == "bfloat16" else 2 * halves
         need = weights if engine == "transformers" else weights / node.launch.tensor_parallel
         if need <= limit:
             continue

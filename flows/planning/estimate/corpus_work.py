@@ -25,7 +25,7 @@ from flows.planning.graph import Graph, Node
 from infra.store.hugging_face import stored_model
 from infra.store.inputs import Listing
 from specs.filters import NearDuplicatesFilter
-from specs.hugging_face import Stored
+from specs.hugging_face_files import Stored
 from specs.sources import COMPRESSED_INSIDE, TOKENISED, resolve_url
 from specs.stages.base import DocumentsPart
 from specs.stages.classifier import ClassifierPart, FastText

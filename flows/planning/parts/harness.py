@@ -86,7 +86,7 @@ def _check_template(builder: Builder, path: FieldPath, suite: Suite, chat: bool)
 
 def _story(name: str, suites: dict[str, Suite], needs: _Found) -> str:
     """What a suite asks, for the plan."""
-    told = []
+    messages = []
     for key, suite in suites.items():
         count = f"{len(needs.tasks[key])} tasks" if key in needs.tasks else "tasks that are not looked up"
         how = "through the chat template" if suite.chat_template else "as plain text"
@@ -96,8 +96,8 @@ def _story(name: str, suites: dict[str, Suite], needs: _Found) -> str:
         )
         tags = needs.tags.get(key)
         means = f", {_some(tags)} without a mean (a tag; a group in include has one)" if tags else ""
-        told.append(f"'{key}' asks {count} {how}{without}{means}")
-    return f"{name}: {', '.join(told)}"
+        messages.append(f"'{key}' asks {count} {how}{without}{means}")
+    return f"{name}: {', '.join(messages)}"
 
 
 @dataclass
@@ -181,7 +181,7 @@ class _Checked:
             self.needs.tags[key] = [name for name in known if catalogue.is_tag(name)]
 
     def _data(self, names: list[str]) -> None:
-        """The data sets as inputs; one problem for all that is not there."""
+        """The data sets as inputs; one problem for all missing ones."""
         datasets, builder = self.harness.datasets, self.builder
         path: FieldPath = (*self.at, "datasets")
         if datasets is None:
@@ -222,13 +222,13 @@ class _Checked:
             return "not there"
 
     def _incomplete(self, name: str, listing: Listing) -> str | None:
-        """What the tasks ask for that a data set has not."""
+        """What the tasks need and a data set lacks."""
         snapshot = Snapshot(listing)
         paths = {one.path for one in listing.files}
         if name == NLTK:
             wanted = sorted({resource for task in self._all for resource in task.nltk})
-            absent = [one for one in wanted if not any(f"/{one}" in f"/{path}" for path in paths)]
-            return f"no {', '.join(absent)}" if absent else None
+            lacking = [one for one in wanted if not any(f"/{one}" in f"/{path}" for path in paths)]
+            return f"no {', '.join(lacking)}" if lacking else None
         for task in self._all:
             for place in task.files:
                 if place.startswith(f"{name}/") and place.removeprefix(f"{name}/") not in paths:

@@ -57,7 +57,7 @@ class CheckedFile:
     def __init__(self, store: Filesystem, path: str, record: FileRecord) -> None:
         if record.size > WHOLE_BYTES and record.pieces is None:
             raise StoreError(
-                f"'{path}' has {record.size} bytes and no digests of its pieces: whoever writes more than"
+                f"'{path}' has {record.size} bytes and no digests of its pieces: a writer of more than"
                 f" {WHOLE_BYTES >> 20} MiB states them (docs/data_formats.md)"
             )
         self.name = path
@@ -110,7 +110,7 @@ class CheckedFile:
 
     def fetch(self, first: int, last: int) -> bytes:
         """The pieces [first, last), checked: one request."""
-        self.digests  # noqa: B018  (loaded before, not behind the long reads of other threads)
+        self.digests  # noqa: B018  (loaded before, not after the long reads of other threads)
         start, stop = first * self.piece_bytes, min(last * self.piece_bytes, self.size)
         data = self._store.read_range(self.name, start, stop)
         if wrong := self._differing(data, first):
@@ -156,7 +156,7 @@ class CheckedFile:
     def check(self) -> None:
         """Compares all of it, whatever was compared before. DamagedError names the pieces that differ."""
         self.check_size()
-        self.digests  # noqa: B018  (damage of the list is told as such)
+        self.digests  # noqa: B018  (damage of the list is reported as such)
         if wrong := [piece for numbers in self.check_pieces() for piece in numbers]:
             raise self.damaged(wrong)
 
@@ -213,7 +213,7 @@ class CheckedFile:
 
     @property
     def place(self) -> Path:
-        """Where a file of a store on local disk lies."""
+        """The path of a file of a store on local disk."""
         assert not self.remote, "a local store"
         return Path(self._store.full(self.name))
 

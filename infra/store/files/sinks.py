@@ -93,7 +93,7 @@ class LocalSink:
         self._store.call(what, lambda: sync(file.fileno(), self._target))
         file.close()
         self._store.call(what, lambda: os.replace(self._temporary, self._target))
-        self._temporary = self._target  # which is what `abort` takes away from here on
+        self._temporary = self._target  # which is what `abort` removes from here on
         self._store.call(what, lambda: sync_folder(self._target.parent))
 
     def abort(self) -> None:

@@ -157,7 +157,7 @@ def remove(
     on_item: Callable[[Item], None] = lambda item: None,
     clock: Callable[[], float] = time.time,
 ) -> int:
-    """Removes what a survey found; the bytes freed. `on_item` is told of every item when its files are
+    """Removes what a survey found; the bytes freed. `on_item` is called for every item when its files are
     gone. StoreError, and nothing is removed, when a run was recorded since, or this machine's clock is
     ahead of the storage's."""
     _compare_clocks(store, clock)
@@ -203,7 +203,7 @@ def _compare_clocks(store: Store, clock: Callable[[], float]) -> None:
 
 
 def _may_run(store: Store, contents: Contents, grace: float, now: float) -> bool:
-    """Whether somebody may be working at an artifact. A file without a time counts as old, a lease without
+    """Whether a run may be working at an artifact. A file without a time counts as old, a lease without
     one as held."""
     if any(file.modified is not None and now - file.modified < grace for file in contents.files.values()):
         return True

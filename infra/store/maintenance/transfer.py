@@ -4,7 +4,7 @@ Invariants: an artifact comes after everything it was made from, its files befor
 is compared with the digest that its marker states while it is copied. So the target is a sound store at every
 moment, and an interrupted copy can be resumed. Files that a unit has used up are not copied, their marks are.
 What no marker names (logs, leases, attempts without result)
-stays behind, and so do the units of a part that is finished. A marker that the target has already is left as
+is not copied, and neither are the units of a finished part. A marker that the target has already is left as
 it is: the same fingerprint is the same work.
 """
 
@@ -72,7 +72,7 @@ def copy_artifacts(
 ) -> Amount:
     """Copies artifacts (`closure`) and the records of the documents that they were made from.
 
-    `on_bytes` is told of every file that is done, copied or found. StoreError for a file that is missing,
+    `on_bytes` is called for every file that is done, copied or found. StoreError for a file that is missing,
     or is not what its marker states: nothing that names it is written then."""
     amount = Amount()
     target.initialise()

@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Damage:
-    """Something that is not as it was committed. `markers` name it, and are what `withdraw` takes away;
+    """Something that is not as it was committed. `markers` name it, and are what `withdraw` removes;
     `file` is empty when the marker itself cannot be read, `pieces` when the file is gone or has another
     size."""
 

@@ -33,7 +33,7 @@ from infra.store.files.reader import FETCHES, CheckedFile
 from infra.store.files.rows import decode
 from infra.store.records import DamagedCheckpoint, DamagedError, FileRecord, StoreError
 from infra.store.store import Store
-from specs.foreign import ForeignError, parse_json, shown
+from specs.foreign import ForeignError, M, checked, parse_json, shown
 from specs.job import InputRef
 
 
@@ -155,7 +155,7 @@ class Artifact:
         return value
 
     def stored_name(self, name: str) -> str:
-        """Where a file of the manifest lies in the store."""
+        """The place of a file of the manifest in the store."""
         return self.manifest.place(self.path, name)
 
     def open(self, name: str) -> CheckedFile:
@@ -179,9 +179,17 @@ class Artifact:
             where = f"'{self.stored_name(name)}' in the store {self.store.url}"
             raise DamagedError(f"{where} is damaged: {error}") from error
 
+    def document(self, name: str, model: type[M]) -> M:
+        """A JSON file of the manifest as its model. DamagedError when it is none."""
+        try:
+            return checked(model, self.json(name))
+        except ForeignError as error:
+            where = f"'{self.stored_name(name)}' in the store {self.store.url}"
+            raise DamagedError(f"{where} is damaged: {error}") from error
+
     def local(self, name: str) -> Path:
         """A local file with the checked content: the stored file itself, or a copy in the cache. All of it
-        is compared with its digests, once per process; who needs parts of a large one takes `open`."""
+        is compared with its digests, once per process; use `open` for parts of a large one."""
         return local_file(self.open(name))
 
     def checkpoint_steps(self) -> list[int]:
@@ -227,7 +235,7 @@ class Artifact:
 
 
 def quarantine(store: Store, markers: Iterable[str]) -> None:
-    """Moves markers, in this order, to `damaged/<time>/`; those that are not there are left out."""
+    """Moves markers, in this order, to `damaged/<time>/`; missing ones are left out."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     for path in markers:
         kept = f"damaged/{stamp}/{path}"
@@ -260,13 +268,15 @@ def local_file(file: CheckedFile) -> Path:
 
 
 def cache_folder() -> Path:
-    """`APERTUS_CACHE`, else a folder of this user's below the temporary one; made where it is not there.
-    StoreError where others than this user could have put something into it: what is copied there is used
+    """`APERTUS_CACHE`, else a folder of this user's below the temporary one; made if it is missing.
+    StoreError where another user could have put something into it: what is copied there is used
     long after it was compared."""
     stated = os.environ.get("APERTUS_CACHE")
     cache = Path(stated or Path(tempfile.gettempdir()) / f"apertus-cache-{os.getuid()}")
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = os.stat(cache, follow_symlinks=bool(stated))  # anybody may leave a link in the temporary folder
+    found = os.stat(
+        cache, follow_symlinks=bool(stated)
+    )  # another user may leave a link in the temporary folder
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
         raise StoreError(
             f"the cache folder {cache} belongs to user {found.st_uid} and has mode"

@@ -51,7 +51,7 @@ class Ancestor:
         return self.identity.inputs
 
     def source(self, role: str) -> dict[str, Any]:
-        """What was recorded of the documents behind an input: url, format, language, license, as far as the
+        """What was recorded of the documents of an input: url, format, language, license, as far as the
         recipe stated them."""
         spec = {**self.identity.spec, **self.recorded}
         kind, _, index = role.partition(":")

@@ -56,7 +56,7 @@ class LocalFile:
 class BlockCache:
     """Pieces of stored files, checked before they are put here, in one unnamed file below `folder`, the
     least recently used replaced first. It goes with the process, however that ends. A disk that takes no
-    more makes it smaller, and is logged. Without a folder it lies in the system's temporary one.
+    more makes it smaller, and is logged. Without a folder it is in the system's temporary one.
     `block_bytes`: the longest piece that it keeps."""
 
     def __init__(

@@ -36,7 +36,8 @@ LISTING_BYTES = 2**32
 storage needs for it."""
 ARTIFACT = re.compile(r"^(?!(?:inputs|runs|reports|protected|damaged)/)([a-z][a-z0-9_]*)/([0-9a-f]{32})$")
 _DOCUMENT = re.compile(
-    r"identity\.json|manifest[^/]*\.json|checkpoints/[^./][^/]*\.json|units/(.*/)?[^./][^/]*\.json|references/[^./][^/]*"
+    r"identity\.json|manifest[^/]*\.json|checkpoints/[^./][^/]*\.json"
+    r"|units/(.*/)?[^./][^/]*\.json|references/[^./][^/]*"
 )
 _STEP = re.compile(r"(?:checkpoints/|manifest-)(\d+)\.json")
 

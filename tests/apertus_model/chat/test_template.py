@@ -63,7 +63,7 @@ def test_a_prompt_ends_with_the_opening_of_a_turn() -> None:
 
 
 @pytest.mark.parametrize("form", ["blocks", "messages"])
-def test_behind_the_output_of_a_tool_the_turn_goes_on(form: str) -> None:
+def test_a_turn_continues_after_the_output_of_a_tool(form: str) -> None:
     call = {"name": "now", "arguments": {}}
     blocks = [{"type": "tool_calls", "calls": [call]}, {"type": "tool_outputs", "outputs": ["noon"]}]
     turn: list[dict[str, Any]] = [{"role": "assistant", "content": blocks}]

@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apertus_model.data.megatron import TokenFileError, TokenFileWriter
+from apertus_model.data.mixture_recipe import MixtureRecipe
 from apertus_model.data.samples import MixtureSamples
 from apertus_model.data.stream import split_shards
 from apertus_model.trainer.loader import SampleLoader
 from infra.store.documents import Manifest
 from infra.store.reading.ranges import LocalFile
 from infra.store.records import FileRecord
+from tests.apertus_model.mixtures import recipe_of
 
 LENGTH, SOURCES = 8, {"a": 901, "b": 453, "c": 201}
 MAIN, SECOND = {"a": 3, "b": 2}, {"a": 1, "b": 1, "c": 2}
@@ -34,9 +36,8 @@ def bins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in SOURCES}
 
 
-def _recipe(weights: dict[str, int], seed: int = 28) -> dict[str, Any]:
-    sources = [{"fingerprint": name, "weight": weight} for name, weight in weights.items()]
-    return {"seed": seed, "eos_id": 2, "vocab_size": 131_072, "sources": sources}
+def _recipe(weights: dict[str, int], seed: int = 28) -> MixtureRecipe:
+    return recipe_of(weights, seed=seed, vocab_size=131_072)
 
 
 def _open(

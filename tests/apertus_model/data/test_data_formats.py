@@ -19,10 +19,11 @@ from apertus_model.data.conversations import ConversationShards
 from apertus_model.data.corpus_plan import Probe
 from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.data.megatron import TokenFile, TokenFileWriter
+from apertus_model.data.mixture_recipe import MixtureRecipe
 from apertus_model.data.order import MixtureOrder
 from apertus_model.data.permutation import KeyedPermutation
 from apertus_model.data.preference_samples import PreferenceSamples
-from apertus_model.data.probes import probes_json
+from apertus_model.data.probes import stored_probes
 from apertus_model.data.samples import MixtureSamples
 from apertus_model.data.stream import split_files, split_shards
 from infra.store import Artifact, Store
@@ -196,7 +197,9 @@ def test_a_corpus_that_another_program_wrote_trains_as_the_page_says(tmp_path: P
         "tokenizer": recipe["tokenizer"],
     }
     corpus = written_artifact(tmp_path, "corpus", files, facts)
-    samples = MixtureSamples.open(recipe, [read(corpus, "train")], sequence_length=page["sequence_length"])
+    samples = MixtureSamples.open(
+        MixtureRecipe.model_validate(recipe), [read(corpus, "train")], sequence_length=page["sequence_length"]
+    )
     seen = {samples.draw(i).window: samples[i] for i in range(2)}
     ours = [
         {name: getattr(seen[w], name).tolist() for name in ("input", "labels", "positions")} for w in range(2)
@@ -243,7 +246,7 @@ def test_probes_are_listed_as_on_the_page() -> None:
     page = example("probes")
     (probe,) = page["probes"]
     chosen, tokens = [Probe(text=7, bucket=probe["bucket"])], {f"{7:016x}": probe["token_ids"]}
-    assert probes_json(chosen, tokens, page["length"]) == page
+    assert stored_probes(chosen, tokens, page["length"]).model_dump() == page
 
 
 def test_conversations_that_another_program_wrote_are_read(tmp_path: Path) -> None:

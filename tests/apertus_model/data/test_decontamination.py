@@ -111,7 +111,7 @@ def test_a_question_shorter_than_an_ngram_counts_as_a_whole() -> None:
     assert index.worst("what is the capital of the swiss confederation") is not None
 
 
-def test_questions_are_told_apart_by_their_numbers() -> None:
+def test_questions_are_distinguished_by_their_numbers() -> None:
     index = Contamination(["how much is 17 plus 25 when you add them up by hand"], 8, 5)
     assert index.worst("how much is 17 plus 25 when you add them") is not None
     assert index.worst("how much is 31 plus 99 when you add them") is None

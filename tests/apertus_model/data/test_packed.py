@@ -19,6 +19,7 @@ from apertus_model.data.samples import MixtureSamples
 from apertus_model.data.stream import IGNORE_INDEX, TokenStream
 from infra.store import StoreError
 from specs.stages.training import Goldfish
+from tests.apertus_model.mixtures import recipe_of
 
 EOS = 2
 
@@ -101,7 +102,7 @@ def test_documents_that_windows_would_cut_are_counted(tmp_path: Path) -> None:
 def test_goldfish_and_order_apply_to_packed_rows(tmp_path: Path) -> None:
     stream, tables, writer = _write(tmp_path, [[12, 30, 7, 9, 22, 5, 17] * 4, [9, 9, 40]], 16)
     rows = writer.close().rows
-    recipe = {"seed": 1, "eos_id": EOS, "vocab_size": 10_000, "sources": [{"fingerprint": "a", "weight": 1}]}
+    recipe = recipe_of({"a": 1}, seed=1, vocab_size=10_000, eos_id=EOS)
     paths = [tmp_path / "s0", tmp_path / "s1"]
     plain = MixtureSamples.open(recipe, [paths], sequence_length=16, packed=[tables])
     masked = MixtureSamples.open(

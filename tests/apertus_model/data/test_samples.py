@@ -5,17 +5,18 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.data.megatron import TokenFileWriter
+from apertus_model.data.mixture_recipe import MixtureRecipe
 from apertus_model.data.samples import MixtureSamples, positions_within_documents, validation_samples
 from apertus_model.data.stream import IGNORE_INDEX, TokenStream
 from infra.store.inputs import SourceError
 from specs.stages.training import Goldfish
+from tests.apertus_model.mixtures import recipe_of
 
 BOS, EOS, VOCAB = 1, 2, 1000
 
@@ -28,9 +29,9 @@ def _corpus(prefix: Path, seed: int, documents: int = 30) -> Path:
     return prefix
 
 
-def _recipe(*weights: int, seed: int = 28) -> dict[str, Any]:
-    sources = [{"fingerprint": f"{index:032x}", "weight": weight} for index, weight in enumerate(weights)]
-    return {"seed": seed, "sources": sources, "vocab_size": VOCAB, "bos_id": BOS, "eos_id": EOS}
+def _recipe(*weights: int, seed: int = 28) -> MixtureRecipe:
+    by_name = {f"{index:032x}": weight for index, weight in enumerate(weights)}
+    return recipe_of(by_name, seed=seed, vocab_size=VOCAB, eos_id=EOS)
 
 
 @pytest.fixture
@@ -123,9 +124,9 @@ def test_sources_are_mixed_by_their_weights(bins: list[Path]) -> None:
     assert [sum(samples[i].source == source for i in range(512)) for source in (0, 1)] == [384, 128]
     windows = [TokenStream(path).windows(16) for path in bins]
     assert samples.epochs(512) == pytest.approx([384 / windows[0], 128 / windows[1]])
-    assert sorted(samples.source_of(i) for i in range(128)) == [(0, k) for k in range(96)] + [
-        (1, k) for k in range(32)
-    ]
+    draws = [samples.draw(i) for i in range(128)]
+    expected = [(0, k) for k in range(96)] + [(1, k) for k in range(32)]
+    assert sorted((draw.source, draw.draw) for draw in draws) == expected
 
 
 def test_another_process_reads_the_same_bytes(bins: list[Path]) -> None:
@@ -148,7 +149,7 @@ def test_another_process_reads_the_same_bytes(bins: list[Path]) -> None:
 
 
 def test_every_held_out_token_is_a_label_once(bins: list[Path]) -> None:
-    samples = validation_samples(_recipe(1, 1), bins, sequence_length=16)
+    samples = validation_samples(bins, vocab_size=VOCAB, eos_id=EOS, sequence_length=16)
     for source, path in enumerate(bins):
         stream = TokenStream(path).read(0, len(TokenStream(path)))
         labels = np.concatenate([samples[i].labels for i in samples.of_source(source)])

@@ -17,15 +17,10 @@ from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.reading.ranges import BlockCache, LocalFile
 from specs.job import Job
 from specs.stages.training import Goldfish
+from tests.apertus_model.mixtures import recipe_of
 
 VOCAB = 1000
-RECIPE = {
-    "seed": 3,
-    "sources": [{"fingerprint": "0", "weight": 1}],
-    "vocab_size": VOCAB,
-    "bos_id": 1,
-    "eos_id": 2,
-}
+RECIPE = recipe_of({"0": 1}, seed=3, vocab_size=VOCAB)
 
 
 def _shards(folder: Path, count: int = 3) -> list[Path]:
@@ -63,7 +58,7 @@ def _open(bins: Any) -> MixtureSamples:
 
 
 @pytest.mark.parametrize("largest_copied", [0, 2**20])
-def test_samples_from_elsewhere_are_those_of_the_local_files(
+def test_samples_of_a_remote_store_equal_those_of_local_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest_copied: int
 ) -> None:
     monkeypatch.setenv("APERTUS_CACHE", str(tmp_path / "cache"))

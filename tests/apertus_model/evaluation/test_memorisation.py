@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apertus_model.data.probes import StoredProbe
 from apertus_model.evaluation.memorisation import compare, memorisation, type_token_ratio
 from specs.stages.memorisation import Memorisation
 
@@ -68,7 +69,7 @@ def measured(
         ]
         for decoding, found in answers.items()
     }
-    return memorisation(probes, rows, settings)
+    return memorisation([StoredProbe.model_validate(probe) for probe in probes], rows, settings)
 
 
 def test_metrics_are_means_over_the_probes_of_a_bucket() -> None:

@@ -109,7 +109,7 @@ def test_training_in_float8_resumes_with_the_same_bits(tmp_path: Path, kind: str
 
 @needs_torchao
 @emulated
-def test_a_checkpoint_of_float8_goes_on_in_bfloat16_and_back(tmp_path: Path) -> None:
+def test_a_float8_checkpoint_resumes_in_bfloat16_and_back(tmp_path: Path) -> None:
     """The same tensors, so a stage of either precision starts from a checkpoint of the other."""
     there = train(tmp_path / "there", spec_of("float8", end_step=3))[0]
     assert {tensor.dtype for tensor in there.weights.values()} == {torch.float32}

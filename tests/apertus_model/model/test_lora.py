@@ -137,7 +137,7 @@ def test_the_checkpoint_holds_the_scale_that_it_was_trained_with(trained: tuple[
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_going_on_with_adapters_gives_the_same_bits(parent: Path, tmp_path: Path, processes: int) -> None:
+def test_resuming_with_adapters_gives_the_same_bits(parent: Path, tmp_path: Path, processes: int) -> None:
     whole = train(tmp_path / "whole", adapted(), processes=processes, source=begin(parent), begin_step=0)[0]
     rest = train(
         tmp_path / "rest", adapted(), processes=processes, source=go_on(tmp_path / "whole", 3), begin_step=3

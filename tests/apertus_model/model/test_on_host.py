@@ -6,7 +6,7 @@ from torch.utils._pytree import tree_map_only
 from apertus_model.model.on_host import OnHost, copy_to, host_tensor
 
 
-def test_a_tensor_on_the_host_is_left_by_what_moves_tensors_and_cut_by_what_maps_trees() -> None:
+def test_a_tensor_on_the_host_is_no_tensor_to_others_and_is_split_with_its_batch() -> None:
     labels = torch.arange(6).view(2, 3)
     value = OnHost(labels)
     assert not isinstance(value, torch.Tensor)

@@ -76,7 +76,7 @@ def test_the_operator_computes_what_the_module_does() -> None:
 
 
 @pytest.mark.parametrize("policy", [None, CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE])
-def test_recomputed_it_has_the_same_gradients(policy: CheckpointPolicy | None) -> None:
+def test_recomputation_gives_the_same_gradients(policy: CheckpointPolicy | None) -> None:
     tensors = inputs(4, 9)
     options: dict[str, Any] = {}
     if policy is not None:

@@ -13,8 +13,8 @@ import torch
 from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import Source, load_tensors
 from apertus_model.trainer.config import trainer_config
+from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.optimizer import Optimizers, optimizer_config
-from apertus_model.trainer.trainer import Lifecycle
 from specs.errors import StageError
 from specs.launch import Parallel
 from specs.optimizer import PUBLISHED, OptimizerSpec, refused_layout

@@ -207,7 +207,7 @@ def test_soap_first_rotates_into_the_eigenvectors_of_the_first_gradient(numerics
 @pytest.mark.parametrize(
     "name", ["adopt", "lion", "signum", "soap", "prodigy", "schedule_free_adamw", "mars"]
 )
-def test_numbers_that_the_library_keeps_with_the_settings_can_be_taken_out_and_put_back(name: str) -> None:
+def test_numbers_that_a_library_keeps_in_parameter_groups_are_saved_and_restored(name: str) -> None:
     make = getattr(library, name)
     settings = {"momentum": 0.9} if name == "signum" else {"betas": (0.9, 0.99)}
     _, optimizer = trained(make, **settings)

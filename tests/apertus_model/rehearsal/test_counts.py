@@ -196,7 +196,7 @@ def test_a_fake_gpu_counts_the_operations_of_the_formula(split: Rehearsed) -> No
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["selective", "full"])
-def test_so_are_those_of_recomputation(checkpointing: str) -> None:
+def test_flops_of_recomputation_equal_the_formula(checkpointing: str) -> None:
     spec = spec_of(4, Parallel(tp=2), activation_checkpointing=checkpointing)
     once, tokens = flops.forward(WIDE, spec.sequence_length), spec.tokens_per_step // 4
     again = once.scores if checkpointing == "full" else 0
@@ -216,9 +216,9 @@ def test_a_kernel_of_the_project_reads_and_writes_each_tensor_once(split: Rehear
 
 
 @needs_compiler
-def test_the_only_wait_for_the_gpu_is_told_with_its_place(split: Rehearsed) -> None:
+def test_the_only_wait_for_the_gpu_is_reported_with_file_and_line(split: Rehearsed) -> None:
     (line,) = split.synchronisations
-    assert line.place.rsplit(":", 1)[0] == "apertus_model/trainer/trainer.py"
+    assert line.place.rsplit(":", 1)[0] == "apertus_model/trainer/lifecycle.py"
     assert (line.what, line.calls) == ("tolist", 1)
 
 

@@ -42,7 +42,7 @@ def test_every_inner_name_that_is_used_exists() -> None:
 @pytest.mark.parametrize(
     "missing", ["torch.cuda.of_a_later_release", "torch.later.name", "torch.Tensor.later.name", "later.name"]
 )
-def test_a_missing_name_is_told_and_nothing_is_replaced(missing: str) -> None:
+def test_a_missing_name_is_an_error_and_nothing_is_replaced(missing: str) -> None:
     before = torch.cuda.is_available
     with pytest.raises(MissingTarget, match=rf"has no {missing}, which.*Fix: install the release"):
         patches.apply(
@@ -51,7 +51,7 @@ def test_a_missing_name_is_told_and_nothing_is_replaced(missing: str) -> None:
     assert torch.cuda.is_available is before
 
 
-def test_all_missing_names_are_told_at_once() -> None:
+def test_all_missing_names_are_reported_at_once() -> None:
     with pytest.raises(MissingTarget, match=r"has no torch\.one, torch\.two, which"):
         patches.apply(
             [Patch(f"torch.{name}", patches.always(None)) for name in ("one", "cuda.Stream", "two")][::2]
@@ -108,7 +108,7 @@ def test_a_step_whose_operators_compute_half_of_the_time_can_use_half_of_the_pea
     assert limited.bound({"matrix": products, "attention": 0, "memory": 3 / MEMORY}) == pytest.approx(0.25)
 
 
-def test_a_gpu_with_less_power_multiplies_more_slowly() -> None:
+def test_a_gpu_with_a_lower_power_limit_multiplies_more_slowly() -> None:
     """Measured at 500 W: 569 of 720 TFLOP/s in bfloat16, and on average 1,117 in float8."""
     assert clock(700) == 1
     assert clock(500) == pytest.approx(568.9 / 720, rel=1e-3)

@@ -58,7 +58,7 @@ def test_the_host_waits_for_the_gpu_once_in_a_step(recipe: str) -> None:
                 (line.place.split(":")[0], line.what, line.calls)
                 for line in report.rehearsed.synchronisations
             ]
-            assert waits == [("apertus_model/trainer/trainer.py", "tolist", 1)], layout
+            assert waits == [("apertus_model/trainer/lifecycle.py", "tolist", 1)], layout
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_the_requests_of_a_commit_that_removes_what_is_old(attempt: Attempt) -> 
     assert training.requests_of_a_save(4) == costs[-1]
 
 
-def test_a_stage_that_goes_on_reads_once_the_markers_that_it_finds(attempt: Attempt) -> None:
+def test_a_resumed_stage_reads_each_stored_marker_once(attempt: Attempt) -> None:
     before = Training(attempt, keep=9, best=["val_loss"])
     for step in (1, 2, 3):
         before.requests_of_a_save(step)

@@ -266,7 +266,7 @@ def test_a_tokenizer_without_chat_tokens_is_refused(
         bench.run("conversations", "c", _spec(chat), {"tokenizer": foreign})
 
 
-def test_a_store_elsewhere_gives_the_same_bytes(
+def test_a_remote_store_gives_the_same_bytes(
     bench: Any, documents: Path, chat: Path, tokenizer: Artifact, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("APERTUS_CACHE", str(tmp_path / "cache"))

@@ -178,7 +178,7 @@ def test_a_missing_column_ends_the_stage_with_file_and_line(
         bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, workers=workers)
 
 
-def test_a_store_elsewhere_gives_the_same_bytes(
+def test_a_remote_store_gives_the_same_bytes(
     bench: Any, documents: Path, tokenizer: Artifact, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("APERTUS_CACHE", str(tmp_path / "cache"))

@@ -112,7 +112,7 @@ def test_a_model_with_sums_of_layers_is_exported_with_its_code_and_only_opened_b
     assert export.largest_difference(own, folder, part) > 1e-4
 
 
-def test_training_goes_on_from_an_exported_folder_as_from_its_checkpoint(
+def test_training_from_an_exported_folder_equals_training_from_its_checkpoint(
     stages: Stages, trained: Artifact
 ) -> None:
     """The loss before the first update, and held-out losses after each, bit by bit."""

@@ -152,7 +152,7 @@ def test_units_do_not_change_the_files(bench: Any, tokenizer: Artifact) -> None:
     assert first.bytes("prompts-00000.jsonl") == second.bytes("prompts-00000.jsonl")
 
 
-def test_a_killed_part_goes_on_with_the_units_that_are_missing(bench: Any, tokenizer: Artifact) -> None:
+def test_a_killed_part_resumes_with_its_missing_units(bench: Any, tokenizer: Artifact) -> None:
     class Killed(Attempt):
         def commit_unit(self, key: str, **more: Any) -> dict[str, Any]:
             if key.endswith("-00000006-00000009"):

@@ -1,9 +1,14 @@
 """Training, evaluation and export as stages: from token files in a store to a verified Hugging Face
 folder."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from infra.store import Artifact
+from apertus_model.stages.train import BestCheckpoints
+from infra.store import Artifact, Checkpoint, Store
+from infra.store.documents import CheckpointMarker, Seconds
 from tests.apertus_model.stages.training import SPEC, Stages, weights_of
 
 
@@ -21,7 +26,7 @@ def test_a_trained_segment_is_a_checkpoint_with_its_history(trained: Artifact) -
     assert all(0 < row["masked_share"] < 0.5 for row in rows)
 
 
-def test_an_interrupted_segment_goes_on_to_the_same_bits_and_the_same_history(
+def test_an_interrupted_segment_resumes_to_the_same_bits_and_history(
     stages: Stages, trained: Artifact
 ) -> None:
     stages.train("interrupted", SPEC, stop_after=4)
@@ -34,7 +39,7 @@ def test_an_interrupted_segment_goes_on_to_the_same_bits_and_the_same_history(
     assert ours == theirs
 
 
-def test_a_checkpoint_is_not_gone_on_from_with_other_data(stages: Stages) -> None:
+def test_a_checkpoint_is_not_resumed_with_other_data(stages: Stages) -> None:
     stages.train("moved", SPEC, stop_after=2)
     checkpoint = Artifact(stages.store, "pretrain/moved", 6).checkpoint(2)
     assert checkpoint.facts["data"]["sources"]["steady"]["weight"] == 1
@@ -80,3 +85,33 @@ def test_a_branch_without_optimizer_begins_with_new_moments(stages: Stages, trai
     carried = SPEC.model_copy(update={"seed": None, "end_step": 1, "carry": ["weights", "optimizer"]})
     state = weights_of(stages.train("carried", carried, inputs={"parent": parent}), 1)
     assert state["optimizer.state.norm.weight.step"] == [7.0]
+
+
+NOWHERE = Artifact(Store.open("memory://nowhere"), "sft/none")
+
+
+def checkpoint(step: int, validation: dict[str, float], measured: int | None) -> Checkpoint:
+    facts = {"validation": validation, "validation_step": measured}
+    seconds = Seconds(startup=0.0, compute=0.0, storage=0.0)
+    return Checkpoint(
+        NOWHERE,
+        step,
+        "",
+        CheckpointMarker(step=step, attempt="a", folder="f", files={}, facts=facts, seconds=seconds),
+    )
+
+
+def test_the_best_step_is_the_first_with_the_lowest_loss_among_those_measured_at_their_own_step() -> None:
+    stored = [
+        checkpoint(1, {}, None),
+        checkpoint(2, {"a": 3.0, "b": 1.0}, 2),
+        checkpoint(3, {"a": 0.0, "b": 0.0}, 2),
+        checkpoint(4, {"a": 2.0, "b": 2.0}, 4),
+        checkpoint(5, {"a": 1.0, "b": 5.0}, 5),
+    ]
+    by_step = {item.step: item for item in stored}
+    artifact: Any = SimpleNamespace(checkpoint_steps=lambda: list(by_step), checkpoint=by_step.__getitem__)
+    assert BestCheckpoints(["val_loss"]).steps(artifact) == {2}
+    assert BestCheckpoints(["val_loss/a", "val_loss/b"]).steps(artifact) == {5, 2}
+    assert BestCheckpoints(["val_loss/c"]).steps(artifact) == set()
+    assert BestCheckpoints([]).steps(artifact) == set()

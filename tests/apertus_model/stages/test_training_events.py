@@ -91,7 +91,7 @@ def test_a_skipped_step_is_in_the_manifest_the_history_and_the_tracker(
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_step_at_which_training_stopped_is_in_them_too_when_a_later_attempt_passes_it(
+def test_the_history_keeps_an_anomaly_that_stopped_training_when_a_later_attempt_passes_it(
     stages: Stages, watched: Path, one_nan: None, processes: int
 ) -> None:
     name = f"stopped-{processes}"
@@ -171,7 +171,7 @@ def test_the_start_of_a_stage_is_watched_before_its_data_is_opened(
         stages.train("watched", SHORT, launch={"threads": 1, "hang_timeout": "1h"})
 
 
-def test_training_on_object_storage_that_is_killed_goes_on_to_the_bits_of_one_on_disk(
+def test_killed_training_on_object_storage_ends_with_the_bits_of_training_on_disk(
     stages: Stages, moto: Moto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("APERTUS_CACHE", str(tmp_path / "cache"))

@@ -1,106 +1,38 @@
 """Fine-tuning, preference training, reference log-probabilities and merging as stages. The data classes
 are stood in for by small ones."""
 
-import sys
-from types import ModuleType, SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import apertus_model.stages.train
-from apertus_model.stages import log_probabilities, merge
-from apertus_model.stages.train import BestCheckpoints, starting_point
+from apertus_model.stages import merge
+from apertus_model.stages.train import starting_point
 from apertus_model.trainer.checkpoint import load_tensors
-from infra.store import Artifact, Attempt, Checkpoint, DamagedError, Store
-from infra.store.documents import CheckpointMarker, Seconds
+from infra.store import Artifact, Attempt, DamagedError
 from specs.stages.merge import MergePart
-from specs.stages.preference_data import LogProbabilitiesPart
-from specs.stages.sft import Lora, SftLoss
-from tests.apertus_model.harness import (
-    ListedSamples,
-    PreferenceRows,
-    SyntheticSamples,
-    WeightedSamples,
-    segment,
-)
+from specs.stages.sft import Lora
+from tests.apertus_model.harness import segment
 from tests.apertus_model.stages.training import PAD, SPEC, Stages, weights_of
+from tests.apertus_model.stages.tuning import (
+    ROWS,
+    StoredPairs,
+    run,
+    run_reference,
+    sft,
+    sft_inputs,
+    small_data_classes,
+    stored_values,
+)
 from tests.infra.faults import flip_what_is_written
 from tests.machine import slow
 
-ROWS = 7
-
-
-class StoredPairs(PreferenceRows):
-    """Seven rows of one or two pairs; ids count the sequences backwards, so that they are not in the order
-    of the rows."""
-
-    width = 4
-
-    def __init__(self, artifact: Artifact, reference: np.ndarray | None) -> None:
-        super().__init__(rows=ROWS)
-        sizes = [2 * (1 + row % 2) for row in range(ROWS)]
-        ends = np.cumsum(sizes)
-        self.sequences = int(ends[-1])
-        self.ids = [
-            self.sequences - 1 - np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)
-        ]
-        values = np.zeros(self.sequences, np.float32) if reference is None else reference
-        self.reference = np.stack([np.resize(values[ids], 4) * (np.arange(4) < len(ids)) for ids in self.ids])
-
-    @classmethod
-    def open(
-        cls,
-        pairs: Artifact,
-        log_probabilities: Artifact | None,
-        *,
-        sequence_length: int,
-        pad_id: int,
-        sides: int,
-    ) -> "StoredPairs":
-        assert (sequence_length, pad_id, sides) == (16, PAD, 2)
-        stored = (
-            None
-            if log_probabilities is None
-            else np.load(log_probabilities.local("log_probabilities.npy"), allow_pickle=False)
-        )
-        return cls(pairs, stored)
-
-    def sequence_ids(self, row: int) -> np.ndarray:
-        return self.ids[row]
-
-    def trained_rows(self) -> np.ndarray:
-        return np.arange(ROWS)
-
-
-class StoredConversations:
-    """Four rows per pass; a source is seen as often as it is repeated."""
-
-    @classmethod
-    def open(cls, shards: Any, repeats: list[int], *, loss: SftLoss, pad_id: int, **unused: Any) -> Any:
-        assert pad_id == PAD
-        assert [split for _, split in shards] == ["train"] * len(repeats)
-        samples: Any = WeightedSamples() if loss.prompt_weight else ListedSamples()
-        samples.epochs = lambda n: [times * n / 4 for times in repeats]
-        return samples
-
-
-def heldout(shards: Any, **unused: Any) -> list[Any]:
-    ((artifact, split),) = shards
-    assert split == "validation"
-    return [SyntheticSamples()[2000 + index + len(artifact.path)] for index in range(3)]
-
 
 @pytest.fixture(scope="module", autouse=True)
-def data_classes() -> Any:
-    modules = {name: ModuleType(name) for name in ("chat_samples", "conversations", "preference_samples")}
-    modules["chat_samples"].__dict__.update(ConversationSamples=StoredConversations, heldout=heldout)
-    modules["conversations"].__dict__.update(ConversationShards=lambda artifact, split: (artifact, split))
-    modules["preference_samples"].__dict__.update(PreferenceSamples=StoredPairs, PreferenceSample=Any)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, module in modules.items():
-            patch.setitem(sys.modules, f"apertus_model.data.{name}", module)
+def data_classes() -> Iterator[None]:
+    with small_data_classes():
         yield
 
 
@@ -113,32 +45,6 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
         stages._artifact("conversations", name, {}, {"pad_id": PAD}, {})
     stages._artifact("pairs", "pairs", {}, {"pad_id": PAD}, {})
     return stages
-
-
-def run(
-    stages: Stages, kind: str, name: str, spec: Any, module: Any = apertus_model.stages.train, **fields: Any
-) -> Artifact:
-    options = {key: fields.pop(key) for key in ("processes", "stop_after") if key in fields}
-    stages.run(module, stages.job(kind, name, spec.model_dump(mode="json"), **fields), **options)
-    return Artifact(stages.store, f"{kind}/{name}", getattr(spec, "end_step", None))
-
-
-def sft(**changes: Any) -> Any:
-    fields = {
-        "seed": None,
-        "repeats": [1, 3],
-        "source_names": ["chat", "identity"],
-        "validation": {"interval": 2, "samples": 2},
-    }
-    return segment("sft", **{**fields, **changes})
-
-
-def sft_inputs(stages: Stages, parent: str = "pretrain/trained", step: int = 6) -> dict[str, Any]:
-    sources = {
-        f"conversations:{index}": stages.ref(f"conversations/{name}")
-        for index, name in enumerate(("chat", "identity"))
-    }
-    return {**sources, "parent": stages.ref(parent, step)}
 
 
 @pytest.fixture(scope="module")
@@ -185,38 +91,10 @@ def test_the_best_checkpoints_so_far_are_kept_beside_the_last(tuned: Artifact) -
     assert set(tuned.checkpoint_steps()) == {*best, 6}
 
 
-NOWHERE = Artifact(Store.open("memory://nowhere"), "sft/none")
-
-
-def checkpoint(step: int, validation: dict[str, float], measured: int | None) -> Checkpoint:
-    facts = {"validation": validation, "validation_step": measured}
-    seconds = Seconds(startup=0.0, compute=0.0, storage=0.0)
-    return Checkpoint(
-        NOWHERE,
-        step,
-        "",
-        CheckpointMarker(step=step, attempt="a", folder="f", files={}, facts=facts, seconds=seconds),
-    )
-
-
-def test_the_best_step_is_the_first_with_the_lowest_loss_among_those_measured_at_their_own_step() -> None:
-    stored = [
-        checkpoint(1, {}, None),
-        checkpoint(2, {"a": 3.0, "b": 1.0}, 2),
-        checkpoint(3, {"a": 0.0, "b": 0.0}, 2),
-        checkpoint(4, {"a": 2.0, "b": 2.0}, 4),
-        checkpoint(5, {"a": 1.0, "b": 5.0}, 5),
-    ]
-    by_step = {item.step: item for item in stored}
-    artifact: Any = SimpleNamespace(checkpoint_steps=lambda: list(by_step), checkpoint=by_step.__getitem__)
-    assert BestCheckpoints(["val_loss"]).steps(artifact) == {2}
-    assert BestCheckpoints(["val_loss/a", "val_loss/b"]).steps(artifact) == {5, 2}
-    assert BestCheckpoints(["val_loss/c"]).steps(artifact) == set()
-    assert BestCheckpoints([]).steps(artifact) == set()
-
-
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_interrupted_adaptation_goes_on_to_the_same_bits(stages: Stages, processes: int) -> None:
+def test_interrupted_fine_tuning_with_adapters_resumes_to_the_same_bits(
+    stages: Stages, processes: int
+) -> None:
     spec = sft(lora=Lora(rank=2, alpha=4.0, targets=["wq", "down_proj"]), prompt_weight=0.25)
     names = [f"lora-{processes}", f"lora-{processes}-interrupted"]
     fields: dict[str, Any] = {"inputs": sft_inputs(stages), "processes": processes}
@@ -227,7 +105,7 @@ def test_an_interrupted_adaptation_goes_on_to_the_same_bits(stages: Stages, proc
     assert resumed.checkpoint(6).facts["validation"] == whole.checkpoint(6).facts["validation"]
 
 
-def test_a_segment_of_a_leg_takes_over_adapters_and_a_new_leg_merges_them(stages: Stages) -> None:
+def test_a_segment_takes_over_adapters_of_its_phase_and_a_new_phase_merges_them(stages: Stages) -> None:
     inputs = {"parent": stages.ref("pretrain/trained", 6)}
     for kind, itself, begins in (
         ("sft", sft(start_step=6, end_step=8), False),
@@ -245,42 +123,6 @@ def test_a_segment_of_a_leg_takes_over_adapters_and_a_new_leg_merges_them(stages
 @pytest.fixture(scope="module")
 def reference(stages: Stages, tuned: Artifact) -> Artifact:
     return run_reference(stages, "reference")
-
-
-def reference_part(**changes: Any) -> LogProbabilitiesPart:
-    fields = {
-        "model": SPEC.model,
-        "sequence_length": 16,
-        "precision": {"param": "float32"},
-        "batch_size": 2,
-        "sequences_per_unit": 3,
-    }
-    return LogProbabilitiesPart(**{**fields, **changes})
-
-
-def run_reference(
-    stages: Stages,
-    name: str,
-    *,
-    checkpoint: str = "sft/tuned",
-    step: int = 6,
-    processes: int = 1,
-    **changes: Any,
-) -> Artifact:
-    inputs = {"checkpoint": stages.ref(checkpoint, step), "pairs": stages.ref("pairs/pairs")}
-    return run(
-        stages,
-        "log_probabilities",
-        name,
-        reference_part(**changes),
-        log_probabilities,
-        inputs=inputs,
-        processes=processes,
-    )
-
-
-def stored_values(artifact: Artifact) -> np.ndarray:
-    return np.load(artifact.local("log_probabilities.npy"), allow_pickle=False)
 
 
 def test_log_probabilities_are_stored_by_sequence_id(

@@ -16,6 +16,7 @@ from infra.store import Artifact, Attempt, Store
 from specs.job import InputRef, Job
 from specs.stages.training import Segment
 from tests.apertus_model.harness import in_processes, segment
+from tests.apertus_model.mixtures import recipe_of
 
 BOS, EOS, PAD = 1, 2, 3
 PROBE = list(range(40, 72))
@@ -80,10 +81,8 @@ class Stages:
         attempt.commit(metrics={}, facts=facts)
 
     def _recipe(self) -> dict[str, Any]:
-        sources = [
-            {"fingerprint": name, "path": f"corpus/{name}", "weight": 1} for name in ("steady", "striding")
-        ]
-        return {"format": 1, "seed": 3, "vocab_size": 128, "bos_id": BOS, "eos_id": EOS, "sources": sources}
+        recipe = recipe_of({"steady": 1, "striding": 1}, seed=3, vocab_size=128, eos_id=EOS)
+        return recipe.model_dump()
 
     def _artifact(self, kind: str, name: str, metrics: Any, facts: Any, files: dict[str, Any]) -> None:
         attempt = self.attempt(kind, name)

@@ -54,7 +54,7 @@ def judged(policy: Anomalies, values: list[float], *, norms: list[float] | None 
     return [event.action if event else None for event in events]
 
 
-def test_a_spike_is_what_lies_above_the_mean_by_so_many_standard_deviations_of_the_accepted_values() -> None:
+def test_a_spike_exceeds_the_mean_of_accepted_values_by_the_stated_number_of_standard_deviations() -> None:
     policy = Anomalies(spike="skip", window=4, spike_threshold=2.0, max_events=1000)
     first = [3.0, 1.0, 3.0, 1.0]  # mean 2, standard deviation 1: 4 is allowed, more is not
     assert judged(policy, [*first, 4.0]) == [None] * 5
@@ -191,7 +191,7 @@ def run(folder: Path, spec: Any, processes: int = 1, **arguments: Any) -> Result
 @pytest.mark.parametrize(
     ("processes", "parallel"), [(1, Parallel()), slow(2, Parallel()), (2, Parallel(tp=2))]
 )
-def test_a_skipped_step_leaves_weights_and_moments_alone_and_the_rest_goes_on(
+def test_a_skipped_step_changes_neither_weights_nor_moments_and_training_continues(
     tmp_path: Path, processes: int, parallel: Parallel
 ) -> None:
     spec = spec_of(anomalies=Anomalies(nonfinite="skip"), parallel=parallel)
@@ -226,7 +226,7 @@ def test_a_rollback_brings_an_earlier_state_back_and_jumps_over_the_data(
 
 
 @pytest.mark.parametrize("begin", [3, 4, 6])
-def test_going_on_before_and_after_a_rollback_gives_the_same_bits(tmp_path: Path, begin: int) -> None:
+def test_resuming_before_and_after_a_rollback_gives_the_same_bits(tmp_path: Path, begin: int) -> None:
     whole = run(tmp_path, spec_of(anomalies=ROLLBACK))
     source = Source(str(tmp_path / f"step-{begin}"), begin, optimizer=True)
     rest = run(
@@ -238,7 +238,7 @@ def test_going_on_before_and_after_a_rollback_gives_the_same_bits(tmp_path: Path
 
 
 @pytest.mark.parametrize("begin", [3, 6])
-def test_going_on_among_spikes_gives_the_same_decisions_and_bits(tmp_path: Path, begin: int) -> None:
+def test_resuming_among_spikes_gives_the_same_decisions_and_bits(tmp_path: Path, begin: int) -> None:
     spec = spec_of(anomalies=Anomalies(nonfinite="skip", spike="skip", window=2, spike_threshold=0.1))
     whole = run(tmp_path / "whole", spec)
     spikes = [event.step for event in whole.events if event.limit is not None]

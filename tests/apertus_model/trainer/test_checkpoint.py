@@ -101,7 +101,7 @@ def optimizer(name: str) -> OptimizerSpec:
         ),
     ],
 )
-def test_a_run_goes_on_in_another_layout_with_the_same_data_and_losses(
+def test_a_run_resumes_in_another_layout_with_the_same_data_and_losses(
     tmp_path: Path, change: str, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Muon's iteration, which makes much of a rounding otherwise
@@ -125,7 +125,7 @@ def test_a_run_goes_on_in_another_layout_with_the_same_data_and_losses(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dpo", "qrpo"])
-def test_preference_training_goes_on_with_the_same_bits_and_on_two_processes_with_the_same_losses(
+def test_preference_training_resumes_with_the_same_bits_and_on_two_processes_with_the_same_losses(
     tmp_path: Path, kind: str
 ) -> None:
     spec = segment(kind)

@@ -153,7 +153,7 @@ def read_part(
     return target
 
 
-def test_a_part_of_a_tensor_costs_the_pieces_it_lies_in(
+def test_reading_a_part_of_a_tensor_fetches_only_its_pieces(
     committed: Callable[..., Checkpoint], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_reader, "GAP", 0)

@@ -53,7 +53,7 @@ class FailingStore(Store):
 
 
 @pytest.mark.slow
-def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_save_waits_for_it(
+def test_training_continues_while_a_checkpoint_is_written_and_the_next_save_waits_for_it(
     tmp_path: Path,
 ) -> None:
     result = train(tmp_path, segment(), storage=SlowStore.open)[0]

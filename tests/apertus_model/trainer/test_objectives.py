@@ -144,7 +144,7 @@ def test_the_first_step_has_the_loss_and_the_gradient_of_the_published_formula(
     )
 
 
-def test_the_first_step_minimises_the_squares_of_ln_z_where_it_is_told_to(tmp_path: Path) -> None:
+def test_the_first_step_minimises_the_z_loss_where_it_is_stated(tmp_path: Path) -> None:
     row = train(tmp_path, segment(z_loss=0.1, end_step=1))[0].rows[0]
     samples = [SyntheticSamples()[index] for index in range(4)]
     model, logits = forward(samples)
@@ -235,7 +235,7 @@ def test_the_metrics_of_a_preference_step_are_means_over_the_whole_batch(tmp_pat
 
 
 @pytest.mark.parametrize(("name", "processes"), [("qrpo", 1), ("qrpo", 2), slow("reward_model", 2)])
-def test_preference_training_goes_on_from_a_checkpoint_with_the_same_bits(
+def test_preference_training_resumes_from_a_checkpoint_with_the_same_bits(
     tmp_path: Path, name: str, processes: int
 ) -> None:
     spec, data = spec_of(name, end_step=4, micro_batch_size=1), KINDS[name][1]

@@ -11,7 +11,7 @@ import torch
 from specs.launch import Parallel
 from specs.layer_schedule import DepthAverage
 from tests.apertus_model.harness import Result, difference, losses, same
-from tests.apertus_model.trainer.test_layouts import ALL, DEEP, Differences, run, spec_of
+from tests.apertus_model.trainer.layouts import ALL, DEEP, Differences, run, spec_of
 from tests.machine import compiles
 
 SCHEDULED = DEEP.model_copy(update={"depth_average": DepthAverage(dilation=2, period=3)})

@@ -26,7 +26,7 @@ def without_timing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path: Path, processes: int) -> None:
+def test_resuming_from_a_checkpoint_gives_the_same_bits(tmp_path: Path, processes: int) -> None:
     whole = train(tmp_path / "whole", segment(), processes=processes)[0]
     source = at(tmp_path / "whole", 3)
     rest = train(tmp_path / "rest", segment(), processes=processes, source=source, begin_step=3)[0]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from infra.store import Artifact
+from tests.apertus_model.attempts import stored_bytes
 from tests.apertus_model.evaluation.task_data import (
     ARC,
     GSM8K,
@@ -39,3 +42,21 @@ def asking(
     attempt.commit(metrics={}, facts={})
     stated = {"prefixes": [4], "offsets": [0], "batches_per_unit": 1, "sampling": sampling}
     return stated, {"model": model, "probes": attempt.artifact}
+
+
+def workers_answer_as_a_local_run(
+    bench: Any,
+    folder: Path,
+    tokenizer: Artifact,
+    kind: str,
+    launch: dict[str, Any],
+    profile: dict[str, Any],
+) -> None:
+    """Compares the bytes of part `workers`, which `launch` sends to a cluster, with those of part `here`."""
+    if kind == "harness":
+        pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
+    spec, inputs = asking(bench, folder, tokenizer, kind)
+    here = bench.run(kind, "here", spec, inputs)
+    launch = launch | {"workers": {"units_per_job": 2}}
+    stored = stored_bytes(bench.run(kind, "workers", spec, inputs, launch=launch, profile=profile))
+    assert stored == stored_bytes(here) and stored

@@ -19,7 +19,7 @@ from specs.errors import StageError
 from specs.job import Job
 from tests.apertus_model.attempts import stored_bytes
 from tests.apertus_model.corpora import corpus_spec
-from tests.apertus_model.work.asking import asking
+from tests.apertus_model.work.asking import workers_answer_as_a_local_run
 from tests.infra.launchers.pretended import PROFILE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -146,14 +146,8 @@ def test_pods_write_the_bytes_of_a_local_run_though_one_is_killed(
 def test_pods_ask_a_model_for_the_answers_of_a_local_run(
     bench: Any, tmp_path: Path, tokenizer: Artifact, cluster: Path, kind: str
 ) -> None:
-    if kind == "harness":
-        pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
-    spec, inputs = asking(bench, tmp_path, tokenizer, kind)
-    launch = {"executor": "kubernetes", "workers": {"units_per_job": 2}}
-    here = bench.run(kind, "here", spec, inputs)
-    pods = bench.run(kind, "pods", spec, inputs, launch=launch, profile=PROFILE.model_dump(mode="json"))
-    stored = stored_bytes(pods)
-    assert stored == stored_bytes(here) and stored
+    launch, profile = {"executor": "kubernetes"}, PROFILE.model_dump(mode="json")
+    workers_answer_as_a_local_run(bench, tmp_path, tokenizer, kind, launch, profile)
     calls = [call.split()[0] for call in (cluster / "calls.txt").read_text().splitlines()]
     assert calls == ["apply", "get", "delete"]
 

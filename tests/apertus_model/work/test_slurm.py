@@ -23,7 +23,7 @@ from infra.slurm import SlurmMissing
 from infra.store import Artifact
 from specs.errors import StageError
 from tests.apertus_model.attempts import stored_bytes, units_of
-from tests.apertus_model.work.asking import asking
+from tests.apertus_model.work.asking import workers_answer_as_a_local_run
 from tests.infra.fake_slurm import write_fake_slurm
 from tests.infra.slurm import little_slurm
 from tests.machine import slow
@@ -175,16 +175,9 @@ def test_the_unit_of_a_killed_worker_is_submitted_again(
 def test_a_model_stays_loaded_over_the_units_of_an_array(
     bench: Any, tmp_path: Path, tokenizer: Artifact, cluster: Cluster, kind: str
 ) -> None:
-    if kind == "harness":
-        pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
-    spec, inputs = asking(bench, tmp_path, tokenizer, kind)
-    here = bench.run(kind, "here", spec, inputs)
-    launch = SLURM | {"workers": {"units_per_job": 2}}
     profile = {"slurm": {"arguments": {"gres": "none"}}}  # else a model has a GPU
-    array = bench.run(kind, "array", spec, inputs, launch=launch, profile=profile)
-    stored = stored_bytes(array)
-    assert stored == stored_bytes(here) and stored
-    assert len(units_of(bench, f"{kind}/array", "first")) > 2
+    workers_answer_as_a_local_run(bench, tmp_path, tokenizer, kind, SLURM, profile)
+    assert len(units_of(bench, f"{kind}/workers", "first")) > 2
     assert cluster.tasks().keys() == {"1_0", "1_1"}  # three units, two a worker
 
 
@@ -212,7 +205,7 @@ def test_a_stop_request_cancels_the_array_and_keeps_what_is_committed(
 
 
 @only_fake
-def test_bad_documents_are_told_as_on_one_machine(
+def test_bad_documents_are_reported_as_on_one_machine(
     bench: Any, tmp_path: Path, tokenizer: Artifact, cluster: Cluster
 ) -> None:
     folder = tmp_path / "lines"
@@ -224,7 +217,7 @@ def test_bad_documents_are_told_as_on_one_machine(
 
 
 @only_fake
-def test_nodes_that_do_not_see_the_folder_are_told_how_to(
+def test_the_error_for_nodes_without_the_folder_names_the_fix(
     bench: Any, documents: Path, tokenizer: Artifact, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SLURM_IS_BLIND", "1")
@@ -287,7 +280,7 @@ def test_what_recipe_and_profile_ask_for_reaches_sbatch(
     assert not [word for word in words if "contiguous" in word]
 
 
-def test_a_machine_without_slurm_is_told(
+def test_a_machine_without_slurm_is_an_error_with_the_missing_command(
     bench: Any, documents: Path, tokenizer: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")

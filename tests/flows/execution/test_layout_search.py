@@ -138,7 +138,7 @@ def test_spearman(first: list[float], second: list[float], coefficient: float | 
     assert spearman(first, second) == (None if coefficient is None else pytest.approx(coefficient))
 
 
-def test_a_layout_is_described_by_what_it_has() -> None:
+def test_a_layout_is_described_by_its_degrees_of_parallelism() -> None:
     launch = {"parallel": {"dp_replicate": 1, "dp_shard": 8, "tp": 2, "sequence_parallel": True, "cp": 1,
                            "pp": 4, "pp_schedule": "interleaved-1f1b", "virtual_stages": 5}}  # fmt: skip
     settings = {"micro_batch_size": 2, "activation_checkpointing": "selective"}

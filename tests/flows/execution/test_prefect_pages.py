@@ -44,7 +44,7 @@ def test_a_server_that_is_away_ends_no_stage(
     assert PASSWORD not in caplog.text
 
 
-def test_progress_is_told_every_few_seconds_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_every_few_seconds_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[float, str]] = []
     monkeypatch.setattr(pages, "create_progress_artifact", lambda **arguments: "the-id")
     monkeypatch.setattr(

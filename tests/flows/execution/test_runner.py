@@ -88,7 +88,7 @@ def test_nothing_is_resumed_from_where_nothing_is_stored(planned: Planned) -> No
     assert Runner(plan, Notes()).sound_checkpoint(plan.graph.nodes["pretrain/2"], None) is None
 
 
-def test_a_stage_that_was_told_to_stop_by_somebody_else_interrupts_the_run(
+def test_a_stage_stopped_from_outside_interrupts_the_run(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stage(Process):

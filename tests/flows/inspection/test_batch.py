@@ -14,6 +14,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from apertus_model.data.mixture_recipe import MixtureRecipe
 from apertus_model.data.preference_samples import PreferenceSamples
 from apertus_model.data.preference_sets import PreferenceSets
 from apertus_model.data.reward_samples import RewardSamples
@@ -34,8 +35,8 @@ def test_a_batch_shows_what_the_trainer_would_read(built: Plan) -> None:
     # 8 steps of 4 were drawn from this mixture before, in packed rows, which are other samples: the cooldown
     # begins at 0.
     assert [sample["index"] for sample in found["samples"]] == [8, 9, 10]
-    recipe = Artifact(built.store, built.graph.nodes["main"].path).json("recipe.json")
-    corpora = [Artifact(built.store, source["path"]) for source in recipe["sources"]]
+    recipe = Artifact(built.store, built.graph.nodes["main"].path).document("recipe.json", MixtureRecipe)
+    corpora = [Artifact(built.store, source.path) for source in recipe.sources]
     shards = [split_shards(corpus, "train") for corpus in corpora]
     samples = MixtureSamples.open(recipe, shards, sequence_length=32, goldfish=Goldfish(k=3, h=2))
     masked = 0

@@ -9,6 +9,7 @@ import pytest
 
 from flows.provenance.branch import Made, branch
 from infra.store import Store
+from tests.recipes import CHAT, write_recipe
 
 
 @pytest.fixture
@@ -19,3 +20,8 @@ def branched(recipe: Path, store: Store) -> Callable[..., Made]:
         return branch(str(recipe), point, name, overrides, store=store.url)
 
     return run
+
+
+@pytest.fixture
+def chat(tmp_path: Path, store: Store) -> Path:
+    return write_recipe(tmp_path, CHAT)

@@ -83,7 +83,7 @@ def test_a_model_of_a_server_has_no_known_licence(card: Card) -> None:
     assert "preferences/rewards |  |" not in written
 
 
-def test_models_of_the_recipe_are_trained_here_and_what_judged_is_not_what_was_trained(card: Card) -> None:
+def test_the_model_card_tells_models_that_judged_from_models_that_were_trained(card: Card) -> None:
     written, judged = card(), card("stages.preferences.reward={from: judge}")
     sampled = "| preferences/completions | sft | trained here |"
     assert sampled in written and sampled in judged

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from infra import slurm
 from infra.launchers import kubernetes as launcher
 from tests.infra.launchers.pretended import Pretended
 
@@ -17,3 +18,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     monkeypatch.setenv("PATH", f"{pretended.folder / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setattr(launcher, "POLL_SECONDS", 0.05)
     return pretended
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.3)
+    monkeypatch.setattr(slurm, "VISIBLE_SECONDS", 3.0)

@@ -58,7 +58,7 @@ def test_weights_of_one_file_need_no_index(folder: Path) -> None:
     ("name", "kind", "message"),
     [
         ("config.json", SourceError, "there is no config.json in"),
-        ("tokenizer.json", HuggingFaceError, "has no tokenizer.json, so nobody knows what its ids mean"),
+        ("tokenizer.json", HuggingFaceError, "has no tokenizer.json, so the meaning of its ids is unknown"),
         (
             "model-00002-of-00002.safetensors",
             HuggingFaceError,

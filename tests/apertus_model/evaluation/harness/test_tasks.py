@@ -80,7 +80,7 @@ def test_own_task_files_come_before_those_of_the_harness(tmp_path: Path) -> None
     assert [*pair[2].groups] == ["pair", "pair::inner"]
 
 
-def test_a_task_of_two_names_and_one_that_does_not_exist_are_messages() -> None:
+def test_ambiguous_and_missing_tasks_are_refused_by_name() -> None:
     catalogue = Catalogue()
     with pytest.raises(HarnessError, match="ai2_arc and arc_easy both have the task arc_easy"):
         resolve(catalogue, ["ai2_arc", "arc_easy"])

@@ -19,7 +19,7 @@ def test_branch_from_the_command_line_writes_the_file_and_says_what_is_shared(
     )
     assert recipe.with_name("other.yaml").exists()
     assert (
-        "stands already in"
+        "is already in"
         in invoke(
             "branch", str(recipe), "pretrain@step=12", "--name", "other", "--store", done.store.url
         ).output

@@ -19,7 +19,7 @@ from tests.flows.cli.printing import printed
 from tests.recipes import CHAT, CLUSTER, write_recipe
 
 
-def test_what_is_stored_stands_below_the_table_and_not_under_the_size_of_a_checkpoint(
+def test_stored_bytes_are_shown_below_the_table_and_not_as_the_size_of_a_checkpoint(
     plans: dict[str, Plan],
 ) -> None:
     lines = printed(plans["apertus-70b"], 200)

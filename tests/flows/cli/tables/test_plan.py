@@ -92,7 +92,7 @@ def test_json_says_what_the_table_says(plans: dict[str, Plan]) -> None:
     }
 
 
-def test_where_no_terminal_is_nothing_is_cut(tmp_path: Path) -> None:
+def test_output_is_not_truncated_without_a_terminal(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -111,7 +111,7 @@ def test_where_no_terminal_is_nothing_is_cut(tmp_path: Path) -> None:
     assert sum(line.split()[-1:] == ["checkpoint"] for line in lines) == 1
 
 
-def test_the_sum_stands_first_and_what_is_said_last_is_advice(plans: dict[str, Plan]) -> None:
+def test_totals_are_shown_first_and_advice_last(plans: dict[str, Plan]) -> None:
     lines = printed(plans["apertus-70b"], 140)
     assert lines[1].startswith("in all: 70.6B parameters, 15.2T tokens, 6.89e24 FLOPs, 5.91M GPU-hours")
     titles = ["what would be done", "what it takes", "what training draws"]

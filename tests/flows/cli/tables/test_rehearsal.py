@@ -72,7 +72,7 @@ def lines(*ranks: RankResult) -> list[str]:
     return [" ".join(line.split()) for line in output.getvalue().splitlines()]
 
 
-def test_a_rank_stands_beside_the_plan_with_what_its_step_takes() -> None:
+def test_the_table_compares_each_rank_with_the_plan() -> None:
     shown = lines(rank(0, RankReport(rank=0, rehearsed=REHEARSED), 22 / 21 - 1))
     assert "pretrain/1: 16 GPUs" in shown
     memory = "1 GB 2 GB 3 GB 4 GB 5 GB 6 GB 21 GB 22 GB +4.8%"

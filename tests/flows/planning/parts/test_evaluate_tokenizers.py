@@ -46,7 +46,7 @@ def tokenizers(tmp_path: Path, store: Store) -> Planned:
     return lambda *overrides: make(load(tmp_path / "recipe.yaml", overrides), store)
 
 
-def test_another_tokenizer_is_the_only_one_that_is_counted(tokenizers: Planned) -> None:
+def test_only_an_added_tokenizer_is_counted(tokenizers: Planned) -> None:
     plan = tokenizers()
     names = ["small", "large", "study/text", "study/counts/small", "study/counts/theirs", "study"]
     assert list(plan.graph.nodes) == names

@@ -233,7 +233,7 @@ def test_data_of_a_tokenizer_with_the_same_file_are_accepted(
         (lambda folder: (folder / "config.json").write_text("{"), "config.json of"),
         (
             lambda folder: (folder / "tokenizer.json").unlink(),
-            "has no tokenizer.json, so nobody knows what its ids mean",
+            "has no tokenizer.json, so the meaning of its ids is unknown",
         ),
         (
             lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(),

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
-import subprocess
-import sys
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,22 +21,7 @@ from infra.store.writing.retention import prune
 from tests.infra.sealed import sealed
 from tests.infra.store.attempts import attempt as attempt_of
 from tests.infra.store.attempts import save
-
-PART = f"corpus/{'f' * 32}"
-FIRST = f"{PART}/leases/00000001.json"
-
-
-class Clock:
-    """An observer's own clock, in seconds, which moves when told."""
-
-    def __init__(self, now: float = 0.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+from tests.infra.store.writing.leases import FIRST, PART, Clock, claim, elsewhere, held, timing
 
 
 @pytest.fixture(params=["file", "file without links", "memory", "s3"])
@@ -58,32 +39,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "file without links":
         request.getfixturevalue("no_links")
     return Store.open(str(tmp_path / "store"))
-
-
-def timing(clock: Clock | None = None, **values: Any) -> Timing:
-    clock = clock or Clock()
-    return Timing(**{"seconds": 60.0, "clock": clock, "sleep": clock.sleep} | values)
-
-
-def claim(store: Store, name: str, clock: Clock | None = None) -> Lease | None:
-    leases = Leases(store, PART, timing(clock))
-    seen = leases.look()
-    return leases.claim(name, seen) if seen.free else None
-
-
-def held(store: Store, name: str = "first") -> Lease:
-    lease = claim(store, name)
-    assert lease is not None
-    return lease
-
-
-def elsewhere(store: Store, name: str = "far", generation: int = 1, **facts: Any) -> Lease:
-    """A lease that a process of another machine has claimed."""
-    holder = Holder.here(name, 60.0).model_copy(
-        update={"boot": "another-boot", "host": "far.example", "pid": 1} | facts
-    )
-    store.write_once(f"{PART}/leases/{generation:08d}.json", to_json(holder.model_dump()))
-    return Lease(store, PART, generation, holder, timing())
 
 
 def test_one_holds_and_the_next_one_follows_its_release(store: Store) -> None:
@@ -175,7 +130,7 @@ def test_a_holder_that_beats_is_alive_however_far_the_clocks_are_apart(local: St
         clock.sleep(5.0)
 
 
-def test_a_holder_of_another_machine_is_taken_over_when_its_counter_stood_still_for_its_lease(
+def test_a_holder_on_another_machine_is_taken_over_when_its_counter_stands_still_for_the_lease(
     store: Store,
 ) -> None:
     clock = Clock(1e6)
@@ -204,86 +159,6 @@ def test_an_observer_that_slept_does_not_take_its_own_absence_for_the_holders(st
     lease.beat()
     clock.sleep(3.0)
     assert not observer.look().free
-
-
-HOLDER = """
-import sys, time
-from infra.store import Store
-from infra.store.writing.lease import LeaseLost, Leases, Timing
-leases = Leases(Store.open(sys.argv[1]), sys.argv[2], Timing(seconds=float(sys.argv[3])))
-lease = leases.claim("process", leases.look())
-lost = []
-lease.when_lost(lost.append)
-with lease:
-    print("held", flush=True)
-    while not lost:
-        time.sleep(0.01)
-print(lost[0], flush=True)
-"""
-
-
-def holding_process(store: Store, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", HOLDER, store.url, PART, str(seconds)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Store:
-    return Store.open(str(tmp_path / "store"))
-
-
-def test_a_holder_of_this_machine_that_was_killed_is_taken_over_at_once(local: Store) -> None:
-    process = holding_process(local, 600.0)
-    assert claim(local, "second") is None
-    process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and not reaped yet
-    seen = Leases(local, PART).look()
-    assert (seen.free, seen.why) == (True, "its process is gone")
-    process.communicate()
-    assert claim(local, "second") is not None
-
-
-def test_a_process_that_has_the_number_of_a_dead_one_is_another_process(local: Store) -> None:
-    holder = Holder.here("first", 60.0)
-    assert not holder.gone
-    assert holder.model_copy(update={"started": (holder.started or 0) - 1}).gone
-    # of another container nothing is known
-    assert not holder.model_copy(update={"started": 0, "namespace": "pid:[1]"}).gone
-
-
-def test_the_stage_of_a_killed_launcher_may_write_its_last_checkpoint_first(local: Store) -> None:
-    stage = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    assert stage.stdin is not None
-    dead = elsewhere(
-        local, **{name: getattr(Holder.here("x", 1.0), name) for name in ("boot", "namespace")}, pid=2**22 + 1
-    )
-    dead.stage_started(os.fstat(stage.stdin.fileno()).st_ino)
-    dead.beat()
-    seen = Leases(local, PART).look()
-    assert (seen.free, seen.why) == (False, "its stage is still ending")
-    stage.communicate()
-    assert Leases(local, PART).look().free
-
-
-def test_a_machine_that_wakes_up_finds_its_lease_taken_over(local: Store) -> None:
-    process = holding_process(local, 0.4)
-    try:
-        observer = Leases(local, PART, Timing(seconds=0.4, look=0.1))
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline:  # it beats: nobody takes over
-            assert not observer.look().free
-            time.sleep(0.05)
-        os.kill(process.pid, signal.SIGSTOP)
-        while not (seen := observer.look()).free:
-            time.sleep(0.05)
-        assert observer.claim("second", seen) is not None
-        os.kill(process.pid, signal.SIGCONT)
-        assert process.communicate(timeout=10)[0].startswith("the lease was taken over by attempt second on ")
-    finally:
-        process.kill()
 
 
 def test_who_lost_the_lease_commits_and_prunes_nothing(store: Store, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_the_right_to_prune_is_asked_for_before_each_removal(trained: Artifact) 
     assert (asked, trained.checkpoint_steps()) == ([5, 4], [20, 30, 40, 50])
 
 
-def test_what_is_referred_to_while_others_are_removed_stays_or_whoever_refers_is_told(
+def test_a_checkpoint_referenced_during_removal_is_kept_or_its_reader_gets_an_error(
     trained: Artifact,
 ) -> None:
     store = trained.store

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from apertus_model.evaluation.harness.code import CodeNeeds, code_needs
+from apertus_model.evaluation.harness.code_needs import CodeNeeds, code_needs
 from apertus_model.evaluation.harness.tasks import Catalogue, Function, functions
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")

@@ -1,0 +1,291 @@
+"""The passes that make a corpus: what is run after what, and what is removed.
+
+Invariants:
+- All work is in units of bounded memory (`corpus_work`), which any worker computes. This process adds up what
+  they say.
+- A pass whose results are there is left out, also where the units that it reads are removed already.
+- A unit is removed when those that read it are committed, so the store holds the tokens about twice. A later
+  attempt resumes with the plan of the first one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from apertus_model.data import corpus_plan
+from apertus_model.data.corpus_plan import CorpusPlan, Duplicate, Layout, Size
+from apertus_model.data.corpus_work import SHOWN, CorpusWork
+from apertus_model.data.planted import encoder, planted_documents, to_json, tokenised
+from apertus_model.data.probes import probes_of
+from apertus_model.data.scatter import EQUAL
+from apertus_model.data.selection import CHARACTERS, DROPPED
+from apertus_model.data.span import resolve_key, step_name, unit_of
+from apertus_model.data.verdicts import NOTHING, Tally
+from apertus_model.progress import Progress
+from apertus_model.stop import StopSignal
+from apertus_model.work import run_units
+from infra.store import Attempt
+from infra.store.inputs import SourceError
+from specs.filters import labels
+from specs.job import Job
+
+SPLITS = ("train", "validation")
+
+
+class Passes:
+    """The passes of one attempt, in the order of the methods."""
+
+    def __init__(self, job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+        self.work = CorpusWork(job, attempt)
+        self._attempt = attempt
+        self._progress, self._stop = progress, stop
+
+    def _run(self, keys: Sequence[str], on_commit: Callable[[str], None] = lambda key: None) -> None:
+        """Runs a pass over the documents that the filter tasks left."""
+        self._run_units(keys, on_commit, here=self.work.plan.small)
+
+    def _run_units(
+        self, keys: Sequence[str], on_commit: Callable[[str], None] = lambda key: None, *, here: bool = False
+    ) -> None:
+        self.work.keys = keys
+        run_units(
+            self.work,
+            self._attempt,
+            self._stop,
+            self._progress,
+            processes=self.work.part.WORKERS,
+            here=here,
+            on_commit=on_commit,
+        )
+
+    def _all_there(self, keys: Sequence[str]) -> bool:
+        return all(self._attempt.unit(key) is not None for key in keys)
+
+    def _remove(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._attempt.remove_unit(key)
+
+    def plant(self) -> None:
+        """The planted documents, which later passes read."""
+        if self.work.part.process.planted and self._attempt.unit("planted") is None:
+            facts, file = self.work.tokenizer.manifest.facts, self.work.tokenizer.local("tokenizer.json")
+            planted = tokenised(planted_documents(self.work.part), encoder(file, facts["bos_id"]))
+            self._attempt.commit_unit("planted", data=to_json(planted))
+
+    def filter(self) -> None:
+        """The filter tasks, and the plan that follows from what they leave."""
+        if self._attempt.unit("plan") is not None:
+            return
+        self._run_units(list(self.work.tasks))
+        tasks: dict[str, Size] = {}
+        read, rejected = Counter[str](), Counter[str]()
+        for key in self.work.tasks:
+            unit = unit_of(self._attempt, key)
+            size = sum(unit.files[name].size for name in ("tokens.bin", "documents.parquet"))
+            tasks[key] = Size(size, unit.data["records"], unit.data["tokenised"])
+            read.update(unit.data["read"])
+            rejected.update(unit.data["rejected"])
+        plan = CorpusPlan.make(tasks, self.work.part.memory.bytes, dict(read), dict(rejected))
+        self._attempt.commit_unit("plan", data=plan.model_dump())
+
+    def resolve(self) -> None:
+        """The steps over the whole source, and the layout that follows from what they leave."""
+        if self._attempt.unit("layout") is not None:
+            return
+        work = self.work
+        left, shown = NOTHING, []
+        for step in work.decided:
+            keys = [resolve_key(step, number) for number in range(work.plan.ranges)]
+            if not self._all_there(keys):
+                self._compare(step)
+                self._run(keys)
+            self._remove([*work.signed_keys(step), *self._labelled(step), f"labels-{step_name(step)}"])
+            data = [unit_of(self._attempt, key).data for key in keys]
+            left = sum((Tally(*map(_tuple, one["left"])) for one in data), NOTHING)
+            found = sorted({tuple(pair) for one in data for pair in one["shown"]}, key=_by_place)[:SHOWN]
+            shown += [Duplicate(step=step, text=text, kept=kept) for text, kept in found]
+        self._check(left)
+        layout = self._layout(left, shown)
+        self._attempt.commit_unit("layout", data=layout.model_dump())
+
+    def _compare(self, step: int) -> None:
+        """The units that a step reads its members and labels from."""
+        work, name = self.work, step_name(step)
+        self._run(work.signed_keys(step))
+        if not (groups := work.group_keys(step)):
+            return
+        self._run(groups)
+        edges = sum(unit_of(self._attempt, key).data["edges"] for key in groups)
+        labelled = groups if not edges else [f"components-{name}"]
+        if edges and work.plan.fits(edges):
+            self._run(labelled)
+        elif edges:
+            labelled = self._stars(step)
+        if self._attempt.unit(f"labels-{name}") is None:
+            self._attempt.commit_unit(f"labels-{name}", data=labelled)
+
+    def _stars(self, step: int) -> list[str]:
+        """Rounds until one changes nothing; the units that hold the stars."""
+        before, turn = None, 0
+        while True:
+            large, small = (self.work.star_keys(kind, step, turn) for kind in ("large", "small"))
+            self._run(large)
+            digest = sum(unit_of(self._attempt, key).data["digest"] for key in large) % 2**64
+            if digest == before:
+                return self.work.star_keys("small", step, turn - 1)
+            before = digest
+            self._run(small)
+            turn += 1
+
+    def _labelled(self, step: int) -> list[str]:
+        """All units between the signatures and the labels."""
+        name = step_name(step)
+        kinds = tuple(f"{kind}-{name}" for kind in ("groups", "components", "large", "small"))
+        stored = self._attempt.store.names(f"{self._attempt.job.path}/units")
+        return [unit.removesuffix(".json") for unit in stored if unit.startswith(kinds)]
+
+    def _check(self, left: Tally) -> None:
+        """SourceError when one of the two splits would be empty."""
+        share, (train, held_out) = self.work.part.process.holdout, left.documents
+        total = train + held_out
+        if not total:
+            raise SourceError(
+                f"no document of {self.work.part.source.url} is left: {story(self._dropped())}. Fix: the"
+                " globs, the format or the filters"
+            )
+        if total < 2:
+            raise SourceError(
+                f"{total} documents are left after filtering; training and held-out split need one each"
+            )
+        if not train:
+            raise SourceError(
+                f"holdout {share} holds out all {total} documents. Fix: a smaller share or more documents"
+            )
+        if not held_out:
+            raise SourceError(
+                f"holdout {share} of {total} documents holds out none of them. Fix: more documents, or a"
+                f" share of {(left.least + 1) / 2**64:.4f} or more"
+            )
+
+    def _dropped(self) -> dict[str, dict[str, int]]:
+        """What became of the documents, where none is left to write."""
+        dropped = Counter[str]()
+        names = labels(self.work.steps)
+        for number in range(len(self.work.plan.spans)):
+            for batch in self.work.span(number).read(["step"]):
+                for step in [*batch.gone[batch.gone >= 0], *batch.step[batch.gone < 0]]:
+                    dropped[names[step]] += step >= 0
+        return {**self._read_counts(), DROPPED: dict(dropped)}
+
+    def _layout(self, left: Tally, shown: list[Duplicate]) -> Layout:
+        work, plan, part = self.work, self.work.plan, self.work.part
+        copies = [one for documents in work.planted.values() for one in documents]
+        left += Tally(
+            (sum(one.bucket for one in copies), 0),
+            (sum(one.bucket * (len(one.token_ids) + 1) for one in copies), 0),
+            2**64,
+        )
+        outputs = {
+            split: corpus_plan.shards(documents, tokens, part.shard_tokens, work.dtype.itemsize, plan.memory)
+            for split, documents, tokens in zip(SPLITS, left.documents, left.tokens, strict=True)
+        }
+        kept = sum(left.documents)
+        row = work.schema("kept")
+        signature_bytes = sum(8 * field.type.list_size for field in row if field.name != "hash")
+        outputs["kept"] = corpus_plan.table(kept, corpus_plan.KEPT_ROWS, 16 + signature_bytes, plan.memory)
+        outputs["rejects"] = corpus_plan.table(
+            plan.documents - kept, corpus_plan.REJECT_ROWS, corpus_plan.REJECT_BYTES, plan.memory
+        )
+        probes = []
+        if part.process.repeats is not None:
+            openings = [f"openings-{number:05d}" for number in range(len(plan.spans))]
+            keys = [f"probes-{number:05d}" for number in range(plan.ranges)]
+            if not self._all_there(keys):
+                self._run(openings)
+                self._run(keys)
+            self._remove(openings)
+            probes = probes_of([unit_of(self._attempt, key).data for key in keys], part.process.repeats)
+            if len(probes) >= left.documents[0]:
+                raise SourceError(
+                    f"all training documents of {part.source.url} became probes. Fix: fewer probes, or more"
+                    " documents"
+                )
+        return Layout(outputs=outputs, probes=probes, shown=shown if part.process.examples else [])
+
+    def scatter(self) -> tuple[dict[str, Any], int]:
+        """The documents, on their way to their files; the counts of all, and the number of those that are
+        left out since they are equal to a planted one."""
+        work = self.work
+        spans = {f"scatter-{number:05d}": tasks for number, tasks in enumerate(work.plan.spans)}
+        self._run(list(spans), lambda key: self._remove(spans[key]))
+        stored = self._attempt.store.names(f"{self._attempt.job.path}/units")
+        self._remove(
+            [name.removesuffix(".json") for name in stored if name.startswith(("resolve-", "probes-"))]
+        )
+        total: dict[str, Counter[str]] = {
+            name: Counter() for name in (DROPPED, CHARACTERS, "replaced", EQUAL)
+        }
+        for key in spans:
+            for name, values in unit_of(self._attempt, key).data.items():
+                total[name].update(values)
+        names = labels(work.steps)
+        counts = {
+            **self._read_counts(),
+            **{group: {step: total[group][step] for step in names} for group in (DROPPED, CHARACTERS)},
+            "replaced": {kind: total["replaced"][kind] for kind in work.part.process.replaced},
+        }
+        return counts, total[EQUAL]["documents"]
+
+    def _read_counts(self) -> dict[str, dict[str, int]]:
+        return {"read": self.work.plan.read, "rejected": self.work.plan.rejected}
+
+    def write(self) -> dict[str, dict[str, int]]:
+        """The files of the corpus; documents and tokens of each shard, by its name."""
+        layout = self.work.layout
+        names = {kind: files_of(layout, kind) for kind in layout.outputs}
+        keys = [key for some in names.values() for key in some]
+        committed: set[str] = set()
+
+        def used_up(key: str) -> None:
+            """Removes what a group of files was written from, once all of them are there."""
+            committed.add(key)
+            kind, _, number = key.partition("-")
+            size = layout.outputs[kind].files_per_group
+            group = int(number) // size
+            if committed >= set(names[kind][group * size : (group + 1) * size]):
+                for span in range(len(self.work.plan.spans)):
+                    unit = unit_of(self._attempt, f"scatter-{span:05d}")
+                    self._attempt.remove_files(unit, [f"{kind}-{group:05d}"])
+
+        self._run(keys, used_up)
+        found: dict[str, dict[str, int]] = {}
+        for key in keys:
+            unit = unit_of(self._attempt, key)
+            self._attempt.adopt(unit, unit.files)
+            if unit.data is not None:
+                found[key] = unit.data
+        return found
+
+
+def files_of(layout: Layout, kind: str) -> list[str]:
+    """Names of the files of one kind, which are the keys of the units that write them."""
+    return [f"{kind}-{number:05d}" for number in range(layout.outputs[kind].files)]
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _by_place(pair: tuple[int, ...]) -> bytes:
+    return pair[0].to_bytes(8, "little")
+
+
+def story(counts: dict[str, dict[str, int]]) -> str:
+    """`812 documents (5021344 bytes) read, rejected: 2 not_utf8, dropped: 17 length`."""
+    text = f"{counts['read']['documents']} documents ({counts['read']['bytes']} bytes) read"
+    for group in ("rejected", "dropped"):
+        parts = [f"{number} {name}" for name, number in sorted(counts[group].items()) if number]
+        text += f", {group}: {', '.join(parts)}" if parts else ""
+    return text

@@ -1,0 +1,43 @@
+"""`recipe.json` of a mixture: the corpora that its samples are drawn from, and how often each.
+
+Invariant: the sources are corpora, each once, in the order of their fingerprints. Weights are integers
+without a common divisor.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Literal
+
+from pydantic import Field
+
+from specs.foreign import Foreign
+
+FILE = "recipe.json"
+
+
+class MixtureSource(Foreign):
+    """A corpus of a mixture."""
+
+    fingerprint: str
+    path: str  # of the artifact in the store
+    weight: int = Field(ge=1)
+    tokens: int  # of its training split
+    documents: int  # of its training split
+
+
+class MixtureRecipe(Foreign):
+    """The file. The ids are those of the one tokenizer of all sources."""
+
+    format: Literal[2] = 2
+    seed: int  # of the order of samples
+    sources: list[MixtureSource]
+    tokenizer: str  # fingerprint
+    vocab_size: int
+    bos_id: int
+    eos_id: int
+
+    @property
+    def weights(self) -> list[Fraction]:
+        """Of the sources, in their order."""
+        return [Fraction(source.weight) for source in self.sources]

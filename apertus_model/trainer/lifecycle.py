@@ -1,0 +1,68 @@
+"""What begins and ends a run of the trainer, and what its ranks agree on once a step."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from apertus_model.model.on_host import copy_to
+from apertus_model.trainer.anomalies import AnomalyState
+from apertus_model.trainer.checkpoint import CheckpointStorage, Source
+from apertus_model.trainer.hang import HangWatch
+from infra.store import Checkpoint
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """Where a run begins, where its checkpoints go, and what ends it."""
+
+    begin_step: int  # number of steps that the stage has already trained
+    source: Source | None  # checkpoint to begin from; None: initial weights
+    storage: CheckpointStorage
+    stop_requested: Callable[[], bool]  # whether this process was asked to stop
+    scratch: str  # local folder for torchtitan's own files
+    # the anomaly detector's state, from the checkpoint that is resumed
+    anomalies: AnomalyState = field(default_factory=AnomalyState)
+    # called after the first step, when there is something to commit
+    first_step_done: Callable[[], None] = lambda: None
+    watch: HangWatch | None = None  # ends the process when it hangs
+    # the checkpoint among the segment's inputs that has this role; None: it is not read (rehearsal)
+    checkpoint_of: Callable[[str], Checkpoint | str | None] = lambda role: None
+    clock: Callable[[], float] = time.monotonic  # decides when `save_seconds` have passed
+
+    def heartbeat(self, factor: float = 1.0) -> None:
+        """Tells the watch that this process is alive; see `HangWatch.heartbeat`."""
+        if self.watch is not None:
+            self.watch.heartbeat(factor)
+
+
+class Requests(NamedTuple):
+    """What a rank asks of all others, or what any of them asks."""
+
+    stop: bool  # it was asked to stop
+    save: bool  # a checkpoint is overdue by its clock; that of rank 0 counts
+    failed: bool  # it did not store its part of a checkpoint
+
+
+def agree(
+    own: Requests, measured: Sequence[torch.Tensor], device: torch.device
+) -> tuple[Requests, list[float]]:
+    """What the ranks ask for, and what rank 0 measured; the same on all ranks. Waits for the GPU. Collective.
+
+    Args:
+        own: what this rank asks for.
+        measured: scalars; as many on every rank.
+        device: of the scalars.
+    """
+    first = dist.get_rank() == 0
+    asked = [own.stop, own.save and first, own.failed]
+    numbers = torch.stack([
+        *(one.double() if first else one.new_zeros((), dtype=torch.float64) for one in measured),
+        *copy_to(torch.tensor(asked, dtype=torch.float64), device),
+    ])  # fmt: skip
+    dist.all_reduce(numbers)  # 0 + x is x, whatever the order
+    *found, stop, save, failed = numbers.tolist()
+    return Requests(bool(stop), bool(save), bool(failed)), found

@@ -1,0 +1,44 @@
+"""Slurm jobs whose stage is a program of a few lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from infra.launchers import Ended
+from infra.launchers.slurm_job import SlurmJob
+from specs.job import Job, ProgressRow
+from specs.launch import Launch
+from specs.profiles import Profile
+
+
+def job_in(folder: Path) -> Job:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Job(
+        pipeline="mini", node="pretrain/2", kind="pretrain", version=1, fingerprint="f", spec={},
+        identity={}, inputs={}, launch={},
+        store=str(folder / "store"), path="pretrain/f", attempt="a", scratch=str(folder),
+        progress=str(folder / "progress.jsonl"),
+    )  # fmt: skip
+
+
+class Script(SlurmJob):
+    """A job whose stage is a program of a few lines; `lines` and `rows` are what came of it."""
+
+    def __init__(self, folder: Path, program: str, **settings: Any) -> None:
+        folder.mkdir()
+        (folder / "program.py").write_text(program)
+        profile = Profile.model_validate({"launcher": "slurm", "slurm": settings})
+        super().__init__(job_in(folder), Launch(processes=1, threads=1), profile, distributed=False)
+        self.lines: list[str] = []
+        self.rows: list[ProgressRow] = []
+
+    def node_script(self) -> str:
+        return (
+            super()
+            .node_script()
+            .replace(f"-m apertus_model.stages {self.scratch}/job.json", str(self.scratch / "program.py"))
+        )
+
+    def go(self) -> Ended:
+        return self.run(self.lines.append, self.rows.append)
