@@ -27,6 +27,12 @@ class Step(NamedTuple):
 
     layer: int
     summed: Sequence[int] = ()  # the states in the weighted sum that is passed on; empty: the layer's output
+    beside: Sequence[int] = ()  # layers that run at the same time, on the same states
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """All layers of the step, in the order of the model."""
+        return (self.layer, *self.beside)
 
 
 def plain(n_layers: int) -> list[Step]:

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from specs.errors import Problem, SpecError
+from specs.model import ModelSpec
 from specs.piecewise import (
     annealed_pieces,
     batch_pieces,
@@ -32,6 +33,7 @@ from specs.stages.mixture import Anneal, MixtureStage
 from specs.stages.preference_training import PreferenceTraining
 from specs.stages.select import SelectStage
 from specs.stages.training import MixtureTraining, Phase, Precision, Training
+from specs.trainable import problems, trained
 from specs.trajectory import (
     Best,
     Point,
@@ -245,6 +247,7 @@ def _trajectory(
     else:
         assert phase.model is not None and stage.sequence_length is not None
         model, length = phase.model, stage.sequence_length
+    trainable = _trainable(phase, model, parent)
     optimizer = stage.optimizer.resolved(inherited, (*at, "optimizer"))
     assert optimizer.lr is not None
     batches, begins, budget = _filled(phase, start, parent)
@@ -295,6 +298,7 @@ def _trajectory(
         goldfish=goldfish,
         packing=packing or "concatenate",
         z_loss=z_loss or 0.0,
+        trainable=trainable,
         carry=phase.carry,
         parent=start,
         segments=tuple(
@@ -306,6 +310,25 @@ def _trajectory(
         context_length=max(length, parent.context_length if parent is not None else 0),
         chat=phase.chat or (parent is not None and parent.chat),
     )
+
+
+def _trainable(phase: Phase, model: ModelSpec, parent: Trajectory | None) -> tuple[str, ...]:
+    """The patterns of the parameters that a phase trains. SpecError for those that fit none, and for
+    optimizer states to carry that the parent does not have."""
+    patterns, at = phase.settings.trainable, (*phase.path, "trainable")
+    found = problems(at, model, patterns)
+    if patterns and getattr(phase.settings, "lora", None) is not None:
+        message = "with lora, adapters are trained and no parameter of the model"
+        found = [Problem(at, message, "leave out trainable or lora.")]
+    if parent is not None and "optimizer" in phase.carry and parent.trainable:
+        missing = trained(model, patterns).keys() - trained(model, parent.trainable).keys()
+        if missing:
+            message = f"'{phase.parent}' has no optimizer states of {min(missing)}, which it did not train"
+            fix = "state carry: [weights], or the parent's trainable."
+            found.append(Problem((*phase.path, "carry"), message, fix))
+    if found:
+        raise SpecError(found)
+    return tuple(sorted(set(patterns)))
 
 
 def _inherited_precision(stage: Training, parent: Trajectory | None) -> Precision:

@@ -75,6 +75,7 @@ class Trajectory:
     merged: bool = False  # whether it is a merge
     imported: bool = False  # whether it is a Hugging Face model, which has weights only
     z_loss: float = 0.0  # weight of the square of ln Z in the loss
+    trainable: tuple[str, ...] = ()  # patterns of the parameters that are trained, sorted; all without
     stands_for: Point | None = None  # of a selection: the checkpoint that it chose
 
     @property

@@ -102,6 +102,7 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
             "goldfish": trajectory.goldfish if isinstance(settings, MixtureTraining) else None,
             "z_loss": trajectory.z_loss if isinstance(settings, MixtureTraining) else 0.0,
             "precision": trajectory.precision,
+            "trainable": trajectory.trainable,
             "anomalies": settings.anomalies,
             "deterministic": settings.deterministic,
             "end_step": planned.end_step,

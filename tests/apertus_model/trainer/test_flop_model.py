@@ -73,6 +73,20 @@ def counted(folder: Path, spec: Any) -> int:
         ("pretrain", GATED, {"sequence_length": 64}),
         ("pretrain", GATED, {"sequence_length": 64, "activation_checkpointing": "selective"}),
         ("distill", GROUPED, {"sequence_length": 64, "teacher": OTHER}),
+        ("pretrain", GROUPED, {"sequence_length": 64, "trainable": ["layers.[12].*"]}),
+        ("pretrain", GATED, {"sequence_length": 64, "trainable": ["layers.2.feed_forward.*"]}),
+        pytest.param(
+            "pretrain",
+            GROUPED,
+            {"sequence_length": 64, "trainable": ["*.wo.weight", "norm.weight"]},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "pretrain",
+            GROUPED,
+            {"sequence_length": 64, "trainable": ["layers.2.*"], "activation_checkpointing": "full"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_step_makes_the_products_that_are_expected(
