@@ -13,7 +13,7 @@ never the method that made them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from specs.base import Spec, identity
 
@@ -40,6 +40,18 @@ def plain(n_layers: int) -> list[Step]:
     return [Step(layer) for layer in range(n_layers)]
 
 
+class Method(Protocol):
+    """What a field of `ModelSpec` that makes a schedule has."""
+
+    PIPELINE: ClassVar[str]  # why the layers cannot be split into a pipeline
+
+    def schedule(self, n_layers: int) -> list[Step]:
+        """The steps of a model of that many layers."""
+
+    def obstacle(self, n_layers: int) -> str | None:
+        """Why such a model cannot have it; None where it can."""
+
+
 class DepthAverage(Spec):
     """DenseFormer (arXiv 2402.02622): after every `period`-th layer, a weighted sum of earlier states is
     passed on instead of the layer's output. The sum after layer i (from 1) has the states i, i - dilation,
@@ -47,6 +59,9 @@ class DepthAverage(Spec):
 
     Unlike the authors' code, the weights are not decayed."""
 
+    PIPELINE: ClassVar[str] = (
+        "reads the outputs of earlier layers, and a stage of a pipeline receives only the last one"
+    )
     dilation: int = identity(1, ge=1, le=MOST_LAYERS, description="distance of the states in a sum")
     period: int = identity(
         1,

@@ -36,7 +36,7 @@ from apertus_model.model.attention import (
 )
 from apertus_model.model.feed_forward import XIELU, ApertusFeedForward, GatedFeedForward
 from apertus_model.model.init import initialise_parameters
-from apertus_model.model.layer_schedule import LayerSchedule, layer_schedule_config
+from apertus_model.model.layer_schedule import Branch, LayerSchedule, layer_schedule_config
 from apertus_model.model.lora import add_adapters
 from apertus_model.model.on_host import OnHost, copy_to, host_tensor
 from apertus_model.model.output import LossFunction, OutputLayer, RewardHead
@@ -115,10 +115,16 @@ class ApertusBlock(TransformerBlock):
         x: torch.Tensor,
         attention_masks: AttentionMasksType | torch.Tensor | None,
         positions: torch.Tensor | None = None,
+        branch: Branch | None = None,
     ) -> torch.Tensor:
         """(batch, seq_len, dim) -> (batch, seq_len, dim); masks as made by
-        `ApertusModel.get_attention_masks`."""
-        x = x + self.attention(self.attention_norm(x), attention_masks, positions)
+        `ApertusModel.get_attention_masks`. With `branch`, what that one alone would add to x."""
+        if branch == "feed_forward":
+            return self.feed_forward(self.ffn_norm(x))
+        attended = self.attention(self.attention_norm(x), attention_masks, positions)
+        if branch == "attention":
+            return attended
+        x = x + attended
         return x + self.feed_forward(self.ffn_norm(x))
 
 

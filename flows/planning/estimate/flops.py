@@ -49,8 +49,8 @@ class Forward:
 def forward(model: ModelSpec, sequence_length: int) -> Forward:
     """One forward pass over full logits."""
     return Forward(
-        model.n_layers * 2 * model.layer_matrices,
-        model.n_layers * 4 * model.query_dim * sequence_length,
+        model.layer_runs * 2 * model.layer_matrices,
+        model.layer_runs * 4 * model.query_dim * sequence_length,
         2 * model.outputs * model.dim,
         2 * model.sum_weights * model.dim,
     )
@@ -170,7 +170,7 @@ def of_rank(segment: Segment, processes: int, rank: int) -> float:
     """Of one step, with recomputation, on each GPU with index `rank` in its pipeline."""
     model, parallel = segment.model, segment.parallel
     whole = training(segment) + recomputation(segment)
-    none = segment.model_copy(update={"model": model.model_copy(update={"n_layers": 0})})
+    none = segment.model_copy(update={"model": model.without_method.model_copy(update={"n_layers": 0})})
     output = training(none) + recomputation(none)
     layers = sum(layers_of_rank(model.n_layers, parallel.stages, parallel.pp, rank))
     own = (whole - output) * layers / model.n_layers + output * (rank == parallel.pp - 1)

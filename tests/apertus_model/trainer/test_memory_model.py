@@ -18,6 +18,7 @@ from flows.planning.estimate.memory import Device, memory_of_step
 from flows.planning.estimate.storage import checkpoint_bytes
 from flows.planning.estimate.trained import adapters
 from specs.launch import Parallel
+from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import DepthAverage
 from specs.model import ModelSpec
 from specs.optimizer import PUBLISHED, OptimizerSpec
@@ -189,6 +190,13 @@ def test_every_combination_of_checkpointing_optimizer_and_precision(
             activation_checkpointing=checkpointing,
         )  # fmt: skip
         assert expected == pytest.approx(found, rel=0.1)
+
+
+@pytest.mark.slow
+def test_layers_of_one_step_keep_what_they_keep_one_after_the_other(tmp_path: Path) -> None:
+    pairs = {"vocab_size": 1024, "layer_pairs": LayerPairs(start=1, layers=6)}
+    measured, expected = peak(tmp_path, DEEP.model_copy(update=pairs), length=256)
+    assert measured == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.slow
