@@ -32,6 +32,11 @@ class SegmentPlan:
     schedule: Schedule  # what the segment sees of the whole schedule
 
     @property
+    def trains(self) -> bool:
+        """Whether it is a phase of training, and not a checkpoint of another."""
+        return not (self.merged or self.imported or self.rewritten or self.stands_for)
+
+    @property
     def steps(self) -> int:
         return (self.end_sample - self.start_sample) // self.batch
 
