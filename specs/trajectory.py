@@ -32,11 +32,6 @@ class SegmentPlan:
     schedule: Schedule  # what the segment sees of the whole schedule
 
     @property
-    def trains(self) -> bool:
-        """Whether it is a phase of training, and not a checkpoint of another."""
-        return not (self.merged or self.imported or self.rewritten or self.stands_for)
-
-    @property
     def steps(self) -> int:
         return (self.end_sample - self.start_sample) // self.batch
 
@@ -83,6 +78,11 @@ class Trajectory:
     z_loss: float = 0.0  # weight of the square of ln Z in the loss
     trainable: tuple[str, ...] = ()  # patterns of the parameters that are trained, sorted; all without
     stands_for: Point | None = None  # of a selection: the checkpoint that it chose
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a phase of training, and not a checkpoint of another."""
+        return not (self.merged or self.imported or self.rewritten or self.stands_for)
 
     @property
     def steps(self) -> int:
