@@ -167,7 +167,7 @@ def test_the_tokenizers_that_apertus_chose_among_are_counted_on_the_same_text(st
 
 
 def test_pairs_and_their_controls_are_the_same_checkpoints(store: Store) -> None:
-    """Every rewrite reads a pretrained model, and every evaluation both the text that chooses and the other."""
+    """Every evaluation of a rewrite reads a pretrained model, and the text that chooses and the other."""
     plan = planned("layer-pairs-mini", store)
     data = {"tokenizer": 1, "corpus": 2, "mixture": 1}
     assert kinds(plan) == data | {"pretrain": 3, "rewrite": 21, "cooldown": 6, "evaluate": 30, "select": 3}
