@@ -295,6 +295,12 @@ def _check_layout(
                     f"'{phase.name}': the compiler rewrites layers for async_tp, and they are not compiled",
                     f"state compile: true for '{phase.stage}', or leave out async_tp.",
                 )
+            if parallel.pp > 1 and phase.settings.trainable:
+                yield Problem(
+                    (*at, "pp"),
+                    f"'{phase.name}' trains some parameters alone, and a part of a pipeline may have none",
+                    "use pp: 1.",
+                )
             again = phase.settings.activation_checkpointing in ("selective", "full")
             if parallel.tp > 1 and phase.settings.compile and again:
                 message = (

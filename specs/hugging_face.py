@@ -115,7 +115,7 @@ def other_architecture(config: Any, name: str, known: Mapping[str, Collection[st
 def not_representable(spec: ModelSpec) -> str | None:
     """Why no class of transformers or of ours computes a model; None when one does."""
     if spec.head == "reward" and not spec.plain_stack:
-        return "the file that computes model.depth_average in transformers has no class for rewards"
+        return "the file that computes other orders of layers in transformers has no class for rewards"
     if spec.activation == "xielu":
         return None
     return (
@@ -183,7 +183,11 @@ def hugging_face_config(
 
 
 def _steps(spec: ModelSpec) -> list[list[Any]]:
-    return [[step.layer, list(step.summed)] for step in spec.schedule]
+    """`[layer, [state, ...]]` of each step, and the layers beside it where there are any."""
+    return [
+        [step.layer, list(step.summed), *([list(step.beside)] if step.beside else [])]
+        for step in spec.schedule
+    ]
 
 
 def _below(scaling: RopeScaling, context: int) -> RopeScaling:

@@ -13,7 +13,7 @@ never the method that made them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from specs.base import Spec, identity
 
@@ -27,11 +27,29 @@ class Step(NamedTuple):
 
     layer: int
     summed: Sequence[int] = ()  # the states in the weighted sum that is passed on; empty: the layer's output
+    beside: Sequence[int] = ()  # layers that run at the same time, on the same states
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """All layers of the step, in the order of the model."""
+        return (self.layer, *self.beside)
 
 
 def plain(n_layers: int) -> list[Step]:
     """Every layer once, each on the output of the one before."""
     return [Step(layer) for layer in range(n_layers)]
+
+
+class Method(Protocol):
+    """What a field of `ModelSpec` that makes a schedule has."""
+
+    PIPELINE: ClassVar[str]  # why the layers cannot be split into a pipeline
+
+    def schedule(self, n_layers: int) -> list[Step]:
+        """The steps of a model of that many layers."""
+
+    def obstacle(self, n_layers: int) -> str | None:
+        """Why such a model cannot have it; None where it can."""
 
 
 class DepthAverage(Spec):
@@ -41,6 +59,9 @@ class DepthAverage(Spec):
 
     Unlike the authors' code, the weights are not decayed."""
 
+    PIPELINE: ClassVar[str] = (
+        "reads the outputs of earlier layers, and a stage of a pipeline receives only the last one"
+    )
     dilation: int = identity(1, ge=1, le=MOST_LAYERS, description="distance of the states in a sum")
     period: int = identity(
         1,

@@ -42,12 +42,9 @@ def misfits(
         yield Misfit(
             "virtual_stages", message, "state pp_schedule: interleaved-1f1b, or leave out virtual_stages."
         )
-    if stages > 1 and not model.plain_stack:
-        message = (
-            "model.depth_average reads the outputs of earlier layers, and a stage of a pipeline receives only"
-            " the last one"
-        )
-        yield Misfit("pp", message, "use pp: 1.")
+    if stages > 1 and model.method is not None:
+        field, method = model.method
+        yield Misfit("pp", f"model.{field} {method.PIPELINE}", "use pp: 1.")
     if model.n_layers + 2 < 2 * stages:
         kind = f" ({stages // parallel.pp} per process)" if stages > parallel.pp else ""
         message = (

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from specs.base import Spec, execution, identity
-from specs.layer_schedule import MOST_LAYERS, DepthAverage, Step, plain
+from specs.layer_pairs import LayerPairs
+from specs.layer_schedule import MOST_LAYERS, DepthAverage, Method, Step, plain
 
 MOST = 2**24
 """Limit of a width, a number of heads and a vocabulary: thousands of times that of any model."""
@@ -138,6 +139,11 @@ class ModelSpec(Spec):
         description="passes on weighted sums of earlier layers' outputs (DenseFormer). The layers then cannot"
         " be split into a pipeline, and an export has a model_type of its own",
     )
+    layer_pairs: LayerPairs | None = identity(
+        None,
+        neutral=None,
+        description="runs neighbouring layers at the same time (layer parallelism), as a rewrite stage does",
+    )
     norm_eps: float = identity(1e-5, gt=0)
     init_std: float = identity(
         0.008944,
@@ -164,21 +170,43 @@ class ModelSpec(Spec):
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> ModelSpec:
-        if self.depth_average is not None and (obstacle := self.depth_average.obstacle(self.n_layers)):
-            raise ValueError(f"depth_average: {obstacle}")
+        if len(self._methods) > 1:
+            raise ValueError(f"a model has one order of its layers; state one of {', '.join(self._methods)}")
+        for name, method in self._methods.items():
+            if obstacle := method.obstacle(self.n_layers):
+                raise ValueError(f"{name}: {obstacle}")
         return self
+
+    @property
+    def _methods(self) -> dict[str, Method]:
+        """The fields that make another schedule than the plain stack, of which one may be stated."""
+        found = {"depth_average": self.depth_average, "layer_pairs": self.layer_pairs}
+        return {name: method for name, method in found.items() if method is not None}
+
+    @property
+    def method(self) -> tuple[str, Method] | None:
+        """What makes the schedule, with the name of its field; None for the plain stack."""
+        return next(iter(self._methods.items()), None)
+
+    @property
+    def without_method(self) -> ModelSpec:
+        """The plain stack of the same layers."""
+        return self.model_copy(update=dict.fromkeys(self._methods))
 
     @property
     def plain_stack(self) -> bool:
         """Whether every layer runs once, on the output of the one before."""
-        return self.depth_average is None
+        return self.method is None
 
     @property
     def schedule(self) -> list[Step]:
         """The order in which the layers run, and what is passed on."""
-        if self.depth_average is None:
-            return plain(self.n_layers)
-        return self.depth_average.schedule(self.n_layers)
+        return plain(self.n_layers) if self.method is None else self.method[1].schedule(self.n_layers)
+
+    @property
+    def layer_runs(self) -> int:
+        """Layers that run for a token, each as often as it runs."""
+        return self.n_layers if self.method is None else sum(len(step.layers) for step in self.schedule)
 
     @property
     def sum_weights(self) -> int:
@@ -226,5 +254,5 @@ class ModelSpec(Spec):
         """Training FLOPs per token: 3 x forward, 2 per multiply-add, full (not halved) attention scores
         (report, appendix E)."""
         scores = 2 * self.query_dim * sequence_length
-        layers = self.n_layers * (self.layer_matrices + scores)
+        layers = self.layer_runs * (self.layer_matrices + scores)
         return 3 * 2 * (layers + (self.sum_weights + self.outputs) * self.dim)

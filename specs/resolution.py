@@ -15,7 +15,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from specs.errors import Problem, SpecError
+from specs.errors import FieldPath, Problem, SpecError
+from specs.model import ModelSpec
 from specs.piecewise import (
     annealed_pieces,
     batch_pieces,
@@ -30,8 +31,10 @@ from specs.schedule import Schedule, ScheduleSpec
 from specs.stages.merge import MergeStage
 from specs.stages.mixture import Anneal, MixtureStage
 from specs.stages.preference_training import PreferenceTraining
+from specs.stages.rewrite import RewriteStage
 from specs.stages.select import SelectStage
 from specs.stages.training import MixtureTraining, Phase, Precision, Training
+from specs.trainable import problems, trained
 from specs.trajectory import (
     Best,
     Point,
@@ -80,6 +83,8 @@ def resolve(
                 found[name] = _selected(pipeline, name, found, best or {})
             if isinstance(stage, MergeStage) and all(phase_of(ref, found) in found for ref in stage.parents):
                 found[name] = _merged(name, stage, found, best or {})
+            if isinstance(stage, RewriteStage) and phase_of(stage.from_, found) in found:
+                found[name] = _rewritten(name, stage, found, best or {})
             for phase in phases(pipeline, name):
                 if phase.parent is None or phase_of(phase.parent, found) in found:
                     found[phase.name] = _trajectory(phase, found, best or {}, annealed)
@@ -104,19 +109,37 @@ def _merged(name: str, stage: MergeStage, found: dict[str, Trajectory], best: Be
                 f"'{stage.parents[index]}' is another model than '{stage.parents[parents.index(first)]}'"
             )
             raise SpecError.of(paths[index], message, "merge checkpoints of the same dimensions.")
-    start = branches[parents.index(first)]
-    batch = first.segments[start.segment].batch
-    still = SegmentPlan("", batch, 0, batch, 0, Schedule(peak=first.lr_at(start.step)))
-    alone = replace(first, segments=(still,), planned=(still,), schedule=still.schedule, leftover_tokens=0)
-    return replace(alone, stage=name, seed=None, carry=(), parent=None, merged=True)
+    return replace(_alone(name, first, branches[parents.index(first)]), parent=None, merged=True)
+
+
+def _alone(name: str, trajectory: Trajectory, start: Point) -> Trajectory:
+    """A checkpoint of a trajectory as one of a single step, of the stage `name`."""
+    batch = trajectory.segments[start.segment].batch
+    still = SegmentPlan("", batch, 0, batch, 0, Schedule(peak=trajectory.lr_at(start.step)))
+    alone = replace(trajectory, segments=(still,), planned=(still,), schedule=still.schedule)
+    return replace(alone, stage=name, seed=None, carry=(), leftover_tokens=0)
+
+
+def _rewritten(name: str, stage: RewriteStage, found: dict[str, Trajectory], best: Best) -> Trajectory:
+    """The trajectory of a checkpoint with another order of its layers."""
+    at: FieldPath = ("stages", name)
+    start = point_of(stage.from_, found, (*at, "from"), best)
+    read = found[start.phase]
+    if read.model.method is not None:
+        message = f"the layers of '{stage.from_}' have another order already: {read.model.method[0]}"
+        raise SpecError.of((*at, "from"), message, "name a checkpoint whose layers run one after the other.")
+    if obstacle := stage.layer_pairs.obstacle(read.model.n_layers):
+        raise SpecError.of((*at, "layer_pairs"), obstacle, "state a range inside the model.")
+    model = read.model.model_copy(update={"layer_pairs": stage.layer_pairs})
+    return replace(_alone(name, read, start), model=model, parent=start, rewritten=True)
 
 
 def _selected(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best: Best) -> Trajectory:
     """The trajectory of the candidate that is currently chosen. All candidates have the same dimensions, so
-    later stages can be planned before the choice."""
+    later stages can be planned before the choice; the order of their layers may differ."""
     among = candidates(pipeline, name)
     starts = [point_of(ref, found, path, best) for path, ref in among]
-    models = [found[start.phase].model.identity_fields() for start in starts]
+    models = [found[start.phase].model.without_method.identity_fields() for start in starts]
     for (path, ref), model in zip(among, models, strict=True):
         if model != models[0]:
             message = f"'{ref}' is another model than '{among[0][1]}'"
@@ -245,6 +268,7 @@ def _trajectory(
     else:
         assert phase.model is not None and stage.sequence_length is not None
         model, length = phase.model, stage.sequence_length
+    trainable = _trainable(phase, model, parent)
     optimizer = stage.optimizer.resolved(inherited, (*at, "optimizer"))
     assert optimizer.lr is not None
     batches, begins, budget = _filled(phase, start, parent)
@@ -295,6 +319,7 @@ def _trajectory(
         goldfish=goldfish,
         packing=packing or "concatenate",
         z_loss=z_loss or 0.0,
+        trainable=trainable,
         carry=phase.carry,
         parent=start,
         segments=tuple(
@@ -306,6 +331,25 @@ def _trajectory(
         context_length=max(length, parent.context_length if parent is not None else 0),
         chat=phase.chat or (parent is not None and parent.chat),
     )
+
+
+def _trainable(phase: Phase, model: ModelSpec, parent: Trajectory | None) -> tuple[str, ...]:
+    """The patterns of the parameters that a phase trains. SpecError for those that fit none, and for
+    optimizer states to carry that the parent does not have."""
+    patterns, at = phase.settings.trainable, (*phase.path, "trainable")
+    found = problems(at, model, patterns)
+    if patterns and getattr(phase.settings, "lora", None) is not None:
+        message = "with lora, adapters are trained and no parameter of the model"
+        found = [Problem(at, message, "leave out trainable or lora.")]
+    if parent is not None and "optimizer" in phase.carry and parent.trainable:
+        missing = trained(model, patterns).keys() - trained(model, parent.trainable).keys()
+        if missing:
+            message = f"'{phase.parent}' has no optimizer states of {min(missing)}, which it did not train"
+            fix = "state carry: [weights], or the parent's trainable."
+            found.append(Problem((*phase.path, "carry"), message, fix))
+    if found:
+        raise SpecError(found)
+    return tuple(sorted(set(patterns)))
 
 
 def _inherited_precision(stage: Training, parent: Trajectory | None) -> Precision:

@@ -53,8 +53,8 @@ class Point:
 class Trajectory:
     """A phase of a training stage with every setting resolved.
 
-    Merges and Hugging Face models are trajectories of one step in which nothing is trained. A selection is
-    the trajectory of the checkpoint that it chose."""
+    Merges, rewrites and Hugging Face models are trajectories of one step in which nothing is trained. A
+    selection is the trajectory of the checkpoint that it chose."""
 
     stage: str
     model: ModelSpec
@@ -73,9 +73,16 @@ class Trajectory:
     context_length: int  # longest sequences that the model was trained on, here or before
     chat: bool = False  # whether the model ends its turns
     merged: bool = False  # whether it is a merge
+    rewritten: bool = False  # whether it is a checkpoint with another order of its layers, and trains nothing
     imported: bool = False  # whether it is a Hugging Face model, which has weights only
     z_loss: float = 0.0  # weight of the square of ln Z in the loss
+    trainable: tuple[str, ...] = ()  # patterns of the parameters that are trained, sorted; all without
     stands_for: Point | None = None  # of a selection: the checkpoint that it chose
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a phase of training, and not a checkpoint of another."""
+        return not (self.merged or self.imported or self.rewritten or self.stands_for)
 
     @property
     def steps(self) -> int:

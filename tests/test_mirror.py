@@ -28,6 +28,7 @@ TESTED_IN = {
     "specs.tokenizer_comparison": "tests/flows/report/test_tokenizer_charts.py",
     "specs.trajectory": "tests/specs/test_resolution.py",
     "specs.tracking": "tests/apertus_model/test_tracking.py",
+    "specs.stages.rewrite": "tests/flows/planning/parts/test_rewrite.py",
     "specs.stages.base": "tests/specs/stages/test_mixture.py",
     "specs.stages.cooldown": TYPES,
     "specs.stages.dpo": TYPES,

@@ -9,7 +9,7 @@ Invariant: each side computes with its own code and its own hidden states, from 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class SideBySide:
         """
         self.ours = self.theirs = tokens
         length = tokens.shape[1]
+        self._loaded: dict[int, tuple[Any, Any]] = {}  # layers that later steps of a schedule run
         self._positions = torch.arange(length).expand(tokens.shape[:2])
         self._mask = document_mask(self._positions)
         self._rope = rope_config(spec, length).build()
@@ -48,7 +49,8 @@ class SideBySide:
 
     @torch.no_grad()
     def advance(self, name: str, weights: Mapping[str, torch.Tensor]) -> float:
-        """Runs both sides through one module. Returns the largest absolute difference of their outputs.
+        """Runs both sides through one module; with a schedule, through every step whose layers are loaded.
+        Returns the largest absolute difference of their outputs.
 
         Args:
             name: `tok_embeddings`, `layers.3`, `norm` or `lm_head`; or, before the layers, `schedule`, which
@@ -65,16 +67,12 @@ class SideBySide:
         ours, theirs = self._model.get_submodule(name), self._other.get_submodule(path)
         _assign(ours, name, weights)
         _assign(theirs, path, to_hugging_face(weights))
+        if layer and self._model.schedule is not None:
+            self._loaded[int(name.removeprefix("layers."))] = ours, theirs
+            self._run_steps()
+            return (self.ours - self.theirs).abs().max().item()
         if layer:
-            ours.attention.rope, empty = self._rope, ours.attention.rope
-            read = self.ours, self.theirs
-            self.ours = ours(self.ours, self._mask, self._positions)
-            ours.attention.rope = empty
-            self.theirs = theirs(
-                self.theirs, position_ids=self._positions[:1], position_embeddings=self._angles
-            )
-            if self._model.schedule is not None:
-                self._pass_on(*read)
+            self._step([(ours, theirs)])
         else:
             self.ours, self.theirs = ours(self.ours), theirs(self.theirs)
             self._states = [(self.ours, self.theirs)]  # the embedding, as long as there are layers
@@ -82,14 +80,41 @@ class SideBySide:
             module.to("meta")
         return (self.ours - self.theirs).abs().max().item()
 
-    def _pass_on(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-        """Replaces the outputs of a step of the schedule, which has read `ours` and `theirs`, by what it
-        passes on."""
-        number = len(self._states)
-        self._states.append((self.ours, self.theirs))
-        own, other = (list(states) for states in zip(*self._states, strict=True))
-        self.ours = self._model.schedule.passed_on(number, own, ours)
-        self.theirs = self._other.model.schedule.passed_on(number, other, theirs)
+    def _step(self, layers: Sequence[tuple[Any, Any]]) -> None:
+        """Runs layers on both sides; several as those of one step of the schedule."""
+        ours, theirs = (list(side) for side in zip(*layers, strict=True))
+        shared = {"position_ids": self._positions[:1], "position_embeddings": self._angles}
+        empty = [own.attention.rope for own in ours]
+        for own in ours:
+            own.attention.rope = self._rope
+        schedule, other = self._model.schedule, getattr(self._other.model, "schedule", None)
+        if schedule is None or other is None:
+            self.ours = ours[0](self.ours, self._mask, self._positions)
+            self.theirs = theirs[0](self.theirs, **shared)
+        else:
+            self.ours = schedule.run(ours, self.ours, self._mask, self._positions)
+            self.theirs = other.run(theirs, self.theirs, attention_mask=None, **shared)
+        for own, rope in zip(ours, empty, strict=True):
+            own.attention.rope = rope
+
+    def _run_steps(self) -> None:
+        """Runs the next steps of the schedule, as long as their layers are loaded, and frees the layers that
+        no later step runs."""
+        steps = self._model.schedule.steps
+        while (number := len(self._states)) <= len(steps):
+            wanted = steps[number - 1].layers
+            if not self._loaded.keys() >= set(wanted):
+                break
+            read = self.ours, self.theirs
+            self._step([self._loaded[layer] for layer in wanted])
+            self._states.append((self.ours, self.theirs))
+            own, other = (list(states) for states in zip(*self._states, strict=True))
+            self.ours = self._model.schedule.passed_on(number, own, read[0])
+            self.theirs = self._other.model.schedule.passed_on(number, other, read[1])
+        left = {layer for step in steps[len(self._states) - 1 :] for layer in step.layers}
+        for layer in self._loaded.keys() - left:
+            for module in self._loaded.pop(layer):
+                module.to("meta")
 
 
 def _assign(module: nn.Module, path: str, weights: Mapping[str, torch.Tensor]) -> None:

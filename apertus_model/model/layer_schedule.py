@@ -1,9 +1,11 @@
 """Runs the layers of a model in the order of a schedule (`specs.layer_schedule`) that is not the plain stack.
 
     sum of step s = w_s0 x_a + w_s1 x_b + ...        x_a, x_b, ...: the states that the step names
+    layers i, j, ... of one step: x' = x + A_i(x) + A_j(x) + ..., then x' + F_i(x') + F_j(x') + ...
 
-Sums are computed state by state in float32 at least, whatever the states' precision, and rounded once. The
-forward pass keeps the states, which the layers hold in any case, and no product.
+Layers of one step leave what they add as partial sums of the tensor-parallel ranks, which are added once for
+all of them. Weighted sums are computed state by state in float32 at least, whatever the states' precision,
+and rounded once. The forward pass keeps the states, which the layers hold in any case, and no product.
 
 Invariant: the weights of a sum are a parameter outside the layers, `schedule.sums.<step>.weight` of shape
 (number of states,). So layers are wrapped, compiled and recomputed as in the plain stack, with the same
@@ -12,9 +14,10 @@ names.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import spmd_types as spmd
 import torch
@@ -76,6 +79,24 @@ class _WeightedSum(torch.autograd.Function):
         return to_weight, *((wide * factor).to(gradient.dtype) for factor in factors)
 
 
+Branch = Literal["attention", "feed_forward"]
+"""Half of a layer: the part of it that adds to the residual stream by itself."""
+
+
+class Joined(Module):
+    """What several layers add, as one tensor (batch, seq_len, dim) in the layout of the states."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+
+    def forward(self, *added: torch.Tensor) -> torch.Tensor:
+        return functools.reduce(torch.add, added)
+
+
 class LayerSchedule(Module):
     """The steps, and the weights of their sums."""
 
@@ -83,11 +104,13 @@ class LayerSchedule(Module):
     class Config(Module.Config):
         steps: Sequence[Step]
         sums: dict[int, WeightedSum.Config]  # by the number of the step, counted from 1
+        joined: Joined.Config
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.steps = config.steps
         self.sums = ModuleDict({str(number): one.build() for number, one in config.sums.items()})
+        self.joined = config.joined.build()
 
     def forward(self, layers: nn.ModuleDict, embedding: torch.Tensor, *arguments: Any) -> torch.Tensor:
         """What the last step passes on, (batch, seq_len, dim) like the embedding. `arguments` are those of
@@ -95,8 +118,16 @@ class LayerSchedule(Module):
         states = [embedding]
         hidden = embedding
         for number, step in enumerate(self.steps, 1):
-            states.append(layers[str(step.layer)](hidden, *arguments))
+            states.append(self.run([layers[str(layer)] for layer in step.layers], hidden, *arguments))
             hidden = self.passed_on(number, states, hidden)
+        return hidden
+
+    def run(self, layers: Sequence[nn.Module], hidden: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        """The output of a step with these layers."""
+        if len(layers) == 1:
+            return layers[0](hidden, *arguments)
+        for branch in get_args(Branch):
+            hidden = hidden + self.joined(*(layer(hidden, *arguments, branch=branch) for layer in layers))
         return hidden
 
     def passed_on(self, number: int, states: Sequence[torch.Tensor], read: torch.Tensor) -> torch.Tensor:
@@ -121,4 +152,4 @@ def layer_schedule_config(steps: Sequence[Step]) -> LayerSchedule.Config:
         for number, step in enumerate(steps, 1)
         if step.summed
     }
-    return LayerSchedule.Config(steps=steps, sums=sums)
+    return LayerSchedule.Config(steps=steps, sums=sums, joined=Joined.Config())

@@ -12,7 +12,7 @@ report (arXiv 2509.14233), section 2.1.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ from apertus_model.model.attention import (
 )
 from apertus_model.model.feed_forward import XIELU, ApertusFeedForward, GatedFeedForward
 from apertus_model.model.init import initialise_parameters
-from apertus_model.model.layer_schedule import LayerSchedule, layer_schedule_config
+from apertus_model.model.layer_schedule import Branch, LayerSchedule, layer_schedule_config
 from apertus_model.model.lora import add_adapters
 from apertus_model.model.on_host import OnHost, copy_to, host_tensor
 from apertus_model.model.output import LossFunction, OutputLayer, RewardHead
@@ -44,6 +44,7 @@ from apertus_model.model.rotation import rotate
 from apertus_model.model.sharding import set_sharding
 from specs.model import ModelSpec
 from specs.stages.sft import Lora
+from specs.trainable import fits
 
 
 def llama3_inverse_frequencies(config: CosSinRoPE.Config) -> torch.Tensor:
@@ -114,10 +115,16 @@ class ApertusBlock(TransformerBlock):
         x: torch.Tensor,
         attention_masks: AttentionMasksType | torch.Tensor | None,
         positions: torch.Tensor | None = None,
+        branch: Branch | None = None,
     ) -> torch.Tensor:
         """(batch, seq_len, dim) -> (batch, seq_len, dim); masks as made by
-        `ApertusModel.get_attention_masks`."""
-        x = x + self.attention(self.attention_norm(x), attention_masks, positions)
+        `ApertusModel.get_attention_masks`. With `branch`, what that one alone would add to x."""
+        if branch == "feed_forward":
+            return self.feed_forward(self.ffn_norm(x))
+        attended = self.attention(self.attention_norm(x), attention_masks, positions)
+        if branch == "attention":
+            return attended
+        x = x + attended
         return x + self.feed_forward(self.ffn_norm(x))
 
 
@@ -128,7 +135,8 @@ class ApertusModel(Decoder):
     class Config(Decoder.Config):
         seed: int  # of the initial weights
         init_std: float  # standard deviation of the initial weights
-        lora: Lora | None = None  # adapters; None: all weights are trained
+        lora: Lora | None = None  # adapters; None: no adapters, and `trainable` are trained
+        trainable: Sequence[str] = ()  # patterns of the parameters that are trained; all without
         schedule: LayerSchedule.Config | None = None  # of the layers; None: the plain stack
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
@@ -158,6 +166,9 @@ class ApertusModel(Decoder):
         self.schedule = None if config.schedule is None else config.schedule.build()
         if config.lora is not None:
             add_adapters(self, config.lora)
+        elif config.trainable:
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(fits(name, config.trainable))
 
     def forward(
         self,
@@ -227,6 +238,7 @@ def model_config(
     attention: str,
     seed: int = 0,
     lora: Lora | None = None,
+    trainable: Sequence[str] = (),
     linear_config: Callable[..., Linear.Config] = Linear.Config,
 ) -> ApertusModel.Config:
     """The torchtitan config of a model.
@@ -237,6 +249,8 @@ def model_config(
         attention: an attention backend that can run here (`attention_choice.resolve_backend`).
         seed: seed of the initial weights.
         lora: adapters; with them, nothing else is trained but the head of a reward model.
+        trainable: patterns of the parameters that are trained (`specs.trainable`); all without, and without
+            effect beside adapters.
         linear_config: makes the configs of the layers' linear modules (`float8.linear_config`).
     """
     no_init = {"weight": skip_param_init}
@@ -287,6 +301,7 @@ def model_config(
         seed=seed,
         init_std=spec.init_std,
         lora=lora,
+        trainable=trainable,
         schedule=None if spec.plain_stack else layer_schedule_config(spec.schedule),
         tok_embeddings=Embedding.Config(
             num_embeddings=spec.vocab_size, embedding_dim=spec.dim, param_init=no_init

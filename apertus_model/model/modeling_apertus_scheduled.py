@@ -4,10 +4,11 @@ An export ships this file beside the weights, and `config.json` names it:
 
     AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
-`layer_schedule` in `config.json` lists the steps, `[layer, [state, ...]]` each. A step runs a layer on what
-the step before passed on. State 0 is the embedding and state s the output of step s, counted from 1; -1 is
-what the step itself has read. A step passes on its output or, where it lists states, their sum with the
-weights `model.schedule.sums.<step>.weight`.
+`layer_schedule` in `config.json` lists the steps, `[layer, [state, ...], [other layer, ...]]` each, where the
+last list can be missing. A step runs a layer, or several at the same time, on what the step before passed on.
+State 0 is the embedding and state s the output of step s, counted from 1; -1 is what the step itself has
+read. A step passes on its output or, where it lists states, their sum with the weights
+`model.schedule.sums.<step>.weight`.
 
 A token needs the states of its own forward pass alone, so the key-value cache is that of Apertus. The file
 needs nothing but torch and transformers. `ApertusForCausalLM` would run the layers as a plain stack; the
@@ -58,12 +59,22 @@ class WeightedSum(nn.Module):
 class LayerSchedule(nn.Module):
     """The steps, and the weights of their sums."""
 
-    def __init__(self, steps: list[tuple[int, list[int]]]) -> None:
+    def __init__(self, steps: list[list[Any]]) -> None:
         super().__init__()
-        self.steps = steps
+        self.steps = [(step[0], step[1], step[2] if len(step) > 2 else []) for step in steps]
         self.sums = nn.ModuleDict(
-            {str(number): WeightedSum(len(summed)) for number, (_, summed) in enumerate(steps, 1) if summed}
+            {str(number): WeightedSum(len(step[1])) for number, step in enumerate(steps, 1) if step[1]}
         )
+
+    def run(self, layers: list[nn.Module], hidden: torch.Tensor, **shared: Any) -> torch.Tensor:
+        """The output of a step with these layers. Of several, all attention adds to what they read, and then
+        every feed-forward to that."""
+        if len(layers) == 1:
+            return layers[0](hidden, **shared)
+        hidden = hidden + sum(
+            layer.self_attn(hidden_states=layer.attention_layernorm(hidden), **shared)[0] for layer in layers
+        )
+        return hidden + sum(layer.mlp(layer.feedforward_layernorm(hidden)) for layer in layers)
 
     def passed_on(self, number: int, states: list[torch.Tensor], read: torch.Tensor) -> torch.Tensor:
         """What the step with this number passes on; its output is the last of the states."""
@@ -117,8 +128,9 @@ class ScheduledApertusModel(ApertusModel):
             "past_key_values": past_key_values,
         }
         states = [hidden]
-        for number, (layer, _) in enumerate(self.schedule.steps, 1):
-            states.append(self.layers[layer](hidden, **shared))
+        for number, (layer, _, beside) in enumerate(self.schedule.steps, 1):
+            layers = [self.layers[index] for index in (layer, *beside)]
+            states.append(self.schedule.run(layers, hidden, **shared))
             hidden = self.schedule.passed_on(number, states, hidden)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden), past_key_values=past_key_values)
 

@@ -67,3 +67,16 @@ def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
                 state_shardings={"alpha_p": replicated, "alpha_n": replicated}
             )
         feed_forward.down_proj.sharding_config = rowwise_config(output_sp=sequence_parallel)
+    if config.schedule is not None:
+        _join_layers(config, block_input)
+
+
+def _join_layers(config: Any, block_input: Any) -> None:
+    """What layers of one step add stays a partial sum of each rank until all of it is added."""
+    for step in config.schedule.steps:
+        for layer in (config.layers[index] for index in step.layers if step.beside):
+            for last in (layer.attention.wo, layer.feed_forward.down_proj):
+                last.sharding_config = replace(last.sharding_config, out_dst_shardings=None)
+    config.schedule.joined.sharding_config = ShardingConfig(
+        out_src_shardings=dense_activation_placement(tp=spmd.P), out_dst_shardings=block_input
+    )

@@ -32,25 +32,21 @@ NOT_HIDDEN = r"^(tok_embeddings|lm_head)\."  # matrices that are tables of token
 _LOOPS = ("adopt", "mars")  # DTensor lacks operators of their foreach path
 
 
-def parameter_groups(
-    spec: OptimizerSpec, *, adapters_only: bool, scheduled: bool = False
-) -> list[ParamGroupConfig]:
-    """Parameter groups of a resolved optimizer spec: parameters with weight decay, without it (norms, xIELU
-    scalars and, in a group of their own, the weights of a `scheduled` model's sums), and those that another
-    optimizer updates. With `adapters_only` all trained parameters are matrices, in one group."""
+def parameter_groups(spec: OptimizerSpec) -> list[ParamGroupConfig]:
+    """Parameter groups of a resolved optimizer spec, of which a model may lack some: parameters without
+    weight decay (the weights of a layer schedule in a group of their own, norms and xIELU scalars), those
+    that another optimizer updates, and all others."""
     assert spec.name is not None, "the planner resolves the optimizer"
-    groups = [_group(r".*", spec)]
-    if adapters_only:
-        return groups
-    not_decayed = [SCHEDULE, NOT_DECAYED] if scheduled else [NOT_DECAYED]
+    not_decayed = (SCHEDULE, NOT_DECAYED)
+    rest = _group(r".*", spec)
     if spec.name in ("muon", "d-muon"):
         return [
             *(_adamw_half(pattern, spec, 0.0) for pattern in not_decayed),
             _adamw_half(NOT_HIDDEN, spec, spec.weight_decay),
-            *groups,
+            rest,
         ]
     undecayed = spec.model_copy(update={"weight_decay": 0.0})
-    return [*(_group(pattern, undecayed) for pattern in not_decayed), *groups]
+    return [*(_group(pattern, undecayed) for pattern in not_decayed), rest]
 
 
 def _group(pattern: str, spec: OptimizerSpec) -> ParamGroupConfig:

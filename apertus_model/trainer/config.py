@@ -132,6 +132,7 @@ def trainer_config(
         attention=attention_of(segment).backend,
         seed=initial_seed(segment),
         lora=lora,
+        trainable=segment.trainable,
         linear_config=linear_config(segment.precision.linear, compiled=segment.compile),
     )
     assert segment.optimizer.grad_clip is not None, "the planner resolves the optimizer"
@@ -163,9 +164,7 @@ def trainer_config(
             global_batch_size=segment.global_batch_size,
             fields=objective.fields,
         ),
-        optimizer=optimizer_config(
-            segment.optimizer, adapters_only=lora is not None, scheduled=not segment.model.plain_stack
-        ),
+        optimizer=optimizer_config(segment.optimizer),
         lr_scheduler=LearningRate.Config(
             rate=lambda steps_done: segment.schedule.lr(
                 segment.tokens_at(max(steps_done, segment.start_step))

@@ -9,12 +9,14 @@ Invariants:
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torchtitan.components.optimizer import OptimizersContainer
+from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 from torchtitan.components.optimizer.utils import init_optim_state
 
 from apertus_model.optimizers import library
@@ -45,6 +47,20 @@ class Optimizers(OptimizersContainer):
     @staticmethod
     def _resolve_optimizer_factory(name: str) -> Callable[..., torch.optim.Optimizer]:
         return OPTIMIZERS[name]
+
+    @staticmethod
+    def _build_param_groups(
+        model: torch.nn.Module, param_group_configs: list[ParamGroupConfig], impl_kwargs: dict[str, Any]
+    ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[str]]]:
+        """As torchtitan does, which refuses a group without parameters: where parts of a model are trained,
+        some have none."""
+        left = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        groups = []
+        for group in param_group_configs:
+            own = {name for name in left if re.search(group.pattern, name)}
+            groups += [group] if own else []
+            left -= own
+        return OptimizersContainer._build_param_groups(model, groups, impl_kwargs)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The state as tensors. Where the optimizer itself has a tensor it is that one, not a copy."""
@@ -123,11 +139,6 @@ def _tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     return found
 
 
-def optimizer_config(
-    spec: OptimizerSpec, *, adapters_only: bool = False, scheduled: bool = False
-) -> Optimizers.Config:
-    """torchtitan's config of a resolved optimizer spec; arguments as of `parameter_groups`."""
-    return Optimizers.Config(
-        implementation="foreach",
-        param_groups=parameter_groups(spec, adapters_only=adapters_only, scheduled=scheduled),
-    )
+def optimizer_config(spec: OptimizerSpec) -> Optimizers.Config:
+    """torchtitan's config of a resolved optimizer spec."""
+    return Optimizers.Config(implementation="foreach", param_groups=parameter_groups(spec))

@@ -38,7 +38,7 @@ def show_next_steps(console: Console, plan: Plan, spec: str, store: str | None, 
     training = [
         phase
         for phase, trajectory in plan.graph.trajectories.items()
-        if phase == trajectory.stage and trajectory.optimizer.lr and not trajectory.merged
+        if phase == trajectory.stage and trajectory.optimizer.lr and trajectory.trains
     ]
     chosen = [
         *(["--store", store] if store else []),

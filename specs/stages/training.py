@@ -101,6 +101,14 @@ class Training(Spec):
         description="of the learning rate; `rest of parent` scales with optimizer.lr, its peak",
     )
     precision: Precision | None = identity(None)
+    trainable: list[str] = identity(
+        default_factory=list,
+        neutral=[],
+        description=(
+            "patterns of parameters' names, such as layers.[2-5].* or lm_head.weight. Only these are trained"
+            " in this stage, and only they have optimizer states; all by default"
+        ),
+    )
     anomalies: Anomalies = identity(default_factory=Anomalies, neutral=Anomalies())
     deterministic: bool = identity(
         True,
@@ -288,6 +296,7 @@ class Segment(Part):
     z_loss: float = identity(0.0, neutral=0.0)
     packing: AnyPacking = identity("concatenate", neutral="concatenate")
     precision: Precision = identity(default_factory=Precision)
+    trainable: list[str] = identity(default_factory=list, neutral=[], description="sorted")
     anomalies: Anomalies = identity(default_factory=Anomalies, neutral=Anomalies())
     deterministic: bool = identity(True, neutral=True)
 

@@ -84,6 +84,7 @@ MINIATURES = {  # parts
     "ladder-mini": 30,
     "distill-mini": 28,
     "depth-average-mini": 18,
+    "layer-pairs-mini": 67,
     "continue-pretrain-mini": 47,
     "tokenizer-study-mini": 8,
 }

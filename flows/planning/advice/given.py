@@ -50,7 +50,7 @@ class Context:
     def phases(self) -> Iterator[tuple[str, Trajectory]]:
         """The phases that train, with their names, in the order of the plan."""
         for name, trajectory in self.graph.trajectories.items():
-            if not trajectory.merged and not trajectory.imported and self.kind(trajectory.stage) != "select":
+            if trajectory.trains:
                 yield name, trajectory
 
     def ancestry(self, trajectory: Trajectory) -> Iterator[tuple[Point, Trajectory]]:

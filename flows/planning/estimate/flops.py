@@ -22,12 +22,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flows.planning.estimate.memory import OF_SCORES, adapters, layers_of_rank
+from flows.planning.estimate.memory import OF_SCORES, layers_of_rank
 from flows.planning.estimate.teacher import teacher_of
+from flows.planning.estimate.trained import adapters
 from specs.cluster import Gpu
 from specs.model import ModelSpec
 from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
+from specs.trainable import MATRICES, sizes, trained, untouched
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Forward:
 def forward(model: ModelSpec, sequence_length: int) -> Forward:
     """One forward pass over full logits."""
     return Forward(
-        model.n_layers * 2 * model.layer_matrices,
-        model.n_layers * 4 * model.query_dim * sequence_length,
+        model.layer_runs * 2 * model.layer_matrices,
+        model.layer_runs * 4 * model.query_dim * sequence_length,
         2 * model.outputs * model.dim,
         2 * model.sum_weights * model.dim,
     )
@@ -79,6 +81,8 @@ def training(segment: Segment) -> int:
     have no weight gradient, and nothing below the first adapter of the first layer has gradients."""
     model, once = segment.model, forward(segment.model, segment.sequence_length)
     lora = segment.lora if isinstance(segment, AdaptedSegment) else None
+    if lora is None and segment.trainable:
+        return once.total + backward(segment) + teacher(segment)
     if lora is None:
         return 3 * once.total + teacher(segment)
     adapted = 2 * model.n_layers * adapters(model, lora.rank, lora.targets)
@@ -86,6 +90,46 @@ def training(segment: Segment) -> int:
     if {"wq", "wk", "wv"} <= set(lora.targets):
         below = 2 * model.dim * (model.query_dim + 2 * model.key_dim) + 3 * 2 * lora.rank * model.dim
     return 2 * (once.projections + once.output + once.sums) + 3 * (once.scores + adapted) - below
+
+
+def backward(segment: Segment) -> int:
+    """Per token, of a backward pass where some parameters are trained: a matrix costs a forward pass for its
+    own gradient, and one for that of its input where something trained has led to it."""
+    model, length = segment.model, segment.sequence_length
+    own = trained(model, segment.trainable)
+    every = sizes(model)
+    reached = "tok_embeddings.weight" in own  # whether what is read has a gradient
+    total = 0
+
+    def product(prefix: str, read: bool) -> bool:
+        """Counts the matrices whose names begin with `prefix`, which read the same states. Whether what they
+        give has a gradient."""
+        nonlocal total
+        for name, size in every.items():
+            if name.startswith(prefix) and any(part in name for part in MATRICES):
+                total += 2 * size * ((name in own) + read)
+        return read or any(name.startswith(prefix) for name in own)
+
+    for number, step in enumerate(model.schedule, 1):
+        for half in ("attention", "ffn"):
+            given = []
+            for layer in (f"layers.{index}" for index in step.layers):
+                read = reached or f"{layer}.{half}_norm.weight" in own
+                if half == "attention":
+                    read = product(f"{layer}.attention.qkv", read)
+                    read = read or any(f"{layer}.attention.{one}_norm.weight" in own for one in "qk")
+                    total += read * 2 * 4 * model.query_dim * length
+                    given.append(product(f"{layer}.attention.wo", read))
+                    continue
+                wide = [product(f"{layer}.feed_forward.{name}", read) for name in ("gate", "up")]
+                act = any(name.startswith(f"{layer}.feed_forward.act.") for name in own)
+                given.append(product(f"{layer}.feed_forward.down", act or any(wide)))
+            reached = reached or any(given)
+        summed = f"schedule.sums.{number}.weight" in own
+        total += 2 * 2 * len(step.summed) * model.dim * (reached or summed)
+        reached = reached or summed
+    head = next(reversed(own), "").startswith("lm_head")
+    return total + 2 * model.outputs * model.dim * (head + (reached or "norm.weight" in own))
 
 
 def teacher(segment: Segment) -> int:
@@ -99,12 +143,14 @@ def recomputation(segment: Segment) -> int:
     the output projection of attention and the lower half of the feed-forward, every second product;
     memory_budget: at most the share that is not kept; objectives in `OF_SCORES`: always the logits."""
     model, once = segment.model, forward(segment.model, segment.sequence_length)
+    layers = once.projections + once.scores
     again = {
         "none": 0,
         "selective": model.n_layers * 2 * model.dim * (model.key_dim + model.query_dim + model.ffn_dim),
-        "full": once.projections + once.scores,
-        "memory_budget": round((1 - segment.memory_budget) * (once.projections + once.scores)),
+        "full": layers,
+        "memory_budget": round((1 - segment.memory_budget) * layers),
     }[segment.activation_checkpointing]
+    again = again * (model.n_layers - untouched(model, segment.trainable)) // max(1, model.n_layers)
     return again + (once.output if segment.objective in OF_SCORES else 0)
 
 
@@ -124,7 +170,7 @@ def of_rank(segment: Segment, processes: int, rank: int) -> float:
     """Of one step, with recomputation, on each GPU with index `rank` in its pipeline."""
     model, parallel = segment.model, segment.parallel
     whole = training(segment) + recomputation(segment)
-    none = segment.model_copy(update={"model": model.model_copy(update={"n_layers": 0})})
+    none = segment.model_copy(update={"model": model.without_method.model_copy(update={"n_layers": 0})})
     output = training(none) + recomputation(none)
     layers = sum(layers_of_rank(model.n_layers, parallel.stages, parallel.pp, rank))
     own = (whole - output) * layers / model.n_layers + output * (rank == parallel.pp - 1)

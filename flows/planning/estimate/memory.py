@@ -24,18 +24,19 @@ feed-forward, V own words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flows.planning.estimate.layer_memory import Device, LayerMemory
 from flows.planning.estimate.teacher import TeacherMemory, chunks, teacher_memory
+from flows.planning.estimate.trained import trained_part
 from specs.layer_schedule import INPUT
 from specs.layout import micro_batch_size, micro_batches_in_flight, stage_layers
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
+from specs.trainable import untouched
 
 # of apertus_model.losses.cross_entropy, which cannot be imported without torch; a test compares them
 CHUNK_TOKENS = 1024
@@ -172,7 +173,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     masked = device == "cpu" or segment.attention == "sdpa"
     spread = tp if parallel.sequence_parallel else 1
     tokens = rows * segment.sequence_length / cp
-    lora = segment.lora if isinstance(segment, AdaptedSegment) else None
+    some = trained_part(segment, tp)
     layer = LayerMemory(
         model,
         tokens,
@@ -185,20 +186,24 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
         masked,
         segment.activation_checkpointing,
         segment.memory_budget,
-        lora is not None,
+        isinstance(segment, AdaptedSegment) and segment.lora is not None,
     )
     count = parameters(model, tp)
     embedding, head = count.embedding * first, count.head * last
     own = layers * count.layer + embedding + head
     trained_layer, trained = count.layer, own
     trained_matrices = layers * count.matrices
-    if lora is not None:
-        trained_layer = trained_matrices = adapters(model, lora.rank, lora.targets) / tp
-        own += layers * trained_layer
-        trained = trained_matrices = layers * trained_layer
-        embedding = head = 0.0
+    if some is not None:
+        trained_layer, trained_matrices, embedding, head, trained = some
+        if layer.resting:  # adapters, of which a pipeline's rank has those of its layers
+            trained = trained_matrices = layers * trained_layer
+            own += trained
     states = state_bytes(
-        segment.optimizer, trained_matrices / shards, (trained - trained_matrices) / shards, model, layers
+        segment.optimizer,
+        trained_matrices / shards,
+        (trained - trained_matrices) / shards,
+        model,
+        layers if some is None or layer.resting else trained_matrices / count.matrices,
     )
     piped = pp > 1  # then gradients are summed in full until the last micro-batch
     single = shards == 1 and parallel.dp_replicate == 1
@@ -216,7 +221,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     # cosines and sines of RoPE, which the layers of a stage share
     positions = len(own_layers) * 4.0 * segment.sequence_length * 2 * model.head_dim
     in_flight = micro_batches_in_flight(parallel, rank, micro_batches)
-    waiting = sum(number * size for number, size in zip(in_flight, own_layers, strict=True))
+    reached = [own_layers[0] - untouched(model, segment.trainable), *own_layers[1:]]
+    waiting = sum(number * size for number, size in zip(in_flight, reached, strict=True))
     activations = waiting * layer.kept()
     state = tokens * b * model.dim / spread
     summed = sum(bool(step.summed) for step in model.schedule) * state  # outputs that are not passed on
@@ -238,7 +244,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     states_gradient = tokens * model.dim * b * last
     # The float32 sum of the output weight's gradient. Cross-entropy makes it forward, and the graph of a
     # micro-batch holds it as long as it lives; losses of log-probabilities make it backward, and drop it.
-    summed_table = table * last * (lora is None) * (in_flight[-1] if parallel.pp_schedule == "gpipe" else 1)
+    summed_table = table * last * (in_flight[-1] if parallel.pp_schedule == "gpipe" else 1)
+    summed_table *= head > model.dim  # unless the norm alone is trained
     kept_table = 0.0 if segment.objective in OF_SCORES else summed_table
     shard = 4.0 * trained / shards
     every = 4.0 * trained if piped else shard
@@ -273,7 +280,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
         ),
         replace(
             base, gradients=max(before, every - 4.0 * embedding / shards),
-            activations=activations - max(0, own_layers[0] - 1) * layer.kept(),
+            activations=activations - max(0, reached[0] - 1) * layer.kept(),
             working=layer.backward(), output=kept_table + states_gradient,
             communication=buffered + left + last_layer + (0.0 if piped else reduced), moment="end",
         ),
@@ -288,20 +295,6 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
         ),
     ]  # fmt: skip
     return max(moments, key=lambda memory: memory.total)
-
-
-def adapters(model: ModelSpec, rank: int, targets: Sequence[str]) -> int:
-    """Trained parameters of the adapters of a layer."""
-    queries, keys, dim, ffn = model.query_dim, model.key_dim, model.dim, model.ffn_dim
-    sides = {
-        "wq": (dim, queries),
-        "wk": (dim, keys),
-        "wv": (dim, keys),
-        "wo": (queries, dim),
-        "up_proj": (dim, ffn),
-        "down_proj": (ffn, dim),
-    }
-    return rank * sum(sum(sides[target]) for target in targets)
 
 
 def layers_of_rank(n_layers: int, stages: int, pp: int, rank: int) -> list[int]:

@@ -244,15 +244,15 @@ class _Work:
         seconds = 0.0
         if self.parallel.tp > 1:
             whole = self.b * model.dim
+            joined = len(model.schedule) / max(1, model.layer_runs)  # layers of one step send one sum
             if self.split:
                 gather, scatter = self.over_tp("all-gather", whole), self.over_tp("reduce-scatter", whole)
-                seconds += (
-                    4 * (gather + scatter) + 2 * repeats * gather + 2 * (self.again == "full") * scatter
-                )
+                seconds += 2 * (1 + joined) * (gather + scatter)
+                seconds += 2 * repeats * gather + 2 * (self.again == "full") * joined * scatter
                 if self.parallel.async_tp:
                     seconds -= self.hidden(gather, scatter)
             else:
-                seconds += (4 + 2 * repeats) * self.over_tp("all-reduce", whole)
+                seconds += (2 + 2 * joined * (1 + repeats)) * self.over_tp("all-reduce", whole)
             small = 2 if self.split else 4  # gradients of norms, and of xIELU's scalars
             seconds += small * self._sent("all-reduce", 0, self.parallel.tp, 1)
         if self.parallel.cp > 1:

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
-from flows.planning.estimate.memory import adapters, parameters, state_bytes
+from flows.planning.estimate.memory import parameters, state_bytes
+from flows.planning.estimate.trained import trained_part
 from infra.store.files.sinks import parts_of
 from specs.cluster import Cluster
 from specs.intervals import expected_time, longest_interval, young_daly
@@ -40,25 +41,23 @@ class Checkpoints(NamedTuple):
 
 
 def trained_parameters(segment: Segment) -> int:
-    """Parameters that have gradients: all, or those of the adapters."""
-    lora = segment.lora if isinstance(segment, AdaptedSegment) else None
-    if lora is None:
-        return segment.model.parameters
-    return segment.model.n_layers * adapters(segment.model, lora.rank, lora.targets)
+    """Parameters that have gradients."""
+    some = trained_part(segment)
+    return segment.model.parameters if some is None else round(some.total)
 
 
 def weight_bytes(segment: Segment) -> int:
     """Weights in float32, with the adapters where there are any."""
-    model, trained = segment.model, trained_parameters(segment)
-    return 4 * (model.parameters + (0 if trained == model.parameters else trained))
+    adapted = isinstance(segment, AdaptedSegment) and segment.lora is not None
+    return 4 * (segment.model.parameters + (trained_parameters(segment) if adapted else 0))
 
 
 def checkpoint_bytes(segment: Segment) -> int:
     """Weights in float32 and the optimizer's states; schedule-free AdamW stores the weights that it trains
     beside the averaged ones."""
     model, trained = segment.model, trained_parameters(segment)
-    count = parameters(model)
-    matrices = model.n_layers * count.matrices if trained == model.parameters else float(trained)
+    some = trained_part(segment)
+    matrices = model.n_layers * parameters(model).matrices if some is None else some.matrices
     states = state_bytes(segment.optimizer, matrices, trained - matrices, model, model.n_layers)
     more = 4 * trained if segment.optimizer.name == "schedule-free-adamw" else 0
     return round(weight_bytes(segment) + states + more)

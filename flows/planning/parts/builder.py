@@ -25,6 +25,7 @@ from specs.stages.base import Part
 from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
 from specs.stages.model_folder import ModelFolderPart
+from specs.stages.rewrite import RewriteStage
 from specs.stages.select import SelectStage
 from specs.stages.tokenizer import TokenizerPart, TokenizerStage
 from specs.trajectory import Point, Trajectory, candidates, phase_of, point_of
@@ -161,13 +162,17 @@ class Builder:
 
     def checkpoint(self, ref: Reference, path: FieldPath) -> tuple[Input, Trajectory]:
         """A checkpoint, and its trajectory. For a selection, the chosen checkpoint, or the selection itself
-        until it has chosen."""
+        until it has chosen; for a rewrite, the checkpoint that it reads, with the trajectory of the
+        rewrite."""
         start = point_of(ref, self.graph.trajectories, path, self.graph.best)
         if isinstance(self.pipeline.stages.get(ref.stage), SelectStage):
             if ref.stage not in self.graph.best:
                 return reads(self.graph.nodes[ref.stage], 1), self.graph.trajectories[start.phase]
             path, ref = candidates(self.pipeline, ref.stage)[self.graph.best[ref.stage]]
             return self.checkpoint(ref, path)
+        if isinstance(rewrite := self.pipeline.stages.get(ref.stage), RewriteStage):
+            read, _ = self.checkpoint(rewrite.from_, ("stages", ref.stage, "from"))
+            return read, self.graph.trajectories[ref.stage]
         if ref.hugging_face is not None:
             node = self.imported_model(ref, path)
         else:
@@ -194,14 +199,15 @@ class Builder:
                 f"the model cannot become a Hugging Face folder: {obstacle}",
                 "name a model with activation: xielu."
                 if trajectory.model.activation != "xielu"
-                else "name a model without depth_average.",
+                else f"name a model without {trajectory.model.method and trajectory.model.method[0]}.",
             )
 
     def sampled(self, path: FieldPath, model: Node | None, engine: str) -> None:
         """vLLM runs no code that comes with a model."""
         part = None if model is None else model.part
         if engine == "vllm" and isinstance(part, ExportPart) and not part.model.plain_stack:
-            self.problem(path, "vLLM cannot compute model.depth_average", "use engine: transformers.")
+            name, _ = part.model.method or ("", None)
+            self.problem(path, f"vLLM cannot compute model.{name}", "use engine: transformers.")
 
     def same_tokenizer(self, path: FieldPath, what: str, its: Input, models: Input) -> None:
         """Token ids mean nothing to a model that was trained with another tokenizer. `models` is its

@@ -329,8 +329,10 @@ def add_probe(builder: Builder, name: str) -> None:
 def add_select(builder: Builder, name: str) -> None:
     """One part, which reads the metrics; stages that start from it read the chosen checkpoint itself."""
     stage = cast(SelectStage, builder.pipeline.stages[name])
-    read = [builder.checkpoint(ref, path)[0] for path, ref in candidates(builder.pipeline, name)]
-    if len({checkpoint.hashed for checkpoint in read}) < len(read):
+    among = [builder.checkpoint(ref, path) for path, ref in candidates(builder.pipeline, name)]
+    read = [checkpoint for checkpoint, _ in among]
+    different = {(checkpoint.hashed, repr(trajectory.model)) for checkpoint, trajectory in among}
+    if len(different) < len(read):
         builder.problem(("stages", name), "two of the candidates are the same checkpoint", "name each once.")
     names = [str(ref) for _, ref in candidates(builder.pipeline, name)]
     inputs = {f"checkpoint:{index}": checkpoint for index, checkpoint in enumerate(read)}

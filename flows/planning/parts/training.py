@@ -31,6 +31,7 @@ from specs.stages.packing import PackingPart
 from specs.stages.preference_training import PreferenceTraining
 from specs.stages.qrpo import QrpoSegment, QrpoStage
 from specs.stages.reward_model import LabelledPairsPart, RewardModelStage, RewardSegment
+from specs.stages.rewrite import RewritePart
 from specs.stages.select import SelectPart
 from specs.stages.sft import SftLoss, SftSegment, SftStage
 from specs.stages.tokenizer import TokenizerPart
@@ -67,9 +68,10 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
     if phase.parent is not None and trajectory.parent is not None:
         parent, _ = builder.checkpoint(phase.parent, (*phase.path, "from"))
         before = graph.nodes[parent.name]
-        ancestry = ancestry_of(graph, before, trajectory.parent.step)
+        step = parent.step or trajectory.parent.step
+        ancestry = ancestry_of(graph, before, step)
         if "data" in trajectory.carry:
-            consumed, carried = consumed_until(graph, before, trajectory.parent.step), ancestry
+            consumed, carried = consumed_until(graph, before, step), ancestry
     parallel = builder.pipeline.launch_of(stage).degrees
     if isinstance(stage, PreferenceTraining) and parent is not None:
         check_preferences(builder, stage, phase, parent)
@@ -102,6 +104,7 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
             "goldfish": trajectory.goldfish if isinstance(settings, MixtureTraining) else None,
             "z_loss": trajectory.z_loss if isinstance(settings, MixtureTraining) else 0.0,
             "precision": trajectory.precision,
+            "trainable": trajectory.trainable,
             "anomalies": settings.anomalies,
             "deterministic": settings.deterministic,
             "end_step": planned.end_step,
@@ -318,6 +321,13 @@ def add_merge(builder: Builder, name: str) -> None:
     )
     inputs["tokenizer"] = tokenizer
     builder.node(name, name, part, inputs, start_step=0, end_step=1, phase=name)
+
+
+def add_rewrite(builder: Builder, name: str) -> None:
+    """One part, which states the order of the layers; stages that start from it read the checkpoint."""
+    if name in builder.graph.trajectories:
+        read, trajectory = builder.checkpoint(Reference(name), ("stages", name, "from"))
+        builder.node(name, name, RewritePart(model=trajectory.model), {"checkpoint": read})
 
 
 def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]:

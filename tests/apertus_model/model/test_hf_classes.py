@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from apertus_model.model.hf_layers import SideBySide
 from apertus_model.model.model import model_config
 from apertus_model.stages.export import by_cache
 from specs.hugging_face import hugging_face_config
+from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import DepthAverage
 from specs.model import ModelSpec
 from tests.apertus_model.model.theirs import random_weights
@@ -30,12 +33,21 @@ def test_a_plain_stack_is_computed_by_transformers_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "average", [DepthAverage(), DepthAverage(dilation=2, period=3), DepthAverage(over="layer", period=2)]
+    "method",
+    [
+        {"depth_average": DepthAverage()},
+        {"depth_average": DepthAverage(dilation=2, period=3)},
+        {"depth_average": DepthAverage(over="layer", period=2)},
+        {"layer_pairs": LayerPairs(start=1, layers=2)},
+        {"layer_pairs": LayerPairs(start=0, layers=4)},
+        {"layer_pairs": LayerPairs(start=1, layers=2, form="swapped")},
+        {"layer_pairs": LayerPairs(start=1, layers=2, form="dropped")},
+    ],
 )
 def test_a_layer_schedule_gives_the_same_logits_there_with_a_cache_and_a_layer_at_a_time(
-    average: DepthAverage,
+    method: dict[str, Any],
 ) -> None:
-    spec = PLAIN.model_copy(update={"depth_average": average})
+    spec = PLAIN.model_copy(update=method)
     weights = random_weights(shapes(spec))
     ours = model_config(spec, sequence_length=LENGTH, attention="sdpa").build()
     ours.init_weights()

@@ -10,6 +10,7 @@ import torch
 from apertus_model.model.attention import document_mask
 from apertus_model.model.layer_schedule import WeightedSum
 from apertus_model.model.model import ApertusModel, model_config
+from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import DepthAverage
 from specs.model import ModelSpec
 from tests.numerics import largest_difference
@@ -131,3 +132,34 @@ def test_a_later_token_changes_no_earlier_logit_with_sums() -> None:
     with torch.no_grad():
         before, after = model(original), model(changed)
     assert torch.equal(before[:, :20], after[:, :20]) and not torch.equal(before[:, 20:], after[:, 20:])
+
+
+def paired(**fields: Any) -> ModelSpec:
+    return PLAIN.model_copy(update={"layer_pairs": LayerPairs(**fields)})
+
+
+def test_layers_of_one_step_add_to_the_same_states() -> None:
+    """The formula, with the modules of the plain model in float64."""
+    plain, model = build(PLAIN).double(), build(paired(start=1, layers=4)).double()
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    positions = torch.arange(LENGTH).expand(2, LENGTH)
+    mask = document_mask(positions)
+    with torch.no_grad():
+        x = plain.layers["0"](plain.tok_embeddings(tokens()), mask, positions)
+        for pair in (("1", "2"), ("3", "4")):
+            blocks = [plain.layers[index] for index in pair]
+            added = [block.attention(block.attention_norm(x), mask, positions) for block in blocks]
+            x = x + added[0] + added[1]
+            added = [block.feed_forward(block.ffn_norm(x)) for block in blocks]
+            x = x + added[0] + added[1]
+        expected = plain.lm_head(plain.norm(plain.layers["5"](x, mask, positions)))
+        assert largest_difference(model(tokens()), expected) < 1e-12
+
+
+def test_a_pair_whose_second_layer_adds_nothing_is_the_first_alone() -> None:
+    pair = build(paired(start=2, layers=2)).double()
+    dropped = build(paired(start=2, layers=2, form="dropped")).double()
+    with torch.no_grad():
+        for weight in (pair.layers["3"].attention.wo.weight, pair.layers["3"].feed_forward.down_proj.weight):
+            weight.zero_()
+        assert largest_difference(pair(tokens()), dropped(tokens())) < 1e-12

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, mm_flop
 
 from flows.planning.estimate import flops
+from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import DepthAverage
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
@@ -29,6 +30,7 @@ GROUPED = ModelSpec(dim=64, n_layers=4, n_heads=8, n_kv_heads=2, head_dim=16, ff
 FLAT = ModelSpec(dim=96, n_layers=2, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=160, vocab_size=1024)
 OTHER = FLAT.model_copy(update={"vocab_size": 512})
 GATED = GROUPED.model_copy(update={"activation": "swiglu"})
+PAIRED = GROUPED.model_copy(update={"layer_pairs": LayerPairs(start=1, layers=2)})
 ADAMW = OptimizerSpec(name="adamw", lr=1e-3).resolved({})
 
 
@@ -71,8 +73,24 @@ def counted(folder: Path, spec: Any) -> int:
         ("pretrain", FLAT, {"sequence_length": 256, "activation_checkpointing": "full"}),
         ("sft", GROUPED, {"sequence_length": 64, "lora": Lora(rank=8)}),
         ("pretrain", GATED, {"sequence_length": 64}),
+        pytest.param("pretrain", PAIRED, {"sequence_length": 64}, marks=pytest.mark.slow),
+        ("pretrain", PAIRED, {"sequence_length": 64, "trainable": ["layers.[12].feed_forward.*"]}),
         ("pretrain", GATED, {"sequence_length": 64, "activation_checkpointing": "selective"}),
         ("distill", GROUPED, {"sequence_length": 64, "teacher": OTHER}),
+        ("pretrain", GROUPED, {"sequence_length": 64, "trainable": ["layers.[12].*"]}),
+        ("pretrain", GATED, {"sequence_length": 64, "trainable": ["layers.2.feed_forward.*"]}),
+        pytest.param(
+            "pretrain",
+            GROUPED,
+            {"sequence_length": 64, "trainable": ["*.wo.weight", "norm.weight"]},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "pretrain",
+            GROUPED,
+            {"sequence_length": 64, "trainable": ["layers.2.*"], "activation_checkpointing": "full"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_step_makes_the_products_that_are_expected(

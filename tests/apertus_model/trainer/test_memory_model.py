@@ -17,7 +17,9 @@ from flows.planning.estimate import memory as estimated
 from flows.planning.estimate.layer_memory import Device
 from flows.planning.estimate.memory import memory_of_step
 from flows.planning.estimate.storage import checkpoint_bytes
+from flows.planning.estimate.trained import adapters
 from specs.launch import Parallel
+from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import DepthAverage
 from specs.model import ModelSpec
 from specs.optimizer import PUBLISHED, OptimizerSpec
@@ -192,6 +194,22 @@ def test_every_combination_of_checkpointing_optimizer_and_precision(
 
 
 @pytest.mark.slow
+def test_layers_of_one_step_keep_what_they_keep_one_after_the_other(tmp_path: Path) -> None:
+    pairs = {"vocab_size": 1024, "layer_pairs": LayerPairs(start=1, layers=6)}
+    measured, expected = peak(tmp_path, DEEP.model_copy(update=pairs), length=256)
+    assert measured == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.slow
+def test_parameters_that_rest_have_no_gradients_and_no_states(tmp_path: Path) -> None:
+    """Two of the upper layers are trained: nothing is kept of those below, which no gradient reaches."""
+    measured, expected = peak(
+        tmp_path, DEEP.model_copy(update={"vocab_size": 1024}), length=256, trainable=["layers.[56].*"]
+    )
+    assert measured == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "changes"), [("sft", {"lora": Lora(rank=8)}), ("sft", {}), ("qrpo", {})])
 def test_other_kinds_of_training_take_what_is_expected(
     tmp_path: Path, kind: str, changes: dict[str, Any]
@@ -235,4 +253,4 @@ def test_adapters_have_the_number_of_parameters_that_is_expected() -> None:
     lora = Lora(rank=8, targets=["wq", "wv", "down_proj"])
     model = model_config(SMALL, sequence_length=16, attention="sdpa", lora=lora).build()
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    assert trained == SMALL.n_layers * estimated.adapters(SMALL, lora.rank, list(lora.targets))
+    assert trained == SMALL.n_layers * adapters(SMALL, lora.rank, list(lora.targets))

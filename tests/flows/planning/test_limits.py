@@ -187,6 +187,7 @@ OTHERS = """\
         personas: {{url: "{documents}", format: text, include: ["*.txt"], seed: 1}}
     reward: {{function: package.module:name, version: 1}}
   rewarded: {{kind: rewarded_completions, from: sft, completions: [chat], reward: score, max_tokens: 64}}
+  paired: {{kind: rewrite, from: pretrain, layer_pairs: {{start: 0, layers: 2}}}}
   taught:
     kind: distill
     teacher: pretrain

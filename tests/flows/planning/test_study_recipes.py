@@ -166,3 +166,22 @@ def test_the_tokenizers_that_apertus_chose_among_are_counted_on_the_same_text(st
     assert len(set(text.identity["languages"])) == 55 and text.identity["lines"] == 997
     mini = planned("tokenizer-study-mini", store)
     assert kinds(mini) == {"tokenizer": 3, "parallel_text": 1, "token_counts": 3, "evaluate_tokenizers": 1}
+
+
+def test_pairs_and_their_controls_are_the_same_checkpoints(store: Store) -> None:
+    """Every evaluation of a rewrite reads a pretrained model, and the text that chooses and the other."""
+    plan = planned("layer-pairs-mini", store)
+    data = {"tokenizer": 1, "corpus": 2, "mixture": 1}
+    assert kinds(plan) == data | {"pretrain": 3, "rewrite": 21, "cooldown": 6, "evaluate": 30, "select": 3}
+    nodes = plan.graph.nodes
+    for seed in (28, 29, 30):
+        model = nodes[f"evaluate-pretrain-{seed}"].inputs["checkpoint"]
+        for name in ("paired-0", "paired-2", "paired-4", "dropped-2", "dropped-4", "swapped-2", "swapped-4"):
+            node = nodes[f"evaluate-rewrite-{name}-pretrain-{seed}"]
+            assert node.inputs["checkpoint"] == model
+            assert {"source:0", "source:1"} <= node.inputs.keys()
+        paired, alone = (
+            nodes[f"recover-{start}-{seed}"].identity for start in ("rewrite-paired-4-pretrain", "pretrain")
+        )
+        assert {name for name in paired if paired[name] != alone[name]} == {"model"}
+        assert paired["trainable"] == ["layers.[4-7].*"]

@@ -1,0 +1,88 @@
+"""Which parameters a stage trains: patterns of names, and the names and sizes of a model's parameters.
+
+A pattern is a shell's: `layers.[2-5].*`, `*.attention.*`, `lm_head.weight`. Parameters that none fits keep
+their bits; they have no gradients and no optimizer states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from specs.errors import FieldPath, Problem, did_you_mean
+from specs.model import ModelSpec
+
+MATRICES = (".wq.", ".wk.", ".wv.", ".wo.", "_proj.")
+"""Parts of the names of matrices in layers."""
+
+
+def sizes(model: ModelSpec) -> dict[str, int]:
+    """Number of elements of every parameter of a model without adapters, by its name in the engine, in the
+    order of the forward pass."""
+    dim, queries, keys, ffn = model.dim, model.query_dim, model.key_dim, model.ffn_dim
+    feed_forward = {"up_proj.weight": dim * ffn, "act.alpha_p": 1, "act.alpha_n": 1}
+    if model.activation == "swiglu":
+        feed_forward = {"gate_proj.weight": dim * ffn, "up_proj.weight": dim * ffn}
+    layer = {
+        "attention_norm.weight": dim,
+        "attention.qkv_linear.wq.weight": dim * queries,
+        "attention.qkv_linear.wk.weight": dim * keys,
+        "attention.qkv_linear.wv.weight": dim * keys,
+        "attention.q_norm.weight": model.head_dim,
+        "attention.k_norm.weight": model.head_dim,
+        "attention.wo.weight": queries * dim,
+        "ffn_norm.weight": dim,
+        **{f"feed_forward.{name}": size for name, size in feed_forward.items()},
+        "feed_forward.down_proj.weight": ffn * dim,
+    }
+    head = "lm_head.score" if model.head == "reward" else "lm_head.weight"
+    return {
+        "tok_embeddings.weight": model.vocab_size * dim,
+        **{f"layers.{index}.{name}": size for index in range(model.n_layers) for name, size in layer.items()},
+        **{
+            f"schedule.sums.{number}.weight": len(step.summed)
+            for number, step in enumerate(model.schedule, 1)
+            if step.summed
+        },
+        "norm.weight": dim,
+        head: model.outputs * dim,
+    }
+
+
+def fits(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a parameter is trained; all are without patterns."""
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def trained(model: ModelSpec, patterns: Sequence[str]) -> dict[str, int]:
+    """The sizes of the parameters that are trained."""
+    return {name: size for name, size in sizes(model).items() if fits(name, patterns)}
+
+
+def problems(path: FieldPath, model: ModelSpec, patterns: Sequence[str]) -> list[Problem]:
+    """The patterns that fit no parameter of the model."""
+    names = list(sizes(model))
+    return [
+        Problem(
+            (*path, index),
+            f"no parameter of this model is called '{pattern}'",
+            did_you_mean(pattern, names) or "use names such as layers.[2-5].* or lm_head.weight.",
+        )
+        for index, pattern in enumerate(patterns)
+        if not any(fnmatchcase(name, pattern) for name in names)
+    ]
+
+
+def untouched(model: ModelSpec, patterns: Sequence[str]) -> int:
+    """Layers that a backward pass does not reach: those run before the first that is trained, or that reads
+    what is trained."""
+    names = trained(model, patterns)
+    if "tok_embeddings.weight" in names:
+        return 0
+    count = 0
+    for number, step in enumerate(model.schedule, 1):
+        own = tuple(f"layers.{layer}." for layer in step.layers)
+        if any(name.startswith((*own, f"schedule.sums.{number}.")) for name in names):
+            break
+        count += len(step.layers)
+    return count

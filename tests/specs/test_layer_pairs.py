@@ -1,0 +1,52 @@
+"""Layers in pairs: the steps by hand, and what a model of other layers refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from specs.layer_pairs import LayerPairs
+from specs.layer_schedule import Step
+from specs.model import ModelSpec
+
+SMALL: dict[str, Any] = {
+    "dim": 32, "n_layers": 6, "n_heads": 2, "n_kv_heads": 1, "head_dim": 16, "ffn_dim": 64, "vocab_size": 256
+}  # fmt: skip
+
+
+def test_the_steps_of_a_range_in_each_form() -> None:
+    def steps(form: Any) -> list[Step]:
+        return LayerPairs(start=1, layers=4, form=form).schedule(6)
+
+    assert steps("paired") == [Step(0), Step(1, beside=(2,)), Step(3, beside=(4,)), Step(5)]
+    assert steps("dropped") == [Step(0), Step(1), Step(3), Step(5)]
+    assert steps("swapped") == [Step(0), Step(2), Step(1), Step(4), Step(3), Step(5)]
+
+
+def test_the_model_has_the_same_parameters_and_the_plain_one_keeps_its_identity() -> None:
+    plain = ModelSpec(**SMALL)
+    paired = ModelSpec(**SMALL, layer_pairs={"start": 1, "layers": 4})
+    assert "layer_pairs" not in plain.identity_fields()
+    assert paired.identity_fields()["layer_pairs"] == {"start": 1, "layers": 4}
+    assert paired.parameters == plain.parameters and paired.without_method == plain
+    assert paired.flops_per_token(64) == plain.flops_per_token(64)
+    dropped = ModelSpec(**SMALL, layer_pairs={"start": 1, "layers": 4, "form": "dropped"})
+    assert (paired.layer_runs, dropped.layer_runs) == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_pairs": {"start": 3, "layers": 4}}, "the range ends with layer 6, the last of 6 is 5"),
+        ({"layer_pairs": {"start": 0, "layers": 3}}, "multiple of 2"),
+        (
+            {"layer_pairs": {"start": 0, "layers": 2}, "depth_average": {}},
+            "one order of its layers; state one of depth_average, layer_pairs",
+        ),
+    ],
+)
+def test_a_range_that_a_model_does_not_have_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ModelSpec(**SMALL, **fields)
