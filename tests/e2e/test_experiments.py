@@ -85,6 +85,7 @@ MINIATURES = {  # parts
     "distill-mini": 28,
     "depth-average-mini": 18,
     "continue-pretrain-mini": 47,
+    "rounds-mini": 100,
     "tokenizer-study-mini": 8,
 }
 
