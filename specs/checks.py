@@ -12,7 +12,7 @@ from specs.dependencies import MODELS, order, uses
 from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean
 from specs.figures import misnamed
 from specs.launch import Launch
-from specs.layout import Misfit, misfits
+from specs.layout import PIPELINED, Misfit, misfits
 from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.pipeline import Pipeline
 from specs.resolution import resolve
@@ -382,8 +382,10 @@ def _check_float8(
 
 def _needs_logits(stage: Stage) -> str:
     """Why the layers of a stage's model cannot be spread over processes; "" where they can."""
+    if not isinstance(stage, TrainingStage):
+        return "it needs the logits on every process"
+    if stage.objective in PIPELINED:
+        return ""
     if isinstance(stage, PairTraining):
         return "its loss needs the whole sequences of a batch at once"
-    if isinstance(stage, SftStage) and stage.objective != "cross-entropy":
-        return f"the weights of its tokens ({stage.objective}) do not reach the last process"
-    return "" if isinstance(stage, TrainingStage) else "it needs the logits on every process"
+    return f"the weights of its tokens ({stage.objective}) do not reach the last process"

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from apertus_model.rehearsal.rates import Rates
 from flows.execution.rehearsal import PartResult, Rehearsal
-from flows.planning.estimate import PartEstimate
 from flows.planning.estimate.memory import memory_of_rank
 from flows.planning.estimate.step_time import of_step
+from flows.planning.estimate.training import PartEstimate
 from flows.planning.plan import Plan
 from specs.cluster import Cluster
 from tools.published import placed, plan_of

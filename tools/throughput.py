@@ -20,7 +20,7 @@ from typing import Any
 from apertus_model.rehearsal.rates import Rates
 from flows.execution.layout_search import busiest_ranks
 from flows.execution.rehearsal import PartResult, rehearse
-from flows.planning.estimate import part_estimate
+from flows.planning.estimate.training import part_estimate
 from flows.planning.graph import Node
 from flows.planning.layouts import Layout
 from specs.launch import Launch, Parallel

@@ -97,6 +97,11 @@ class Allocations:
         """Of the storage of a tensor; None for one that was not seen."""
         return self._known.get(tensor.untyped_storage()._cdata)
 
+    def numbers(self, values: Any) -> list[int]:
+        """Of the storages of the tensors among values."""
+        found = [self.number(tensor) for tensor in tensors_in(values)]
+        return [number for number in found if number is not None]
+
     def lives(self, number: int) -> bool:
         """Whether a storage has not ended."""
         return number in self._ends
@@ -161,6 +166,15 @@ class Allocations:
     def _note(self, number: int, change: int) -> None:
         self._changes.append((number, change))
         self._times.append(self.seconds)
+
+
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among values, tuples and lists of them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from tensors_in(value)
 
 
 def _kind() -> str:

@@ -6,6 +6,7 @@ measured run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -126,6 +127,14 @@ class Rates:
             operations / self.speed(kind, width) if operations else 0.0,
             moved / (SHEETS[self.name].bandwidth * MEMORY),
         )
+
+    def bound(self, seconds: Mapping[str, float]) -> float:
+        """The most of its peak that the GPU can use, were nothing waited for: the share of matrix products
+        and attention in the time of all operators, at the rates of the data sheet. `seconds`: predicted ones
+        by class."""
+        sheet = SHEETS[self.name]
+        products = sheet.clock * (seconds["matrix"] * sheet.matrix + seconds["attention"] * ATTENTION)
+        return products / (products + seconds["memory"] * MEMORY)
 
     def collective(self, kind: str, size: float, ranks: list[int]) -> float:
         """Seconds of a collective of these ranks over `size` bytes, the whole tensor."""

@@ -106,6 +106,7 @@ class Rehearsed(Record):
     synchronisations: list[Synchronisation]
     operators: list[Operators]  # longest first
     classes: dict[str, float]  # seconds of all operators: matrix, attention, memory
+    bound: float  # of the GPU's peak, as `Rates.bound` says
     compute_seconds: float  # their sum
     waited_seconds: float  # collectives that no computation hides
     seconds: float  # of the step, without the bubble of a pipeline

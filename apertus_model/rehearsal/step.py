@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,6 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import apertus_model.trainer  # before anything of torchtitan  # noqa: F401
 from apertus_model.rehearsal import patches
+from apertus_model.rehearsal.exchanges import Exchange
 from apertus_model.rehearsal.observer import Observer
 from apertus_model.rehearsal.peers import Peers
 from apertus_model.rehearsal.rates import Rates
@@ -78,15 +79,15 @@ def rehearse(task: Task) -> Rehearsed:
             trainer = config.build()
             batches = trainer.begin()
             if segment.parallel.async_tp:
-                observer.overlapped = trainer.parallel_dims.get_mesh("tp").get_group().group_name
+                observer.exchanges.overlapped = trainer.parallel_dims.get_mesh("tp").get_group().group_name
             _name_tensors(observer, trainer)
             if trainer.parallel_dims.pp_enabled:
                 peers.describe(trainer)
             trainer.step += 1
             observer.begin()
             trainer.train_step(batches)
-            observer.end_fusion()
-        found = _report(observer, trainer, str(attention_of(segment)))
+            observer.costs.end_fusion()
+        found = _report(observer, trainer, rates, str(attention_of(segment)))
         trainer.close()
     return found
 
@@ -109,14 +110,15 @@ def _parameters(trainer: Any) -> Iterator[torch.nn.Parameter]:
         yield from part.parameters()
 
 
-def _report(observer: Observer, trainer: Any, attention: str) -> Rehearsed:
+def _report(observer: Observer, trainer: Any, rates: Rates, attention: str) -> Rehearsed:
     gradients = [parameter.grad for parameter in _parameters(trainer) if parameter.grad is not None]
     observer.allocations.name(map(_local, gradients), "gradients")
+    costs = observer.costs
     layers = [name for part in trainer.model_parts for name in part.layers]
     operators = [
-        Operators(kind=kind, operator=name, calls=observer.calls[kind, name], flops=observer.work[kind, name],
-                  bytes=observer.moved[kind, name], seconds=seconds)
-        for (kind, name), seconds in sorted(observer.seconds.items(), key=lambda item: -item[1])
+        Operators(kind=kind, operator=name, calls=costs.calls[kind, name], flops=costs.flops[kind, name],
+                  bytes=costs.moved[kind, name], seconds=seconds)
+        for (kind, name), seconds in sorted(costs.seconds.items(), key=lambda item: -item[1])
     ]  # fmt: skip
     collectives = _collectives(observer, trainer)
     compute = sum(line.seconds for line in operators)
@@ -141,6 +143,7 @@ def _report(observer: Observer, trainer: Any, attention: str) -> Rehearsed:
         ],
         operators=operators[:LONGEST],
         classes=classes,
+        bound=rates.bound(classes),
         compute_seconds=compute,
         waited_seconds=waited,
         seconds=compute + waited,
@@ -176,13 +179,17 @@ def _collectives(observer: Observer, trainer: Any) -> list[Collectives]:
         mesh = dims.get_optional_mesh(dimension)
         if mesh is not None and mesh.size() > 1:
             names.setdefault(mesh.get_group().group_name, dimension)
-    found: dict[tuple[str, str, int], list[Any]] = {}
-    for (kind, group), (ranks, *numbers) in observer.sent.items():
-        key = kind, names.get(group, "world" if len(ranks) == dist.get_world_size() else "other"), len(ranks)
-        found[key] = [a + b for a, b in zip(found.get(key, [0, 0, 0, 0.0, 0.0]), numbers, strict=True)]
+    alike = defaultdict[tuple[str, str, int], list[Exchange]](list)
+    for (kind, group), exchange in observer.exchanges.sent.items():
+        size = len(exchange.ranks)
+        mesh = names.get(group, "world" if size == dist.get_world_size() else "other")
+        alike[kind, mesh, size].append(exchange)
     lines = [
-        Collectives(kind=kind, mesh=mesh, ranks=size, calls=calls, bytes=count, asynchronous=ahead,
-                    seconds=seconds, hidden_seconds=hidden)
-        for (kind, mesh, size), (calls, count, ahead, seconds, hidden) in found.items()
+        Collectives(kind=kind, mesh=mesh, ranks=size,
+                    calls=sum(one.calls for one in found), bytes=sum(one.bytes for one in found),
+                    asynchronous=sum(one.asynchronous for one in found),
+                    seconds=sum(one.seconds for one in found),
+                    hidden_seconds=sum(one.hidden for one in found))
+        for (kind, mesh, size), found in alike.items()
     ]  # fmt: skip
     return sorted(lines, key=lambda line: -line.seconds)

@@ -12,9 +12,9 @@ from typing import Any
 from apertus_model.rehearsal.rates import Rates
 from apertus_model.rehearsal.records import Record
 from flows.execution.rehearsal import PartResult, check_gpu, rehearse
-from flows.planning.estimate import PartEstimate
 from flows.planning.estimate.memory import memory_of_rank
 from flows.planning.estimate.step_time import of_rank
+from flows.planning.estimate.training import PartEstimate
 from flows.planning.layouts import Layout, layouts
 from specs.cluster import GPUS
 from specs.errors import FieldPath, StageError
@@ -167,7 +167,8 @@ def described(launch: dict[str, Any], settings: dict[str, Any]) -> str:
     if degrees["tp"] > 1 and degrees["sequence_parallel"]:
         parts.append("sequence parallel")
     if degrees["pp"] > 1:
-        parts.append(degrees["pp_schedule"])
+        virtual = degrees["virtual_stages"]
+        parts.append(degrees["pp_schedule"] + (f" of {virtual}" if virtual else ""))
     again = settings["activation_checkpointing"]
     size = settings["micro_batch_size"]
     parts.append(f"micro-batch {'whole' if size is None else size}")

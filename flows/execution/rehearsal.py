@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from apertus_model.rehearsal.records import NO_CUDA, Failure, RankReport, Record, Task
-from flows.planning.estimate import PartEstimate, flops
+from flows.planning.estimate import flops
 from flows.planning.estimate.memory import layers_of_rank, memory_of_rank, micro_batches_of
 from flows.planning.estimate.step_time import bubble
+from flows.planning.estimate.training import PartEstimate
 from specs.cluster import GPUS
 from specs.errors import StageError
 from specs.layout import micro_batches_in_flight

@@ -20,14 +20,16 @@ from flows.planning.estimate import step_time
 from flows.planning.estimate.memory import memory_of_step
 from specs.errors import FieldPath
 from specs.launch import Launch, Parallel
-from specs.layout import micro_batch_size, misfits
+from specs.layout import PIPELINED, micro_batch_size, misfits
 from specs.optimizer import refused_layout
 from specs.stages.training import Segment
 
 LEAST_TOKENS = 2048  # of a sequence, for each rank that shares it
 LARGEST_MICRO_BATCH = 16  # sequences
-# gpipe idles as long as 1f1b and keeps more
-SCHEDULES: tuple[Literal["1f1b", "interleaved-1f1b"], ...] = ("1f1b", "interleaved-1f1b")
+# schedules with their stages of a process; gpipe idles as long as 1f1b and keeps more
+SCHEDULES: tuple[tuple[Literal["1f1b", "interleaved-1f1b"], int | None], ...] = (
+    ("1f1b", None), *(("interleaved-1f1b", stages) for stages in (2, 3, 4, 5, 6, 8)),
+)  # fmt: skip
 RECOMPUTATION = ("none", "selective", "full")
 BLOCK = 128  # tokens: FlexAttention's mask has whole blocks on every rank
 WITHOUT_SHARING = ("varlen", "flash")  # attention backends that no ranks of a sequence can share
@@ -47,7 +49,8 @@ class Layout:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Equal for layouts that differ in copies of weights, micro-batch and recomputation only."""
+        """Equal for layouts that differ in copies of weights, virtual stages, micro-batch and recomputation
+        only."""
         parallel = self.parallel
         return parallel.tp, parallel.sequence_parallel, parallel.cp, parallel.pp, parallel.pp_schedule
 
@@ -131,15 +134,19 @@ def layouts(segment: Segment, processes: int, rates: Rates) -> list[Layout]:
 
 
 def _degrees(segment: Segment, processes: int, gpus_per_node: int) -> Iterator[Parallel]:
-    """Degrees that model, sequence, batch, optimizer and attention allow."""
+    """Degrees that model, sequence, batch, optimizer and attention allow. Other settings are the recipe's."""
     assert segment.optimizer.name is not None, "the planner resolves the optimizer"
-    stages = _divisors(processes, segment.model.n_layers) if segment.objective == "cross-entropy" else [1]
+    own = segment.parallel
+    stages = _divisors(processes, segment.model.n_layers) if segment.objective in PIPELINED else [1]
     for tp, cp, pp in product(_divisors(processes, gpus_per_node), _cp(segment, processes), stages):
         ranks, left = divmod(processes, tp * cp * pp)
         if left or not ranks or gpus_per_node % tp or segment.global_batch_size % ranks:
             continue
-        for split, schedule in product((False, True)[:tp], SCHEDULES[:pp]):
-            layout = Parallel(tp=tp, cp=cp, pp=pp, pp_schedule=schedule, sequence_parallel=split)
+        schedules = SCHEDULES if pp > 1 else SCHEDULES[:1]
+        for split, (schedule, virtual) in product((False, True)[:tp], schedules):
+            degrees = {"tp": tp, "cp": cp, "pp": pp, "pp_schedule": schedule, "virtual_stages": virtual}
+            flags = {"sequence_parallel": split, "async_tp": own.async_tp and split}
+            layout = own.model_copy(update={**degrees, **flags, "dp_shard": -1, "dp_replicate": 1})
             launch = Launch(processes=processes, parallel=layout)
             if any(misfits(launch, segment.model, segment.sequence_length, segment.global_batch_size)):
                 continue

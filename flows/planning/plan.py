@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from flows.planning import declared_inputs
 from flows.planning.advice import Given, advise
-from flows.planning.estimate import Estimates, borders, estimate
+from flows.planning.estimate import Estimates, estimate
+from flows.planning.estimate.training import borders
 from flows.planning.graph import Graph, Input, Node
 from flows.planning.parts import build
 from flows.planning.rerun_reason import difference

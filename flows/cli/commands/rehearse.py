@@ -26,7 +26,7 @@ from flows.cli.app import (
 from flows.cli.tables.layouts import show_search
 from flows.cli.tables.rehearsal import show_part
 from flows.execution import layout_search, rehearsal
-from flows.planning.estimate import PartEstimate
+from flows.planning.estimate.training import PartEstimate
 from flows.planning.layouts import Layout
 from flows.planning.plan import Plan
 from specs.cluster import GPUS

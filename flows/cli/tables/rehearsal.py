@@ -103,12 +103,16 @@ def _time(part: PartResult, found: Rehearsed, rank: int, width: int) -> Table:
     ]  # fmt: skip
     rows.append(["all operators", "", "", "", "", duration(found.compute_seconds)])
     rows.append(["collectives that are waited for", "", "", "", "", duration(found.waited_seconds)])
+    caption = (
+        f"at the data sheet's rates, {found.bound:.0%} of the operators' time is matrix products and"
+        " attention: no more of the GPU's peak can be used"
+    )
     step = (
-        f"a step of the part: {duration(part.step_seconds)} with {part.bubble:.1%} of bubble,"
+        f"\na step of the part: {duration(part.step_seconds)} with {part.bubble:.1%} of bubble,"
         f" {amount(part.tokens_per_second_per_gpu)} tokens per second and GPU"
         if part.step_seconds is not None and part.tokens_per_second_per_gpu is not None
         else ""
     )
     headings = ("operator", "class", "calls", "FLOPs", "total", "time")
     title = f"predicted time of a step of rank {rank} on {part.gpu}"
-    return table(title, step, headings, rows, width=width)
+    return table(title, caption + step, headings, rows, width=width)

@@ -8,10 +8,10 @@ from itertools import product
 from typing import Any
 
 from flows.planning.advice.given import Advice, Context
-from flows.planning.estimate import PartEstimate
 from flows.planning.estimate.memory import memory_of_step
 from flows.planning.estimate.storage import NOTICED
 from flows.planning.estimate.time_and_cost import total
+from flows.planning.estimate.training import PartEstimate
 from flows.planning.graph import Node
 from specs.launch import Launch
 from specs.layout import misfits

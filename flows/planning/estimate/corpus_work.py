@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from flows.planning.estimate.work import Counter
+from flows.planning.estimate.work import Known
 from flows.planning.graph import Graph, Node
 from infra.store.hugging_face import stored_model
 from infra.store.inputs import Listing
@@ -184,11 +184,11 @@ class CorpusWork:
         }
 
 
-def corpora_of(graph: Graph, counter: Counter) -> dict[str, CorpusWork]:
+def corpora_of(graph: Graph, known: Known) -> dict[str, CorpusWork]:
     """By stage, in the order of the plan; work that two parts share is counted with the first."""
     duplicates, found = graph.duplicates(), dict[str, list[PartWork]]()
     for node in graph.nodes.values():
-        if node.name not in duplicates and (work := _part_work(graph, counter, node)) is not None:
+        if node.name not in duplicates and (work := _part_work(graph, known, node)) is not None:
             found.setdefault(node.stage, []).append(work)
     return {name: CorpusWork(parts) for name, parts in found.items()}
 
@@ -231,13 +231,13 @@ def documents_of(graph: Graph, node: Node, per_token: float) -> Documents:
     return Documents(text, number if number is not None else text / DOCUMENT_BYTES, "declared")
 
 
-def _part_work(graph: Graph, counter: Counter, node: Node) -> PartWork | None:
+def _part_work(graph: Graph, known: Known, node: Node) -> PartWork | None:
     """None for a part without such work."""
     match node.part:
         case CorpusPart():
-            return _corpus(graph, counter, node, node.part)
+            return _corpus(graph, known, node, node.part)
         case ConversationsPart():
-            return _conversations(graph, counter, node, node.part)
+            return _conversations(graph, known, node, node.part)
         case ScoresPart(method="fasttext"):
             read = documents_of(graph, node, BYTES_PER_TOKEN)
             seconds = read.bytes / RATES["fasttext"]
@@ -282,10 +282,10 @@ def _tasks(graph: Graph, node: Node, part: DocumentsPart) -> int | None:
     return -(-len(listing.files) // (len(listing.files) if part.source.limit else part.files_per_task))
 
 
-def _corpus(graph: Graph, counter: Counter, node: Node, part: CorpusPart) -> PartWork:
+def _corpus(graph: Graph, known: Known, node: Node, part: CorpusPart) -> PartWork:
     tokenizer = graph.nodes[node.inputs["tokenizer"].node or ""]
-    per_token, missing = _bytes_per_token(counter, tokenizer), []
-    listing, made = graph.listings.get(node.inputs["documents"].name), counter.manifest(node)
+    per_token, missing = _bytes_per_token(known, tokenizer), []
+    listing, made = graph.listings.get(node.inputs["documents"].name), known.manifest(node)
     width = _token_width(tokenizer)
     read = made.metrics.get("read") if made is not None else None
     if made is not None and isinstance(read, dict) and {"bytes", "documents"} <= read.keys():
@@ -314,15 +314,13 @@ def _corpus(graph: Graph, counter: Counter, node: Node, part: CorpusPart) -> Par
     )
 
 
-def _conversations(graph: Graph, counter: Counter, node: Node, part: ConversationsPart) -> PartWork:
+def _conversations(graph: Graph, known: Known, node: Node, part: ConversationsPart) -> PartWork:
     tokenizer = graph.nodes[node.inputs["tokenizer"].node or ""]
-    per_token, made = _bytes_per_token(counter, tokenizer), counter.manifest(node)
+    per_token, made = _bytes_per_token(known, tokenizer), known.manifest(node)
     listing = graph.listings.get(node.inputs["documents"].name)
     found, missing = documents_of(graph, node, per_token), _without_rate(part.process)
     read = made.metrics.get("read", {}).get("conversations") if made is not None else None
-    if (
-        made is not None and read and made.metrics["conversations"]
-    ):  # what was read is as long as what is kept
+    if made is not None and read and made.metrics["conversations"]:  # those read are as long as those kept
         text = made.metrics["tokens"] * per_token * read / made.metrics["conversations"]
         found, tokens = Documents(text, read, "measured"), made.metrics["tokens"]
     else:
@@ -370,8 +368,8 @@ def _token_width(tokenizer: Node) -> int:
     return 2 if isinstance(tokenizer.part, TokenizerPart) and tokenizer.part.vocab_size < 65_500 else 4
 
 
-def _bytes_per_token(counter: Counter, tokenizer: Node) -> float:
+def _bytes_per_token(known: Known, tokenizer: Node) -> float:
     """Of the stored tokenizer's own sources."""
-    made = counter.manifest(tokenizer)
+    made = known.manifest(tokenizer)
     found = made.metrics.get("bytes_per_token") if made is not None else None
     return fmean(found) if isinstance(found, list) and found else BYTES_PER_TOKEN

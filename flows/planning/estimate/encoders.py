@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from flows.planning.estimate.corpus_work import BYTES_PER_TOKEN, documents_of, folder_at
-from flows.planning.estimate.work import WIDTH, Counter, Work
+from flows.planning.estimate.work import WIDTH, Known, Work
 from flows.planning.graph import Node
 from infra.store.hugging_face import stored_model
 from specs.stages.classifier import ClassifierPart, Encoder, FeaturesPart
@@ -26,21 +26,21 @@ class Reading(NamedTuple):
     precision: str | None  # of matrix products; None: as stored
 
 
-def encoder_work(counter: Counter, node: Node) -> Work | None:
+def encoder_work(known: Known, node: Node) -> Work | None:
     """None for a part that asks no encoder."""
-    reading = _reading(counter, node)
+    reading = _reading(known, node)
     if reading is None:
         return None
-    folder = folder_at(counter.graph, reading.url)
+    folder = folder_at(known.graph, reading.url)
     model = stored_model(folder.url) if folder is not None else None
     sizes = (model.width, model.vocab_size, model.hidden_size, model.num_hidden_layers) if model else (None,)
     if folder is None or None in sizes:
         return Work(missing="the sizes of the encoder (config.json)")
     width, words, hidden, layers = (size or 0 for size in sizes)
     held = sum(file.size for file in folder.files if file.path.endswith(".safetensors")) / width
-    read = documents_of(counter.graph, node, BYTES_PER_TOKEN)
+    read = documents_of(known.graph, node, BYTES_PER_TOKEN)
     each = read.bytes / max(1, read.number) / BYTES_PER_TOKEN
-    tokens, made = min(each, reading.max_tokens), counter.manifest(node)
+    tokens, made = min(each, reading.max_tokens), known.manifest(node)
     number = made.metrics.get("documents", read.number) if made is not None else read.number
     operations = 2 * (held - words * hidden) + 4 * layers * tokens * hidden
     return Work(
@@ -52,7 +52,7 @@ def encoder_work(counter: Counter, node: Node) -> Work | None:
     )
 
 
-def _reading(counter: Counter, node: Node) -> Reading | None:
+def _reading(known: Known, node: Node) -> Reading | None:
     part = node.part
     encoder: Encoder | None = None
     if isinstance(part, FeaturesPart):
@@ -60,7 +60,7 @@ def _reading(counter: Counter, node: Node) -> Reading | None:
     elif isinstance(part, ScoresPart) and part.method == "sequence-classifier":
         return Reading(str(part.url), part.max_tokens, None)
     elif isinstance(part, ScoresPart) and part.method == "mlp":
-        classifier = counter.graph.nodes[node.inputs["classifier"].node or ""].part
+        classifier = known.graph.nodes[node.inputs["classifier"].node or ""].part
         assert isinstance(classifier, ClassifierPart) and isinstance(classifier.training, Encoder)
         encoder = classifier.training
     return Reading(encoder.encoder, encoder.max_tokens, encoder.precision) if encoder is not None else None

@@ -16,7 +16,9 @@ from apertus_model.rehearsal.rates import SHEETS, Rates
 from flows.planning.estimate import time_and_cost
 from flows.planning.estimate.decode_time import Replica, decode_seconds
 from flows.planning.estimate.encoders import encoder_work
-from flows.planning.estimate.work import Counter, Work, weakest
+from flows.planning.estimate.evaluation_work import evaluation_work
+from flows.planning.estimate.sampling_work import sampling_work
+from flows.planning.estimate.work import Known, NotCounted, Work, weakest
 from flows.planning.graph import Graph, Node
 from specs.cluster import Cluster
 from specs.launch import Launch
@@ -25,6 +27,7 @@ from specs.stages.harness import HarnessPart
 from specs.stages.memorisation import ContinuationsPart
 from specs.stages.preference_data import CompletionsPart
 
+KINDS = (sampling_work, evaluation_work, encoder_work)
 TOO_LARGE = "time, since the model does not fit its GPUs"
 TOKENS = ("read_tokens", "sampled_tokens")
 
@@ -147,7 +150,7 @@ def gpus_of_worker(part: Part, launch: Launch) -> int:
 
 
 def infer(
-    graph: Graph, counter: Counter, cluster: Cluster | None, measured: dict[str, float]
+    graph: Graph, known: Known, cluster: Cluster | None, measured: dict[str, float]
 ) -> dict[str, StageInference]:
     """By stage, in the order of the plan; work that two parts share is counted with the first. `measured`:
     the MFU of stored stages of training."""
@@ -156,20 +159,28 @@ def infer(
     for node in graph.nodes.values():
         if node.name in duplicates:
             continue
-        work = counter.work(node) or encoder_work(counter, node)
+        work = work_of(known, node)
         if work is not None:
-            estimated = _estimated(node, work, counter, cluster, measured)
+            estimated = _estimated(node, work, known, cluster, measured)
             stages.setdefault(node.stage, []).append(estimated)
             kinds[node.stage] = graph.of(node.stage)[-1].kind
     return {name: StageInference(name, kinds[name], parts, cluster) for name, parts in stages.items()}
 
 
+def work_of(known: Known, node: Node) -> Work | None:
+    """What a part asks of its model; None for one that asks none."""
+    try:
+        return next((work for kind in KINDS if (work := kind(known, node)) is not None), None)
+    except NotCounted as error:
+        return Work(missing=str(error))
+
+
 def _estimated(
-    node: Node, work: Work, counter: Counter, cluster: Cluster | None, measured: dict[str, float]
+    node: Node, work: Work, known: Known, cluster: Cluster | None, measured: dict[str, float]
 ) -> PartInference:
     gpus, seconds, source = gpus_of(node.part, node.launch, cluster), None, None
     if cluster is not None and work.requests:
-        seconds, source = _measured_seconds(node, work, counter, cluster, gpus), "measured"
+        seconds, source = _measured_seconds(node, work, known, cluster, gpus), "measured"
         if seconds is None:
             seconds, source = _seconds(node, work, cluster, measured, gpus), "roofline"
         if seconds is None and time_and_cost.utilisation(node, cluster, measured).value is not None:
@@ -197,13 +208,13 @@ def _seconds(node: Node, work: Work, cluster: Cluster, measured: dict[str, float
     return seconds + more * idle if more is not None else None
 
 
-def _measured_seconds(node: Node, work: Work, counter: Counter, cluster: Cluster, gpus: int) -> float | None:
+def _measured_seconds(node: Node, work: Work, known: Known, cluster: Cluster, gpus: int) -> float | None:
     """Of completions, by the tokens per second and GPU of a worker of their stored result, or of the last
     run's."""
     stated = cluster.mfu != "measured" or node.launch.mfu is not None
     if stated or not isinstance(node.part, CompletionsPart):
         return None
-    manifest = counter.manifest(node)
+    manifest = known.manifest(node)
     speed = manifest.metrics.get("tokens_per_second") if manifest is not None else None
     if manifest is None or not speed:
         return None

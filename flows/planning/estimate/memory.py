@@ -26,8 +26,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
+from flows.planning.estimate.layer_memory import Device, LayerMemory
 from flows.planning.estimate.teacher import TeacherMemory, chunks, teacher_memory
 from specs.layer_schedule import INPUT
 from specs.layout import micro_batch_size, micro_batches_in_flight, stage_layers
@@ -36,7 +37,6 @@ from specs.optimizer import OptimizerSpec
 from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 
-Device = Literal["cuda", "cpu"]
 # of apertus_model.losses.cross_entropy, which cannot be imported without torch; a test compares them
 CHUNK_TOKENS = 1024
 # objectives that compute the logits a second time in the backward pass, as that module says
@@ -131,88 +131,6 @@ def state_bytes(
     return WIDTH[optimizer.state_dtype or "float32"] * (inside * matrices + outside * others) + bases
 
 
-@dataclass(frozen=True)
-class _Work:
-    """The shapes of a rank."""
-
-    model: ModelSpec
-    tokens: float
-    rows: float
-    b: int
-    tp: int
-    cp: int
-    spread: int  # ranks that share the residual stream and the norms: tp with sequence parallelism, else 1
-    device: Device
-    masked: bool  # attention keeps a mask of (tokens x whole sequence)
-    checkpointing: str
-    budget: float  # of `memory_budget`
-    resting: bool  # weights have no gradients (LoRA)
-
-    def norm(self, width: float) -> float:
-        """Bytes per token that a norm keeps, beside its result: its input; on CPU the input and, for its
-        weight's gradient, the normed input in float32."""
-        return ((4 if self.resting else 8) if self.device == "cpu" else self.b) * width
-
-    def layer(self) -> float:
-        """Bytes that a whole layer keeps without recomputation."""
-        model, b = self.model, self.b
-        dim, queries, keys = model.dim / self.spread, model.query_dim / self.tp, model.key_dim / self.tp
-        # tensor parallelism gathers the results of the norms along the sequence before the matrices
-        whole = model.dim
-        norms = 2 * (self.norm(dim) + b * whole) + self.norm(queries + keys)
-        attention = (
-            b * (queries + 2 * keys * self.cp)
-            + b * queries
-            + 4 * model.n_heads / self.tp
-            + 8 * model.head_dim
-        )
-        statistics = 4 * (2 / self.spread + (model.n_heads + model.n_kv_heads) / self.tp)
-        # xIELU keeps its input and its result; SwiGLU also the gate, before and after SiLU
-        feed_forward = (4 if model.activation == "swiglu" else 2) * b * model.ffn_dim / self.tp
-        return self.tokens * (norms + attention + statistics + feed_forward) + self.mask()
-
-    def mask(self) -> float:
-        """Bytes of the mask that a layer keeps; the CPU's kernel, and none on a GPU, makes an additive one
-        of the boolean one."""
-        return self.b * self.tokens * (self.tokens / self.rows) * self.cp if self.masked else 0.0
-
-    def kept(self) -> float:
-        """Bytes that a layer keeps from its forward to its backward pass."""
-        model, b = self.model, self.b
-        if self.checkpointing == "none":
-            return self.layer()
-        kept = b * model.dim / self.spread  # its input
-        # every second product: queries, values and the first of the feed-forward
-        if self.checkpointing == "selective":
-            kept += b * (model.query_dim + model.key_dim + model.ffn_dim) / self.tp
-            if model.activation == "swiglu":  # the seventh product is the result
-                kept += b * model.dim
-            if self.device == "cuda":  # what attention gives, and its logarithms
-                kept += (b * model.query_dim + 4 * model.n_heads) / self.tp
-        kept = self.tokens * kept + self.sums()
-        return kept + self.budget * (self.layer() - kept) if self.checkpointing == "memory_budget" else kept
-
-    def sums(self) -> float:
-        """Bytes that a layer with selective recomputation keeps beside what it would keep without: the sums
-        over tensor-parallel ranks that give attention's and the feed-forward's result, which are not sent
-        again. Only those of sequence parallelism, which are reduce-scatters."""
-        kept = self.checkpointing == "selective" and self.spread > 1
-        return 2 * self.b * self.tokens * self.model.dim / self.spread if kept else 0.0
-
-    def backward(self) -> float:
-        """Bytes that a layer's backward pass adds to `kept`, at the derivative of the activation: recomputed
-        tensors, the gradient of the activation and four tensors like it in place of the activation itself
-        (one by the kernel of xIELU, on CUDA), the residual stream's gradient twice, and gradients of matrices
-        in the parameters' precision."""
-        model, b = self.model, self.b
-        again = self.layer() + self.sums() - self.kept() if self.checkpointing != "none" else 0.0
-        if self.checkpointing == "full":
-            again += self.tokens * b * model.dim / self.spread
-        by_kernel = model.activation == "xielu" and self.device == "cuda"
-        feed_forward, states = (1 if by_kernel else 4) * b * model.ffn_dim / self.tp, 2 * b * model.dim
-        return again + self.tokens * (feed_forward + states) + b * model.dim * model.ffn_dim / self.tp
-
-
 def state_gradients(model: ModelSpec) -> list[int]:
     """For every step of the schedule, the states before it whose gradients wait during its backward pass, for
     the sums of this and of later steps."""
@@ -255,7 +173,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     spread = tp if parallel.sequence_parallel else 1
     tokens = rows * segment.sequence_length / cp
     lora = segment.lora if isinstance(segment, AdaptedSegment) else None
-    work = _Work(
+    layer = LayerMemory(
         model,
         tokens,
         rows,
@@ -299,18 +217,18 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     positions = len(own_layers) * 4.0 * segment.sequence_length * 2 * model.head_dim
     in_flight = micro_batches_in_flight(parallel, rank, micro_batches)
     waiting = sum(number * size for number, size in zip(in_flight, own_layers, strict=True))
-    activations = waiting * work.kept()
+    activations = waiting * layer.kept()
     state = tokens * b * model.dim / spread
     summed = sum(bool(step.summed) for step in model.schedule) * state  # outputs that are not passed on
     # the gradients that wait for a state, less what later layers have freed by then
     returned = max(
         (
-            number * state - later * work.kept()
+            number * state - later * layer.kept()
             for later, number in enumerate(reversed(state_gradients(model)))
         ),
         default=0.0,
     )
-    final = in_flight[-1] * tokens * (work.norm(model.dim / spread) + b * model.dim) * last
+    final = in_flight[-1] * tokens * (layer.norm(model.dim / spread) + b * model.dim) * last
     ahead = 1 if single else 2  # a group is gathered while another is computed
     prefetched = copies * b * count.layer * ahead if parallel.reshards else 0.0
     last_layer = 0.0 if piped else prefetched or copies * b * count.layer
@@ -325,10 +243,10 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     shard = 4.0 * trained / shards
     every = 4.0 * trained if piped else shard
     before = every if micro_batches > 1 else 0.0
-    chunk = min(CHUNK_TOKENS, tokens)
-    logits = chunk * words * (4 * chunks(segment) + (b if b == 2 else 0)) * last + (
-        4 * chunk * model.dim * last if device == "cpu" and words else 0
-    )
+    # losses of log-probabilities take the tokens of one row at a time
+    chunk = min(CHUNK_TOKENS, tokens / rows if segment.objective in OF_SCORES else tokens)
+    logits = chunk * words * (4 * chunks(segment) + (b if b == 2 else 0)) * last
+    logits += chunk * model.dim * (4 if device == "cpu" else b) * last * bool(words)  # its states
     largest = max(head, count.matrices / 2) / shards
     teacher = TeacherMemory()
     if last:
@@ -348,15 +266,15 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
         replace(
             base, gradients=max(before, 4.0 * head / (1 if piped else shards)),
             activations=activations + summed + returned,
-            working=work.backward(),
+            working=layer.backward(),
             output=kept_table + states_gradient,
             communication=buffered + gathered + prefetched + (0.0 if piped else 4.0 * head),
             moment="backward",
         ),
         replace(
             base, gradients=max(before, every - 4.0 * embedding / shards),
-            activations=activations - max(0, own_layers[0] - 1) * work.kept(),
-            working=work.backward(), output=kept_table + states_gradient,
+            activations=activations - max(0, own_layers[0] - 1) * layer.kept(),
+            working=layer.backward(), output=kept_table + states_gradient,
             communication=buffered + left + last_layer + (0.0 if piped else reduced), moment="end",
         ),
         replace(

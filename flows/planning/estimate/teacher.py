@@ -15,12 +15,15 @@ from specs.stages.distill import DistillSegment
 from specs.stages.training import Segment
 
 # (chunk x vocabulary) tensors in float32 of apertus_model.losses.distillation, and of other losses
-CHUNKS, OTHER_CHUNKS = 4, 1
+CHUNKS, OTHER_CHUNKS = 4.0, 1.0
+STORED = 1 / 4  # a tensor of the same shape in bytes: which words are stored
 
 
-def chunks(segment: Segment) -> int:
+def chunks(segment: Segment) -> float:
     """Tensors of float32 scores that the loss has at the same time."""
-    return CHUNKS if isinstance(segment, DistillSegment) else OTHER_CHUNKS
+    if not isinstance(segment, DistillSegment):
+        return OTHER_CHUNKS
+    return CHUNKS + (STORED if segment.top_k is not None else 0.0)
 
 
 def teacher_of(segment: Segment) -> ModelSpec | None:

@@ -1,4 +1,5 @@
-"""What the observer counts of single operators. Whole steps: test_counts.py."""
+"""Operators without values: what the host still reads of them, and where it waits. What they count:
+test_costs.py and test_exchanges.py; whole steps: test_counts.py."""
 
 from __future__ import annotations
 
@@ -6,135 +7,57 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
-from apertus_model.model.xielu import xielu
-from apertus_model.rehearsal.observer import FUSED, Observer, _lengths
+from apertus_model.rehearsal.observer import Observer
 from apertus_model.rehearsal.rates import Rates
-
-RATES = Rates("H100", 8)
-SIDE = 64
-SIZE = 4 * SIDE * SIDE  # bytes of a matrix
 
 
 @pytest.fixture
-def matrix() -> Iterator[torch.Tensor]:
-    yield torch.ones(SIDE, SIDE)
+def observer() -> Iterator[Observer]:
+    made = Observer(Rates("H100", 8), "cuda")
+    with made:
+        made.begin()
+        yield made
     torch._C._set_only_lift_cpu_tensors(False)  # which an observer sets
 
 
-def memory_bound(observer: Observer) -> dict[str, int]:
-    return {name: size for (kind, name), size in observer.moved.items() if kind == "memory"}
+def on_gpu(observer: Observer, values: torch.Tensor, known: bool = True) -> torch.Tensor:
+    """A FakeTensor like `values`, and with them where they are known."""
+    meta = torch.empty_like(values, device="meta")
+    made = FakeTensor(observer._fake, meta, torch.device("cuda:0"))
+    if known:
+        made.value = values  # type: ignore[attr-defined]  # as the observer keeps them
+    return made
 
 
-def step(x: torch.Tensor) -> torch.Tensor:
-    """Two operators whose first result is dropped, a product, and another operator."""
-    one = x.exp()
-    two = one * x
-    del one
-    three: torch.Tensor = two @ x
-    return three.add_(two)
+def waits(observer: Observer) -> dict[str, int]:
+    return {what: calls for (_, what), calls in observer.waits.items()}
 
 
-def test_each_operator_reads_its_tensors_and_writes_its_result(matrix: torch.Tensor) -> None:
-    observer = Observer(RATES, "cpu")
-    with observer:
-        made = matrix.clone()
-        observer.begin()
-        step(made)
-        observer.end_fusion()
-    assert memory_bound(observer) == {"exp": 2 * SIZE, "mul": 3 * SIZE, "add_": 3 * SIZE}
+def test_whole_numbers_that_follow_from_the_batch_are_true(observer: Observer) -> None:
+    labels = on_gpu(observer, torch.tensor([5, -100, 7, 9, -100]))
+    kept = labels != -100
+    assert kept.sum().item() == 3
+    assert observer.read(kept.cumsum(0)) == [1, 1, 2, 3, 3]
+    assert waits(observer) == {"item": 1, "tolist": 1}
 
 
-def test_fused_operators_read_what_was_there_and_write_what_is_left(matrix: torch.Tensor) -> None:
-    """The first two: one matrix in, one out. The last: two in, one of them changed."""
-    observer = Observer(RATES, "cpu", fuses=True)
-    with observer:
-        made = matrix.clone()
-        observer.begin()
-        result = step(made)
-        observer.end_fusion()
-    assert result.shape == (SIDE, SIDE)
-    assert memory_bound(observer) == {FUSED[1]: (1 + 1) * SIZE + (2 + 1) * SIZE}
-    assert observer.calls[FUSED] == 2
-    assert observer.work["matrix", "mm"] == 2 * SIDE**3
+def test_a_number_that_follows_from_weights_is_one(observer: Observer) -> None:
+    weights = on_gpu(observer, torch.zeros(2, 3), known=False)
+    assert (weights * 0).sum().item() == 1.0
+    assert waits(observer) == {"item": 1}
 
 
-def test_a_kernel_of_ours_is_not_fused_with_what_is_around_it(matrix: torch.Tensor) -> None:
-    observer, slope = Observer(RATES, "cpu", fuses=True), torch.zeros(1)
-    with observer:
-        made = matrix.clone()
-        observer.begin()
-        xielu(made.exp(), slope, slope).sin()
-        observer.end_fusion()
-    assert memory_bound(observer) == {"xielu": 2 * SIZE + 2 * 4, FUSED[1]: 2 * SIZE + SIZE}
-    assert observer.calls[FUSED] == 2
+def test_numbers_of_the_cpu_are_computed_and_wait_for_nothing(observer: Observer) -> None:
+    assert (torch.arange(4) * 2).sum().item() == 12
+    assert not observer.waits
 
 
-def test_what_needs_a_whole_tensor_first_is_a_kernel_that_reads_it_again(matrix: torch.Tensor) -> None:
-    """exp and its maximum: one in, one and a number out. The division: number and matrix in, one out."""
-    observer = Observer(RATES, "cpu", fuses=True)
-    with observer:
-        made = matrix.clone()
-        observer.begin()
-        one = made.exp()
-        two = one / one.abs().max()
-        observer.end_fusion()
-    assert two.shape == (SIDE, SIDE)
-    assert memory_bound(observer) == {FUSED[1]: (2 * SIZE + 4) + (4 + 2 * SIZE)}
-
-
-def test_what_needs_a_row_first_is_the_same_kernel(matrix: torch.Tensor) -> None:
-    observer = Observer(RATES, "cpu", fuses=True)
-    with observer:
-        made = matrix.clone()
-        observer.begin()
-        two = made / made.amax(1, keepdim=True)
-        observer.end_fusion()
-    assert two.shape == (SIDE, SIDE)
-    assert observer.calls[FUSED] == 1
-    assert memory_bound(observer) == {FUSED[1]: 2 * SIZE}
-
-
-def test_the_same_of_the_same_values_is_computed_once_by_a_compiler(matrix: torch.Tensor) -> None:
-    """What is changed in between is no longer the same."""
-    observer = Observer(RATES, "cpu", fuses=True)
-    with observer:
-        made = matrix.clone()
-        observer.begin()
-        one = made.exp().sin()
-        one @ made
-        two = made.exp().sin()
-        two @ made
-        observer.end_fusion()
-        once = dict(observer.moved)
-        made.add_(1)
-        made.exp()
-        observer.end_fusion()
-    assert once["memory", FUSED[1]] == 2 * SIZE
-    assert observer.moved[FUSED] > once[FUSED]
-
-
-def test_what_fuses_nothing_leaves_no_kernel(matrix: torch.Tensor) -> None:
-    observer = Observer(RATES, "cpu", fuses=True)
-    with observer:
-        observer.begin()
-        matrix @ matrix
-        observer.end_fusion()
-        observer.end_fusion()
-    assert FUSED not in observer.calls
-
-
-@pytest.mark.parametrize(
-    ("name", "queries", "keys", "lengths"),
-    [
-        ("flex_attention", 8, 32, (8, 32)),
-        ("flex_attention_backward", 8, 8, (8, 8)),
-        ("_flash_attention_forward", 8, 32, (1, 1)),
-        ("_varlen_attn", 8, 32, (1, 1)),
-    ],
-)
-def test_ranks_that_share_a_sequence_have_fewer_queries_than_keys(
-    name: str, queries: int, keys: int, lengths: tuple[int, int]
-) -> None:
-    query, key = torch.ones(1, 2, queries, 16), torch.ones(1, 2, keys, 16)
-    assert _lengths(name, (query, key)) == lengths
+def test_what_runs_unseen_is_no_part_of_the_step(observer: Observer) -> None:
+    weights = on_gpu(observer, torch.zeros(4, 4), known=False)
+    with observer.unseen():
+        (weights @ weights).sum().item()
+    assert not observer.waits and not observer.costs.calls
+    weights @ weights
+    assert observer.costs.flops["matrix", "mm"] == 2 * 4**3

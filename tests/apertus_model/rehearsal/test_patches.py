@@ -100,6 +100,14 @@ def test_an_operator_takes_the_longer_of_computing_and_moving() -> None:
     assert all(sheet.source and 0 < sheet.matrix < 1 and 0 < sheet.clock <= 1 for sheet in SHEETS.values())
 
 
+def test_a_step_whose_operators_compute_half_of_the_time_can_use_half_of_the_peak() -> None:
+    """At the data sheet's rates: a second each of products and attention, two of passes over memory."""
+    assert RATES.bound({"matrix": 1 / HOPPER, "attention": 1 / ATTENTION, "memory": 2 / MEMORY}) == 0.5
+    limited = Rates("H100-HBM2e", 8)
+    products = 1 / HOPPER / clock(500)
+    assert limited.bound({"matrix": products, "attention": 0, "memory": 3 / MEMORY}) == pytest.approx(0.25)
+
+
 def test_a_gpu_with_less_power_multiplies_more_slowly() -> None:
     """Measured at 500 W: 569 of 720 TFLOP/s in bfloat16, and on average 1,117 in float8."""
     assert clock(700) == 1

@@ -14,7 +14,8 @@ from apertus_model.model.model import model_config
 from apertus_model.optimizers import ademamix
 from apertus_model.trainer.optimizer import optimizer_config
 from flows.planning.estimate import memory as estimated
-from flows.planning.estimate.memory import Device, memory_of_step
+from flows.planning.estimate.layer_memory import Device
+from flows.planning.estimate.memory import memory_of_step
 from flows.planning.estimate.storage import checkpoint_bytes
 from specs.launch import Parallel
 from specs.layer_schedule import DepthAverage

@@ -13,7 +13,7 @@ from apertus_model.rehearsal.records import KINDS, Failure, Memory, RankReport, 
 from flows.cli.__main__ import app
 from flows.execution.layout_search import Search, busiest_ranks, described, search, spearman
 from flows.execution.rehearsal import PartResult, RankResult
-from flows.planning.estimate import PartEstimate
+from flows.planning.estimate.training import PartEstimate
 from flows.planning.layouts import Layout
 from specs.errors import StageError
 from tests.flows.planning.test_layouts import RATES, RECIPES, part_of
@@ -35,7 +35,7 @@ class Runs:
         rehearsed = Rehearsed(
             attention="", layers=[], micro_batches=1,
             memory=Memory(total=peak, kinds=kinds, largest=[], moments=[]), collectives=[], flops={},
-            synchronisations=[], operators=[], classes={}, compute_seconds=1.0, waited_seconds=0.0,
+            synchronisations=[], operators=[], classes={}, bound=1.0, compute_seconds=1.0, waited_seconds=0.0,
             seconds=1.0,
         )  # fmt: skip
         failure = Failure(error="ValueError: no such layout", place="") if peak < 0 else None
@@ -140,10 +140,11 @@ def test_spearman(first: list[float], second: list[float], coefficient: float | 
 
 def test_a_layout_is_described_by_what_it_has() -> None:
     launch = {"parallel": {"dp_replicate": 1, "dp_shard": 8, "tp": 2, "sequence_parallel": True, "cp": 1,
-                           "pp": 4, "pp_schedule": "interleaved-1f1b"}}  # fmt: skip
+                           "pp": 4, "pp_schedule": "interleaved-1f1b", "virtual_stages": 5}}  # fmt: skip
     settings = {"micro_batch_size": 2, "activation_checkpointing": "selective"}
     assert described(launch, settings) == (
-        "dp_shard 8, tp 2, pp 4, sequence parallel, interleaved-1f1b, micro-batch 2, recomputation selective"
+        "dp_shard 8, tp 2, pp 4, sequence parallel, interleaved-1f1b of 5, micro-batch 2,"
+        " recomputation selective"
     )
 
 

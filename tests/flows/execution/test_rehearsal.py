@@ -90,14 +90,12 @@ def test_the_moments_of_a_step_have_its_peak(shipped: str) -> None:
 
 
 def within(found: Rehearsal, recipe: str, folder: Path) -> None:
-    """Memory within 5% of the plan's, 10% of tiny models, whose labels and masks count; the speed of the
-    published ones within 15% of the formulas'."""
+    """Memory within 5% of the plan's; the speed of the published ones within 15% of the formulas'."""
     plan = planned(recipe, folder)
     for part in found.parts:
         for rank in part.ranks:
             assert rank.report.rehearsed is not None and rank.memory_difference is not None
-            large = rank.report.rehearsed.memory.total > 10**9
-            assert abs(rank.memory_difference) < (0.05 if large else 0.1), (part.part, rank.rank)
+            assert abs(rank.memory_difference) < 0.05, (part.part, rank.rank)
         if plan.pipeline.cluster is not None and recipe in ("apertus-8b", "apertus-70b"):
             estimate = next(one for one in plan.estimates.parts if one.node.name == part.part)
             assert part.tokens_per_second_per_gpu == pytest.approx(
@@ -108,6 +106,29 @@ def within(found: Rehearsal, recipe: str, folder: Path) -> None:
 @needs_compiler
 def test_the_first_part_of_the_8b_takes_what_is_planned(shipped: str, tmp_path: Path) -> None:
     within(Rehearsal.model_validate_json(shipped), "apertus-8b", tmp_path)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize(
+    ("recipe", "launch", "least"),
+    [
+        ("apertus-8b", "{processes: 1024, parallel: {tp: 4, pp: 2, sequence_parallel: true}}", 0.7),
+        ("apertus-70b", None, 0.75),
+    ],
+)
+def test_operators_that_only_move_leave_most_of_an_h100_to_products(
+    recipe: str, launch: str | None, least: float, tmp_path: Path
+) -> None:
+    """Without compilation; the 8B recomputes selectively. With a pass of its own for each operator of xIELU
+    and of RoPE it was 52% and 64%."""
+    path = str(ROOT / "specs" / "recipes" / f"{recipe}.yaml")
+    changes = ["--set", f"stages.pretrain.launch={launch}", "--set",
+               "stages.pretrain.activation_checkpointing=selective"] if launch else []  # fmt: skip
+    result = run(path, "pretrain", "--part", "0", "--gpu", "H100", *changes, "--json", store=tmp_path)
+    (part,) = Rehearsal.model_validate_json(result.stdout).parts
+    for rank in part.ranks:
+        assert rank.report.rehearsed is not None and rank.report.rehearsed.bound >= least
 
 
 @pytest.mark.slow

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from apertus_model.rehearsal.rates import Rates
-from flows.planning.estimate import PartEstimate
+from flows.planning.estimate.memory import micro_batches_of
+from flows.planning.estimate.training import PartEstimate
 from flows.planning.layouts import LEAST_TOKENS, Layout, flow, layouts
 from flows.planning.plan import make
 from infra.store import Store
 from specs.launch import Launch, Parallel
-from specs.layout import misfits
+from specs.layout import PIPELINED, misfits
 from specs.recipe import load
+from specs.stages.distill import DistillLoss, DistillSegment
 from specs.trajectory import phases
 from tests.machine import slow
 
@@ -50,7 +52,7 @@ def test_every_layout_passes_the_checks_and_they_come_fastest_first(
         assert not list(misfits(launch, segment.model, segment.sequence_length, segment.global_batch_size))
         assert layout.parallel.tp <= RATES.gpus_per_node
         assert segment.sequence_length // layout.parallel.cp >= LEAST_TOKENS
-        assert layout.parallel.pp == 1 or segment.objective == "cross-entropy"
+        assert layout.parallel.pp == 1 or segment.objective in PIPELINED
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,41 @@ def test_a_layout_that_is_pasted_or_set_is_what_the_recipe_runs(
         assert again.segment.model_copy(update=parallel) == layout.segment
         if stage != "long-context-64k":  # a step of several: only its launch can be stated apart
             assert part_of(pasted, stage, tmp_path).segment == again.segment
+
+
+@pytest.mark.parametrize("recipe", ["apertus-8b", slow("apertus-70b")])
+def test_the_layout_of_a_published_run_is_among_them(recipe: str, tmp_path: Path) -> None:
+    """That of the 70B has five stages of the pipeline on each process."""
+    part = part_of(RECIPES / f"{recipe}.yaml", "pretrain", tmp_path)
+    own = Layout(part.segment, part.gpus, RATES)
+    size = micro_batches_of(part.segment, part.gpus)[0]
+    expected = own.launch, own.settings | {"micro_batch_size": size}
+    found = layouts(part.segment, part.gpus, RATES)
+    assert expected in [(layout.launch, layout.settings) for layout in found]
+
+
+def test_settings_that_are_not_searched_are_the_recipe_s(tmp_path: Path) -> None:
+    segment = part_of(RECIPES / "apertus-8b.yaml", "pretrain", tmp_path).segment
+    own = Parallel(tp=2, sequence_parallel=True, async_tp=True, reshard_after_forward="never")
+    chosen = segment.model_copy(update={"parallel": own, "compile": True})
+    found = {
+        (each.tp > 1 and each.sequence_parallel, each.async_tp, each.reshard_after_forward)
+        for each in (layout.parallel for layout in layouts(chosen, 64, RATES))
+    }
+    assert found == {(True, True, "never"), (False, False, "never")}
+
+
+def test_a_student_with_its_teacher_can_be_spread_over_a_pipeline(tmp_path: Path) -> None:
+    segment = part_of(RECIPES / "apertus-8b.yaml", "pretrain", tmp_path).segment
+    fields = segment.model_dump() | {"teacher": segment.model, "loss": DistillLoss()}
+    student = DistillSegment.model_validate(fields)
+    found = layouts(student, 16, RATES)
+    assert {layout.parallel.pp for layout in found} == {1, 2, 4, 8, 16}
+    for layout in found:
+        if layout.parallel.pp == 1:
+            changes = {"parallel": layout.parallel, **layout.settings}
+            alone = Layout(segment.model_copy(update=changes), 16, RATES)
+            assert layout.memory > alone.memory
 
 
 def test_a_backend_that_cannot_share_sequences_gets_no_context_parallelism(tmp_path: Path) -> None:

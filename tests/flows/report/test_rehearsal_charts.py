@@ -28,7 +28,8 @@ def rehearsed(peak: int, *, waited: float = 2.0) -> Rehearsed:
         attention="", layers=[], micro_batches=1,
         memory=Memory(total=peak, kinds=dict.fromkeys(KINDS, 0), largest=[], moments=moments),
         collectives=exchanged, flops={}, synchronisations=[], operators=[],
-        classes={"matrix": 3.0, "attention": 0.0, "memory": 1.0}, compute_seconds=4.0, waited_seconds=waited,
+        classes={"matrix": 3.0, "attention": 0.0, "memory": 1.0}, bound=0.75,
+        compute_seconds=4.0, waited_seconds=waited,
         seconds=4.0 + waited,
     )  # fmt: skip
 

@@ -43,6 +43,7 @@ REHEARSED = Rehearsed(
     synchronisations=[Synchronisation(place="apertus_model/trainer/trainer.py:264", what="item", calls=1)],
     operators=[Operators(kind="matrix", operator="mm", calls=9, flops=10**15, bytes=GB, seconds=1.5)],
     classes={"matrix": 1.5, "attention": 0.0, "memory": 0.0},
+    bound=0.8125,
     compute_seconds=1.5,
     waited_seconds=0.25,
     seconds=1.75,
@@ -79,6 +80,7 @@ def test_a_rank_stands_beside_the_plan_with_what_its_step_takes() -> None:
     assert any(line.startswith("2 GB 3 [4096, 512] bfloat16 activations mm") for line in shown)
     assert any(line.startswith("all-gather fsdp 8 1,200 0 1 GB") for line in shown)
     assert "1 item apertus_model/trainer/trainer.py:264" in shown
+    assert "81% of the operators' time is matrix products and attention:" in " ".join(shown)
     assert "a step of the part: 2 s with 12.5% of bubble, 8.5k tokens per second and GPU" in " ".join(shown)
 
 

@@ -7,7 +7,8 @@ from typing import cast
 
 import pytest
 
-from flows.planning.estimate.work import Counter
+from flows.planning.estimate.inference import work_of
+from flows.planning.estimate.work import Known
 from flows.planning.plan import Plan, make
 from flows.planning.run_records import Records
 from infra.store import Store
@@ -106,7 +107,8 @@ def test_a_teacher_of_another_tokenizer_is_refused(tmp_path: Path, store: Store)
 
 def test_the_work_of_a_stored_teacher_is_a_forward_pass(tmp_path: Path, store: Store) -> None:
     plan = planned(tmp_path, store, STORED)
-    work = Counter(plan.graph, store, Records(store, "tiny")).work(plan.graph.nodes["student/teacher"])
+    known = Known(plan.graph, store, Records(store, "tiny"))
+    work = work_of(known, plan.graph.nodes["student/teacher"])
     assert work is not None
     model, tokens = segment(plan, "pretrain/1").model, 8 * 4 * 32
     assert (work.requests, work.read) == (8 * 4, tokens)

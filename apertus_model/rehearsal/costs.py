@@ -1,0 +1,184 @@
+"""Counts what the operators of a step compute and move, and the time that the rates of a GPU give them.
+
+Each operator is a kernel, which reads its tensors and writes its result; of compiled layers, so is what a
+compiler makes of several.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import flop_registry, mm_flop
+
+from apertus_model.rehearsal.allocations import Allocations, maker, tensors_in
+from apertus_model.rehearsal.rates import Rates, unmasked
+
+aten = torch.ops.aten
+ATTENTION = ("flash", "varlen", "flex", "dot_product", "efficient_attention")
+# these read as many elements of their first tensor as they return
+LOOKUPS = ("embedding", "index", "gather", "index_select")
+# these write as many elements of it as their last tensor has
+SCATTERS = ("index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "embedding_dense_backward")
+EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+NO_KERNEL = (
+    *EMPTY, "detach", "lift_fresh", "_unsafe_view", "_reshape_alias", "set_", "is_same_size", "wait_tensor",
+    "alias",
+)  # fmt: skip
+# these take a maximum or a sum
+REDUCTIONS = ("max", "amax", "sum", "mean", "norm", "linalg_vector_norm")
+FUSED = ("memory", "fused")  # class and name of what a compiler makes of memory-bound operators
+
+
+class Costs:
+    """Sums by class and name of an operator.
+
+    Args:
+        rates: of the GPU.
+        allocations: follows the storages of the step, and has its time.
+        ours: whether a tensor is on the GPU.
+        fuses: layers are compiled: memory-bound operators between two products, attentions or collectives are
+            one kernel, which reads what was there before, and writes what is there after it. One that needs
+            the maximum or the sum of a whole tensor is another kernel, which reads that tensor again.
+    """
+
+    def __init__(
+        self, rates: Rates, allocations: Allocations, ours: Callable[[torch.Tensor], bool], fuses: bool
+    ) -> None:
+        self.flops = Counter[tuple[str, str]]()
+        self.moved = Counter[tuple[str, str]]()  # bytes
+        self.seconds = defaultdict[tuple[str, str], float](float)
+        self.calls = Counter[tuple[str, str]]()
+        self._rates, self._allocations, self._ours, self._fuses = rates, allocations, ours, fuses
+        self._read: dict[int, int] = {}  # by storages that the fused operators read, bytes
+        self._written: dict[int, int] = {}
+        self._reduced = set[int]()  # storages that they make of whole tensors
+        self._computed: dict[Any, list[int]] = {}  # by operator and what it reads: storages
+        self._same: dict[int, int] = {}  # a storage that was computed again -> the first one
+
+    def clear(self) -> None:
+        """Forgets what was counted."""
+        for counter in (self.flops, self.moved, self.seconds, self.calls):
+            counter.clear()
+
+    def count(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> float | None:
+        """Counts an operator. Returns the seconds of a matrix product, None for others."""
+        if getattr(func, "is_view", False) or name in NO_KERNEL:
+            return None
+        packet = getattr(func, "_overloadpacket", func)
+        flops: int = 0
+        if packet in (aten.addmm, aten.addmm_):
+            flops = mm_flop(args[1].shape, args[2].shape)
+        elif (formula := flop_registry.get(packet)) is not None:
+            known = tree_map_only(FakeTensor, lambda tensor: getattr(tensor, "value", tensor), (args, kwargs))
+            flops = formula(*known[0], **known[1], out_val=result)
+        kind = "memory" if not flops else "attention" if any(part in name for part in ATTENTION) else "matrix"
+        # the compiler does not see into a kernel of ours
+        own = getattr(func, "namespace", "") != "aten"
+        fusible = kind == "memory" and name not in SCATTERS and not own
+        if self._fuses and fusible and maker() in ("activations", ""):
+            if not self._again(func, args, kwargs, result):
+                self._fuse(name, args, kwargs, result)
+            return None
+        self.end_fusion()
+        tensors = [tensor for tensor in tensors_in((args, kwargs.values(), [result])) if self._ours(tensor)]
+        # what is multiplied; sums and statistics beside it are wider
+        width = min((part.element_size() for part in tensors_in(args) if part.is_floating_point()), default=4)
+        computed = flops * unmasked(*_lengths(name, args)) if kind == "attention" else flops
+        seconds = self._add(kind, name, flops, _moved(name, tensors), width, computed)
+        return seconds if kind == "matrix" else None
+
+    def launched(self, kernel: Any, *args: Any) -> None:
+        """A Triton kernel reads and writes each of its tensors once."""
+        self.end_fusion()
+        moved = sum(2 * tensor.numel() * tensor.element_size() for tensor in tensors_in(args))
+        self._add("memory", kernel.fn.__name__, 0, moved, 4)
+
+    def end_fusion(self) -> None:
+        """What was fused until now is a kernel."""
+        if self._read or self._written:
+            left = sum(size for number, size in self._written.items() if self._allocations.lives(number))
+            self._add(*FUSED, 0, sum(self._read.values()) + left, 4)
+            self._read, self._written = {}, {}
+            self._reduced.clear()
+
+    def _add(
+        self, kind: str, name: str, flops: int, moved: int, width: int, computed: float | None = None
+    ) -> float:
+        """Returns the seconds. `computed`: the FLOPs that take time, where those are fewer."""
+        key = kind, name
+        self.calls[key] += 1
+        self.flops[key] += flops
+        self.moved[key] += moved
+        seconds = self._rates.compute(flops if computed is None else computed, moved, kind, width)
+        self.seconds[key] += seconds
+        self._allocations.seconds += seconds
+        return seconds
+
+    def _again(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
+        """Whether the same was computed of the same values: the compiler does so once in a forward pass, and
+        once in a backward pass."""
+        if func._schema.is_mutable:
+            return False
+        inputs = tuple(
+            (self._same.get(number, number), tensor.shape, tensor.stride(), tensor._version)
+            for tensor in tensors_in((args, kwargs.values()))
+            for number in self._allocations.numbers([tensor])
+        )
+        others = tree_map_only(torch.Tensor, lambda tensor: None, (args, kwargs))
+        key = func, torch._C._current_graph_task_id(), inputs, repr(others)
+        numbers = self._allocations.numbers([result])
+        first = self._computed.setdefault(key, numbers)
+        self._same |= {number: one for number, one in zip(numbers, first, strict=True) if number != one}
+        return bool(inputs) and first is not numbers
+
+    def _fuse(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        results = [tensor for tensor in tensors_in([result]) if self._ours(tensor)]
+        if not self._reduced.isdisjoint(self._allocations.numbers((args, kwargs.values()))):
+            self.end_fusion()
+        if name in REDUCTIONS and not _along_rows(args):
+            self._reduced.update(self._allocations.numbers(results))
+        most = max(_size(tensor) for tensor in results)
+        for tensor in tensors_in((args, kwargs.values())):
+            number = self._allocations.number(tensor)
+            if number is not None and number not in self._written:
+                size = min(_size(tensor), most) if name in LOOKUPS else _size(tensor)
+                self._read[number] = max(size, self._read.get(number, 0))
+        for tensor in results:
+            if (number := self._allocations.number(tensor)) is not None:
+                self._written[number] = max(_size(tensor), self._written.get(number, 0))
+
+
+def _along_rows(args: Any) -> bool:
+    """Whether a reduction has a result for each row as it lies in memory, which its kernel can use."""
+    tensor = next(tensors_in(args))
+    axes = args[1] if len(args) > 1 else ()
+    axes = [axes] if isinstance(axes, int) else axes
+    return bool(axes) and all(tensor.stride(axis) == 1 for axis in axes)
+
+
+def _size(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor; one that was expanded is no larger than what it is of."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _lengths(name: str, args: Any) -> tuple[int, int]:
+    """Queries and keys of a sequence. Only FlexAttention has fewer of the one than of the other, where ranks
+    share a sequence."""
+    if "flex" not in name:
+        return 1, 1
+    return args[0].shape[-2], args[1].shape[-2]
+
+
+def _moved(name: str, tensors: list[torch.Tensor]) -> int:
+    """Bytes that an operator reads and writes."""
+    sizes = [_size(tensor) for tensor in tensors]
+    if name in LOOKUPS:
+        return sum(sizes[1:]) + sizes[-1]
+    if name in SCATTERS:
+        return 3 * min(sizes)
+    return sum(sizes)

@@ -1,0 +1,179 @@
+"""What parts that evaluate a model ask of it: held-out text, probes, suites of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean
+from typing import cast
+
+from flows.planning.estimate import flops
+from flows.planning.estimate.sampling_work import answers
+from flows.planning.estimate.work import (
+    SOURCES,
+    WIDTH,
+    Asked,
+    Decoding,
+    Known,
+    NotCounted,
+    Number,
+    Work,
+    weakest,
+)
+from flows.planning.graph import Node
+from specs.model import ModelSpec
+from specs.stages.base import Part
+from specs.stages.corpus import CorpusPart
+from specs.stages.evaluate import EvaluatePart
+from specs.stages.harness import MOST_ROWS, REQUESTS_PER_UNIT, HarnessPart
+from specs.stages.memorisation import ContinuationsPart
+from specs.stages.probe import ProbePart
+
+
+def evaluation_work(known: Known, node: Node) -> Work | None:
+    """None for other parts.
+
+    Raises:
+        NotCounted: a number is not stated.
+    """
+    kinds: dict[type[Part], Callable[[Known, Node], Work | None]] = {
+        EvaluatePart: _evaluation,
+        HarnessPart: _harness,
+        ContinuationsPart: _continuations,
+        ProbePart: _probe,
+    }
+    count = kinds.get(type(node.part))
+    return count(known, node) if count is not None else None
+
+
+def _held_out(known: Known, node: Node, length: int, samples: int) -> list[Number]:
+    """Held-out sequences of each source of a part that reads some."""
+    found = []
+    for role, read in node.inputs.items():
+        if role.startswith("source:"):
+            corpus = known.graph.nodes[read.node or ""]
+            manifest = known.manifest(corpus, same=True)
+            held = manifest.metrics.get("validation") if manifest is not None else None
+            exact = held is not None and isinstance(corpus.part, CorpusPart)
+            rows = min(samples, held["tokens"] // length) if held is not None else samples
+            found.append(Number(rows, "measured" if exact else "at most"))
+    return found
+
+
+def _scored(known: Known, node: Node, model: ModelSpec, length: int, samples: int) -> Work:
+    rows = _held_out(known, node, length, samples)
+    number = sum(count.value for count in rows)
+    tokens = number * length
+    source = weakest([count.source for count in rows] or [SOURCES[0]])
+    return Work(number, tokens, 0, flops.scored(model, tokens, length), source=source)
+
+
+def _evaluation(known: Known, node: Node) -> Work | None:
+    part = cast(EvaluatePart, node.part)
+    if part.model is None:  # the parts before it ask a model of another architecture
+        return None
+    work = _scored(known, node, part.model, part.sequence_length, part.samples)
+    if by := part.by_position:
+        work += _scored(known, node, part.model, by.sequence_length, by.samples)
+    if part.memorisation and part.memorisation.exposure and part.canaries:
+        texts = part.canaries.count * min(part.memorisation.exposure.alternatives + 1, part.canaries.space)
+        length = part.canaries.longest  # a token has a byte or more
+        operations = flops.scored(part.model, texts * length, length)
+        work += Work(texts, texts * length, 0, operations, source="at most")
+    if "completions" in node.inputs and part.against_model is not None:
+        work += _divergence(known, node, (part.model, part.against_model))
+    return work if work.requests else None
+
+
+def _continuations(known: Known, node: Node) -> Work:
+    """Every probe is continued from each prefix at each offset."""
+    part, model = cast(ContinuationsPart, node.part), known.model(node)
+    probes = _probes(known, known.input(node, "probes"), part.planted)
+    each, new = probes.value * len(part.offsets), part.sampling.max_new_tokens
+    requests, prefix = each * len(part.prefixes), fmean(part.prefixes)
+    own = part.sampling.engine == "transformers"
+    return Work(
+        requests=requests,
+        read=requests * prefix,
+        sampled=requests * new,
+        forward_flops=round(each * sum(flops.prefill(model.model, length) for length in part.prefixes)),
+        decode_flops=round(each * sum(flops.decode(model.model, length, new) for length in part.prefixes)),
+        source=probes.source,
+        width=WIDTH[model.dtype] if own else WIDTH["bfloat16"],
+        decoding=Decoding(model.model, requests, part.sampling.batch_size, prefix, new),
+    )
+
+
+def _probes(known: Known, corpus: Node, name: str | None) -> Number:
+    """Probes of a corpus: those of `repeats`, or the documents that are planted under a name."""
+    process, manifest = cast(CorpusPart, corpus.part).process, known.manifest(corpus, same=True)
+    made = manifest.metrics if manifest is not None else {}
+    made = {"probes": made.get("planted", {}).get(name, {}).get("documents")} if name is not None else made
+    if isinstance(stored := made.get("probes"), int):
+        return Number(stored, "measured")
+    if name is not None and (canaries := process.planted[name].canaries) is not None:
+        return Number(canaries.count, "declared")
+    if name is not None or process.repeats is None:
+        raise NotCounted("planted documents (before the corpus is built)")
+    return Number(len(process.repeats.buckets) * process.repeats.per_bucket, "declared")
+
+
+def _divergence(known: Known, node: Node, models: tuple[ModelSpec, ModelSpec]) -> Work:
+    """Both models read the answers of the first."""
+    sequences, tokens = answers(known, known.input(node, "completions"))
+    read = sequences.value * tokens.value
+    length = max(1, round(tokens.value))
+    operations = sum(flops.scored(model, read, length) for model in models)
+    source = weakest([sequences.source, tokens.source])
+    return Work(sequences.value, 2 * read, 0, operations, source=source)
+
+
+def _harness(known: Known, node: Node) -> Work:
+    """The requests of a stored suite, else those declared, of the declared length or of that in the
+    suite's last run, which may have asked a sample."""
+    part, model = cast(HarnessPart, node.part), known.model(node)
+    stored = _asked(known, node, same=True)
+    asked = stored or _expected(known, node)
+    tokens, new = asked.read_tokens / asked.requests, asked.sampled_tokens / asked.requests
+    at_once = MOST_ROWS if part.engine == "transformers" else REQUESTS_PER_UNIT["generate_until"]
+    return Work(
+        requests=asked.requests,
+        read=asked.read_tokens,
+        sampled=asked.sampled_tokens,
+        forward_flops=flops.scored(model.model, asked.read_tokens, tokens),
+        decode_flops=round(asked.requests * flops.decode(model.model, tokens, new)),
+        source="measured" if stored else "declared",
+        width=WIDTH[model.dtype if part.engine == "transformers" else "bfloat16"],
+        decoding=Decoding(model.model, asked.requests, at_once, tokens, new) if new else None,
+    )
+
+
+def _expected(known: Known, node: Node) -> Asked:
+    expected, last = cast(HarnessPart, node.part).suite.expected, _asked(known, node)
+    if expected is None:
+        raise NotCounted("requests (expected of the suite)")
+    number = expected.requests
+    if expected.tokens is not None:
+        return Asked(number, number * expected.tokens, number * expected.new_tokens)
+    if last is None:
+        raise NotCounted("tokens of requests (expected.tokens of the suite)")
+    scale = number / last.requests
+    return Asked(number, last.read_tokens * scale, last.sampled_tokens * scale)
+
+
+def _asked(known: Known, node: Node, *, same: bool = False) -> Asked | None:
+    """What a stored suite asked."""
+    manifest = known.manifest(node, same=same)
+    asked = manifest.facts.get("asked") if manifest is not None else None
+    return Asked(**asked) if isinstance(asked, dict) and asked.get("requests") else None
+
+
+def _probe(known: Known, node: Node) -> Work:
+    """A pass for the loss, and two of three times as many operations for every vector."""
+    part = cast(ProbePart, node.part)
+    work, vectors = (
+        _scored(known, node, part.model, part.sequence_length, part.samples),
+        part.sharpness.probes,
+    )
+    return work._replace(
+        read=work.read * (1 + 2 * vectors), forward_flops=work.forward_flops * (1 + 6 * vectors)
+    )

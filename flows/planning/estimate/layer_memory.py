@@ -1,0 +1,97 @@
+"""Memory of a layer in a training step: what it keeps for its backward pass, by recomputation, and what that
+pass adds.
+
+Shapes: N tokens of a micro-batch on this rank, D width, Q and K widths of queries and keys, F width of the
+feed-forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from specs.model import ModelSpec
+
+Device = Literal["cuda", "cpu"]
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """Bytes of one layer for a micro-batch, from the shapes of a rank."""
+
+    model: ModelSpec
+    tokens: float  # of a micro-batch, on this rank
+    rows: float  # sequences of a micro-batch
+    b: int  # bytes of an element
+    tp: int
+    cp: int
+    spread: int  # ranks that share the residual stream and the norms: tp with sequence parallelism, else 1
+    device: Device
+    masked: bool  # attention keeps a mask of (tokens x whole sequence)
+    checkpointing: str
+    budget: float  # of `memory_budget`
+    resting: bool  # weights have no gradients (LoRA)
+
+    def norm(self, width: float) -> float:
+        """Bytes per token that a norm keeps, beside its result: its input; on CPU the input and, for its
+        weight's gradient, the normed input in float32."""
+        return ((4 if self.resting else 8) if self.device == "cpu" else self.b) * width
+
+    def layer(self) -> float:
+        """Bytes that a whole layer keeps without recomputation."""
+        model, b = self.model, self.b
+        dim, queries, keys = model.dim / self.spread, model.query_dim / self.tp, model.key_dim / self.tp
+        # tensor parallelism gathers the results of the norms along the sequence before the matrices
+        whole = model.dim
+        norms = 2 * (self.norm(dim) + b * whole) + self.norm(queries + keys)
+        attention = (
+            b * (queries + 2 * keys * self.cp)
+            + b * queries
+            + 4 * model.n_heads / self.tp
+            + 8 * model.head_dim
+        )
+        statistics = 4 * (2 / self.spread + (model.n_heads + model.n_kv_heads) / self.tp)
+        # xIELU keeps its input and its result; SwiGLU also the gate, before and after SiLU
+        feed_forward = (4 if model.activation == "swiglu" else 2) * b * model.ffn_dim / self.tp
+        return self.tokens * (norms + attention + statistics + feed_forward) + self.mask()
+
+    def mask(self) -> float:
+        """Bytes of the mask that a layer keeps; the CPU's kernel, and none on a GPU, makes an additive one
+        of the boolean one."""
+        return self.b * self.tokens * (self.tokens / self.rows) * self.cp if self.masked else 0.0
+
+    def kept(self) -> float:
+        """Bytes that a layer keeps from its forward to its backward pass."""
+        model, b = self.model, self.b
+        if self.checkpointing == "none":
+            return self.layer()
+        kept = b * model.dim / self.spread  # its input
+        # every second product: queries, values and the first of the feed-forward
+        if self.checkpointing == "selective":
+            kept += b * (model.query_dim + model.key_dim + model.ffn_dim) / self.tp
+            if model.activation == "swiglu":  # the seventh product is the result
+                kept += b * model.dim
+            if self.device == "cuda":  # what attention gives, and its logarithms
+                kept += (b * model.query_dim + 4 * model.n_heads) / self.tp
+        kept = self.tokens * kept + self.sums()
+        return kept + self.budget * (self.layer() - kept) if self.checkpointing == "memory_budget" else kept
+
+    def sums(self) -> float:
+        """Bytes that a layer with selective recomputation keeps beside what it would keep without: the sums
+        over tensor-parallel ranks that give attention's and the feed-forward's result, which are not sent
+        again. Only those of sequence parallelism, which are reduce-scatters."""
+        kept = self.checkpointing == "selective" and self.spread > 1
+        return 2 * self.b * self.tokens * self.model.dim / self.spread if kept else 0.0
+
+    def backward(self) -> float:
+        """Bytes that a layer's backward pass adds to `kept`, at the derivative of the activation: recomputed
+        tensors, the gradient of the activation and four tensors like it in place of the activation itself
+        (one by the kernel of xIELU, on CUDA), the residual stream's gradient twice, and gradients of matrices
+        in the parameters' precision."""
+        model, b = self.model, self.b
+        again = self.layer() + self.sums() - self.kept() if self.checkpointing != "none" else 0.0
+        if self.checkpointing == "full":
+            again += self.tokens * b * model.dim / self.spread
+        by_kernel = model.activation == "xielu" and self.device == "cuda"
+        feed_forward, states = (1 if by_kernel else 4) * b * model.ffn_dim / self.tp, 2 * b * model.dim
+        return again + self.tokens * (feed_forward + states) + b * model.dim * model.ffn_dim / self.tp

@@ -1,0 +1,219 @@
+"""What parts that sample, score completions, or store a teacher's words ask of their models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from flows.planning.estimate import flops
+from flows.planning.estimate.work import WIDTH, Decoding, Known, NotCounted, Number, Work, weakest
+from flows.planning.graph import Node
+from infra.store.hugging_face import stored_model
+from specs.stages.base import Part
+from specs.stages.conversations import ConversationsPart
+from specs.stages.distill import TeacherTokensPart
+from specs.stages.evaluate_reward import EvaluateRewardPart
+from specs.stages.export import ExportPart
+from specs.stages.model_folder import ModelFolderPart
+from specs.stages.preference_data import (
+    CompletionsPart,
+    LogProbabilitiesPart,
+    PairsPart,
+    PromptsPart,
+    RewardsPart,
+)
+
+
+def sampling_work(known: Known, node: Node) -> Work | None:
+    """None for other parts.
+
+    Raises:
+        NotCounted: a number is not stated.
+    """
+    kinds: dict[type[Part], Callable[[Known, Node], Work | None]] = {
+        CompletionsPart: _completions,
+        RewardsPart: _rewards,
+        EvaluateRewardPart: _labelled_pairs,
+        LogProbabilitiesPart: _log_probabilities,
+        TeacherTokensPart: _teacher_tokens,
+    }
+    count = kinds.get(type(node.part))
+    return count(known, node) if count is not None else None
+
+
+def _prompts(known: Known, node: Node) -> Number:
+    """How many prompts a part with `prompts` has."""
+    part = cast(PromptsPart, node.part)
+    if (stored := known.metric(node, "prompts", same=True)) is not None:
+        return Number(stored, "measured")
+    read = [known.graph.nodes[read.node or ""] for role, read in node.inputs.items() if "conv" in role]
+    try:
+        counts = [_conversations(known, source, part.split) for source in read]
+    except NotCounted:
+        if part.limit is None:
+            raise
+        return Number(part.limit, "at most")
+    whole = sum(count.value for count in counts)
+    if part.limit is not None and part.limit < whole:
+        return Number(part.limit, "at most")
+    return Number(whole, weakest(count.source for count in counts))
+
+
+def _conversations(known: Known, node: Node, split: str) -> Number:
+    part, manifest = cast(ConversationsPart, node.part), known.manifest(node, same=True)
+    if manifest is not None and (found := manifest.metrics.get(split)):
+        return Number(found["conversations"], "at most")
+    declared = part.source.declared
+    if declared is None or declared.documents is None:
+        raise NotCounted(f"conversations of {node.name}")
+    process = part.process
+    share = process.holdout if split == "validation" else 1 - process.holdout
+    kept = min(declared.documents * (process.share or 1), process.count or declared.documents)
+    return Number(round(kept * share), "declared")
+
+
+def _sizes(known: Known, node: Node) -> tuple[Number, Number]:
+    """Mean tokens of a prompt and of a completion, of a part with completions."""
+    sampling = cast(CompletionsPart, node.part).sampling
+    prompts = known.input(node, "prompts")
+    limits = cast(PromptsPart, prompts.part)
+    prompt = Number(limits.max_tokens - limits.max_new_tokens, "at most")
+    if sampling.expected_prompt_tokens is not None:
+        prompt = Number(sampling.expected_prompt_tokens, "declared")
+    tokens, number = known.metric(prompts, "prompt_tokens"), known.metric(prompts, "prompts")
+    if tokens is not None and number:
+        prompt = Number(tokens / number, "measured")
+    completion = Number(sampling.max_new_tokens, "at most")
+    if sampling.expected_tokens is not None:
+        completion = Number(sampling.expected_tokens, "declared")
+    if (mean := known.metric(node, "mean_tokens")) is not None:
+        completion = Number(mean, "measured")
+    return prompt, completion
+
+
+def _completions(known: Known, node: Node) -> Work:
+    """vLLM reads a prompt once for all of its completions, transformers once for each; greedy ones are
+    computed once by transformers, and copied."""
+    sampling = cast(CompletionsPart, node.part).sampling
+    model = known.model(node)
+    own = sampling.engine == "transformers"
+    prompts, (prompt, completion) = _prompts(known, known.input(node, "prompts")), _sizes(known, node)
+    each = 1 if own and sampling.greedy else sampling.n
+    sequences, reads = prompts.value * each, prompts.value * (each if own else 1)
+    return Work(
+        requests=sequences,
+        read=reads * prompt.value,
+        sampled=sequences * completion.value,
+        forward_flops=round(reads * flops.prefill(model.model, prompt.value)),
+        decode_flops=round(sequences * flops.decode(model.model, prompt.value, completion.value)),
+        source=weakest([prompts.source, prompt.source, completion.source]),
+        width=WIDTH[model.dtype] if own else WIDTH["bfloat16"],
+        decoding=Decoding(
+            model.model,
+            sequences,
+            sampling.batch_size * each,
+            prompt.value,
+            # a batch of transformers ends with its longest completion
+            sampling.max_new_tokens if own else completion.value,
+        ),
+    )
+
+
+def answers(known: Known, completions: Node) -> tuple[Number, Number]:
+    """Sequences of prompts with their sampled completions, and their mean tokens."""
+    sampling = cast(CompletionsPart, completions.part).sampling
+    prompts, sizes = _prompts(known, known.input(completions, "prompts")), _sizes(known, completions)
+    tokens = Number(sum(size.value for size in sizes), weakest(size.source for size in sizes))
+    return prompts._replace(value=prompts.value * sampling.n), tokens
+
+
+def _rewards(known: Known, node: Node) -> Work | None:
+    """A model reads every completion after its prompt: two operations per parameter and token. A judge
+    reads what all its questions begin with once, and two completions for a comparison."""
+    reward, prompts = cast(RewardsPart, node.part).reward, known.input(node, "prompts")
+    if reward.function is not None:
+        return None
+    parameters, width = _reward_model(known, node)
+    sequences, tokens = answers(known, known.input(node, "completions"))
+    count, read, missing = sequences.value, sequences.value * tokens.value, ""
+    sources = [sequences.source, tokens.source]
+    for role in node.inputs:
+        if role.startswith("generated:"):
+            others, each = answers(known, known.input(node, role))
+            count, read = count + others.value, read + others.value * each.value
+            sources += [others.source, each.source]
+    if cast(PromptsPart, prompts.part).offline:
+        offline = known.metric(prompts, "completions", same=True)
+        count, read = count + (offline or 0), read + (offline or 0) * tokens.value
+        missing = "" if offline is not None else "offline completions"
+    if reward.judge is not None and reward.judge.pairwise is not None:
+        best = reward.judge.pairwise.best
+        compared = best * (best - 1) * _prompts(known, prompts).value
+        count, read = count + compared, read + 2 * compared * tokens.value
+    return Work(
+        requests=count,
+        read=read,
+        forward_flops=round(2 * parameters * read),
+        source=weakest(sources),
+        width=width,
+        missing=missing,
+    )
+
+
+def _labelled_pairs(known: Known, node: Node) -> Work | None:
+    if cast(EvaluateRewardPart, node.part).reward.function is not None:
+        return None
+    raise NotCounted("labelled pairs and their lengths")
+
+
+def _reward_model(known: Known, node: Node) -> tuple[float, int]:
+    """Parameters of the model that scores, and bytes of each: by the size of its files, or as
+    declared."""
+    reward = cast(RewardsPart, node.part).reward
+    if reward.judge is not None and reward.judge.server is not None:
+        raise NotCounted("the model of a server")
+    if reward.from_ is not None or reward.judge is not None:
+        scorer = known.input(node, "judge" if reward.judge is not None else "reward_model").part
+        if isinstance(scorer, ExportPart):
+            return scorer.model.parameters, WIDTH[scorer.dtype]
+        folder = cast(ModelFolderPart, scorer)
+        width = stored_model(folder.url).width
+        if width is not None and folder.weight_bytes:
+            return folder.weight_bytes / width, width
+    listing = known.graph.listings.get(f"{node.stage}.reward")
+    width = stored_model(listing.url).width if listing is not None else None
+    if listing is not None and width is not None:
+        held = sum(file.size for file in listing.files if file.path.endswith(".safetensors"))
+        return held / width, width
+    if reward.parameters is None:
+        raise NotCounted("parameters (reward.parameters)")
+    return reward.parameters, WIDTH["bfloat16"]
+
+
+def _log_probabilities(known: Known, node: Node) -> Work:
+    """The packed rows of the pairs: two sequences each."""
+    part, pairs = cast(LogProbabilitiesPart, node.part), known.input(node, "pairs")
+    if not isinstance(pairs.part, PairsPart):
+        raise NotCounted("completions with rewards")
+    completions = known.input(pairs, "completions")
+    prompts = _prompts(known, known.input(completions, "prompts"))
+    _, tokens = answers(known, completions)
+    sequences = Number(2 * pairs.part.pairs * prompts.value, prompts.source)
+    if (stored := known.metric(node, "sequences", same=True)) is not None:
+        sequences = Number(stored, "measured")
+    each = min(tokens.value, pairs.part.max_tokens)
+    rows = -(-sequences.value * each // part.sequence_length)
+    return Work(
+        requests=sequences.value,
+        read=rows * part.sequence_length,
+        forward_flops=flops.scored(part.model, rows * part.sequence_length, part.sequence_length),
+        source=weakest([sequences.source, tokens.source]),
+        width=WIDTH[part.precision.param],
+    )
+
+
+def _teacher_tokens(known: Known, node: Node) -> Work:
+    part = cast(TeacherTokensPart, node.part)
+    tokens = part.samples * part.sequence_length
+    operations = flops.scored(part.model, tokens, part.sequence_length)
+    return Work(part.samples, tokens, 0, operations, width=WIDTH[part.precision.param])
