@@ -86,6 +86,7 @@ MINIATURES = {  # parts
     "depth-average-mini": 18,
     "layer-pairs-mini": 67,
     "continue-pretrain-mini": 47,
+    "rounds-mini": 100,
     "tokenizer-study-mini": 8,
 }
 

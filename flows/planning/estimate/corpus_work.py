@@ -320,9 +320,7 @@ def _conversations(graph: Graph, known: Known, node: Node, part: ConversationsPa
     listing = graph.listings.get(node.inputs["documents"].name)
     found, missing = documents_of(graph, node, per_token), _without_rate(part.process)
     read = made.metrics.get("read", {}).get("conversations") if made is not None else None
-    if (
-        made is not None and read and made.metrics["conversations"]
-    ):  # what was read is as long as what is kept
+    if made is not None and read and made.metrics["conversations"]:  # those read are as long as those kept
         text = made.metrics["tokens"] * per_token * read / made.metrics["conversations"]
         found, tokens = Documents(text, read, "measured"), made.metrics["tokens"]
     else:

@@ -144,19 +144,19 @@ def test_miniature_has_the_figures_of_its_study_and_states_its_limits(name: str)
 def test_the_model_of_each_round_samples_and_is_the_reference_of_the_next(store: Store) -> None:
     plan = planned("rounds-mini", store)
     nodes = plan.graph.nodes
-    for number, before in ((1, "sft"), (2, "align-round-1")):
-        name = f"preferences-round-{number}"
-        read = [nodes[part].inputs[role] for part, role in (
-            (f"{name}/model", "checkpoint"),
-            (f"{name}/log_probabilities", "checkpoint"),
-            (f"align-round-{number}", "parent"),
-        )]  # fmt: skip
-        assert {one.name for one in read} == {before} and len({one.hashed for one in read}) == 1
-        assert nodes[f"align-round-{number}"].inputs["pairs"].name == f"{name}/pairs"
-    assert nodes["evaluate-aligned-round-2"].inputs["against"].name == "evaluate-aligned-round-1"
-    other = planned("rounds-mini", store, "variables.seed=1").graph.nodes
-    changed = {name for name in nodes if nodes[name].fingerprint != other[name].fingerprint}
-    assert "sft" not in changed and {"preferences-round-1/completions", "align-round-2"} <= changed
+    for seed in (28, 29, 30):
+        for number, before in ((1, "sft"), (2, f"align-1-{seed}")):
+            name, aligned = f"preferences-{number}-{seed}", nodes[f"align-{number}-{seed}"]
+            read = [
+                nodes[f"{name}/model"].inputs["checkpoint"],
+                nodes[f"{name}/log_probabilities"].inputs["checkpoint"],
+                aligned.inputs["parent"],
+            ]
+            assert {one.name for one in read} == {before} and len({one.hashed for one in read}) == 1
+            assert aligned.inputs["pairs"].name == f"{name}/pairs"
+        assert nodes[f"evaluate-2-{seed}/model"].inputs["checkpoint"].name == f"align-2-{seed}"
+    for part in ("preferences-1-{}/completions", "align-1-{}", "align-2-{}", "evaluate-0-{}/completions"):
+        assert len({nodes[part.format(seed)].fingerprint for seed in (28, 29, 30)}) == 3
 
 
 def test_the_tokenizers_that_apertus_chose_among_are_counted_on_the_same_text(store: Store) -> None:
