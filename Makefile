@@ -13,18 +13,20 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --e
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(BIN)/pip:
 	@[ "$$(uname -s)" = Linux ] || { echo "Apertus runs on Linux (x86-64, aarch64): there is no triton for $$(uname -s)."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "Python 3.11, 3.12 or 3.13 is needed; name it with PYTHON=..."; exit 1; }
-	@echo "Installing the pinned dependencies into $(VENV): 2.6 GB with a CPU build of torch, 5.6 GB with the CUDA build; a few minutes."
 	@$(PYTHON) -m venv $(VENV)
+
+$(READY): pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing the pinned dependencies into $(VENV): 2.6 GB with a CPU build of torch, 5.6 GB with the CUDA build; a few minutes."
 	@$(INSTALL) '.[examples]'
 	@touch $(READY)
 
-$(TEST_READY): $(READY)
-	@echo "Installing what the tests need: 0.7 GB more."
+$(TEST_READY): pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing the pinned dependencies and what the tests need, 0.7 GB, into $(VENV): 3.3 GB with a CPU build of torch, 6.3 GB with the CUDA build; a few minutes."
 	@$(INSTALL) '.[dev]'
-	@touch $(TEST_READY)
+	@touch $(READY) $(TEST_READY)
 
 $(DOCS_READY): $(READY)
 	@echo "Installing what the documentation site needs."

@@ -4,6 +4,7 @@ Hypothesis tries the same examples in every run, so that a red run is red again;
 looks for new ones.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from tests.numerics import pytest_addoption as add_numerics
 __all__ = ["numerics", "pytest_sessionfinish"]
 
 RUNS = "tests/e2e/"
+
+gc.disable()  # while the files of tests are imported, which takes a quarter less time
 
 # A shell or `nohup` starts the tests with these ignored, which programs would inherit;
 for number in (signal.SIGINT, signal.SIGHUP):
@@ -64,6 +67,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
     config.option.loadscopereorder = False
     return Runs(config, log)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

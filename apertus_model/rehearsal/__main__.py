@@ -13,6 +13,7 @@ from pathlib import Path
 
 from apertus_model.rehearsal import fake_cuda
 from apertus_model.rehearsal.records import NO_CUDA, Failure, RankReport, Task
+from infra.imports import quick_imports
 
 
 def main(task_file: str, report_file: str) -> int:
@@ -28,8 +29,9 @@ def main(task_file: str, report_file: str) -> int:
     except fake_cuda.NoFakeCuda as error:
         print(error, file=sys.stderr)
         return NO_CUDA
-    from apertus_model.rehearsal import patches
-    from apertus_model.rehearsal.rates import Rates
+    with quick_imports():
+        from apertus_model.rehearsal import patches
+        from apertus_model.rehearsal.rates import Rates
 
     try:
         kept = None
@@ -40,7 +42,8 @@ def main(task_file: str, report_file: str) -> int:
             patches.apply(patches.cuda(Rates(task.gpu, task.gpus_per_node), stream))
             kept = patches.fused_operators() if task.fused_norms else None
         patches.check(patches.USED)
-        from apertus_model.rehearsal.step import rehearse
+        with quick_imports():
+            from apertus_model.rehearsal.step import rehearse
 
         report = RankReport(rank=task.rank, rehearsed=rehearse(task))
         del kept

@@ -20,6 +20,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from infra.imports import quick_imports
+
 SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 COMPILER = "g++"
 
@@ -42,7 +44,8 @@ def load() -> None:
     assert "torch" not in sys.modules, "torch has looked for CUDA already"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no GPU is touched where there is one
     library = ctypes.CDLL(str(shared_object(_torch_folder())), mode=ctypes.RTLD_GLOBAL)
-    importlib.import_module("torch")
+    with quick_imports():
+        importlib.import_module("torch")
     library.register_guard()
 
 

@@ -19,6 +19,7 @@ from apertus_model.failure import failure_of
 from apertus_model.peers import Peers
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal, kill_group
+from infra.imports import quick_imports
 from infra.store import Attempt
 from specs.errors import StageError
 from specs.job import REPORT, Failure, Job
@@ -33,7 +34,8 @@ def main(path: str) -> int:
     stop = StopSignal()
     stop.watch(cooperative=False, tell=lambda reason: _tell(job, Failure(message=reason, interrupted=True)))
     try:
-        stage = importlib.import_module(f"apertus_model.stages.{module}")
+        with quick_imports():
+            stage = importlib.import_module(f"apertus_model.stages.{module}")
         attempt = Attempt(job)
         attempt.begin()
         with _other_nodes(job):

@@ -12,7 +12,6 @@ the fork; it ends when the launcher closes the socket or dies.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -27,6 +26,7 @@ from typing import Any
 
 from setproctitle import setproctitle
 
+from infra.imports import quick_imports
 from infra.liveness import STOP_SIGNALS
 
 STAGES = "apertus_model.stages"
@@ -73,11 +73,9 @@ class Server:
                     return channel
 
     def _import_next(self) -> None:
-        with contextlib.suppress(Exception):  # the stage that needs the module reports the error
+        # the stage that needs the module reports the error
+        with contextlib.suppress(Exception), quick_imports():
             importlib.import_module(self.imports.popleft())
-        if not self.imports:
-            gc.collect()
-            gc.freeze()  # the collector of a child would copy the pages of all objects
 
     def _fork(self, stdin: int, stdout: int, channel: int) -> socket.socket | None:
         """The channel in the child, None in the server."""

@@ -125,6 +125,7 @@ def test_a_run_that_is_stopped_at_every_stage_of_its_life_ends_in_the_same_bits(
     assert result(store) == result(finished)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_while_its_server_starts_leaves_none_behind(home: Path, tmp_path: Path) -> None:
     run = Run(home, "run", SMOKE, "--store", str(tmp_path / "store"))
     run.wait_for(lambda: server_is_there(run))

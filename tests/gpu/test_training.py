@@ -46,6 +46,7 @@ def run(folder: Path, processes: int = 1, source: Source | None = None, **change
     return results[0]
 
 
+@pytest.mark.slow
 def test_training_resumes_to_the_same_bits(tmp_path: Path, measured: Measured) -> None:
     whole = run(tmp_path / "whole")
     rest = run(tmp_path / "rest", source=Source(str(tmp_path / "whole" / "step-2"), 2, optimizer=True))

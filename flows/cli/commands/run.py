@@ -15,6 +15,7 @@ from flows.execution import interrupts
 from flows.planning.plan import Plan
 from flows.planning.run_records import Records
 from flows.planning.stage_choice import select
+from infra.imports import quick_imports
 from specs.profiles import Profile, load_profile
 from specs.redaction import redacted
 
@@ -74,8 +75,9 @@ def _run(
     interrupts.listen()
     try:
         console.print("starting Prefect ...", style="dim")
-        from flows.execution.flow import PipelineFailed, run_here
-        from flows.execution.server import start_prefect
+        with quick_imports():
+            from flows.execution.flow import PipelineFailed, run_here
+            from flows.execution.server import start_prefect
 
         interrupts.check()
         start_prefect()

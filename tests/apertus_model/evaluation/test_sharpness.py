@@ -172,7 +172,7 @@ def test_the_weights_are_afterwards_what_they_were(exact: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize(
     "parallel",
-    [slow(Parallel()), slow(Parallel(dp_replicate=2, dp_shard=1)), Parallel(cp=2), Parallel(tp=2)],
+    [slow(Parallel()), slow(Parallel(dp_replicate=2, dp_shard=1)), slow(Parallel(cp=2)), Parallel(tp=2)],
 )
 def test_the_layout_changes_nothing(
     tmp_path: Path, checkpoints: Path, exact: dict[str, Any], parallel: Parallel

@@ -19,6 +19,7 @@ from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.stages.training import Precision
 from tests.apertus_model.harness import MODEL, Result, losses, same, segment, train
+from tests.machine import slow
 
 KINDS = ("float8", "float8-rowwise")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -124,7 +125,7 @@ WIDE = ModelSpec(
 
 @needs_torchao
 @emulated
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [slow("float8"), "float8-rowwise"])
 @pytest.mark.parametrize(
     ("parallel", "alone"),
     [

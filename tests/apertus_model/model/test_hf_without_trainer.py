@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import importlib.abc
 import sys
@@ -45,6 +47,7 @@ print("trained")
 """
 
 
+@pytest.mark.slow
 def test_the_model_trains_where_the_trainer_does_not_import() -> None:
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run(

@@ -26,6 +26,7 @@ from tests.apertus_model.harness import (
     segment,
     train,
 )
+from tests.machine import slow
 
 LORA = Lora(rank=3, alpha=6.0, targets=["wq", "wv", "wo", "up_proj", "down_proj"])
 TARGETS = ("wq.weight", "wv.weight", "wo.weight", "up_proj.weight", "down_proj.weight")
@@ -154,7 +155,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["sharded", "context", slow("tensor"), "sequence"])
 def test_adapters_train_alike_on_every_layout(
     parent: Path, trained: tuple[Path, Result], tmp_path: Path, layout: str
 ) -> None:

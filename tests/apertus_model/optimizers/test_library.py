@@ -218,6 +218,7 @@ def test_numbers_that_the_library_keeps_with_the_settings_can_be_taken_out_and_p
     assert fresh.counters() == optimizer.counters() != dict(fresh.COUNTERS)
 
 
+@pytest.mark.slow
 def test_the_library_is_not_imported_before_it_is_asked_for() -> None:
     import subprocess
     import sys

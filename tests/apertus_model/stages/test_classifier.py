@@ -100,7 +100,7 @@ def test_fasttext_tells_languages_and_its_thresholds_are_numpys(trained: Trained
 
 def test_a_perceptron_tells_languages_by_embeddings(trained: Trained, tmp_path: Path) -> None:
     encoder = {"encoder": str(write_encoder(tmp_path / "encoder")), "max_tokens": 128, "precision": "float32"}
-    rows = [row for row in language_texts() if row[0] != "fr"]
+    rows = [row for row in language_texts() if row[0] != "fr"][::3]
     artifact = trained.classifier([trained.features(rows, encoder=encoder)], training=MLP)
     assert artifact.manifest.metrics["accuracy"] > 0.9
     assert sorted(artifact.manifest.files) == ["classifier.json", "model.safetensors"]

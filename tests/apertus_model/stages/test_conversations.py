@@ -15,6 +15,7 @@ from infra.store import Artifact, StoreError
 from infra.store.documents import Unit, check
 from infra.store.inputs import SourceError
 from tests.apertus_model.attempts import Interrupted, StopsAfterOneUnit, stored_bytes, units_of
+from tests.machine import slow
 
 SPLITS = ("train", "validation")
 
@@ -109,7 +110,7 @@ def test_the_bytes_do_not_depend_on_workers_tasks_or_file_names(
     ) == stored_bytes(one)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, slow(2)])
 def test_a_killed_stage_redoes_only_what_was_not_committed(
     bench: Any, chat: Path, tokenizer: Artifact, workers: int
 ) -> None:

@@ -27,6 +27,7 @@ from tests.apertus_model.harness import (
 )
 from tests.apertus_model.stages.training import PAD, SPEC, Stages, weights_of
 from tests.infra.faults import flip_what_is_written
+from tests.machine import slow
 
 ROWS = 7
 
@@ -469,7 +470,7 @@ def test_task_arithmetic_adds_and_subtracts_differences(stages: Stages, tuned: A
         assert found[name] == pytest.approx(exact.tolist(), rel=2e-7, abs=1e-12), name
 
 
-@pytest.mark.parametrize("density", [0.2, 1.0])
+@pytest.mark.parametrize("density", [0.2, slow(1.0)])
 def test_ties_equals_loops_over_the_elements_on_any_number_of_processes(
     stages: Stages, tuned: Artifact, density: float
 ) -> None:

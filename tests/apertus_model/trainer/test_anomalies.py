@@ -30,6 +30,7 @@ from tests.apertus_model.harness import (
     segment,
     train,
 )
+from tests.machine import slow
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -187,7 +188,9 @@ def run(folder: Path, spec: Any, processes: int = 1, **arguments: Any) -> Result
     return results[0]
 
 
-@pytest.mark.parametrize(("processes", "parallel"), [(1, Parallel()), (2, Parallel()), (2, Parallel(tp=2))])
+@pytest.mark.parametrize(
+    ("processes", "parallel"), [(1, Parallel()), slow(2, Parallel()), (2, Parallel(tp=2))]
+)
 def test_a_skipped_step_leaves_weights_and_moments_alone_and_the_rest_goes_on(
     tmp_path: Path, processes: int, parallel: Parallel
 ) -> None:

@@ -16,6 +16,7 @@ from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from specs.launch import Parallel
 from tests.apertus_model.harness import MODEL, PreferenceRows, SyntheticSamples, in_processes, segment, train
+from tests.machine import slow
 
 LAYOUTS = [(1, Parallel()), (2, Parallel()), (2, Parallel(cp=2)), (2, Parallel(tp=2))]
 
@@ -87,7 +88,7 @@ ZERO = [
     (1, Parallel(), "bfloat16", 2),
     (2, Parallel(), "float32", 1),
     (2, Parallel(), "bfloat16", 2),
-    (2, Parallel(cp=2), "float32", 2),
+    slow(2, Parallel(cp=2), "float32", 2),
     (2, Parallel(cp=2, cp_load_balancer="head-tail"), "float32", 2),
     (2, Parallel(tp=2), "bfloat16", 2),
 ]

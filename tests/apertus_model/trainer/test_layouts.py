@@ -213,7 +213,7 @@ def test_every_layout_gives_the_losses_and_the_weights_of_one_process(
     print(name, check(tmp_path, name, alone[1], numerics, micro_batch_size=micro_batch_size))
 
 
-@pytest.mark.parametrize("name", ["HSDP", "TP with SP", "CP", "PP interleaved"])
+@pytest.mark.parametrize("name", [slow("HSDP"), "TP with SP", "CP", "PP interleaved"])
 def test_every_layout_starts_from_the_same_weights_and_positions(tmp_path: Path, name: str) -> None:
     def one_table_a_part(trainer: Any) -> None:
         for part in trainer.model_parts:

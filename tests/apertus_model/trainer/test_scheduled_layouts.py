@@ -16,7 +16,7 @@ from tests.machine import compiles
 
 SCHEDULED = DEEP.model_copy(update={"depth_average": DepthAverage(dilation=2, period=3)})
 SUMS = {"schedule.sums.3.weight", "schedule.sums.6.weight"}
-SLOW = ("HSDP", "TP", "CP", "FSDP x TP with SP", "TP x CP with SP", "DDP")
+SLOW = ("TP with SP", "HSDP", "TP", "CP", "FSDP x TP with SP", "TP x CP with SP", "DDP")
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     return folder, run(folder, spec_of(model=SCHEDULED, checkpoint={"interval": 2}))
 
 
-@pytest.mark.parametrize(
-    "name", ["TP with SP", *(pytest.param(name, marks=pytest.mark.slow) for name in ("FSDP", *SLOW))]
-)
+@pytest.mark.parametrize("name", ["FSDP", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
     tmp_path: Path, alone: tuple[Path, Result], name: str
 ) -> None:

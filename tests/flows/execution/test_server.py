@@ -94,7 +94,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["told", "killed"])
+@pytest.mark.parametrize("killed", [False, slow(True)], ids=["told", "killed"])
 def test_the_server_and_its_guard_end_after_the_run_and_not_before(tmp_path: Path, killed: bool) -> None:
     """Every signal that ends a run is sent to both, and to the run, if that is not killed."""
     environment = os.environ | {"PREFECT_HOME": str(tmp_path)}
