@@ -202,7 +202,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     )
     piped = pp > 1  # then gradients are summed in full until the last micro-batch
     single = shards == 1 and parallel.dp_replicate == 1
-    copies = 0 if single and b == 4 else 1  # a single rank gathers nothing
+    copies = 0 if single and b == 4 and device == "cpu" else 1  # there, a single rank gathers nothing
     stages = [number * count.layer for number in own_layers]
     stages[0] += count.embedding * first
     stages[-1] += count.head * last
