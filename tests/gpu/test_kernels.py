@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from apertus_model.model.feed_forward import XIELU
+from apertus_model.model.rotation import rotate
 from apertus_model.model.xielu import BETA
 from apertus_model.optimizers.ademamix import AdEMAMix
 from apertus_model.rehearsal.rates import SHEETS
+from tests.apertus_model.model.test_rotation import table, truth
 from tests.gpu.conftest import Measured, in_one_process, needs_gpus, seconds_of, sheet_of_this_gpu
 
 ELEMENTS = 2**27
@@ -111,3 +113,40 @@ def test_xielu_is_as_fast_as_the_memory(tmp_path: Path, measured: Measured) -> N
     ]
     measured("bandwidth forward and backward", f"{shares[0]:.0%} and {shares[1]:.0%} of the sheet of {name}")
     assert min(shares) > 0.6
+
+
+@needs_gpus()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_rotary_embedding_computes_the_formula(
+    dtype: torch.dtype, tmp_path: Path, measured: Measured
+) -> None:
+    """Heads of 96 elements, half of which is no power of two."""
+
+    def differences() -> list[float]:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(2, 511, 5, 96, generator=generator).to("cuda", dtype).requires_grad_()
+        rows = table(2, 511, 48, generator).to("cuda")
+        found = rotate(x, rows, False)
+        (gradient,) = torch.autograd.grad(found, x, x)
+        values = x.detach()
+        pairs = [(found.detach(), truth(values, rows, False)), (gradient, truth(values, rows, True))]
+        return [float((a.double() - b).norm() / b.norm()) for a, b in pairs]
+
+    found = in_one_process(tmp_path, differences)
+    for what, difference in zip(("value", "dx"), found, strict=True):
+        measured(what, f"{difference:.1e} from float64, relative")
+    assert max(found) < (1e-6 if dtype == torch.float32 else 4e-3)  # bfloat16 has steps of 2^-8
+
+
+@needs_gpus()
+def test_the_rotary_embedding_is_as_fast_as_the_memory(tmp_path: Path, measured: Measured) -> None:
+    name = sheet_of_this_gpu()
+
+    def seconds() -> float:
+        x = torch.randn(8, 4096, ELEMENTS // (8 * 4096 * 128), 128, dtype=torch.bfloat16, device="cuda")
+        rows = table(1, 4096, 64).to("cuda")
+        return seconds_of(lambda: rotate(x, rows, False))
+
+    share = 2 * 2 * ELEMENTS / in_one_process(tmp_path, seconds) / SHEETS[name].bandwidth
+    measured("bandwidth", f"{share:.0%} of the sheet of {name}")
+    assert share > 0.6

@@ -207,7 +207,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     )
     piped = pp > 1  # then gradients are summed in full until the last micro-batch
     single = shards == 1 and parallel.dp_replicate == 1
-    copies = 0 if single and b == 4 else 1  # a single rank gathers nothing
+    copies = 0 if single and b == 4 and device == "cpu" else 1  # there, a single rank gathers nothing
     stages = [number * count.layer for number in own_layers]
     stages[0] += count.embedding * first
     stages[-1] += count.head * last
@@ -249,7 +249,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     kept_table = 0.0 if segment.objective in OF_SCORES else summed_table
     shard = 4.0 * trained / shards
     every = 4.0 * trained if piped else shard
-    before = every if micro_batches > 1 else 0.0
+    # where all micro-batches wait at once, none has had its backward pass
+    before = every if sum(in_flight) < micro_batches * len(own_layers) else 0.0
     # losses of log-probabilities take the tokens of one row at a time
     chunk = min(CHUNK_TOKENS, tokens / rows if segment.objective in OF_SCORES else tokens)
     logits = chunk * words * (4 * chunks(segment) + (b if b == 2 else 0)) * last

@@ -147,6 +147,7 @@ def test_the_states_of_sums_take_what_is_expected(
         (2, Parallel(), {"micro": 4, "kind": "distill", "teacher": WIDER}),
         (2, Parallel(pp=2), {"batches": 4, "kind": "distill", "teacher": WIDER}),
         (2, Parallel(pp=2), {"batches": 4}),
+        (2, Parallel(pp=2), {"batches": 2}),
         (2, Parallel(pp=2), {"batches": 4, "activation_checkpointing": "full"}),
         (2, Parallel(pp=2, pp_schedule="gpipe"), {"batches": 4}),
         (4, Parallel(pp=2), {"batches": 4}),

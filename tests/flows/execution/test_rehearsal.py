@@ -12,12 +12,16 @@ from typer.testing import CliRunner
 from apertus_model.rehearsal import fake_cuda
 from apertus_model.rehearsal.records import KINDS, Task
 from flows.cli.__main__ import app
-from flows.execution.rehearsal import Rehearsal, parts_to_rehearse, ranks_of, work_of
+from flows.execution.rehearsal import Rehearsal, parts_to_rehearse, ranks_of, run_rank, work_of
 from flows.planning.estimate import flops
+from flows.planning.estimate.memory import memory_of_rank
 from flows.planning.plan import Plan, make
 from infra.store import Store
 from specs.launch import Parallel
 from specs.recipe import load
+from specs.stages.reward_model import RewardLoss, RewardSegment
+from specs.stages.sft import Lora
+from tests.flows.planning.segments import segment
 from tests.recipes import RECIPE
 from tools.rehearsals import speed
 
@@ -129,6 +133,24 @@ def test_operators_that_only_move_leave_most_of_an_h100_to_products(
     (part,) = Rehearsal.model_validate_json(result.stdout).parts
     for rank in part.ranks:
         assert rank.report.rehearsed is not None and rank.report.rehearsed.bound >= least
+        assert rank.memory_difference is not None and abs(rank.memory_difference) < 0.05
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("lora", [None, Lora(rank=16, alpha=32)])
+def test_a_reward_model_builds_and_takes_the_memory_that_is_planned(lora: Lora | None) -> None:
+    """No recipe that is shipped trains one. Layers of the 8B."""
+    base = segment("8b", global_batch_size=16, micro_batch_size=1, precision={"param": "bfloat16"})
+    model = base.model.model_copy(update={"head": "reward", "n_layers": 4})
+    fields = base.model_dump() | {"model": model, "loss": RewardLoss(), "lora": lora}
+    spec = RewardSegment.model_validate(fields)
+    task = Task(kind="reward_model", segment=spec.model_dump(mode="json"), world_size=8, rank=0, gpu="H100",
+                gpus_per_node=8)  # fmt: skip
+    found = run_rank(task).rehearsed
+    assert found is not None
+    assert memory_of_rank(spec, 8, 0).total == pytest.approx(found.memory.total, rel=0.05)
+    assert [(line.what, line.calls) for line in found.synchronisations] == [("tolist", 1)]
 
 
 @pytest.mark.slow

@@ -76,6 +76,28 @@ def test_micro_batches_wait_in_the_stages_that_have_passed_them(
     assert micro_batches_in_flight(parallel, rank, 16) == waiting
 
 
+@pytest.mark.parametrize(
+    ("parallel", "batch", "gradients"),
+    [
+        (Parallel(pp=2), 2, False),  # both wait for the first backward pass
+        (Parallel(pp=2), 3, True),  # the third begins after it
+        (Parallel(pp=2, pp_schedule="gpipe"), 3, False),
+        (Parallel(pp=2, pp_schedule="interleaved-1f1b"), 2, False),
+        (Parallel(pp=2, pp_schedule="interleaved-1f1b"), 4, True),
+        (Parallel(), 1, False),
+        (Parallel(), 2, True),
+    ],
+)
+def test_gradients_are_there_when_a_micro_batch_has_had_its_backward_pass(
+    parallel: Parallel, batch: int, gradients: bool
+) -> None:
+    deep = MODEL.model_copy(update={"n_layers": 22})
+    found = memory(parallel.pp, parallel, model=deep, global_batch_size=batch, sequence_length=16_384)
+    assert found.moment == "backward"
+    own = 11 * parameters(MODEL).layer  # of a process, at least
+    assert (found.gradients > 4 * own) == gradients
+
+
 def test_sequence_parallelism_divides_what_a_pipeline_receives() -> None:
     layout = Parallel(pp=2, tp=2, sequence_parallel=True)
     less, more = (memory(4, layout, global_batch_size=batch) for batch in (8, 16))
