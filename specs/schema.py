@@ -37,7 +37,8 @@ _MATRIX = {
         {
             "type": "object",
             "minProperties": 1,
-            "additionalProperties": {"anyOf": [{"type": "array", "minItems": 1}, _USE]},
+            # null takes a field of the extended file's matrix out
+            "additionalProperties": {"anyOf": [{"type": "array", "minItems": 1}, {"type": "null"}, _USE]},
         },
         {
             "type": "object",

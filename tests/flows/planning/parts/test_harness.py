@@ -94,7 +94,7 @@ def test_all_that_is_missing_is_one_message_with_the_commands(planned: Planned, 
         ),
         (
             "{tasks: [cruxeval_input], sandbox: bubblewrap}",
-            "cruxeval_input cannot be run: it may run code of the model by itself",
+            "cruxeval_input cannot be run: it may run code of the model outside the sandbox",
         ),
         (
             "{tasks: [mbpp]}",
