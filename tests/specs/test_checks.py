@@ -18,7 +18,7 @@ from tests.recipes import edit, problems, write_recipe
             "from: main",
             (
                 "stage 'main' is a mixture; one of cooldown, distill, dpo, long_context, merge, pretrain,"
-                " qrpo, select, sft is needed here"
+                " qrpo, rewrite, select, sft is needed here"
             ),
         ),
         (

@@ -128,7 +128,8 @@ def test_an_archive_that_is_cut_off_in_a_record_ends_the_stage_with_its_name(
     if not compressed:
         content = gzip.decompress(content)
         path = path.rename(folder / "a.warc.wet")
-    path.write_bytes(content[: len(content) // 2 if middle else -100])  # or in the last record
+    member = content.rfind(b"\x1f\x8b\x08" if compressed else b"WARC/1", 0, len(content) // 2)
+    path.write_bytes(content[: member + 40 if middle else -100])  # or in the last record
     with pytest.raises(
         SourceError, match=rf"cannot read '.*{path.name}' after document \d+, at about byte \d+: EOFError"
     ):

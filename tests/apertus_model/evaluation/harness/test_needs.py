@@ -41,8 +41,8 @@ def test_the_columns_are_those_of_the_templates_where_no_code_changes_rows() -> 
 @pytest.mark.parametrize(
     ("task", "refusal", "runs_code"),
     [
-        ("cruxeval_input", "it may run code of the model by itself", True),
-        ("longproc_pseudo_to_code_2k", "it may run code of the model by itself", True),
+        ("cruxeval_input", "it may run code of the model outside the sandbox", True),
+        ("longproc_pseudo_to_code_2k", "it may run code of the model outside the sandbox", True),
         ("humaneval_64_instruct", "", True),
         ("mmmu_val_art", "it asks about images or sound", False),
         ("humaneval", "", True),
