@@ -77,7 +77,11 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
         check_preferences(builder, stage, phase, parent)
     for index, planned in enumerate(trajectory.segments):
         data, extra = _data(builder, stage, phase, planned)
-        packing = trajectory.packing if isinstance(settings, MixtureTraining) else "concatenate"
+        packing = (
+            trajectory.packing
+            if isinstance(settings, MixtureTraining)
+            else extra.get("packing", Segment.model_fields["packing"].default)
+        )
         key = counter(data, trajectory.sequence_length, packing)
         inputs = dict(data)
         if isinstance(settings, MixtureTraining):

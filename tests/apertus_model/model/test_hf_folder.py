@@ -227,6 +227,7 @@ MEMORY = """
 import gc
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 import torch
 from apertus_model.stages import export
 from apertus_model.stages.import_model import save_weights
@@ -238,7 +239,7 @@ from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
 
 class Tokenizer:
-    manifest = {"facts": {"bos_id": 1, "eos_id": 2}, "files": {}}
+    manifest = SimpleNamespace(facts={"bos_id": 1, "eos_id": 2}, files={})
 
 def memory(name):  # of this process, in bytes
     return 1024 * int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])

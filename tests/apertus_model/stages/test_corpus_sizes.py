@@ -26,6 +26,13 @@ from infra.store import Artifact
 from tests.apertus_model.attempts import children, stored_bytes
 
 MIB = 2**20
+PEAK = """
+# The peak of a process counts what its parent held when it was forked: here a parent of a few megabytes
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(code)
+"""
 
 
 def _spec(folder: Path, memory: str, filters: list[dict[str, Any]], **process: Any) -> dict[str, Any]:
@@ -44,13 +51,15 @@ def _peak(bench: Any, name: str, spec: dict[str, Any], tokenizer: Artifact) -> t
     Path(job.scratch).mkdir(parents=True)
     file = bench.folder / f"{name}.json"
     file.write_text(job.model_dump_json())
-    process = subprocess.Popen(
-        [sys.executable, "-m", "apertus_model.stages", str(file)], stdin=subprocess.PIPE
+    stage = [sys.executable, "-m", "apertus_model.stages", str(file)]
+    run = subprocess.Popen(
+        [sys.executable, "-c", PEAK, *stage], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return Artifact(bench.store, job.path), used.ru_maxrss * 1024
+    with run:
+        assert run.stdout is not None
+        kilobytes = run.stdout.read().split()[-1]
+    assert run.returncode == 0
+    return Artifact(bench.store, job.path), int(kilobytes) * 1024
 
 
 @pytest.mark.slow

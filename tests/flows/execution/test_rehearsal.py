@@ -266,6 +266,7 @@ def test_the_operations_of_all_ranks_are_those_of_the_part(recipe: str, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @needs_compiler
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_is_shipped_builds_and_takes_the_memory_that_is_planned(recipe: str, tmp_path: Path) -> None:

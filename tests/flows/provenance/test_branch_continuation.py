@@ -121,6 +121,15 @@ VARIED = VARIED.replace(
 )
 
 
+def test_a_branch_of_fine_tuning_continues_after_the_conversations_that_were_drawn(
+    tmp_path: Path, store: Store
+) -> None:
+    recipe = write_recipe(tmp_path, VARIED)
+    branched = plan_of(branch(str(recipe), "sft@step=3", "later", [], store=store.url), store)
+    original = make(load(recipe), store)
+    assert each_step(branched, training(branched, "later")) == each_step(original, ["sft"])[3:]
+
+
 @pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
