@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from apertus_model.model.xielu import BETA, formula, formula_backward
 from apertus_model.optimizers import ademamix_triton
 from apertus_model.optimizers.ademamix import AdEMAMix
 from apertus_model.rehearsal import fake_cuda
+from apertus_model.rehearsal.allocations import tensors_in
 from benchmarks.kernel_code import compiled
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
@@ -168,30 +169,22 @@ class Moved(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not func.is_view and not func.__name__.startswith(NO_KERNEL):
-            inputs = [*_flat(args), *_flat(kwargs.values())]
+            inputs = [*tensors_in(args), *tensors_in(kwargs.values())]
             known = {tensor.data_ptr() for tensor in inputs}
             changed = [
                 tensor
                 for argument, value in zip(func._schema.arguments, args, strict=False)
                 if argument.alias_info is not None and argument.alias_info.is_write
-                for tensor in _flat([value])
+                for tensor in tensors_in([value])
             ]
             if func.__name__.startswith(("copy_", "fill_", "zero_")):  # these do not read what they change
                 inputs = inputs[1:]
-            made = [tensor for tensor in _flat([result]) if tensor.data_ptr() not in known]
+            made = [tensor for tensor in tensors_in([result]) if tensor.data_ptr() not in known]
             self.bytes += sum(
                 min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
                 for tensor in [*inputs, *changed, *made]
             )
         return result
-
-
-def _flat(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _flat(value)
 
 
 def eager_bytes(case: Case) -> float:

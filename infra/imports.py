@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Inside the block nothing is collected. Afterwards the collector never looks at what is there now, which
-    stays as long as the process; so a fork does not copy the pages of these objects."""
+    """Collects nothing inside the block. Afterwards the collector ignores all objects that exist by then:
+    they stay as long as the process, and a fork does not copy their pages."""
     enabled = gc.isenabled()
     gc.disable()
     try:

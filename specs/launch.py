@@ -212,6 +212,16 @@ class Launch(Spec):
         return self.degrees.tp
 
     @property
+    def worker_count(self) -> int | None:
+        """The stated number of workers."""
+        return self.workers.count if self.workers is not None else None
+
+    def workers_of_node(self, gpus: int, each: int) -> int:
+        """Workers of a part that is one process with `gpus` GPUs at hand, where each takes `each` of them: as
+        many as stated, else as many as there is room for."""
+        return self.worker_count or max(1, gpus // each)
+
+    @property
     def data_parallel(self) -> int:
         """Number of data-parallel ranks: each sees different samples of a global batch."""
         parallel = self.degrees

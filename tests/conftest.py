@@ -4,16 +4,16 @@ Hypothesis tries the same examples in every run, so that a red run is red again;
 looks for new ones.
 """
 
-import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from infra.imports import quick_imports
 from tests.infra.moto import Moto
 from tests.infra.swift import Swift, obstacle
 from tests.numerics import numerics, pytest_sessionfinish
@@ -22,8 +22,6 @@ from tests.numerics import pytest_addoption as add_numerics
 __all__ = ["numerics", "pytest_sessionfinish"]
 
 RUNS = "tests/e2e/"
-
-gc.disable()  # while the files of tests are imported, which takes a quarter less time
 
 # A shell or `nohup` starts the tests with these ignored, which programs would inherit;
 for number in (signal.SIGINT, signal.SIGHUP):
@@ -69,9 +67,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return Runs(config, log)
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    with quick_imports():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

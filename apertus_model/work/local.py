@@ -30,7 +30,7 @@ ANSWERS: TypeAdapter[Committed | Failure] = TypeAdapter(Committed | Failure)
 def workers_here(job: Job, processes: int, *, by_count: bool = True) -> int:
     """Workers on this machine: as launch.workers says (`by_count`), else as many as GPUs / GPUs of a worker,
     else `processes`. StageError for more than there are GPUs for."""
-    stated = job.launch.workers.count if job.launch.workers is not None and by_count else None
+    stated = job.launch.worker_count if by_count else None
     there = len(_gpus()) if job.gpus else 0
     if stated is not None and 0 < there < stated * job.gpus:
         raise StageError(

@@ -59,6 +59,5 @@ def launch_job(
         return SlurmJob(job, launch, profile, distributed=distributed, exclude=exclude)
     workers = 1
     if in_units and job.gpus:  # by default all that a node has room for, as on a machine
-        stated = launch.workers.count if launch.workers is not None else None
-        workers = stated or max(1, profile.gpus_per_node // job.gpus)
+        workers = launch.workers_of_node(profile.gpus_per_node, job.gpus)
     return KubernetesJob(job, launch, profile, distributed=distributed, workers=workers)

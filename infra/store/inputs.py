@@ -87,7 +87,7 @@ class Listing:
 
 
 def digest_of(contents: Iterable[tuple[str, str]]) -> str:
-    """The digest of (path, SHA-256) pairs, in the order of the paths: which fingerprints have."""
+    """The digest of (path, SHA-256) pairs, in the order of the paths. Fingerprints contain it."""
     total = hashlib.sha256()
     for path, sha256 in contents:
         total.update(canonical_json([path, sha256]).encode() + b"\n")

@@ -107,7 +107,7 @@ class PartWork:
     @property
     def workers(self) -> int | None:
         """None where the recipe states none: as many as the machine or the cluster runs."""
-        return self.node.launch.workers.count if self.node.launch.workers is not None else None
+        return self.node.launch.worker_count
 
     @property
     def seconds(self) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import fmean
 from typing import cast
 
@@ -12,6 +11,7 @@ from flows.planning.estimate.work import (
     SOURCES,
     WIDTH,
     Asked,
+    Count,
     Decoding,
     Known,
     NotCounted,
@@ -27,22 +27,6 @@ from specs.stages.evaluate import EvaluatePart
 from specs.stages.harness import MOST_ROWS, REQUESTS_PER_UNIT, HarnessPart
 from specs.stages.memorisation import ContinuationsPart
 from specs.stages.probe import ProbePart
-
-
-def evaluation_work(known: Known, node: Node) -> Work | None:
-    """None for other parts.
-
-    Raises:
-        NotCounted: a number is not stated.
-    """
-    kinds: dict[type[Part], Callable[[Known, Node], Work | None]] = {
-        EvaluatePart: _evaluation,
-        HarnessPart: _harness,
-        ContinuationsPart: _continuations,
-        ProbePart: _probe,
-    }
-    count = kinds.get(type(node.part))
-    return count(known, node) if count is not None else None
 
 
 def _held_out(known: Known, node: Node, length: int, samples: int) -> list[Number]:
@@ -177,3 +161,11 @@ def _probe(known: Known, node: Node) -> Work:
     return work._replace(
         read=work.read * (1 + 2 * vectors), forward_flops=work.forward_flops * (1 + 6 * vectors)
     )
+
+
+EVALUATION: dict[type[Part], Count] = {
+    EvaluatePart: _evaluation,
+    HarnessPart: _harness,
+    ContinuationsPart: _continuations,
+    ProbePart: _probe,
+}

@@ -16,18 +16,25 @@ from apertus_model.rehearsal.rates import SHEETS, Rates
 from flows.planning.estimate import time_and_cost
 from flows.planning.estimate.decode_time import Replica, decode_seconds
 from flows.planning.estimate.encoders import encoder_work
-from flows.planning.estimate.evaluation_work import evaluation_work
-from flows.planning.estimate.sampling_work import sampling_work
-from flows.planning.estimate.work import Known, NotCounted, Work, weakest
+from flows.planning.estimate.evaluation_work import EVALUATION
+from flows.planning.estimate.sampling_work import SAMPLING
+from flows.planning.estimate.work import Count, Known, NotCounted, Work, weakest
 from flows.planning.graph import Graph, Node
 from specs.cluster import Cluster
 from specs.launch import Launch
 from specs.stages.base import Part
+from specs.stages.classifier import FeaturesPart
 from specs.stages.harness import HarnessPart
 from specs.stages.memorisation import ContinuationsPart
 from specs.stages.preference_data import CompletionsPart
+from specs.stages.scores import ScoresPart
 
-KINDS = (sampling_work, evaluation_work, encoder_work)
+COUNTS: dict[type[Part], Count] = {
+    **SAMPLING,
+    **EVALUATION,
+    FeaturesPart: encoder_work,
+    ScoresPart: encoder_work,
+}
 TOO_LARGE = "time, since the model does not fit its GPUs"
 TOKENS = ("read_tokens", "sampled_tokens")
 
@@ -136,9 +143,8 @@ def workers_of(part: Part, launch: Launch, cluster: Cluster | None) -> int:
     of a node allow, which is what a run starts there (`apertus_model.work.local`)."""
     if not part.WORKERS:
         return 1
-    stated = launch.workers.count if launch.workers is not None else None
-    there = cluster.gpus_per_node // gpus_of_worker(part, launch) if cluster is not None else 1
-    return stated or max(1, there)
+    there = cluster.gpus_per_node if cluster is not None else 0
+    return launch.workers_of_node(there, gpus_of_worker(part, launch))
 
 
 def gpus_of_worker(part: Part, launch: Launch) -> int:
@@ -169,8 +175,11 @@ def infer(
 
 def work_of(known: Known, node: Node) -> Work | None:
     """What a part asks of its model; None for one that asks none."""
+    count = COUNTS.get(type(node.part))
+    if count is None:
+        return None
     try:
-        return next((work for kind in KINDS if (work := kind(known, node)) is not None), None)
+        return count(known, node)
     except NotCounted as error:
         return Work(missing=str(error))
 

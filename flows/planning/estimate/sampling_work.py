@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 from flows.planning.estimate import flops
-from flows.planning.estimate.work import WIDTH, Decoding, Known, NotCounted, Number, Work, weakest
+from flows.planning.estimate.work import WIDTH, Count, Decoding, Known, NotCounted, Number, Work, weakest
 from flows.planning.graph import Node
 from infra.store.hugging_face import stored_model
 from specs.stages.base import Part
@@ -22,23 +21,6 @@ from specs.stages.preference_data import (
     PromptsPart,
     RewardsPart,
 )
-
-
-def sampling_work(known: Known, node: Node) -> Work | None:
-    """None for other parts.
-
-    Raises:
-        NotCounted: a number is not stated.
-    """
-    kinds: dict[type[Part], Callable[[Known, Node], Work | None]] = {
-        CompletionsPart: _completions,
-        RewardsPart: _rewards,
-        EvaluateRewardPart: _labelled_pairs,
-        LogProbabilitiesPart: _log_probabilities,
-        TeacherTokensPart: _teacher_tokens,
-    }
-    count = kinds.get(type(node.part))
-    return count(known, node) if count is not None else None
 
 
 def _prompts(known: Known, node: Node) -> Number:
@@ -217,3 +199,12 @@ def _teacher_tokens(known: Known, node: Node) -> Work:
     tokens = part.samples * part.sequence_length
     operations = flops.scored(part.model, tokens, part.sequence_length)
     return Work(part.samples, tokens, 0, operations, width=WIDTH[part.precision.param])
+
+
+SAMPLING: dict[type[Part], Count] = {
+    CompletionsPart: _completions,
+    RewardsPart: _rewards,
+    EvaluateRewardPart: _labelled_pairs,
+    LogProbabilitiesPart: _log_probabilities,
+    TeacherTokensPart: _teacher_tokens,
+}

@@ -8,7 +8,7 @@ Invariant: a number that nothing states is not guessed: the part is then not cou
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from flows.planning.graph import Graph, Node
@@ -115,3 +115,7 @@ class Known:
         if not isinstance(part, ExportPart):
             raise NotCounted("a model that is not exported here")
         return part
+
+
+Count = Callable[[Known, Node], Work | None]
+"""The work of a part, None for none. Raises NotCounted when a number is not stated."""

@@ -77,11 +77,7 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
         check_preferences(builder, stage, phase, parent)
     for index, planned in enumerate(trajectory.segments):
         data, extra = _data(builder, stage, phase, planned)
-        packing = (
-            trajectory.packing
-            if isinstance(settings, MixtureTraining)
-            else extra.get("packing", Segment.model_fields["packing"].default)
-        )
+        packing = extra.get("packing", Segment.model_fields["packing"].default)
         key = counter(data, trajectory.sequence_length, packing)
         inputs = dict(data)
         if isinstance(settings, MixtureTraining):
@@ -91,7 +87,7 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
             )
             if mixture.fingerprint in behind:
                 consumed[key] = max(consumed.get(key, 0), behind.pop(mixture.fingerprint).samples)
-            extra |= {"excluded": [behind[name].samples for name in sorted(behind)], "packing": packing}
+            extra |= {"excluded": [behind[name].samples for name in sorted(behind)]}
             inputs |= {f"excluded:{index}": behind[name].mixture for index, name in enumerate(sorted(behind))}
             inputs |= _packed(builder, phase, mixture, trajectory)
         fields: dict[str, Any] = {
@@ -208,7 +204,8 @@ def _data(
         }
     mixture = builder.part(Reference.parse(planned.mixture))
     return {"mixture": mixture}, {
-        "source_names": [read.name for read in corpora(builder.graph, mixture.name)]
+        "source_names": [read.name for read in corpora(builder.graph, mixture.name)],
+        "packing": builder.graph.trajectories[phase.name].packing,
     }
 
 

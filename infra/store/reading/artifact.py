@@ -14,6 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -173,16 +174,19 @@ class Artifact:
 
     def json(self, name: str) -> Any:
         """A JSON file of the manifest. DamagedError when it is none."""
-        try:
+        with self._naming(name):
             return parse_json(self.bytes(name))
-        except ForeignError as error:
-            where = f"'{self.stored_name(name)}' in the store {self.store.url}"
-            raise DamagedError(f"{where} is damaged: {error}") from error
 
     def document(self, name: str, model: type[M]) -> M:
         """A JSON file of the manifest as its model. DamagedError when it is none."""
-        try:
+        with self._naming(name):
             return checked(model, self.json(name))
+
+    @contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        """Content that is not what it must be becomes a DamagedError with the place of the file."""
+        try:
+            yield
         except ForeignError as error:
             where = f"'{self.stored_name(name)}' in the store {self.store.url}"
             raise DamagedError(f"{where} is damaged: {error}") from error
@@ -274,9 +278,8 @@ def cache_folder() -> Path:
     stated = os.environ.get("APERTUS_CACHE")
     cache = Path(stated or Path(tempfile.gettempdir()) / f"apertus-cache-{os.getuid()}")
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = os.stat(
-        cache, follow_symlinks=bool(stated)
-    )  # another user may leave a link in the temporary folder
+    # another user may leave a link in the temporary folder
+    found = os.stat(cache, follow_symlinks=bool(stated))
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
         raise StoreError(
             f"the cache folder {cache} belongs to user {found.st_uid} and has mode"
