@@ -12,9 +12,9 @@ import fsspec
 
 
 def damaged(fs: fsspec.AbstractFileSystem, root: str) -> list[str]:
-    """Files that a marker names and that are not there, or not with the bytes that it states; and markers
-    that are no JSON."""
-    return [path for path, record in _named(fs, root) if record is None or record != _found(fs, path)]
+    """Files that a marker names and that are not there, or not with the bytes that it states, but for those
+    that a mark says were used up; and markers that are no JSON."""
+    return [path for path, record in _named(fs, root) if record is None or record != _found(fs, path, record)]
 
 
 def _named(fs: fsspec.AbstractFileSystem, root: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
@@ -37,19 +37,20 @@ def _named(fs: fsspec.AbstractFileSystem, root: str) -> Iterator[tuple[str, dict
                 f"{artifact.removesuffix('/checkpoints')}/attempts/{document['attempt']}/{document['folder']}"
             )
         elif artifact.endswith("/units"):
-            folder = ""
+            folder = ""  # every record has its path
         else:
             continue
         for file, record in document["files"].items():
             yield (
-                f"{folder}/{file}" if folder else f"{root}/{record['path']}",
+                f"{root}/{record['path']}" if "path" in record else f"{folder}/{file}",
                 {key: record[key] for key in ("size", "sha256")},
             )
 
 
-def _found(fs: fsspec.AbstractFileSystem, path: str) -> dict[str, Any] | None:
+def _found(fs: fsspec.AbstractFileSystem, path: str, stated: dict[str, Any]) -> dict[str, Any] | None:
     try:
         data = fs.cat_file(path)
     except FileNotFoundError:
-        return {}
+        folder, _, name = path.rpartition("/")
+        return stated if fs.exists(f"{folder}/.{name}.used") else None
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
