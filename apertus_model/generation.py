@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,18 +27,12 @@ from apertus_model.prompt_format import (
     TokenFormat,
     config_of,
 )
+from apertus_model.vllm_client import Vllm
 from infra.store import Artifact, Attempt
 from specs.launch import Launch
 from specs.stages.preference_data import Sampling
 
 __all__ = ["GenerationError", "Generator", "batch_seed", "local_folder", "open_generator", "prompts_at_once"]
-VLLM_PYTHON = "APERTUS_VLLM_PYTHON"  # the interpreter of the environment that has vLLM
-VLLM_FIX = (
-    "Fix: python -m venv FOLDER && FOLDER/bin/pip install vllm, on a machine with a GPU, and"
-    f" {VLLM_PYTHON}=FOLDER/bin/python; or choose engine: transformers"
-)
-# Variables that vLLM must not inherit.
-OURS = ("PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Generator(Protocol):
@@ -59,8 +50,8 @@ class Generator(Protocol):
 def open_generator(
     attempt: Attempt, sampling: Sampling, launch: Launch, *, end_of_turn_id: int, pad_id: int
 ) -> Generator:
-    """Opens the model of a part with the inputs of `CompletionsPart`. GenerationError when the engine is not
-    installed, or the model cannot be asked."""
+    """Opens the model of a part with the inputs of `CompletionsPart`. GenerationError when it cannot be
+    asked, VllmError when vLLM is not installed."""
     inputs = attempt.job.inputs
     served = sampling.engine == "server"
     if "model" not in inputs:
@@ -80,7 +71,7 @@ def open_generator(
 
 
 def open_folder(folder: Path, sampling: Sampling, written: TokenFormat, launch: Launch) -> Generator:
-    """Opens the model of a local folder. GenerationError when the engine is not installed."""
+    """Opens the model of a local folder. VllmError when vLLM is not installed."""
     if sampling.engine == "vllm":
         return VllmGenerator(folder, sampling, written, launch.tensor_parallel)
     return TransformersGenerator(folder, sampling, written)
@@ -163,35 +154,13 @@ class TransformersGenerator:
 
 
 class VllmGenerator:
-    """Sampling by vLLM, in bfloat16, in a separate process; `gpus` of this node share every layer. Each
-    prompt has its seed."""
+    """Sampling by vLLM. Each prompt has its seed."""
 
     def __init__(self, folder: Path, sampling: Sampling, written: TokenFormat, gpus: int) -> None:
         self._format, self._seed = written, sampling.seed
         # vLLM refuses several greedy completions, which are the same.
         self._copies = sampling.n if sampling.temperature == 0 else 1
-        python = os.environ.get(VLLM_PYTHON) or sys.executable
-        try:
-            self._process = subprocess.Popen(
-                [python, "-P", str(Path(__file__).with_name("vllm_process.py"))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={name: value for name, value in os.environ.items() if name not in OURS},
-            )
-        except OSError as error:
-            raise GenerationError(
-                f"{VLLM_PYTHON} names {python}, which cannot be run ({error}). {VLLM_FIX}"
-            ) from error
-        engine = {
-            "model": str(folder),
-            "tensor_parallel_size": gpus,
-            "dtype": "bfloat16",
-            "enable_prefix_caching": True,
-            "trust_remote_code": False,
-            "load_format": "safetensors",
-        }
-        drawn = {
+        self._sampling = {
             "n": sampling.n // self._copies,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -200,23 +169,9 @@ class VllmGenerator:
             "ignore_eos": True,
             "detokenize": False,
         }
-        answer = self._ask({"engine": engine, "sampling": drawn})
-        if "error" in answer:
-            message = f"engine: vllm is chosen, but {python} cannot import vLLM ({answer['error']})"
-            raise GenerationError(f"{message}. {VLLM_FIX}")
+        self._vllm = Vllm(folder, gpus)
 
     def complete(self, prompts: Sequence[Row], *, first: int) -> list[list[Completion]]:
         seeds = [batch_seed(self._seed, first + index) for index in range(len(prompts))]
-        answers = self._ask({"prompts": list(map(self._format.tokens, prompts)), "seeds": seeds})
+        answers = self._vllm.complete([*map(self._format.tokens, prompts)], seeds, self._sampling)
         return [[self._format.completion(tokens) for tokens in answer] * self._copies for answer in answers]
-
-    def _ask(self, question: dict[str, Any]) -> Any:
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            print(json.dumps(question), file=process.stdin, flush=True)
-        except BrokenPipeError:
-            pass  # it has ended, which is seen below
-        if not (line := process.stdout.readline()):
-            raise RuntimeError(f"vLLM ended with exit code {process.wait()}; its log above says why")
-        return json.loads(line)

@@ -1,11 +1,16 @@
-"""A process that runs vLLM, for `apertus_model.generation`. vLLM needs other releases of FastAPI and torch
+"""A process that runs vLLM, for `apertus_model.vllm_client`. vLLM needs other releases of FastAPI and torch
 than this project, so it has a separate environment, whose interpreter runs this file: it imports only the
 standard library and vLLM.
 
-Standard input has a line of JSON with the arguments of the engine and of sampling, then one for each batch:
-`{"prompts": [[ids]], "seeds": [int]}`. Standard output has `{}`, or `{"error": text}` where vLLM cannot be
-imported, then one for each batch: the ids of the completions of each prompt, `[[[ids]]]`. Output of vLLM goes
-to standard error.
+Standard input has a line of JSON with the arguments of the engine, then one for each batch of prompts, lists
+of ids. Standard output has `{}`, or `{"error": text}` where vLLM cannot be imported, then an answer to each:
+
+- to `{"prompts", "sampling": [arguments of SamplingParams, for each prompt]}`, the ids of the completions of
+  each prompt, `[[[id]]]`;
+- to `{"prompts", "tokens": [id]}`, for each prompt the logarithm of the probability of each of the tokens
+  after it, `[[float]]`, or `{"error": text}` where this release of vLLM cannot tell them.
+
+Output of vLLM goes to standard error.
 
 Invariant: the process ends with its standard input.
 """
@@ -17,6 +22,8 @@ import os
 import sys
 from typing import IO, Any
 
+MOST_TOKENS = 128  # whose probabilities vLLM tells at once
+
 
 def main(lines: IO[str], answers: IO[str]) -> None:
     """Answers line after line."""
@@ -24,20 +31,37 @@ def main(lines: IO[str], answers: IO[str]) -> None:
     def say(answer: Any) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
-    stated = json.loads(lines.readline())
+    engine = json.loads(lines.readline())
     try:
-        from vllm import LLM, SamplingParams
+        import vllm
     except ImportError as error:
         say({"error": str(error)})
         return
-    model = LLM(**stated["engine"])
+    model = vllm.LLM(**engine)
     say({})
     for line in lines:
         batch = json.loads(line)
         prompts = [{"prompt_token_ids": ids} for ids in batch["prompts"]]
-        parameters = [SamplingParams(**stated["sampling"], seed=seed) for seed in batch["seeds"]]
+        if "tokens" in batch:
+            say(log_probabilities(vllm, model, prompts, batch["tokens"]))
+            continue
+        parameters = [vllm.SamplingParams(**stated) for stated in batch["sampling"]]
         found = model.generate(prompts, parameters, use_tqdm=False)
         say([[list(output.token_ids) for output in answer.outputs] for answer in found])
+
+
+def log_probabilities(vllm: Any, model: Any, prompts: list[Any], tokens: list[int]) -> Any:
+    """For each prompt, log p of each of the tokens, before any temperature."""
+    if not hasattr(vllm.SamplingParams, "logprob_token_ids"):
+        return {"error": f"vLLM {vllm.__version__} does not tell the probabilities of chosen tokens"}
+    found: list[list[float]] = [[] for _ in prompts]
+    for begin in range(0, len(tokens), MOST_TOKENS):
+        some = tokens[begin : begin + MOST_TOKENS]
+        parameters = vllm.SamplingParams(max_tokens=1, logprob_token_ids=some, detokenize=False)
+        for row, answer in zip(found, model.generate(prompts, parameters, use_tqdm=False), strict=True):
+            (first,) = answer.outputs[0].logprobs
+            row += [first[token].logprob for token in some]
+    return found
 
 
 if __name__ == "__main__":

@@ -56,13 +56,15 @@ class Job(BaseModel):
     @property
     def gpus(self) -> int:
         """GPUs that a part needs on one node if it is one process that uses a whole model:
-        `launch.parallel.tp` for sampling and for running tasks, one for a reward model, a judge, an
-        encoder or a classifier but fastText, 0 for other parts and where a server answers. (Each
-        process of torchrun has one GPU.)"""
+        `launch.parallel.tp` for sampling, for running tasks and for a judge by vLLM, one for a reward
+        model, another judge, an encoder or a classifier but fastText, 0 for other parts and where a server
+        answers. (Each process of torchrun has one GPU.)"""
         if self.kind in ("rewards", "evaluate_reward"):
             reward = self.spec["reward"]
-            server = (reward.get("judge") or {}).get("server")
-            return int(reward.get("function") is None and server is None)
+            judge = reward.get("judge") or {}
+            if judge.get("engine") == "vllm":
+                return self.launch.tensor_parallel
+            return int(reward.get("function") is None and judge.get("server") is None)
         if self.kind == "features":
             return int(self.spec["encoder"] is not None)
         if self.kind == "scores":

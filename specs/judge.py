@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import Literal
 
 from pydantic import field_validator, model_validator
 
@@ -124,6 +125,14 @@ class Judge(Spec):
             "the model: `hf:` with any causal language model, or a checkpoint; asked by its chat template"
         ),
     )
+    engine: Literal["transformers", "vllm"] = identity(
+        "transformers",
+        neutral="transformers",
+        description=(
+            "of the model of `from`; transformers: on one GPU or none; vllm: in bfloat16, in a separate"
+            " environment, on launch.parallel.tp GPUs"
+        ),
+    )
     server: Server | None = identity(
         None,
         neutral=None,
@@ -182,6 +191,8 @@ class Judge(Spec):
     def _one_model(self) -> Judge:
         if (self.from_ is None) == (self.server is None):
             raise ValueError("a judge is a model or a server; state one of from, server")
+        if self.server is not None and self.engine != "transformers":
+            raise ValueError("engine is that of the model of `from`; leave it out for a server")
         if self.server is not None and self.server.api != "chat":
             raise ValueError("a server is asked by its own chat template; state server.api: chat")
         if (self.server is None) != (self.revision is None):

@@ -2,8 +2,7 @@
 as the first token of the reply?
 
 Invariants: the probability of an answer is that of all tokens that read as it, also with white space around
-it or in full width. Each question is computed alone, so what it gives does not depend on the others; no file
-is fetched and no code of a folder is run.
+it or in full width; no file is fetched and no code of a folder is run.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import copy
 import inspect
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pydantic import Field
 
 from apertus_model.rewards.base import RewardError, TooLongError, check_vocabulary
 from apertus_model.server_client import ServerClient
+from apertus_model.vllm_client import Vllm
 from specs.foreign import Foreign
 from specs.judge import Judge
 
@@ -34,14 +35,12 @@ def reads_as(token: str) -> str:
     return unicodedata.normalize("NFKC", token).strip()
 
 
-class FolderModel:
-    """A causal language model of a local Hugging Face folder, asked by its chat template.
+class ChatTokens:
+    """Questions and answers as the token ids of a folder's model, by its tokenizer and chat template.
 
     Args:
-        folder: with config, weights in safetensors, tokenizer and chat template.
-        name: for messages.
-        beginnings: two questions that have in common what all questions do, up to the first difference. The
-            tokens that they begin with are computed once.
+        folder: of a Hugging Face model.
+        name: of the judge, for messages.
         max_tokens: of a question; a longer one is an error.
         arguments: for the chat template.
 
@@ -49,54 +48,104 @@ class FolderModel:
         RewardError: transformers cannot open the folder, or there is no chat template.
     """
 
-    def __init__(
-        self, folder: Path, name: str, beginnings: tuple[str, str], max_tokens: int, arguments: Template
-    ) -> None:
-        from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-        from transformers.utils import logging as transformers_logging
+    def __init__(self, folder: Path, name: str, max_tokens: int, arguments: Template) -> None:
+        from transformers import PreTrainedTokenizerFast
 
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
         self._name, self._max_tokens, self._arguments = name, max_tokens, arguments
-        try:
-            self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-            self._model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
-            )
-        # transformers raises errors of many kinds for a folder that it cannot open
-        except Exception as error:
-            raise RewardError(
-                f"the judge {name} cannot be opened: {type(error).__name__}: {error}"
-            ) from error
-        check_vocabulary(f"judge {name}", self._tokenizer, self._model)
-        if not self._tokenizer.chat_template:
+        with opening(name):
+            self.tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        if not self.tokenizer.chat_template:
             raise RewardError(
                 f"the judge {name} has no chat template, so it cannot be asked. Fix: an instruct model, or"
                 " its chat_template.jinja in the folder"
             )
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model.to(self._device).eval()
-        # only the logits of the last token, where the architecture can leave out the others
-        keeps = "logits_to_keep" in inspect.signature(self._model.forward).parameters
-        self._last: dict[str, int] = {"logits_to_keep": 1} if keeps else {}
         self._ids: dict[str, list[int]] = {}
-        first, second = map(self.tokens, beginnings)
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-        self._shared = [token for token, _ in same]
-        self._cache: Any = self._forward(self._shared, None).past_key_values if self._shared else None
 
-    def ask(self, questions: Sequence[str], answers: Sequence[str]) -> list[list[float]]:
-        ids = [self._tokens_of(answer) for answer in answers]
-        return [self._probabilities(question, ids) for question in questions]
-
-    @torch.inference_mode()
-    def _probabilities(self, question: str, ids: list[list[int]]) -> list[float]:
-        tokens, cache, shared = self.tokens(question), None, len(self._shared)
+    def question(self, text: str) -> list[int]:
+        """What the model reads before its reply. TooLongError above `max_tokens`."""
+        tokens = self._encoded(self._rendered(text))
         if len(tokens) > self._max_tokens:
             raise TooLongError(
                 f"the judge would read {len(tokens):,} tokens, more than max_tokens {self._max_tokens:,} of"
                 " the reward. Fix: raise it, as far as the model allows, or lower max_tokens of the stage"
             )
+        return tokens
+
+    def answer(self, answer: str) -> list[int]:
+        """Ids of the tokens that read as an answer. RewardError when the answer itself is none of them."""
+        if not self._ids:
+            texts = self.tokenizer.batch_decode([[one] for one in range(len(self.tokenizer))])
+            for index, text in enumerate(texts):
+                self._ids.setdefault(reads_as(text), []).append(index)
+        before = self._rendered("?")
+        written = self._encoded(before + answer)[len(self._encoded(before)) :]
+        if len(written) != 1 or written[0] not in self._ids.get(answer, []):
+            pieces = self.tokenizer.convert_ids_to_tokens(written)
+            raise RewardError(
+                f"the judge {self._name} writes {answer!r} as {len(pieces)} tokens ({', '.join(pieces)}), so"
+                " the first token does not say which answer it is. Fix: a model whose tokenizer has every"
+                " digit, and the letters A and B, as single tokens"
+            )
+        return self._ids[answer]
+
+    def _rendered(self, question: str) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}],
+            add_generation_prompt=True,
+            tokenize=False,
+            **self._arguments,
+        )
+        return text
+
+    def _encoded(self, text: str) -> list[int]:
+        tokens: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tokens
+
+
+class TransformersModel:
+    """A causal language model of a local Hugging Face folder, asked through transformers, on one GPU or none.
+    Each question is computed alone, so what it gives does not depend on the others.
+
+    Args:
+        folder: with config, weights in safetensors, tokenizer and chat template.
+        name: of the judge, for messages.
+        chat: its questions.
+        beginnings: two questions that have in common what all questions do, up to the first difference. The
+            tokens that they begin with are computed once.
+
+    Raises:
+        RewardError: transformers cannot open the folder.
+    """
+
+    def __init__(self, folder: Path, name: str, chat: ChatTokens, beginnings: tuple[str, str]) -> None:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        self._chat = chat
+        with opening(name):
+            self._model: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
+            )
+        check_vocabulary(f"judge {name}", chat.tokenizer, self._model)
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._model.to(self._device).eval()
+        # only the logits of the last token, where the architecture can leave out the others
+        keeps = "logits_to_keep" in inspect.signature(self._model.forward).parameters
+        self._last: dict[str, int] = {"logits_to_keep": 1} if keeps else {}
+        first, second = map(chat.question, beginnings)
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+        self._shared = [token for token, _ in same]
+        self._cache: Any = self._forward(self._shared, None).past_key_values if self._shared else None
+
+    def ask(self, questions: Sequence[str], answers: Sequence[str]) -> list[list[float]]:
+        ids = [self._chat.answer(answer) for answer in answers]
+        return [self._probabilities(question, ids) for question in questions]
+
+    @torch.inference_mode()
+    def _probabilities(self, question: str, ids: list[list[int]]) -> list[float]:
+        tokens, cache, shared = self._chat.question(question), None, len(self._shared)
         if shared and tokens[:shared] == self._shared and len(tokens) > shared:
             tokens, cache = tokens[shared:], copy.deepcopy(self._cache)
         logits = self._forward(tokens, cache).logits[0, -1].double()
@@ -108,40 +157,29 @@ class FolderModel:
         row = torch.tensor([tokens], device=self._device)
         return self._model(input_ids=row, past_key_values=cache, use_cache=True, **self._last)
 
-    def tokens(self, question: str) -> list[int]:
-        """What the model reads before its reply."""
-        tokens: list[int] = self._encoded(self._rendered(question))
-        return tokens
 
-    def _rendered(self, question: str) -> str:
-        text: str = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}],
-            add_generation_prompt=True,
-            tokenize=False,
-            **self._arguments,
-        )
-        return text
+class VllmModel:
+    """A model of a local Hugging Face folder, asked through vLLM. The last digits of a probability can depend
+    on the questions that are computed together."""
 
-    def _encoded(self, text: str) -> list[int]:
-        tokens: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return tokens
+    def __init__(self, vllm: Vllm, chat: ChatTokens) -> None:
+        self._vllm, self._chat = vllm, chat
 
-    def _tokens_of(self, answer: str) -> list[int]:
-        """Ids of the tokens that read as an answer; the answer itself must be one of them."""
-        if not self._ids:
-            texts = self._tokenizer.batch_decode([[one] for one in range(len(self._tokenizer))])
-            for index, text in enumerate(texts):
-                self._ids.setdefault(reads_as(text), []).append(index)
-        before = self._rendered("?")
-        written = self._encoded(before + answer)[len(self._encoded(before)) :]
-        if len(written) != 1 or written[0] not in self._ids.get(answer, []):
-            pieces = self._tokenizer.convert_ids_to_tokens(written)
-            raise RewardError(
-                f"the judge {self._name} writes {answer!r} as {len(pieces)} tokens ({', '.join(pieces)}), so"
-                " the first token does not say which answer it is. Fix: a model whose tokenizer has every"
-                " digit, and the letters A and B, as single tokens"
-            )
-        return self._ids[answer]
+    def ask(self, questions: Sequence[str], answers: Sequence[str]) -> list[list[float]]:
+        ids = [self._chat.answer(answer) for answer in answers]
+        tokens = [self._chat.question(question) for question in questions]
+        found = self._vllm.log_probabilities(tokens, [one for same in ids for one in same])
+        return [[sum(math.exp(next(row)) for _ in same) for same in ids] for row in map(iter, found)]
+
+
+@contextmanager
+def opening(name: str) -> Iterator[None]:
+    """RewardError, which names the judge, in place of what transformers raises for a folder that it cannot
+    open: errors of many kinds."""
+    try:
+        yield
+    except Exception as error:
+        raise RewardError(f"the judge {name} cannot be opened: {type(error).__name__}: {error}") from error
 
 
 class _Best(Foreign):

@@ -15,6 +15,7 @@ from apertus_model.rewards.judge import AskedModel, Judge, beginnings
 from apertus_model.rewards.stored_answers import StoredAnswers
 from apertus_model.rewards.text import grounded_answer, reference_overlap
 from apertus_model.server_client import ServerFailure
+from apertus_model.vllm_client import Vllm
 from infra.store import Attempt
 from specs.base import canonical_json
 from specs.judge import clauses
@@ -88,7 +89,7 @@ def open_of_part(spec: RewardSpec, attempt: Attempt) -> Reward:
 def open_judge(spec: RewardSpec, attempt: Attempt) -> Judge:
     """The judge of a part, with the answers that the store has."""
     from apertus_model.generation import local_folder
-    from apertus_model.rewards.judge_model import FolderModel, ServerModel
+    from apertus_model.rewards.judge_model import ChatTokens, ServerModel, TransformersModel, VllmModel
 
     judge = spec.judge
     assert judge is not None, "checked by the caller"
@@ -99,10 +100,16 @@ def open_judge(spec: RewardSpec, attempt: Attempt) -> Judge:
         model = ServerModel(judge)
         identity: Any = [judge.server.identity_fields(), judge.revision]
     else:
-        folder = local_folder(attempt.input_artifact("judge"), attempt.workdir / "judge")
-        shared, arguments = beginnings(judge, constitution), judge.chat_template_kwargs
-        model = FolderModel(folder, str(judge.from_), shared, spec.max_tokens, arguments)
-        identity = stored
+        folder, title = (
+            local_folder(attempt.input_artifact("judge"), attempt.workdir / "judge"),
+            str(judge.from_),
+        )
+        chat = ChatTokens(folder, title, spec.max_tokens, judge.chat_template_kwargs)
+        if judge.engine == "vllm":
+            model = VllmModel(Vllm(folder, attempt.job.launch.tensor_parallel, spec.max_tokens + 1), chat)
+        else:
+            model = TransformersModel(folder, title, chat, beginnings(judge, constitution))
+        identity = stored if judge.engine == "transformers" else [stored, judge.engine]
     name = canonical_json([identity, judge.chat_template_kwargs])
     known = StoredAnswers(attempt.store, attempt.workdir, stored)
     return Judge(judge, constitution, model, name, known)

@@ -32,7 +32,7 @@ from specs.stages.preference_data import CompletionsPart
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the part. GenerationError when the engine that the spec names is not installed."""
+    """Runs the part. VllmError when the spec names vLLM and it is not installed."""
     part = CompletionsPart.model_validate(job.spec)
     units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
     counts: Counter[str] = Counter()

@@ -29,7 +29,7 @@ MOST_PROBES = 2**32  # of a corpus
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the part. GenerationError when the engine that the spec names is not installed."""
+    """Runs the part. VllmError when the spec names vLLM and it is not installed."""
     part = ContinuationsPart.model_validate(job.spec)
     units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
     written = write_rows(attempt, "continuations", read_units(units))

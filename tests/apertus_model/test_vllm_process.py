@@ -6,7 +6,7 @@ import io
 import json
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,35 +19,78 @@ def answered(*lines: Any) -> list[Any]:
     return [json.loads(line) for line in answers.getvalue().splitlines()]
 
 
-def test_every_prompt_has_its_seed_and_the_ids_of_its_completions(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Model:
-        """Completes a prompt with its sum and the seed, as often as `n` says."""
+class Parameters(SimpleNamespace):
+    logprob_token_ids = None
 
-        def __init__(self, **engine: Any) -> None:
-            assert engine == {"model": "/folder", "seed": 1}
 
-        def generate(self, prompts: list[Any], parameters: list[Any], use_tqdm: bool) -> list[Any]:
-            assert not use_tqdm
+class Model:
+    """Completes a prompt with its sum and the seed, as often as `n` says. The logarithm of the probability of
+    token t after a prompt is its sum - t."""
+
+    asked: ClassVar[list[int]] = []  # how many tokens' probabilities, for each call
+
+    def __init__(self, **engine: Any) -> None:
+        assert engine == {"model": "/folder", "seed": 1}
+
+    def generate(self, prompts: list[Any], parameters: Any, use_tqdm: bool) -> list[Any]:
+        assert not use_tqdm
+        sums = [sum(prompt["prompt_token_ids"]) for prompt in prompts]
+        if isinstance(parameters, list):
             return [
-                SimpleNamespace(
-                    outputs=[
-                        SimpleNamespace(token_ids=(sum(prompt["prompt_token_ids"]), settings["seed"]))
-                        for _ in range(settings["n"])
-                    ]
-                )
-                for prompt, settings in zip(prompts, parameters, strict=True)
+                SimpleNamespace(outputs=[SimpleNamespace(token_ids=(total, own.seed))] * own.n)
+                for total, own in zip(sums, parameters, strict=True)
             ]
+        tokens = parameters.logprob_token_ids
+        assert parameters.max_tokens == 1 and len(tokens) <= 128
+        Model.asked.append(len(tokens))
+        return [
+            SimpleNamespace(
+                outputs=[
+                    SimpleNamespace(
+                        logprobs=[{token: SimpleNamespace(logprob=float(total - token)) for token in tokens}]
+                    )
+                ]
+            )
+            for total in sums
+        ]
 
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=Model, SamplingParams=dict))  # type: ignore[arg-type]  # a module
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    module = SimpleNamespace(LLM=Model, SamplingParams=Parameters, __version__="0.9")
+    monkeypatch.setitem(sys.modules, "vllm", module)  # type: ignore[arg-type]  # a module
+    return module
+
+
+ENGINE = {"model": "/folder", "seed": 1}
+
+
+def test_every_prompt_has_its_seed_and_the_ids_of_its_completions(vllm: SimpleNamespace) -> None:
     found = answered(
-        {"engine": {"model": "/folder", "seed": 1}, "sampling": {"n": 2}},
-        {"prompts": [[1, 2], [3]], "seeds": [7, 8]},
-        {"prompts": [[4]], "seeds": [9]},
+        ENGINE,
+        {"prompts": [[1, 2], [3]], "sampling": [{"n": 2, "seed": 7}, {"n": 2, "seed": 8}]},
+        {"prompts": [[4]], "sampling": [{"n": 1, "seed": 9}]},
     )
-    assert found == [{}, [[[3, 7], [3, 7]], [[3, 8], [3, 8]]], [[[4, 9], [4, 9]]]]
+    assert found == [{}, [[[3, 7], [3, 7]], [[3, 8], [3, 8]]], [[[4, 9]]]]
+
+
+def test_probabilities_of_chosen_tokens_come_in_their_order_also_of_more_than_vllm_tells_at_once(
+    vllm: SimpleNamespace,
+) -> None:
+    tokens = [*range(200, 0, -1)]
+    Model.asked.clear()
+    _, found = answered(ENGINE, {"prompts": [[1000], [2000, 1]], "tokens": tokens})
+    assert found == [[float(total - token) for token in tokens] for total in (1000, 2001)]
+    assert Model.asked == [128, 72]
+
+
+def test_a_vllm_that_does_not_tell_probabilities_of_chosen_tokens_is_an_answer(vllm: SimpleNamespace) -> None:
+    vllm.SamplingParams = dict
+    _, found = answered(ENGINE, {"prompts": [[1]], "tokens": [1]})
+    assert found == {"error": "vLLM 0.9 does not tell the probabilities of chosen tokens"}
 
 
 def test_a_missing_vllm_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # type: ignore[arg-type]  # not importable
-    (found,) = answered({"engine": {}, "sampling": {}}, {"prompts": [[1]], "seeds": [1]})
+    (found,) = answered({}, {"prompts": [[1]], "sampling": [{}]})
     assert "vllm" in found["error"]

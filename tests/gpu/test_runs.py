@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from apertus_model.generation import VLLM_PYTHON
+from apertus_model.vllm_client import VLLM_PYTHON
 from flows.planning.plan import make
 from infra.store import Store
 from specs.recipe import load

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from apertus_model.generation import VLLM_PYTHON
+from apertus_model.vllm_client import VLLM_PYTHON
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "infra" / "docker"

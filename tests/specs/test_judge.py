@@ -59,6 +59,7 @@ def test_a_text_without_clauses_is_refused(text: str, message: str) -> None:
         ({**SERVED, "server": {"url": "http://host/v1", "model": "theirs"}}, "state server.api: chat"),
         ({**SERVED, "revision": None}, "revision is that of the model of a server"),
         ({**STATED, "revision": "1"}, "revision is that of the model of a server"),
+        ({**SERVED, "engine": "vllm"}, "engine is that of the model of `from`"),
         ({**STATED, "scale": [1, 10]}, "is no scale of digits"),
         ({**STATED, "scale": [5, 5]}, "is no scale of digits"),
         ({**STATED, "template": "{constitution} {prompt}"}, "does not have the field {completion}"),
@@ -86,6 +87,7 @@ def identity(**more: Any) -> Any:
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"pairwise": {}},
         {"pairwise": {"best": 3}},
+        {"engine": "vllm"},
     ],
 )
 def test_what_is_asked_is_identity(change: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from flows.planning.advice.given import Advice, Context
 from flows.planning.estimate.memory import memory_of_step
@@ -15,10 +15,11 @@ from flows.planning.estimate.training import PartEstimate
 from flows.planning.graph import Node
 from specs.launch import Launch
 from specs.layout import misfits
+from specs.stages.evaluate_reward import EvaluateRewardPart
 from specs.stages.export import ExportPart
 from specs.stages.harness import HarnessPart
 from specs.stages.model_folder import ModelFolderPart
-from specs.stages.preference_data import CompletionsPart
+from specs.stages.preference_data import CompletionsPart, RewardsPart
 from specs.stages.training import Segment
 
 # times the best interval, or a fraction of it; the expected loss is then up to about 1.7 times the least
@@ -79,7 +80,8 @@ def cluster_size(context: Context) -> Iterator[Advice]:
             )
     for node in context.graph.nodes.values():
         shared = node.launch.tensor_parallel
-        if _sampled_by(node) not in ("", "transformers", "server") and shared > cluster.gpus_per_node:
+        model = _asked(node)
+        if model is not None and model.engine in ("vllm", "harness") and shared > cluster.gpus_per_node:
             yield Advice(
                 "cluster-size",
                 node.stage,
@@ -134,12 +136,20 @@ def slow_corpus(context: Context) -> Iterator[Advice]:
         )
 
 
-def _sampled_by(node: Node) -> str:
-    """The engine that samples from a model or runs tasks on it: `transformers`, `vllm`, `server` or
-    `harness`; "" for other parts."""
-    if isinstance(node.part, CompletionsPart):
-        return node.part.sampling.engine
-    return "harness" if isinstance(node.part, HarnessPart) else ""
+class _Asked(NamedTuple):
+    """A model that a part samples from, runs tasks on or asks for judgements."""
+
+    engine: str  # `transformers`, `vllm`, `server` or `harness`
+    role: str  # of the model among the inputs
+
+
+def _asked(node: Node) -> _Asked | None:
+    part = node.part
+    if isinstance(part, CompletionsPart):
+        return _Asked(part.sampling.engine, "model")
+    if isinstance(part, (RewardsPart, EvaluateRewardPart)) and (judge := part.reward.judge) is not None:
+        return _Asked("server" if judge.server is not None else judge.engine, "judge")
+    return _Asked("harness", "model") if isinstance(part, HarnessPart) else None
 
 
 def gpu_memory(context: Context) -> Iterator[Advice]:
@@ -173,7 +183,7 @@ def gpu_memory(context: Context) -> Iterator[Advice]:
 
 
 def sampling_memory(context: Context) -> Iterator[Advice]:
-    """Parts of one process that hold a whole model. Only its weights are counted: in bfloat16 for vLLM, as
+    """Parts of which each process holds a whole model. Only its weights are counted: in bfloat16 for vLLM, as
     exported for the others, and as stored for a folder of another architecture. transformers uses one GPU;
     vLLM and the harness use `launch.parallel.tp` GPUs of a node."""
     cluster = context.estimates.cluster
@@ -181,9 +191,9 @@ def sampling_memory(context: Context) -> Iterator[Advice]:
         return
     limit = cluster.device.memory
     for node in context.graph.nodes.values():
-        if (engine := _sampled_by(node)) in ("", "server"):
+        if (asked := _asked(node)) is None or asked.engine == "server":
             continue
-        model = context.graph.nodes[node.inputs["model"].node or ""].part
+        engine, model = asked.engine, context.graph.nodes[node.inputs[asked.role].node or ""].part
         if isinstance(model, ModelFolderPart):
             halves = weights = model.weight_bytes
         else:

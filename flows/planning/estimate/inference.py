@@ -24,9 +24,10 @@ from specs.cluster import Cluster
 from specs.launch import Launch
 from specs.stages.base import Part
 from specs.stages.classifier import FeaturesPart
+from specs.stages.evaluate_reward import EvaluateRewardPart
 from specs.stages.harness import HarnessPart
 from specs.stages.memorisation import ContinuationsPart
-from specs.stages.preference_data import CompletionsPart
+from specs.stages.preference_data import CompletionsPart, RewardsPart
 from specs.stages.scores import ScoresPart
 
 COUNTS: dict[type[Part], Count] = {
@@ -149,9 +150,12 @@ def workers_of(part: Part, launch: Launch, cluster: Cluster | None) -> int:
 
 def gpus_of_worker(part: Part, launch: Launch) -> int:
     """GPUs of each process that holds a model."""
-    several = isinstance(part, HarnessPart) or (
-        isinstance(part, (CompletionsPart, ContinuationsPart)) and part.sampling.engine == "vllm"
-    )
+    if isinstance(part, (CompletionsPart, ContinuationsPart)):
+        several = part.sampling.engine == "vllm"
+    elif isinstance(part, (RewardsPart, EvaluateRewardPart)):
+        several = part.reward.judge is not None and part.reward.judge.engine == "vllm"
+    else:
+        several = isinstance(part, HarnessPart)
     return launch.tensor_parallel if several else 1
 
 

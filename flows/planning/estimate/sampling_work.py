@@ -157,7 +157,8 @@ def _reward_model(known: Known, node: Node) -> tuple[float, int]:
     if reward.from_ is not None or reward.judge is not None:
         scorer = known.input(node, "judge" if reward.judge is not None else "reward_model").part
         if isinstance(scorer, ExportPart):
-            return scorer.model.parameters, WIDTH[scorer.dtype]
+            halved = reward.judge is not None and reward.judge.engine == "vllm"
+            return scorer.model.parameters, WIDTH["bfloat16" if halved else scorer.dtype]
         folder = cast(ModelFolderPart, scorer)
         width = stored_model(folder.url).width
         if width is not None and folder.weight_bytes:

@@ -324,6 +324,7 @@ def _judge_inputs(
     if reward.max_tokens > context:
         message = f"max_tokens {reward.max_tokens:,} is above the context {context:,} of '{judge.from_}'"
         builder.problem((*path, "max_tokens"), message, f"state {context} or less.")
+    builder.sampled((*path, "judge", "engine"), model, judge.engine)
     return inputs | {"judge": reads(model)}
 
 

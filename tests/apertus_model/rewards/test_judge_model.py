@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from apertus_model.rewards import RewardError
-from apertus_model.rewards.judge_model import FolderModel, ServerModel
+from apertus_model.rewards.judge_model import ChatTokens, ServerModel, TransformersModel, VllmModel
+from apertus_model.vllm_client import VLLM_PYTHON, Vllm
 from specs.judge import Judge
 from tests.apertus_model.openai_server import Handler, Server, serving
 from tests.apertus_model.other_models import other_folder
@@ -27,8 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return other_folder(tmp_path_factory.mktemp("judge") / "model", "Qwen3ForCausalLM")
 
 
-def opened(folder: Path, max_tokens: int = 100) -> FolderModel:
-    return FolderModel(folder, "theirs", BEGINNINGS, max_tokens, {})
+def opened(folder: Path, max_tokens: int = 100) -> TransformersModel:
+    return TransformersModel(folder, "theirs", ChatTokens(folder, "theirs", max_tokens, {}), BEGINNINGS)
 
 
 def by_hand(folder: Path, question: str) -> torch.Tensor:
@@ -115,6 +117,38 @@ def test_a_question_that_is_too_long_is_an_error(folder: Path) -> None:
 def test_a_folder_that_is_no_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RewardError, match="the judge theirs cannot be opened"):
         opened(tmp_path)
+
+
+class ToldByTransformers:
+    """What vLLM says, computed by transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(folder)
+
+    def log_probabilities(self, prompts: list[list[int]], tokens: list[int]) -> list[list[float]]:
+        with torch.no_grad():
+            found = [self._model(torch.tensor([prompt])).logits[0, -1].double() for prompt in prompts]
+        return [torch.log_softmax(one, dim=-1)[tokens].tolist() for one in found]
+
+
+def test_vllm_is_asked_for_the_same_tokens(folder: Path) -> None:
+    told: Any = ToldByTransformers(folder)
+    found = VllmModel(told, ChatTokens(folder, "theirs", 100, {})).ask(QUESTIONS, DIGITS)
+    expected = opened(folder).ask(QUESTIONS, DIGITS)
+    assert all(one == pytest.approx(other, rel=1e-4) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(VLLM_PYTHON not in os.environ, reason=f"needs vLLM, in an environment of {VLLM_PYTHON}")
+def test_vllm_gives_the_probabilities_of_transformers(tmp_path: Path) -> None:
+    """Between 1e-10 and 1e-5 here; bfloat16 rounds logits of 20 to 0.06."""
+    folder = other_folder(tmp_path / "model", "Qwen3ForCausalLM", head_dim=32, hidden_size=64)
+    found = VllmModel(Vllm(folder, 1, 101), ChatTokens(folder, "theirs", 100, {})).ask(QUESTIONS, DIGITS)
+    for one, other in zip(found, opened(folder).ask(QUESTIONS, DIGITS), strict=True):
+        assert one == pytest.approx(other, rel=0.1)
+        assert max(other) > 100 * min(other)
 
 
 @pytest.fixture

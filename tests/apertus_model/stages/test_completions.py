@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from apertus_model.data.rows import Rows
-from apertus_model.generation import GenerationError, batch_seed
+from apertus_model.generation import batch_seed
+from apertus_model.vllm_client import VllmError
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
 from tests.apertus_model.preference_artifacts import put_model, put_rows
@@ -220,7 +221,7 @@ def test_vllm_that_is_not_installed_is_a_message(
 ) -> None:
     monkeypatch.setenv("APERTUS_VLLM_PYTHON", python)
     with pytest.raises(
-        GenerationError,
+        VllmError,
         match=r"(names /nonexistent/python|cannot import vLLM).*pip install vllm.*engine: transformers",
     ):
         _run(bench, put_model(bench, tokenizer), _prompts(bench, *PROMPTS), engine="vllm")

@@ -143,7 +143,9 @@ def test_more_stages_in_a_process_train_alike(tmp_path: Path, micro_batch_size: 
         )
         for stages in (None, 3)
     )
-    assert losses(three) == losses(default)  # norms of the gradients are added up in another order
+    # Norms of the gradients are added up in another order, which changes the last bits of later weights.
+    assert losses(three) == pytest.approx(losses(default), rel=1e-6)
+    assert losses(three)[0] == losses(default)[0]
     assert difference(three.weights, default.weights) < 1e-6
     assert difference(three.optimizer, default.optimizer) < 1e-6
 

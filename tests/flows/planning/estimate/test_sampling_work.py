@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from flows.planning.estimate.inference import work_of
+from flows.planning.estimate.work import Known
 from flows.planning.plan import Plan
+from flows.planning.run_records import Records
 from tools.published import plan_of
 
 Chat = Callable[..., Plan]
@@ -31,6 +34,13 @@ def numbers(part: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(
         part[name] for name in ("requests", "read_tokens", "sampled_tokens", "flops", "tokens_source")
     )
+
+
+def bytes_of_a_parameter(plan: Plan) -> int:
+    known = Known(plan.graph, plan.store, Records(plan.store, plan.pipeline.name))
+    work = work_of(known, plan.graph.nodes["preferences/rewards"])
+    assert work is not None
+    return work.width
 
 
 def test_counts_of_preference_data_are_those_made_by_hand(chat: Chat) -> None:
@@ -104,6 +114,8 @@ def test_a_judge_reads_completions_and_two_for_each_comparison(chat: Chat, tmp_p
     read, parameters = (128 + 2 * 192) * 30, plan.graph.trajectories["sft"].model.parameters
     assert numbers(parts(plan)["rewards"]) == (128 + 192, read, 0, 2 * parameters * read, "declared")
     server = f"{{url: 'http://h/v1', model: m, api: chat}}, revision: '1', constitution: {tmp_path}/c.md"
+    by_vllm = chat(DECLARED, *EXPECTED, reward, "stages.preferences.reward.judge.engine=vllm")
+    assert [bytes_of_a_parameter(one) for one in (plan, by_vllm)] == [4, 2]
     served = chat(DECLARED, *EXPECTED, f"stages.preferences.reward={{judge: {{server: {server}}}}}")
     assert parts(served)["rewards"]["not_counted"] == "the model of a server"
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from flows.planning.estimate.inference import gpus_of_worker
 from flows.planning.plan import Plan, make
 from infra.store import Store
 from specs.errors import SpecError
+from specs.job import Job
 from specs.recipe import load
 from specs.stages.export import ExportPart
 from specs.stages.qrpo import QrpoSegment
@@ -105,6 +107,23 @@ def test_a_judge_that_cannot_judge_is_refused_by_the_plan(
         judged(constitution, override)
     assert field in str(caught.value)
     assert message in str(caught.value)
+
+
+def test_a_judge_by_vllm_is_another_reward_on_as_many_gpus_as_share_its_layers(judged: Planned) -> None:
+    heads = "stages.pretrain.model.n_kv_heads=2"
+    before = judged("1. Be kind.", heads)
+    after = judged(
+        "1. Be kind.",
+        heads,
+        "stages.preferences.reward.judge.engine=vllm",
+        "stages.preferences.launch={processes: 2, parallel: {tp: 2}}",
+    )
+    assert "preferences/rewards" in changed(before, after)
+    assert not {"preferences/completions", "preferences/judge"} & changed(before, after)
+    nodes = [plan.graph.nodes["preferences/rewards"] for plan in (before, after)]
+    assert [gpus_of_worker(node.part, node.launch) for node in nodes] == [1, 2]
+    jobs = [Job.model_construct(kind="rewards", spec=one.part.to_json(), launch=one.launch) for one in nodes]
+    assert [job.gpus for job in jobs] == [1, 2]
 
 
 def test_a_judge_that_a_server_has_needs_no_folder(judged: Planned, tmp_path: Path) -> None:

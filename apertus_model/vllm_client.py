@@ -1,0 +1,97 @@
+"""vLLM for a local folder, in a process of its own (`apertus_model.vllm_process`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from specs.errors import StageError
+
+VLLM_PYTHON = "APERTUS_VLLM_PYTHON"  # the interpreter of the environment that has vLLM
+VLLM_FIX = (
+    "Fix: python -m venv FOLDER && FOLDER/bin/pip install vllm, on a machine with a GPU, and"
+    f" {VLLM_PYTHON}=FOLDER/bin/python; or choose engine: transformers"
+)
+# Variables that vLLM must not inherit.
+OURS = ("PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class VllmError(StageError):
+    """vLLM cannot be used."""
+
+
+class Vllm:
+    """An opened folder, in bfloat16.
+
+    Args:
+        folder: with config and weights in safetensors. No code of it is run.
+        gpus: of this node, which share every layer.
+        max_tokens: of a prompt and its completion together; what the model allows by default.
+
+    Raises:
+        VllmError: there is no vLLM.
+    """
+
+    def __init__(self, folder: Path, gpus: int, max_tokens: int | None = None) -> None:
+        python = os.environ.get(VLLM_PYTHON) or sys.executable
+        try:
+            self._process = subprocess.Popen(
+                [python, "-P", str(Path(__file__).with_name("vllm_process.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={name: value for name, value in os.environ.items() if name not in OURS},
+            )
+        except OSError as error:
+            raise VllmError(
+                f"{VLLM_PYTHON} names {python}, which cannot be run ({error}). {VLLM_FIX}"
+            ) from error
+        engine = {
+            "model": str(folder),
+            "tensor_parallel_size": gpus,
+            "dtype": "bfloat16",
+            "enable_prefix_caching": True,
+            "trust_remote_code": False,
+            "load_format": "safetensors",
+            "max_model_len": max_tokens,
+        }
+        answer = self._ask({name: value for name, value in engine.items() if value is not None})
+        if "error" in answer:
+            raise VllmError(
+                f"engine: vllm is chosen, but {python} cannot import vLLM ({answer['error']}). {VLLM_FIX}"
+            )
+
+    def complete(
+        self, prompts: Sequence[list[int]], seeds: Sequence[int], sampling: dict[str, Any]
+    ) -> list[list[list[int]]]:
+        """Ids of the completions of each prompt, which has its own seed. `sampling`: arguments of vLLM's
+        `SamplingParams`."""
+        found: list[list[list[int]]] = self._ask(
+            {"prompts": prompts, "sampling": [sampling | {"seed": seed} for seed in seeds]}
+        )
+        return found
+
+    def log_probabilities(self, prompts: Sequence[list[int]], tokens: list[int]) -> list[list[float]]:
+        """log p of each of the tokens as the first one after each prompt, among the whole vocabulary.
+        VllmError for a release of vLLM that does not tell them."""
+        answer = self._ask({"prompts": prompts, "tokens": tokens})
+        if isinstance(answer, dict):
+            raise VllmError(f"{answer['error']}. Fix: a later release of vLLM")
+        found: list[list[float]] = answer
+        return found
+
+    def _ask(self, question: dict[str, Any]) -> Any:
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            print(json.dumps(question), file=process.stdin, flush=True)
+        except BrokenPipeError:
+            pass  # it has ended, which is seen below
+        if not (line := process.stdout.readline()):
+            raise RuntimeError(f"vLLM ended with exit code {process.wait()}; its log above says why")
+        return json.loads(line)
