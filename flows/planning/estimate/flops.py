@@ -50,7 +50,7 @@ def forward(model: ModelSpec, sequence_length: int) -> Forward:
     """One forward pass over full logits."""
     return Forward(
         model.layer_runs * 2 * model.layer_matrices,
-        model.layer_runs * 4 * model.query_dim * sequence_length,
+        model.layer_runs * 2 * int(model.scores(sequence_length)),
         2 * model.outputs * model.dim,
         2 * model.sum_weights * model.dim,
     )
@@ -59,7 +59,8 @@ def forward(model: ModelSpec, sequence_length: int) -> Forward:
 def scored(model: ModelSpec, tokens: float, sequence_length: float) -> int:
     """Of a forward pass over `tokens` tokens in sequences of that length, with the logits of all of them."""
     once = forward(model, 1)
-    return round(tokens * (once.projections + once.sums + once.scores * sequence_length + once.output))
+    scores = model.layer_runs * 2 * model.scores(sequence_length)
+    return round(tokens * (once.projections + once.sums + scores + once.output))
 
 
 def prefill(model: ModelSpec, tokens: float) -> int:
@@ -118,7 +119,7 @@ def backward(segment: Segment) -> int:
                 if half == "attention":
                     read = product(f"{layer}.attention.qkv", read)
                     read = read or any(f"{layer}.attention.{one}_norm.weight" in own for one in "qk")
-                    total += read * 2 * 4 * model.query_dim * length
+                    total += read * 2 * 2 * int(model.scores(length))
                     given.append(product(f"{layer}.attention.wo", read))
                     continue
                 wide = [product(f"{layer}.feed_forward.{name}", read) for name in ("gate", "up")]
