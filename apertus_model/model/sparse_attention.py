@@ -158,7 +158,7 @@ def select(
                 ("query_draws", "key_draws"), (method.queries, method.keys), LEFT_OUT, strict=True
             ):
                 number = int(share * length)
-                first = draws[name][:, :length].argsort(dim=-1).argsort(dim=-1) < number
+                first = draws[name][:, :length].argsort(dim=-1, stable=True).argsort(dim=-1) < number
                 sides.append(Tokens(torch.where(first, room, documents), place, number))
             return Selection(*sides, None)
         case Windowed():
@@ -188,15 +188,15 @@ def sizes(method: SparseAttention, config: GQAttention.Config) -> dict[str, tupl
             return {}
 
 
-def draw(method: SparseAttention, layer: int, name: str, size: tuple[int, ...]) -> torch.Tensor:
+def draw(method: Hashed | Dropped, layer: int, name: str, size: tuple[int, ...]) -> torch.Tensor:
     """Random numbers of one name, float32: for `hash` directions of length 1, for `drop` what places are
-    ordered by. Every head has a generator of its own."""
-    assert not isinstance(method, Windowed)
+    ordered by, of which a longer row has more. Every head has a generator of its own."""
     heads = []
     for head in range(size[0]):
         digest = hashlib.sha256(f"{method.seed}/{layer}/{name}/{head}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-        heads.append(torch.randn(size[1:], generator=generator))
+        numbers = torch.rand if isinstance(method, Dropped) else torch.randn
+        heads.append(numbers(size[1:], generator=generator))
     found = torch.stack(heads)
     return F.normalize(found, dim=1) if isinstance(method, Hashed) else found
 
@@ -219,6 +219,7 @@ class ChoosingAttention(GQAttention):
 
     def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
         for name, size in self.sizes.items():
+            assert not isinstance(self.method, Windowed)
             drawn = draw(self.method, self.layer, name, size)
             setattr(self, name, drawn.to(buffer_device or getattr(self, name).device))
 

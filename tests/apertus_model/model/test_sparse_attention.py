@@ -151,9 +151,9 @@ def test_it_is_the_softmax_over_the_keys_that_are_seen(name: str, way: str, nume
     assert not found.transpose(0, 2, 1, 3)[alone].any(), "queries without a key"
     numerics(
         "model",
-        f"sparse attention by {way}",
-        source="softmax(q k / sqrt(d)) v over keys of a bucket, a window or those kept (arXiv 2306.01160)",
-        against="loops in float64; hash, drop and window; documents, grouped heads, queries without a key",
+        "sparse attention",
+        source="softmax(s q k) v over the keys that a head chooses",
+        against="loops in float64",
         difference=float(np.abs(found - reference(*arrays, seen)).max()),
         allowed=2e-6,
     )
@@ -177,9 +177,9 @@ def test_its_gradient_is_that_of_the_formula(name: str, way: str, numerics: Nume
         assert one.grad is not None and expected.grad is not None and one.grad.isfinite().all()
         numerics(
             "model",
-            f"gradients of sparse attention by {way}",
-            source="the same formula, with its derivatives by queries, keys and values",
-            against="autograd in float64",
+            "gradient of sparse attention",
+            source="softmax(s q k) v over the keys that a head chooses",
+            against="autograd through the formula in float64",
             difference=float((one.grad.double() - expected.grad).abs().max()),
             allowed=5e-6,
         )
@@ -261,6 +261,8 @@ def test_random_numbers_follow_from_seed_layer_and_global_head() -> None:
     found = draw(method, 5, "key_draws", (8, WIDTH, 3))
     torch.testing.assert_close(found.norm(dim=1), torch.ones(8, 3))
     assert torch.equal(draw(method, 5, "key_draws", (4, WIDTH, 3)), found[:4]), "of however many heads"
+    drop = METHODS["drop"]
+    assert torch.equal(draw(drop, 0, "key_draws", (2, 99))[:, :60], draw(drop, 0, "key_draws", (2, 60)))
     others = [
         draw(method, 6, "key_draws", (8, WIDTH, 3)),
         draw(method.model_copy(update={"seed": 4}), 5, "key_draws", (8, WIDTH, 3)),
