@@ -32,6 +32,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.common.attention import FlexAttention, GQAttention
 from torchtitan.models.common.decoder_sharding import dense_param_placement
+from torchtitan.protocols.sharding import ShardingConfig
 
 from apertus_model.model.attention import SdpaAttention, TakesDocuments
 from specs.sparse_attention import Dropped, Hashed, SparseAttention, Windowed
@@ -160,7 +161,7 @@ def select(
                 number = int(share * length)
                 first = draws[name][:, :length].argsort(dim=-1, stable=True).argsort(dim=-1) < number
                 sides.append(Tokens(torch.where(first, room, documents), place, number))
-            return Selection(*sides, None)
+            return Selection(sides[0], sides[1], None)
         case Windowed():
             rooms = [documents.expand(-1, number, -1) for number in (heads, key_heads)]
             return Selection(Tokens(rooms[0], place), Tokens(rooms[1], place), method.window)
@@ -209,6 +210,8 @@ class ChoosingAttention(GQAttention):
     class Config(GQAttention.Config):
         method: SparseAttention
         layer: int  # of the whole model
+
+    _sharding_config: ShardingConfig | None
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -268,7 +271,7 @@ class MaskedAttention(SdpaAttention):
         k_BLNH: torch.Tensor,
         v_BLNH: torch.Tensor,
         *,
-        attention_masks: Selection,  # type: ignore[override]
+        attention_masks: Selection,
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
@@ -299,7 +302,7 @@ class ArrangedAttention(FlexAttention):
     class Config(FlexAttention.Config, TakesDocuments):
         pass
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         q_BLNH: torch.Tensor,
         k_BLNH: torch.Tensor,

@@ -10,9 +10,8 @@ feed-forward F, V words and sequences of S tokens, a token costs
 
 (6 D F with SwiGLU, which has a third matrix; 2 D more for each state in a sum of a layer schedule), which is
 6 N + 12 L Q S for the N parameters in matrices without the input embedding. Scores are counted in full: the
-savings of the causal mask and of document boundaries are ignored (factor 1, not 1/2); sparse attention has its
-share of them. 70B over 15T tokens of
-4,096: 6.74e24, as published.
+savings of the causal mask and of document boundaries are ignored (factor 1, not 1/2); sparse attention has
+its share of them. 70B over 15T tokens of 4,096: 6.74e24, as published.
 
 Invariant: recomputation is never part of `training`: utilisation (MFU) is measured in model FLOPs, so
 activation checkpointing lowers it. Both agree with torch's FlopCounterMode on the real model

@@ -69,7 +69,7 @@ class LayerMemory:
         blocks in both directions, int32. What is left out is counted as kept."""
         if self.model.attention is None:
             return 0.0
-        kept = self.b * self.model.query_dim
+        kept: float = self.b * self.model.query_dim
         if not self.masked:
             blocks = self.tokens / self.rows / BLOCK**2
             kept += 24 * (self.model.n_heads + self.model.n_kv_heads) + 8 * self.model.n_heads * blocks
