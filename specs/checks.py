@@ -6,17 +6,19 @@ every breakpoint falls inside its stage, and every batch can be divided.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from specs.dependencies import MODELS, order, uses
 from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean
 from specs.figures import misnamed
 from specs.launch import Launch
 from specs.layout import Misfit, misfits
+from specs.model import ModelSpec
 from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.pipeline import Pipeline
 from specs.resolution import resolve
 from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec
+from specs.sparse_attention import BACKENDS
 from specs.stages import TRAINING
 from specs.stages.base import FromCheckpoint, Stage
 from specs.stages.classifier import ClassifierStage
@@ -31,7 +33,7 @@ from specs.stages.mixture import MixtureStage
 from specs.stages.preference_data import PreferenceSet
 from specs.stages.select import SelectStage
 from specs.stages.tokenizer import TokenizerStage
-from specs.stages.training import TrainingStage
+from specs.stages.training import Phase, TrainingStage
 from specs.trajectory import Trajectory, phase_of, phases
 from specs.units import Reference
 
@@ -320,9 +322,14 @@ def _check_layout(
                 yield Problem((*phase.path, "optimizer", "name"), reason)
             if optimizer and (reason := refused_anomalies(optimizer, phase.settings.anomalies)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
-        for trajectory in (
-            trajectories[phase.name] for phase in stage.phases(name) if phase.name in trajectories
-        ):
+        for phase in stage.phases(name):
+            if (trajectory := trajectories.get(phase.name)) is None:
+                continue
+            models = [trajectory.model]
+            if isinstance(stage, DistillStage):
+                teacher = trajectories.get(phase_of(stage.teacher, trajectories))
+                models += [teacher.model] if teacher is not None else []
+            yield from _check_backend(phase, models)
             for segment in trajectory.segments:
                 found += misfits(launch, trajectory.model, trajectory.sequence_length, segment.batch)
         if isinstance(stage, DistillStage):
@@ -332,6 +339,19 @@ def _check_layout(
         found += misfits(launch, parent.model) if parent is not None else []
     for misfit in dict.fromkeys(found):
         yield Problem((*at, misfit.field), f"'{name}': {misfit.message}", misfit.fix)
+
+
+def _check_backend(phase: Phase, models: Iterable[ModelSpec]) -> Iterator[Problem]:
+    """Whether the attention backend that a phase states computes the attention of its models."""
+    backend = phase.settings.attention
+    for chosen in (model.attention for model in models):
+        if chosen is not None and backend not in ("auto", *BACKENDS):
+            message = (
+                f"'{phase.name}': {backend} computes whole documents, and model.attention (sparse:"
+                f" {chosen.sparse}) chooses keys in every head"
+            )
+            fix = f"state attention: auto, {' or '.join(BACKENDS)}."
+            yield Problem((*phase.path, "attention"), message, fix)
 
 
 def _of_teacher(launch: Launch, teacher: Trajectory | None) -> Iterator[Misfit]:

@@ -45,6 +45,11 @@ def misfits(
     if stages > 1 and model.method is not None:
         field, method = model.method
         yield Misfit("pp", f"model.{field} {method.PIPELINE}", "use pp: 1.")
+    if cp > 1 and model.attention is not None:
+        message = (
+            f"model.attention (sparse: {model.attention.sparse}) chooses among the keys of a whole sequence"
+        )
+        yield Misfit("cp", f"{message}, of which a process has a part", "use cp: 1.")
     if model.n_layers + 2 < 2 * stages:
         kind = f" ({stages // parallel.pp} per process)" if stages > parallel.pp else ""
         message = (

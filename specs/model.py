@@ -14,6 +14,7 @@ from pydantic import model_validator
 from specs.base import Spec, execution, identity
 from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import MOST_LAYERS, DepthAverage, Method, Step, plain
+from specs.sparse_attention import SparseAttention
 
 MOST = 2**24
 """Limit of a width, a number of heads and a vocabulary: thousands of times that of any model."""
@@ -144,6 +145,12 @@ class ModelSpec(Spec):
         neutral=None,
         description="runs neighbouring layers at the same time (layer parallelism), as a rewrite stage does",
     )
+    attention: SparseAttention | None = identity(
+        None,
+        neutral=None,
+        description="every head computes a part of the pairs of queries and keys; all by default. An export"
+        " needs full attention, to which a rewrite stage goes back",
+    )
     norm_eps: float = identity(1e-5, gt=0)
     init_std: float = identity(
         0.008944,
@@ -190,8 +197,14 @@ class ModelSpec(Spec):
 
     @property
     def without_method(self) -> ModelSpec:
-        """The plain stack of the same layers."""
-        return self.model_copy(update=dict.fromkeys(self._methods))
+        """The plain stack of the same layers, with full attention."""
+        return self.model_copy(update=dict.fromkeys([*self._methods, "attention"]))
+
+    def scores(self, sequence_length: float) -> float:
+        """Multiply-adds of a layer's scores and weighted values, per token; in full, not halved by the causal
+        mask, times the share of the pairs that sparse attention computes."""
+        full = 2 * self.query_dim * sequence_length
+        return full if self.attention is None else round(full * self.attention.share(sequence_length))
 
     @property
     def plain_stack(self) -> bool:
@@ -253,6 +266,5 @@ class ModelSpec(Spec):
     def flops_per_token(self, sequence_length: int) -> int:
         """Training FLOPs per token: 3 x forward, 2 per multiply-add, full (not halved) attention scores
         (report, appendix E)."""
-        scores = 2 * self.query_dim * sequence_length
-        layers = self.layer_runs * (self.layer_matrices + scores)
+        layers = self.layer_runs * (self.layer_matrices + int(self.scores(sequence_length)))
         return 3 * 2 * (layers + (self.sum_weights + self.outputs) * self.dim)

@@ -121,22 +121,28 @@ def _alone(name: str, trajectory: Trajectory, start: Point) -> Trajectory:
 
 
 def _rewritten(name: str, stage: RewriteStage, found: dict[str, Trajectory], best: Best) -> Trajectory:
-    """The trajectory of a checkpoint with another order of its layers."""
+    """The trajectory of a checkpoint that is computed in another way."""
     at: FieldPath = ("stages", name)
     start = point_of(stage.from_, found, (*at, "from"), best)
     read = found[start.phase]
-    if read.model.method is not None:
-        message = f"the layers of '{stage.from_}' have another order already: {read.model.method[0]}"
-        raise SpecError.of((*at, "from"), message, "name a checkpoint whose layers run one after the other.")
-    if obstacle := stage.layer_pairs.obstacle(read.model.n_layers):
-        raise SpecError.of((*at, "layer_pairs"), obstacle, "state a range inside the model.")
-    model = read.model.model_copy(update={"layer_pairs": stage.layer_pairs})
+    if stage.layer_pairs is not None:
+        if read.model.method is not None:
+            message = f"the layers of '{stage.from_}' have another order already: {read.model.method[0]}"
+            fix = "name a checkpoint whose layers run one after the other."
+            raise SpecError.of((*at, "from"), message, fix)
+        if obstacle := stage.layer_pairs.obstacle(read.model.n_layers):
+            raise SpecError.of((*at, "layer_pairs"), obstacle, "state a range inside the model.")
+    model = read.model.model_copy(update=stage.changes)
+    if model == read.model:
+        (field,) = stage.changes
+        message = f"'{stage.from_}' is computed in that way already"
+        raise SpecError.of((*at, field), message, "state another, or leave out the stage.")
     return replace(_alone(name, read, start), model=model, parent=start, rewritten=True)
 
 
 def _selected(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best: Best) -> Trajectory:
     """The trajectory of the candidate that is currently chosen. All candidates have the same dimensions, so
-    later stages can be planned before the choice; the order of their layers may differ."""
+    later stages can be planned before the choice; how they are computed may differ."""
     among = candidates(pipeline, name)
     starts = [point_of(ref, found, path, best) for path, ref in among]
     models = [found[start.phase].model.without_method.identity_fields() for start in starts]

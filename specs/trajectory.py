@@ -73,7 +73,7 @@ class Trajectory:
     context_length: int  # longest sequences that the model was trained on, here or before
     chat: bool = False  # whether the model ends its turns
     merged: bool = False  # whether it is a merge
-    rewritten: bool = False  # whether it is a checkpoint with another order of its layers, and trains nothing
+    rewritten: bool = False  # whether it is a checkpoint that is computed in another way, and trains nothing
     imported: bool = False  # whether it is a Hugging Face model, which has weights only
     z_loss: float = 0.0  # weight of the square of ln Z in the loss
     trainable: tuple[str, ...] = ()  # patterns of the parameters that are trained, sorted; all without

@@ -233,6 +233,18 @@ def document_offsets(positions: torch.Tensor, device: torch.device | None = None
     return VarlenMetadata(offsets, offsets, longest, longest)
 
 
+class TakesDocuments:
+    """Config of an inner attention whose layer makes the mask, of the numbers of documents
+    (`document_numbers`)."""
+
+    __slots__ = ()
+
+
+def document_numbers(positions: torch.Tensor) -> torch.Tensor:
+    """Number of each token's document in its row, int64 of the shape of `positions`."""
+    return (positions == 0).cumsum(dim=1)
+
+
 def begun_rows(positions: torch.Tensor) -> torch.Tensor:
     """`positions` with a 0 at the head of every row, so that the rest of a document that began in an earlier
     row counts as a document of its own. torchtitan's block masks have no entry for tokens before the first

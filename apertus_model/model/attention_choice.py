@@ -47,6 +47,7 @@ class Setting(NamedTuple):
     context_parallel: int  # ranks that share one sequence
     head_dim: int
     sequence_length: int | None = None  # of every row, in tokens; None if rows differ in length
+    sparse: bool = False  # whether heads choose the keys that they see
 
 
 class Choice(NamedTuple):
@@ -109,6 +110,8 @@ def _obstacle(name: str, setting: Setting) -> str | None:
 
 def _flash_obstacle(setting: Setting) -> str | None:
     """Why the variable-length kernels cannot run; None if they can."""
+    if setting.sparse:
+        return "the variable-length kernels compute whole documents, and the heads of this model choose keys"
     if setting.context_parallel > 1:
         return (
             f"the variable-length kernels cannot split a sequence over {setting.context_parallel}"

@@ -29,8 +29,10 @@ from torchtitan.protocols.module import Module
 from apertus_model.device import has_kernels
 from apertus_model.model.attention import (
     SdpaAttention,
+    TakesDocuments,
     begun_rows,
     document_mask,
+    document_numbers,
     document_offsets,
     inner_attention,
 )
@@ -42,6 +44,7 @@ from apertus_model.model.on_host import OnHost, copy_to, host_tensor
 from apertus_model.model.output import LossFunction, OutputLayer, RewardHead
 from apertus_model.model.rotation import rotate
 from apertus_model.model.sharding import set_sharding
+from apertus_model.model.sparse_attention import choosing
 from specs.model import ModelSpec
 from specs.stages.sft import Lora
 from specs.trainable import fits
@@ -213,6 +216,8 @@ class ApertusModel(Decoder):
         layers share it."""
         device = next(self.parameters()).device
         backend = self.config.first_attention.inner_attention  # every layer has attention
+        if isinstance(backend, TakesDocuments):
+            return document_numbers(copy_to(positions, device))
         if isinstance(backend, SdpaAttention.Config):
             return document_mask(copy_to(positions, device), self.cp_mesh, self.cp_load_balancer)
         if isinstance(backend, VarlenAttention.Config):
@@ -290,6 +295,10 @@ def model_config(
         ffn_norm=norm(spec.dim),
         feed_forward=feed_forward,  # torchtitan accepts any Module here
     )
+    layers = [_copy(layer) for _ in range(spec.n_layers)]
+    if spec.attention is not None:
+        for index, one in enumerate(layers):
+            one.attention = choosing(one.attention, spec.attention, index)
     head: Module.Config  # torchtitan accepts any Module here, too
     if spec.head == "reward":
         head = RewardHead.Config(in_features=spec.dim, param_init={"score": skip_param_init})
@@ -306,7 +315,7 @@ def model_config(
         tok_embeddings=Embedding.Config(
             num_embeddings=spec.vocab_size, embedding_dim=spec.dim, param_init=no_init
         ),
-        layers=[_copy(layer) for _ in range(spec.n_layers)],
+        layers=layers,
         norm=norm(spec.dim),
         lm_head=head,
     )

@@ -1,4 +1,4 @@
-"""The `rewrite` stage: the layers of a checkpoint in another order.
+"""The `rewrite` stage: a checkpoint whose model is computed in another way.
 
 Artifact: a manifest without files, with the metrics `layers`, how many run for a token, and `steps`, how many
 of them one after the other. Stages that start from it read the checkpoint itself.

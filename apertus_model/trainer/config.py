@@ -216,15 +216,22 @@ def trainer_config(
 
 
 def attention_of(segment: Segment, other: ModelSpec | None = None) -> Choice:
-    """The attention backend of a segment in this process. `other`: a model that gets the same masks, and so
-    has the same backend.
+    """The attention backend of a segment in this process. `other`: a model that reads the same rows. Where
+    processes share a sequence it gets the same masks, and so has the same backend.
 
     Raises:
         ValueError: the one that the segment names, or that it has, cannot run here.
     """
     model = segment.model if other is None else other
-    setting = Setting(segment.precision.param, segment.parallel.cp, model.head_dim, segment.sequence_length)
-    return resolve_backend(segment.attention if other is None else attention_of(segment).backend, setting)
+    setting = Setting(
+        segment.precision.param,
+        segment.parallel.cp,
+        model.head_dim,
+        segment.sequence_length,
+        model.attention is not None,
+    )
+    same = other is not None and segment.parallel.cp > 1
+    return resolve_backend(attention_of(segment).backend if same else segment.attention, setting)
 
 
 def initial_seed(segment: Segment) -> int:

@@ -1,27 +1,46 @@
-"""The `rewrite` stage: a checkpoint whose layers run in another order."""
+"""The `rewrite` stage: a checkpoint whose model is computed in another way."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
 
 from specs.base import identity
 from specs.layer_pairs import LayerPairs
 from specs.model import ModelSpec
+from specs.sparse_attention import SparseAttention
 from specs.stages.base import FromCheckpoint, Part
 
 
 class RewriteStage(FromCheckpoint):
-    """Runs the layers of any checkpoint in pairs. The weights are those of `from`, and nothing is copied:
-    `from: <this stage>` is that checkpoint, computed in the new order. Evaluations of several rewrites, as
-    of a matrix, are what a `select` stage chooses among."""
+    """Computes any checkpoint in another way: its layers in pairs, or its attention sparse or full. The
+    weights are those of `from`, and nothing is copied: `from: <this stage>` is that checkpoint, computed
+    anew. Evaluations of several rewrites, as of a matrix, are what a `select` stage chooses among."""
 
     VERSION: ClassVar[int] = 1
     RESULT: ClassVar[str] = "checkpoint"
     kind: Literal["rewrite"] = identity()
-    layer_pairs: LayerPairs = identity()
+    layer_pairs: LayerPairs | None = identity(None, neutral=None)
+    attention: SparseAttention | Literal["full"] | None = identity(
+        None, neutral=None, description="instead of the model's; full: all pairs, which an export needs"
+    )
+
+    @model_validator(mode="after")
+    def _changes_one(self) -> RewriteStage:
+        if (self.layer_pairs is None) == (self.attention is None):
+            raise ValueError("a rewrite changes one thing; state layer_pairs or attention")
+        return self
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Fields of the model, with their new values."""
+        if self.layer_pairs is not None:
+            return {"layer_pairs": self.layer_pairs}
+        return {"attention": None if self.attention == "full" else self.attention}
 
 
 class RewritePart(Part):
-    """Resolved. Input: `checkpoint`. States the order of the layers; the weights stay where they are."""
+    """Resolved. Input: `checkpoint`. States how the model is computed; the weights stay where they are."""
 
     model: ModelSpec = identity()

@@ -10,8 +10,8 @@ feed-forward F, V words and sequences of S tokens, a token costs
 
 (6 D F with SwiGLU, which has a third matrix; 2 D more for each state in a sum of a layer schedule), which is
 6 N + 12 L Q S for the N parameters in matrices without the input embedding. Scores are counted in full: the
-savings of the causal mask and of document boundaries are ignored (factor 1, not 1/2). 70B over 15T tokens of
-4,096: 6.74e24, as published.
+savings of the causal mask and of document boundaries are ignored (factor 1, not 1/2); sparse attention has
+its share of them. 70B over 15T tokens of 4,096: 6.74e24, as published.
 
 Invariant: recomputation is never part of `training`: utilisation (MFU) is measured in model FLOPs, so
 activation checkpointing lowers it. Both agree with torch's FlopCounterMode on the real model
@@ -50,7 +50,7 @@ def forward(model: ModelSpec, sequence_length: int) -> Forward:
     """One forward pass over full logits."""
     return Forward(
         model.layer_runs * 2 * model.layer_matrices,
-        model.layer_runs * 4 * model.query_dim * sequence_length,
+        model.layer_runs * 2 * int(model.scores(sequence_length)),
         2 * model.outputs * model.dim,
         2 * model.sum_weights * model.dim,
     )
@@ -59,7 +59,8 @@ def forward(model: ModelSpec, sequence_length: int) -> Forward:
 def scored(model: ModelSpec, tokens: float, sequence_length: float) -> int:
     """Of a forward pass over `tokens` tokens in sequences of that length, with the logits of all of them."""
     once = forward(model, 1)
-    return round(tokens * (once.projections + once.sums + once.scores * sequence_length + once.output))
+    scores = model.layer_runs * 2 * model.scores(sequence_length)
+    return round(tokens * (once.projections + once.sums + scores + once.output))
 
 
 def prefill(model: ModelSpec, tokens: float) -> int:
@@ -118,7 +119,7 @@ def backward(segment: Segment) -> int:
                 if half == "attention":
                     read = product(f"{layer}.attention.qkv", read)
                     read = read or any(f"{layer}.attention.{one}_norm.weight" in own for one in "qk")
-                    total += read * 2 * 4 * model.query_dim * length
+                    total += read * 2 * 2 * int(model.scores(length))
                     given.append(product(f"{layer}.attention.wo", read))
                     continue
                 wide = [product(f"{layer}.feed_forward.{name}", read) for name in ("gate", "up")]

@@ -13,6 +13,8 @@ from typing import Literal
 from specs.model import ModelSpec
 
 Device = Literal["cuda", "cpu"]
+# of apertus_model.model.sparse_attention, which cannot be imported without torch; a test compares them
+BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,25 @@ class LayerMemory:
         statistics = 4 * (2 / self.spread + (model.n_heads + model.n_kv_heads) / self.tp)
         # xIELU keeps its input and its result; SwiGLU also the gate, before and after SiLU
         feed_forward = (4 if model.activation == "swiglu" else 2) * b * model.ffn_dim / self.tp
-        return self.tokens * (norms + attention + statistics + feed_forward) + self.mask()
+        return self.tokens * (norms + attention + statistics + feed_forward) + self.mask() + self.chosen()
 
     def mask(self) -> float:
         """Bytes of the mask that a layer keeps; the CPU's kernel, and none on a GPU, makes an additive one
-        of the boolean one."""
-        return self.b * self.tokens * (self.tokens / self.rows) * self.cp if self.masked else 0.0
+        of the boolean one. Sparse attention has one for every head."""
+        heads = 1 if self.model.attention is None else self.model.n_heads / self.tp
+        return self.b * heads * self.tokens * (self.tokens / self.rows) * self.cp if self.masked else 0.0
+
+    def chosen(self) -> float:
+        """Bytes that sparse attention keeps beside the mask: its result before zeros, or the order of the
+        row, are put in; without a mask also rooms, places and the ways between both orders, int64, and the
+        blocks in both directions, int32. What is left out is counted as kept."""
+        if self.model.attention is None:
+            return 0.0
+        kept: float = self.b * self.model.query_dim
+        if not self.masked:
+            blocks = self.tokens / self.rows / BLOCK**2
+            kept += 24 * (self.model.n_heads + self.model.n_kv_heads) + 8 * self.model.n_heads * blocks
+        return self.tokens * kept / self.tp
 
     def kept(self) -> float:
         """Bytes that a layer keeps from its forward to its backward pass."""

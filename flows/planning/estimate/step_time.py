@@ -206,7 +206,7 @@ class _Work:
     def attention(self) -> float:
         """Scores of a layer, forward."""
         model, tp, cp = self.model, self.parallel.tp, self.parallel.cp
-        flops = 4 * self.tokens * self.length * model.query_dim / tp * unmasked(1, cp)
+        flops = 2 * self.tokens * model.scores(self.length) / tp * unmasked(1, cp)
         moved = 2 * self.b * self.tokens * (model.query_dim + model.key_dim * cp) / tp
         return self.rates.compute(flops, moved, "attention", self.b)
 

@@ -194,13 +194,16 @@ class Builder:
     def exportable(self, path: FieldPath, trajectory: Trajectory) -> None:
         """Sampling, tasks and export need the model as a Hugging Face folder."""
         if (obstacle := not_representable(trajectory.model)) is not None:
-            self.problem(
-                path,
-                f"the model cannot become a Hugging Face folder: {obstacle}",
-                "name a model with activation: xielu."
-                if trajectory.model.activation != "xielu"
-                else f"name a model without {trajectory.model.method and trajectory.model.method[0]}.",
-            )
+            model = trajectory.model
+            if model.attention is not None:
+                fix = (
+                    "train it on with full attention: a rewrite with attention: full, and a stage from there."
+                )
+            elif model.activation != "xielu":
+                fix = "name a model with activation: xielu."
+            else:
+                fix = f"name a model without {model.method and model.method[0]}."
+            self.problem(path, f"the model cannot become a Hugging Face folder: {obstacle}", fix)
 
     def sampled(self, path: FieldPath, model: Node | None, engine: str) -> None:
         """vLLM runs no code that comes with a model."""

@@ -325,7 +325,7 @@ def add_merge(builder: Builder, name: str) -> None:
 
 
 def add_rewrite(builder: Builder, name: str) -> None:
-    """One part, which states the order of the layers; stages that start from it read the checkpoint."""
+    """One part, which states how the model is computed; stages that start from it read the checkpoint."""
     if name in builder.graph.trajectories:
         read, trajectory = builder.checkpoint(Reference(name), ("stages", name, "from"))
         builder.node(name, name, RewritePart(model=trajectory.model), {"checkpoint": read})

@@ -3,7 +3,8 @@
 Builds a model of one layer for every shape of heads, backend and number of ranks that share a sequence, and
 runs it forward and backward on tensors without values, among two ranks of which the other does nothing. Reads
 the shapes as JSON: [heads, key heads, head dimension]. Prints, as JSON, what the backend computed or why it
-was refused, by "backend, cp N, heads/key heads x head dimension".
+was refused, by "backend, cp N, heads/key heads x head dimension"; for the first shape also with sparse
+attention, by "backend, method".
 """
 
 # ruff: noqa: E402, I001
@@ -51,8 +52,10 @@ from apertus_model.trainer.config import parallelism_config
 from apertus_model.trainer.evaluator import Evaluator
 from specs.launch import Parallel
 from specs.model import ModelSpec
+from specs.sparse_attention import Dropped, Hashed, SparseAttention
 
 LENGTH = 256
+SPARSE = (Hashed(sparse="hash"), Dropped(sparse="drop"))
 ROWS = [[*range(100), *range(3), *range(LENGTH - 103)], [*range(50, 50 + 200), *range(LENGTH - 200)]]
 
 
@@ -68,12 +71,12 @@ def flash_attn_varlen_func(
     return out
 
 
-def trace(shape: list[int], backend: str, cp: int) -> str:
+def trace(shape: list[int], backend: str, cp: int, sparse: SparseAttention | None = None) -> str:
     heads, kv_heads, head_dim = shape
     spec = ModelSpec(dim=128, n_layers=1, n_heads=heads, n_kv_heads=kv_heads, head_dim=head_dim, ffn_dim=256,
-                     vocab_size=128)  # fmt: skip
+                     vocab_size=128, attention=sparse)  # fmt: skip
     try:
-        resolve_backend(backend, Setting("bfloat16", cp, head_dim, LENGTH))
+        resolve_backend(backend, Setting("bfloat16", cp, head_dim, LENGTH, sparse is not None))
     except AttentionBackendError as error:
         return str(error)
     parallelism = parallelism_config(Parallel(cp=cp))
@@ -119,6 +122,10 @@ def main(shapes: list[list[int]]) -> dict[str, str]:
             for shape in shapes
             for backend in BACKENDS
             for cp in (1, 2)
+        } | {
+            f"{backend}, {method.sparse}": trace(shapes[0], backend, 1, method)
+            for backend in BACKENDS
+            for method in SPARSE
         }
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -265,4 +266,10 @@ def test_every_backend_trains_heads_of_every_recipe_on_a_fake_gpu_or_is_refused(
                 assert split == "cuda [2, 128, 128] []"
             else:
                 assert CANNOT_SPLIT in split
+    for backend, method in product(BACKENDS, ("hash", "drop")):
+        sparse = found.pop(f"{backend}, {method}")
+        if backend in ("flex", "sdpa"):
+            assert sparse == "cuda [2, 256, 128] []"
+        else:
+            assert "the heads of this model choose keys" in sparse
     assert not found

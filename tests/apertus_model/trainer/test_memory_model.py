@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from apertus_model.losses import cross_entropy
+from apertus_model.model import sparse_attention
 from apertus_model.model.model import model_config
 from apertus_model.optimizers import ademamix
 from apertus_model.trainer.optimizer import optimizer_config
+from flows.planning.estimate import layer_memory
 from flows.planning.estimate import memory as estimated
 from flows.planning.estimate.layer_memory import Device
 from flows.planning.estimate.memory import memory_of_step
@@ -23,6 +25,7 @@ from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import DepthAverage
 from specs.model import ModelSpec
 from specs.optimizer import PUBLISHED, OptimizerSpec
+from specs.sparse_attention import Dropped, Hashed
 from specs.stages.distill import DistillLoss
 from specs.stages.sft import Lora
 from specs.stages.training import Precision
@@ -38,6 +41,8 @@ DEEP = ModelSpec(dim=128, n_layers=8, n_heads=4, n_kv_heads=4, head_dim=32, ffn_
 FLAT = ModelSpec(dim=512, n_layers=3, n_heads=8, n_kv_heads=4, head_dim=64, ffn_dim=2688, vocab_size=1024)
 SUMMED = DEEP.model_copy(update={"vocab_size": 1024, "depth_average": DepthAverage()})
 SPARSE = SUMMED.model_copy(update={"n_layers": 10, "depth_average": DepthAverage(dilation=2, period=3)})
+HASHED = WIDE.model_copy(update={"attention": Hashed(sparse="hash", buckets=4)})
+DROPPED = WIDE.model_copy(update={"attention": Dropped(sparse="drop")})
 ADAMW = OptimizerSpec(name="adamw", lr=1e-3).resolved({})
 ADEMAMIX = OptimizerSpec(lr=1e-3).resolved({})
 BFLOAT16 = Precision(param="bfloat16")
@@ -129,6 +134,25 @@ def test_the_states_of_sums_take_what_is_expected(
     """Without them, the first would be 8% too low."""
     found, expected = peak(tmp_path, model, length=256, micro=4, optimizer=ADAMW, **changes)
     assert expected == pytest.approx(found, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        (HASHED, {"activation_checkpointing": "full"}),
+        slow(HASHED, {"precision": BFLOAT16}),
+        slow(DROPPED, {"activation_checkpointing": "selective"}),
+    ],
+)
+def test_the_masks_of_heads_take_what_is_expected(
+    tmp_path: Path, model: ModelSpec, changes: dict[str, Any]
+) -> None:
+    found, expected = peak(tmp_path, model, length=512, micro=2, optimizer=ADAMW, **changes)
+    assert expected == pytest.approx(found, rel=0.03)
+
+
+def test_blocks_are_those_of_the_engine() -> None:
+    assert layer_memory.BLOCK == sparse_attention.BLOCK
 
 
 @pytest.mark.slow

@@ -53,6 +53,9 @@ OPTIMIZERS = """\
     matrix:
       ademamix: {{optimizer: {{betas: [0.9, 0.99, 0.99], alpha: 8, alpha_warmup: 10 steps,
         beta3_warmup: 10}}}}
+      hashed: {{model: {{attention: {{sparse: hash, buckets: 2, seed: 1}}}}}}
+      dropped: {{model: {{attention: {{sparse: drop, queries: 0.5, keys: 0.5, seed: 1}}}}}}
+      windowed: {{model: {{attention: {{sparse: window, window: 2}}}}}}
       muon: {{optimizer: {{name: muon, betas: [0.9, 0.99], momentum: 0.9, adamw_lr_ratio: 0.1}}}}
       soap: {{optimizer: {{name: soap, precondition_frequency: 10}}}}
       prodigy: {{optimizer: {{name: prodigy, d_coef: 1}}}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -14,7 +15,9 @@ from specs.dependencies import order
 from specs.pipeline import Pipeline
 from specs.recipe import load
 from specs.resolution import resolve
+from specs.stages.evaluate import EvaluatePart
 from specs.trajectory import Trajectory
+from tests.flows.comparing import segment
 
 RECIPES = Path(__file__).resolve().parents[3] / "specs/recipes"
 
@@ -185,3 +188,26 @@ def test_pairs_and_their_controls_are_the_same_checkpoints(store: Store) -> None
         )
         assert {name for name in paired if paired[name] != alone[name]} == {"model"}
         assert paired["trainable"] == ["layers.[4-7].*"]
+
+
+def test_sparse_attention_and_its_control_cost_a_quarter_of_the_pairs(store: Store) -> None:
+    """Variants differ in attention alone. Rewrites read the same checkpoints with full attention."""
+    plan = planned("sparse-attention-mini", store)
+    data = {"tokenizer": 1, "corpus": 1, "mixture": 1}
+    assert kinds(plan) == data | {"pretrain": 12, "rewrite": 6, "cooldown": 9, "evaluate": 27}
+    nodes = plan.graph.nodes
+    for seed in (28, 29, 30):
+        full = segment(plan, f"pretrain-full-{seed}")
+        for name in ("hash", "drop", "window"):
+            sparse = segment(plan, f"pretrain-{name}-{seed}")
+            assert sparse.model.attention is not None
+            assert sparse.model_copy(update={"model": full.model}).identity_fields() == full.identity_fields()
+            share = sparse.model.attention.share(sparse.sequence_length)
+            assert share == pytest.approx(1 / 4, rel=0.02)
+            if name != "window":
+                again = nodes[f"evaluate-rewrite-pretrain-{name}-{seed}"]
+                assert (
+                    again.inputs["checkpoint"]
+                    == nodes[f"evaluate-pretrain-{name}-{seed}"].inputs["checkpoint"]
+                )
+                assert cast(EvaluatePart, again.part).model == full.model

@@ -13,9 +13,11 @@ from infra.store import Store
 from specs.errors import SpecError
 from specs.layer_pairs import LayerPairs
 from specs.recipe import load
+from specs.sparse_attention import Hashed
 from specs.stages.evaluate import EvaluatePart
 from specs.stages.export import ExportPart
 from specs.stages.rewrite import RewritePart
+from specs.stages.training import Segment
 from tests.flows.comparing import changed, segment
 from tests.flows.conftest import finish
 from tests.models import MODEL, model_folder
@@ -84,6 +86,32 @@ def test_a_model_of_hugging_face_is_rewritten(tmp_path: Path, store: Store) -> N
     nodes = planned(tmp_path, store, stages=stage).graph.nodes
     assert nodes["paired"].inputs["checkpoint"].node == nodes["theirs/import"].name
     assert pairs(cast(ExportPart, nodes["paired"].part).model).layers == MODEL.n_layers
+
+
+SPARSE = """\
+  few: {{kind: rewrite, from: pretrain, attention: {{sparse: hash, buckets: 4}}}}
+  trained: {{kind: cooldown, from: few, carry: [weights, optimizer], mixture: main, budget: 4 steps}}
+  all: {{kind: rewrite, from: trained, attention: full}}
+  last: {{kind: cooldown, from: all, carry: [weights], mixture: main, budget: 4 steps}}
+  folder: {{kind: export, from: last}}
+"""
+
+
+def test_attention_becomes_sparse_and_full_again_before_an_export(tmp_path: Path, store: Store) -> None:
+    plan = planned(tmp_path, store, stages=SPARSE)
+    nodes = plan.graph.nodes
+    plain = cast(Segment, nodes["cooldown"].part).model
+    assert segment(plan, "trained").model == plain.model_copy(
+        update={"attention": Hashed(sparse="hash", buckets=4)}
+    )
+    assert nodes["last"].inputs["parent"].node == "trained" and segment(plan, "last").model == plain
+    assert cast(ExportPart, nodes["folder"].part).model == plain
+    with pytest.raises(SpecError, match="'pretrain' is computed in that way already"):
+        planned(tmp_path, store, "stages.few.attention=full", stages=SPARSE)
+    with pytest.raises(SpecError, match="changes one thing; state layer_pairs or attention"):
+        planned(tmp_path, store, "stages.few.layer_pairs={start: 0, layers: 2}", stages=SPARSE)
+    with pytest.raises(SpecError, match="its attention is sparse"):
+        planned(tmp_path, store, "stages.folder.from=trained", stages=SPARSE)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,376 @@
+"""Attention of which every head computes a part of the pairs (`specs.sparse_attention`).
+
+Every token has a room in every head: a number that a query shares with the keys that it may see. Documents
+never share a room, nor do buckets. A query sees the keys of its room that are not later in the row and, with
+a window, not too far behind. What a head leaves out has a room of its own, which nothing else has.
+
+Two backends compute it. `MaskedAttention` makes a boolean mask of all pairs: the reference, of quadratic
+cost. `ArrangedAttention` sorts the tokens of each head by room, leaves out those that take no part, and gives
+FlexAttention the blocks in which a query can see a key. These follow from the smallest and largest room and
+place of each block of tokens: no mask of all pairs is made. Without the sort, nearly every block would have
+such a pair.
+
+Shape suffixes: B batch, T tokens of a row, N heads, K key heads, G query heads of a key head, H head
+dimension.
+
+Invariants: both backends compute the same function. Buckets and sets have no gradient; they depend on seed,
+layer and global head, never on the rank, the step or the pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import spmd_types as spmd
+import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
+from torch.nn.attention.flex_attention import BlockMask
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.common.attention import FlexAttention, GQAttention
+from torchtitan.models.common.decoder_sharding import dense_param_placement
+from torchtitan.protocols.sharding import ShardingConfig
+
+from apertus_model.model.attention import SdpaAttention, TakesDocuments
+from specs.sparse_attention import Dropped, Hashed, SparseAttention, Windowed
+
+BLOCK = 128
+"""Queries, and keys, of a block of FlexAttention."""
+LEFT_OUT = (-1, -2)
+"""Rooms of queries and of keys that take no part."""
+
+
+class Tokens(NamedTuple):
+    """The queries or the keys of every head, in some order."""
+
+    room: torch.Tensor  # int64 (batch, heads, tokens)
+    place: torch.Tensor  # int64 in the row, of the same shape, or with one row and head for all
+    left_out: int = 0  # tokens of each head that take no part, the same number in all
+
+    def ranges(self, size: int) -> tuple[torch.Tensor, ...]:
+        """Smallest and largest room, smallest and largest place of each block of `size` tokens: (batch,
+        heads, blocks) each."""
+        length = self.room.shape[-1]
+        blocks = -(-length // size)
+        index = torch.arange(blocks * size, device=self.room.device).clamp(max=length - 1)
+        cut = [found[..., index].unflatten(-1, (blocks, size)) for found in (self.room, self.place)]
+        return tuple(extreme(-1) for found in cut for extreme in (found.amin, found.amax))
+
+    def arranged(self) -> tuple[Tokens, torch.Tensor, torch.Tensor]:
+        """Those that take part, sorted by room and within it by place; where each of them was, and where each
+        token is now (-1: nowhere). The tokens must be in the order of the row."""
+        order = self.room.argsort(dim=-1, stable=True)
+        now = (order.argsort(dim=-1) - self.left_out).clamp(min=-1)
+        order = order[..., self.left_out :]
+        return Tokens(self.room.gather(-1, order), order), order, now
+
+
+class Selection(NamedTuple):
+    """Which query sees which key."""
+
+    queries: Tokens
+    keys: Tokens
+    window: int | None  # places that a query sees, its own included; None: all before it
+
+    def pairs(self) -> torch.Tensor:
+        """bool (batch, query heads, queries, keys), True where a query sees a key."""
+        room, place = (one[..., :, None] for one in self.queries[:2])
+        heads = self.queries.room.shape[1]
+        key_room, key_place = (_of_query_heads(one, heads)[..., None, :] for one in self.keys[:2])
+        seen = (room == key_room) & (place >= key_place)
+        return seen if self.window is None else seen & (place - self.window < key_place)
+
+    def blocks(self, size: int = BLOCK) -> torch.Tensor:
+        """bool (batch, query heads, blocks of queries, blocks of keys), True where a query may see a key."""
+        room_low, room_high, first, last = (one[..., :, None] for one in self.queries.ranges(size))
+        heads = self.queries.room.shape[1]
+        key_low, key_high, key_first, key_last = (
+            _of_query_heads(one, heads)[..., None, :] for one in self.keys.ranges(size)
+        )
+        meet = (room_low <= key_high) & (room_high >= key_low) & (last >= key_first)
+        return meet if self.window is None else meet & (first - self.window < key_last)
+
+    def block_mask(self, size: int = BLOCK) -> BlockMask:
+        """The same for FlexAttention, which asks for the pairs of these blocks alone."""
+        rooms, places = self.queries.room, self.queries.place
+        key_rooms, key_places = self.keys.room, self.keys.place
+        group, window = rooms.shape[1] // key_rooms.shape[1], self.window
+
+        def sees(b: torch.Tensor, h: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            place, key_place = places[b, h, query], key_places[b, h // group, key]
+            seen = (rooms[b, h, query] == key_rooms[b, h // group, key]) & (place >= key_place)
+            return seen if window is None else seen & (place - window < key_place)
+
+        blocks = self.blocks(size)
+        return BlockMask.from_kv_blocks(
+            blocks.sum(-1, dtype=torch.int32),
+            blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32),
+            BLOCK_SIZE=size,
+            mask_mod=sees,
+            seq_lengths=(rooms.shape[-1], key_rooms.shape[-1]),
+        )
+
+
+def _of_query_heads(of_keys: torch.Tensor, heads: int) -> torch.Tensor:
+    """(batch, key heads, ...) -> (batch, heads, ...); one head stays one, for all."""
+    return of_keys if of_keys.shape[1] == 1 else of_keys.repeat_interleave(heads // of_keys.shape[1], dim=1)
+
+
+def computed_share(selection: Selection, size: int = BLOCK) -> float:
+    """Blocks that FlexAttention computes, as a share of those of causal attention over whole rows."""
+    queries = selection.queries
+    count = -(-(queries.room.shape[-1] + queries.left_out) // size)
+    blocks = selection.blocks(size)
+    return int(blocks.sum()) / (blocks.shape[0] * blocks.shape[1] * count * (count + 1) // 2)
+
+
+# What is chosen
+
+
+def select(
+    method: SparseAttention,
+    q_BTNH: torch.Tensor,
+    k_BTKH: torch.Tensor,
+    documents_BT: torch.Tensor,
+    draws: dict[str, torch.Tensor],
+) -> Selection:
+    """The pairs of a layer, in the order of the row.
+
+    Args:
+        method: from the model's spec.
+        q_BTNH: queries after their norm, before RoPE.
+        k_BTKH: keys, likewise.
+        documents_BT: number of each token's document in its row, int64.
+        draws: random numbers of these heads, as `draw` makes them.
+    """
+    heads, key_heads, length = q_BTNH.shape[2], k_BTKH.shape[2], q_BTNH.shape[1]
+    place = torch.arange(length, device=q_BTNH.device)[None, None]
+    documents = documents_BT[:, None]
+    match method:
+        case Hashed():
+            rooms = [bucket(one, draws["key_draws"]) * (length + 1) + documents for one in (q_BTNH, k_BTKH)]
+            return Selection(Tokens(rooms[0], place), Tokens(rooms[1], place), None)
+        case Dropped():
+            sides = []
+            for name, share, room in zip(
+                ("query_draws", "key_draws"), (method.queries, method.keys), LEFT_OUT, strict=True
+            ):
+                number = int(share * length)
+                first = draws[name][:, :length].argsort(dim=-1, stable=True).argsort(dim=-1) < number
+                sides.append(Tokens(torch.where(first, room, documents), place, number))
+            return Selection(sides[0], sides[1], None)
+        case Windowed():
+            rooms = [documents.expand(-1, number, -1) for number in (heads, key_heads)]
+            return Selection(Tokens(rooms[0], place), Tokens(rooms[1], place), method.window)
+
+
+def bucket(x_BTNH: torch.Tensor, directions_KHC: torch.Tensor) -> torch.Tensor:
+    """Which of C directions of its group of heads, or of their opposites, has the largest product with a
+    vector: int64 (batch, heads, tokens), from 0 to 2 C - 1."""
+    groups = x_BTNH.float().unflatten(2, (len(directions_KHC), -1))
+    products = torch.einsum("btkgh,khc->bkgtc", groups, directions_KHC)
+    return torch.cat([products, -products], dim=-1).argmax(dim=-1).flatten(1, 2)
+
+
+def sizes(method: SparseAttention, config: GQAttention.Config) -> dict[str, tuple[int, ...]]:
+    """Shapes of the random numbers of all heads of a layer, by name; heads first."""
+    keys = config.n_kv_heads or config.n_heads
+    match method:
+        case Hashed():
+            assert config.head_dim is not None
+            return {"key_draws": (keys, config.head_dim, method.buckets // 2)}
+        case Dropped():
+            length = config.rope.max_seq_len
+            return {"query_draws": (config.n_heads, length), "key_draws": (keys, length)}
+        case Windowed():
+            return {}
+
+
+def draw(method: Hashed | Dropped, layer: int, name: str, size: tuple[int, ...]) -> torch.Tensor:
+    """Random numbers of one name, float32: for `hash` directions of length 1, for `drop` what places are
+    ordered by, of which a longer row has more. Every head has a generator of its own."""
+    heads = []
+    for head in range(size[0]):
+        digest = hashlib.sha256(f"{method.seed}/{layer}/{name}/{head}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+        numbers = torch.rand if isinstance(method, Dropped) else torch.randn
+        heads.append(numbers(size[1:], generator=generator))
+    found = torch.stack(heads)
+    return F.normalize(found, dim=1) if isinstance(method, Hashed) else found
+
+
+class ChoosingAttention(GQAttention):
+    """Grouped-query attention that tells its inner attention which query sees which key. Takes the numbers of
+    documents as its masks."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GQAttention.Config):
+        method: SparseAttention
+        layer: int  # of the whole model
+
+    _sharding_config: ShardingConfig | None
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.method, self.layer = config.method, config.layer
+        self.sizes = sizes(config.method, config)
+        for name, size in self.sizes.items():
+            self.register_buffer(name, torch.empty(size), persistent=False)
+
+    def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
+        for name, size in self.sizes.items():
+            assert not isinstance(self.method, Windowed)
+            drawn = draw(self.method, self.layer, name, size)
+            setattr(self, name, drawn.to(buffer_device or getattr(self, name).device))
+
+    def parallelize(self, parallel_dims: ParallelDims) -> None:
+        """Tensor-parallel ranks have the random numbers of their own heads."""
+        assert self._sharding_config is not None
+        by_head = dict.fromkeys(self.sizes, dense_param_placement(tp=spmd.S(0)))
+        self._sharding_config = dataclasses.replace(self._sharding_config, state_shardings=by_head)
+        super().parallelize(parallel_dims)
+
+    def forward(
+        self, x_BLD: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(batch, seq_len, dim) -> (batch, seq_len, dim). `attention_masks`: int64 (batch, seq_len), the
+        number of each token's document."""
+        q, k, v = self.qkv_linear(x_BLD)
+        assert self.q_norm is not None and self.k_norm is not None
+        q, k = self.q_norm(q), self.k_norm(k)
+        with torch.no_grad():
+            draws = {name: _local(getattr(self, name)) for name in self.sizes}
+            selection = select(self.method, _local(q), _local(k), attention_masks, draws)
+        q, k = self.rope(q, k, positions)
+        out = self.inner_attention(
+            q, k, v, attention_masks=selection, scale=self.scaling, enable_gqa=self.enable_gqa
+        )
+        return self.wo(out.contiguous().flatten(2))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+# How it is computed
+
+
+class MaskedAttention(SdpaAttention):
+    """The reference: `scaled_dot_product_attention` with a boolean mask for every head, on any device."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(SdpaAttention.Config, TakesDocuments):
+        pass
+
+    def forward(
+        self,
+        q_BLNH: torch.Tensor,
+        k_BLNH: torch.Tensor,
+        v_BLNH: torch.Tensor,
+        *,
+        attention_masks: Selection,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """Shapes as in `SdpaAttention.forward`."""
+        pairs = attention_masks.pairs()
+        return masked(q_BLNH, k_BLNH, v_BLNH, pairs, super().forward, scale=scale, enable_gqa=enable_gqa)
+
+
+def masked(
+    q_BLNH: torch.Tensor,
+    k_BLNH: torch.Tensor,
+    v_BLNH: torch.Tensor,
+    pairs: torch.Tensor,
+    attend: Callable[..., torch.Tensor],
+    **arguments: Any,
+) -> torch.Tensor:
+    """Attention by a mask, where queries without a key give 0. Kernels differ in what they give for these, so
+    they see all keys first, and their result is replaced."""
+    alone = ~pairs.any(dim=-1, keepdim=True)
+    out = attend(q_BLNH, k_BLNH, v_BLNH, attention_masks=pairs | alone, **arguments)
+    return out.masked_fill(alone.transpose(1, 2), 0.0)
+
+
+class ArrangedAttention(FlexAttention):
+    """FlexAttention over the tokens of each head, sorted and without those that take no part."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(FlexAttention.Config, TakesDocuments):
+        pass
+
+    def forward(
+        self,
+        q_BLNH: torch.Tensor,
+        k_BLNH: torch.Tensor,
+        v_BLNH: torch.Tensor,
+        *,
+        attention_masks: Selection,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """Shapes as in `SdpaAttention.forward`."""
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, selection: Selection) -> torch.Tensor:
+            mask = selection.block_mask()
+            return FlexAttention.forward(
+                self, q, k, v, attention_masks=mask, scale=scale, enable_gqa=enable_gqa
+            )
+
+        return arranged(q_BLNH, k_BLNH, v_BLNH, attention_masks, attend)
+
+
+def arranged(
+    q_BLNH: torch.Tensor,
+    k_BLNH: torch.Tensor,
+    v_BLNH: torch.Tensor,
+    selection: Selection,
+    attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Selection], torch.Tensor],
+) -> torch.Tensor:
+    """Attention over the tokens of each head in the order of their rooms; the result in the order of the row,
+    with 0 for queries that take no part. `attend` gets queries, keys and values in that order, and the
+    selection among them."""
+    queries, order, now = selection.queries.arranged()
+    keys, key_order, key_now = selection.keys.arranged()
+    k, v = (_Move.apply(one, key_order, key_now) for one in (k_BLNH, v_BLNH))
+    out = attend(_Move.apply(q_BLNH, order, now), k, v, Selection(queries, keys, selection.window))
+    return _Move.apply(out, now, order)
+
+
+class _Move(torch.autograd.Function):
+    """Tokens (batch, tokens, heads, head_dim) in another order: each from the place `come_from` (batch,
+    heads, new tokens), 0 for -1. `go_to` says the same of the way back, so the backward pass adds nothing up,
+    and has one result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, come_from: torch.Tensor, go_to: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(come_from, go_to)
+        return _moved(x, come_from)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        _, go_to = ctx.saved_tensors
+        return _moved(gradients[0], go_to), None, None
+
+
+def _moved(x: torch.Tensor, come_from: torch.Tensor) -> torch.Tensor:
+    index = come_from.transpose(1, 2)[..., None]
+    found = x.gather(1, index.clamp(min=0).expand(-1, -1, -1, x.shape[-1]))
+    return found.masked_fill(index < 0, 0.0)
+
+
+COMPUTED_BY: dict[type, type[MaskedAttention.Config] | type[ArrangedAttention.Config]] = {
+    SdpaAttention.Config: MaskedAttention.Config,
+    FlexAttention.Config: ArrangedAttention.Config,
+}
+"""By the backend of causal attention that has been chosen."""
+
+
+def choosing(plain: GQAttention.Config, method: SparseAttention, layer: int) -> ChoosingAttention.Config:
+    """The attention of a layer, with the modules of `plain`."""
+    fields = {one.name: getattr(plain, one.name) for one in dataclasses.fields(plain)}
+    fields["inner_attention"] = COMPUTED_BY[type(plain.inner_attention)]()
+    return ChoosingAttention.Config(**fields, method=method, layer=layer)
