@@ -31,7 +31,7 @@ from specs.stages.mixture import MixtureStage
 from specs.stages.preference_data import PreferenceSet
 from specs.stages.select import SelectStage
 from specs.stages.tokenizer import TokenizerStage
-from specs.stages.training import TrainingStage
+from specs.stages.training import Phase, TrainingStage
 from specs.trajectory import Trajectory, phase_of, phases
 from specs.units import Reference
 
@@ -312,7 +312,9 @@ def _check_layout(
                     message,
                     "leave out compile, or state activation_checkpointing: none or memory_budget.",
                 )
+        teacher = phase_of(stage.teacher, trajectories) if isinstance(stage, DistillStage) else ""
         for phase in stage.phases(name):
+            yield from _of_earlier_keys(phase, trajectories.get(phase.name), trajectories.get(teacher))
             optimizer = trajectories[phase.name].optimizer.name if phase.name in trajectories else None
             if optimizer and (reason := refused_layout(optimizer, parallel, launch.world_size)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
@@ -325,13 +327,29 @@ def _check_layout(
         ):
             for segment in trajectory.segments:
                 found += misfits(launch, trajectory.model, trajectory.sequence_length, segment.batch)
-        if isinstance(stage, DistillStage):
-            found += _of_teacher(launch, trajectories.get(phase_of(stage.teacher, trajectories)))
+        found += _of_teacher(launch, trajectories.get(teacher))
     elif isinstance(stage, FromCheckpoint):
         parent = trajectories.get(phase_of(stage.from_, trajectories))
         found += misfits(launch, parent.model) if parent is not None else []
     for misfit in dict.fromkeys(found):
         yield Problem((*at, misfit.field), f"'{name}': {misfit.message}", misfit.fix)
+
+
+def _of_earlier_keys(phase: Phase, *trained: Trajectory | None) -> Iterator[Problem]:
+    """Whether the stated attention has masks for the keys of earlier steps, where a layer schedule reads
+    them."""
+    attention = phase.settings.attention
+    for trajectory in trained:
+        if trajectory is None or attention in ("auto", "sdpa"):
+            continue
+        model = trajectory.model
+        if model.method is not None and model.reads_earlier_keys:
+            yield Problem(
+                (*phase.path, "attention"),
+                f"model.{model.method[0]}: layers read the keys of earlier passes, for which"
+                f" {attention} has no mask",
+                "use sdpa or auto.",
+            )
 
 
 def _of_teacher(launch: Launch, teacher: Trajectory | None) -> Iterator[Misfit]:

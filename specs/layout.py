@@ -45,6 +45,11 @@ def misfits(
     if stages > 1 and model.method is not None:
         field, method = model.method
         yield Misfit("pp", f"model.{field} {method.PIPELINE}", "use pp: 1.")
+    if cp > 1 and model.method is not None and model.reads_earlier_keys:
+        message = (
+            f"model.{model.method[0]}: layers read the keys of earlier passes, which context parallelism"
+        )
+        yield Misfit("cp", f"{message} does not exchange", "use cp: 1.")
     if model.n_layers + 2 < 2 * stages:
         kind = f" ({stages // parallel.pp} per process)" if stages > parallel.pp else ""
         message = (

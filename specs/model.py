@@ -14,6 +14,7 @@ from pydantic import model_validator
 from specs.base import Spec, execution, identity
 from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import MOST_LAYERS, DepthAverage, Method, Step, plain
+from specs.repeats import Repeats
 
 MOST = 2**24
 """Limit of a width, a number of heads and a vocabulary: thousands of times that of any model."""
@@ -144,6 +145,12 @@ class ModelSpec(Spec):
         neutral=None,
         description="runs neighbouring layers at the same time (layer parallelism), as a rewrite stage does",
     )
+    repeats: Repeats | None = identity(
+        None,
+        neutral=None,
+        description="runs layers in the middle several times, with the keys of all passes (CoTFormer). The"
+        " layers then cannot be split into a pipeline, and an export has a model_type of its own",
+    )
     norm_eps: float = identity(1e-5, gt=0)
     init_std: float = identity(
         0.008944,
@@ -180,7 +187,7 @@ class ModelSpec(Spec):
     @property
     def _methods(self) -> dict[str, Method]:
         """The fields that make another schedule than the plain stack, of which one may be stated."""
-        found = {"depth_average": self.depth_average, "layer_pairs": self.layer_pairs}
+        found = {name: getattr(self, name) for name in ("depth_average", "layer_pairs", "repeats")}
         return {name: method for name, method in found.items() if method is not None}
 
     @property
@@ -209,9 +216,25 @@ class ModelSpec(Spec):
         return self.n_layers if self.method is None else sum(len(step.layers) for step in self.schedule)
 
     @property
+    def score_runs(self) -> int:
+        """Sequences of keys that a token's queries are compared with: one for each layer that runs, and more
+        for one that reads the keys of earlier steps."""
+        return sum(len(step.layers) * (1 + len(step.reads)) for step in self.schedule)
+
+    @property
+    def reads_earlier_keys(self) -> bool:
+        """Whether some step attends to the keys of earlier steps."""
+        return any(step.reads for step in self.schedule)
+
+    @property
     def sum_weights(self) -> int:
-        """Parameters of the schedule: a weight for each state of each sum."""
+        """Weights of the schedule: one for each state of each sum."""
         return sum(len(step.summed) for step in self.schedule)
+
+    @property
+    def schedule_vectors(self) -> int:
+        """Parameters of the schedule's norm."""
+        return self.dim * any(step.normed for step in self.schedule)
 
     @property
     def ffn_matrices(self) -> int:
@@ -248,11 +271,12 @@ class ModelSpec(Spec):
     def parameters(self) -> int:
         """Exact number of trainable parameters (8B: 8,053,338,176; 70B: 70,599,864,480)."""
         layers = self.n_layers * (self.layer_matrices + self.layer_vectors)
-        return layers + self.sum_weights + (self.vocab_size + self.outputs) * self.dim + self.dim
+        schedule = self.sum_weights + self.schedule_vectors
+        return layers + schedule + (self.vocab_size + self.outputs) * self.dim + self.dim
 
     def flops_per_token(self, sequence_length: int) -> int:
         """Training FLOPs per token: 3 x forward, 2 per multiply-add, full (not halved) attention scores
         (report, appendix E)."""
-        scores = 2 * self.query_dim * sequence_length
-        layers = self.layer_runs * (self.layer_matrices + scores)
+        scores = self.score_runs * 2 * self.query_dim * sequence_length
+        layers = self.layer_runs * self.layer_matrices + scores
         return 3 * 2 * (layers + (self.sum_weights + self.outputs) * self.dim)

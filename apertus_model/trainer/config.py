@@ -223,7 +223,13 @@ def attention_of(segment: Segment, other: ModelSpec | None = None) -> Choice:
         ValueError: the one that the segment names, or that it has, cannot run here.
     """
     model = segment.model if other is None else other
-    setting = Setting(segment.precision.param, segment.parallel.cp, model.head_dim, segment.sequence_length)
+    setting = Setting(
+        segment.precision.param,
+        segment.parallel.cp,
+        model.head_dim,
+        segment.sequence_length,
+        model.reads_earlier_keys,
+    )
     return resolve_backend(segment.attention if other is None else attention_of(segment).backend, setting)
 
 

@@ -52,7 +52,8 @@ def load_evaluator(
         ValueError: the layout or the attention backend cannot run here.
     """
     length = sequence_length if same_length else None
-    backend = resolve_backend(attention, Setting(dtype, parallel.cp, spec.head_dim, length)).backend
+    setting = Setting(dtype, parallel.cp, spec.head_dim, length, spec.reads_earlier_keys)
+    backend = resolve_backend(attention, setting).backend
     parallelism = parallelism_config(parallel)
     world_size = dist_utils.init_distributed(
         CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch
