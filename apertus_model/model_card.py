@@ -158,7 +158,8 @@ def _architecture(model: ModelSpec) -> list[tuple[Any, ...]]:
             "heads (queries, keys and values)",
             f"{model.n_heads}, {model.n_kv_heads} of {model.head_dim}, QK-norm",
         ),
-        *([] if model.plain_stack else [("sums of earlier layers", f"{model.sum_weights:,} weights")]),
+        *([("sums of earlier layers", f"{model.sum_weights:,} weights")] if model.sum_weights else []),
+        *([] if model.plain_stack else [("runs of layers", f"{model.layer_runs} for a token")]),
         ("vocabulary", f"{model.vocab_size:,}, embeddings not tied"),
         (
             "rotary embedding",

@@ -314,6 +314,12 @@ def _check_layout(
                     message,
                     "leave out compile, or state activation_checkpointing: none or memory_budget.",
                 )
+        teacher = (
+            trajectories.get(phase_of(stage.teacher, trajectories))
+            if isinstance(stage, DistillStage)
+            else None
+        )
+        taught = [] if teacher is None else [teacher.model]
         for phase in stage.phases(name):
             optimizer = trajectories[phase.name].optimizer.name if phase.name in trajectories else None
             if optimizer and (reason := refused_layout(optimizer, parallel, launch.world_size)):
@@ -325,15 +331,10 @@ def _check_layout(
         for phase in stage.phases(name):
             if (trajectory := trajectories.get(phase.name)) is None:
                 continue
-            models = [trajectory.model]
-            if isinstance(stage, DistillStage):
-                teacher = trajectories.get(phase_of(stage.teacher, trajectories))
-                models += [teacher.model] if teacher is not None else []
-            yield from _check_backend(phase, models)
+            yield from _check_backend(phase, [trajectory.model, *taught])
             for segment in trajectory.segments:
                 found += misfits(launch, trajectory.model, trajectory.sequence_length, segment.batch)
-        if isinstance(stage, DistillStage):
-            found += _of_teacher(launch, trajectories.get(phase_of(stage.teacher, trajectories)))
+        found += _of_teacher(launch, teacher)
     elif isinstance(stage, FromCheckpoint):
         parent = trajectories.get(phase_of(stage.from_, trajectories))
         found += misfits(launch, parent.model) if parent is not None else []
@@ -343,15 +344,20 @@ def _check_layout(
 
 def _check_backend(phase: Phase, models: Iterable[ModelSpec]) -> Iterator[Problem]:
     """Whether the attention backend that a phase states computes the attention of its models."""
-    backend = phase.settings.attention
-    for chosen in (model.attention for model in models):
-        if chosen is not None and backend not in ("auto", *BACKENDS):
+    backend, path = phase.settings.attention, (*phase.path, "attention")
+    for model in models:
+        if model.attention is not None and backend not in ("auto", *BACKENDS):
             message = (
                 f"'{phase.name}': {backend} computes whole documents, and model.attention (sparse:"
-                f" {chosen.sparse}) chooses keys in every head"
+                f" {model.attention.sparse}) chooses keys in every head"
             )
-            fix = f"state attention: auto, {' or '.join(BACKENDS)}."
-            yield Problem((*phase.path, "attention"), message, fix)
+            yield Problem(path, message, f"state attention: auto, {' or '.join(BACKENDS)}.")
+        if model.method is not None and model.reads_earlier_keys and backend not in ("auto", "sdpa"):
+            message = (
+                f"'{phase.name}': with model.{model.method[0]}, layers read the keys of earlier passes, for"
+                f" which {backend} has no mask"
+            )
+            yield Problem(path, message, "state attention: auto or sdpa.")
 
 
 def _of_teacher(launch: Launch, teacher: Trajectory | None) -> Iterator[Misfit]:

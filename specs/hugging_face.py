@@ -188,11 +188,15 @@ def hugging_face_config(
 
 
 def _steps(spec: ModelSpec) -> list[list[Any]]:
-    """`[layer, [state, ...]]` of each step, and the layers beside it where there are any."""
-    return [
-        [step.layer, list(step.summed), *([list(step.beside)] if step.beside else [])]
-        for step in spec.schedule
-    ]
+    """`[layer, [state, ...]]` of each step; then the layers beside it, the steps whose keys it reads, and
+    whether it is normed, up to the last that says anything."""
+    steps = []
+    for step in spec.schedule:
+        more = [list(step.beside), list(step.reads), step.normed]
+        while more and not more[-1]:
+            more.pop()
+        steps.append([step.layer, list(step.summed), *more])
+    return steps
 
 
 def _below(scaling: RopeScaling, context: int) -> RopeScaling:

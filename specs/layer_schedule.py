@@ -6,6 +6,9 @@ runs a layer on what the step before passed on, which is that step's output or, 
 weighted sum of states. The weights of a sum are trained, one for each state and step, and begin as 1 for the
 step's own output and 0 for the others: a new model computes what the plain stack computes.
 
+Steps may run a layer again. The keys and values of a step are its own; a step with `reads` attends to those
+of earlier steps as well, by the same rule: a token sees the tokens up to its own place in its document.
+
 Invariant: a schedule is a function of the fields of `ModelSpec`. Plan, engine and export read the steps and
 never the method that made them.
 """
@@ -28,6 +31,8 @@ class Step(NamedTuple):
     layer: int
     summed: Sequence[int] = ()  # the states in the weighted sum that is passed on; empty: the layer's output
     beside: Sequence[int] = ()  # layers that run at the same time, on the same states
+    reads: Sequence[int] = ()  # earlier steps, by number, whose keys and values its attention also has
+    normed: bool = False  # whether its output is normed, by one norm for all steps
 
     @property
     def layers(self) -> tuple[int, ...]:

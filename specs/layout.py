@@ -50,6 +50,11 @@ def misfits(
             f"model.attention (sparse: {model.attention.sparse}) chooses among the keys of a whole sequence"
         )
         yield Misfit("cp", f"{message}, of which a process has a part", "use cp: 1.")
+    if cp > 1 and model.method is not None and model.reads_earlier_keys:
+        message = (
+            f"model.{model.method[0]}: layers read the keys of earlier passes, which context parallelism"
+        )
+        yield Misfit("cp", f"{message} does not exchange", "use cp: 1.")
     if model.n_layers + 2 < 2 * stages:
         kind = f" ({stages // parallel.pp} per process)" if stages > parallel.pp else ""
         message = (

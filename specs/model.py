@@ -14,6 +14,7 @@ from pydantic import model_validator
 from specs.base import Spec, execution, identity
 from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import MOST_LAYERS, DepthAverage, Method, Step, plain
+from specs.repeats import Repeats
 from specs.sparse_attention import SparseAttention
 
 MOST = 2**24
@@ -151,6 +152,12 @@ class ModelSpec(Spec):
         description="every head computes a part of the pairs of queries and keys; all by default. An export"
         " needs full attention, to which a rewrite stage goes back",
     )
+    repeats: Repeats | None = identity(
+        None,
+        neutral=None,
+        description="runs layers in the middle several times, with the keys of all passes (CoTFormer). The"
+        " layers then cannot be split into a pipeline, and an export has a model_type of its own",
+    )
     norm_eps: float = identity(1e-5, gt=0)
     init_std: float = identity(
         0.008944,
@@ -182,12 +189,17 @@ class ModelSpec(Spec):
         for name, method in self._methods.items():
             if obstacle := method.obstacle(self.n_layers):
                 raise ValueError(f"{name}: {obstacle}")
+        if self.attention is not None and self.reads_earlier_keys:
+            raise ValueError(
+                "with repeats, layers read the keys of earlier passes, of which sparse attention chooses"
+                " none; state attention or repeats, or repeats.keys: own"
+            )
         return self
 
     @property
     def _methods(self) -> dict[str, Method]:
         """The fields that make another schedule than the plain stack, of which one may be stated."""
-        found = {"depth_average": self.depth_average, "layer_pairs": self.layer_pairs}
+        found = {name: getattr(self, name) for name in ("depth_average", "layer_pairs", "repeats")}
         return {name: method for name, method in found.items() if method is not None}
 
     @property
@@ -222,9 +234,25 @@ class ModelSpec(Spec):
         return self.n_layers if self.method is None else sum(len(step.layers) for step in self.schedule)
 
     @property
+    def score_runs(self) -> int:
+        """Sequences of keys that a token's queries are compared with: one for each layer that runs, and more
+        for one that reads the keys of earlier steps."""
+        return sum(len(step.layers) * (1 + len(step.reads)) for step in self.schedule)
+
+    @property
+    def reads_earlier_keys(self) -> bool:
+        """Whether some step attends to the keys of earlier steps."""
+        return any(step.reads for step in self.schedule)
+
+    @property
     def sum_weights(self) -> int:
-        """Parameters of the schedule: a weight for each state of each sum."""
+        """Weights of the schedule: one for each state of each sum."""
         return sum(len(step.summed) for step in self.schedule)
+
+    @property
+    def schedule_vectors(self) -> int:
+        """Parameters of the schedule's norm."""
+        return self.dim * any(step.normed for step in self.schedule)
 
     @property
     def ffn_matrices(self) -> int:
@@ -261,10 +289,11 @@ class ModelSpec(Spec):
     def parameters(self) -> int:
         """Exact number of trainable parameters (8B: 8,053,338,176; 70B: 70,599,864,480)."""
         layers = self.n_layers * (self.layer_matrices + self.layer_vectors)
-        return layers + self.sum_weights + (self.vocab_size + self.outputs) * self.dim + self.dim
+        schedule = self.sum_weights + self.schedule_vectors
+        return layers + schedule + (self.vocab_size + self.outputs) * self.dim + self.dim
 
     def flops_per_token(self, sequence_length: int) -> int:
         """Training FLOPs per token: 3 x forward, 2 per multiply-add, full (not halved) attention scores
         (report, appendix E)."""
-        layers = self.layer_runs * (self.layer_matrices + int(self.scores(sequence_length)))
+        layers = self.layer_runs * self.layer_matrices + self.score_runs * int(self.scores(sequence_length))
         return 3 * 2 * (layers + (self.sum_weights + self.outputs) * self.dim)

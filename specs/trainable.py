@@ -44,6 +44,7 @@ def sizes(model: ModelSpec) -> dict[str, int]:
             for number, step in enumerate(model.schedule, 1)
             if step.summed
         },
+        **({"schedule.norm.weight": dim} if model.schedule_vectors else {}),
         "norm.weight": dim,
         head: model.outputs * dim,
     }
@@ -82,7 +83,8 @@ def untouched(model: ModelSpec, patterns: Sequence[str]) -> int:
     count = 0
     for number, step in enumerate(model.schedule, 1):
         own = tuple(f"layers.{layer}." for layer in step.layers)
-        if any(name.startswith((*own, f"schedule.sums.{number}.")) for name in names):
+        own += (f"schedule.sums.{number}.", *["schedule.norm."] * step.normed)
+        if any(name.startswith(own) for name in names):
             break
         count += len(step.layers)
     return count

@@ -11,6 +11,7 @@ L).
 Invariant: all backends compute the same function. `attention_choice` says which one runs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group
-from torchtitan.models.common.attention import FlexAttention, VarlenAttention, VarlenMetadata
+from torchtitan.models.common.attention import FlexAttention, GQAttention, VarlenAttention, VarlenMetadata
 from torchtitan.protocols.module import Module
 
 
@@ -119,6 +120,46 @@ class FlashAttention(Module):
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )
         return out_TNH.view(q_BLNH.shape).to(q_BLNH.dtype)
+
+
+KeysValues = tuple[torch.Tensor, torch.Tensor]
+"""Keys after norm and rotation, and values, of a step of a layer schedule: (batch, seq_len, key heads,
+head_dim) each."""
+
+
+class EarlierKeysAttention(GQAttention):
+    """Attention that also sees keys and values of earlier steps of a layer schedule. Needs the dense mask of
+    `SdpaAttention`, which is the same for the keys of every step: a token is at its own place in each."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GQAttention.Config):
+        pass
+
+    def forward(
+        self,
+        x_BLD: torch.Tensor,
+        attention_masks: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        *,
+        earlier: Sequence[KeysValues] | None = None,
+    ) -> Any:
+        """(batch, seq_len, dim) -> the same. With `earlier`, also its own keys and values."""
+        if earlier is None:
+            return super().forward(x_BLD, attention_masks, positions)
+        queries, own_keys, own_values = self.qkv_linear(x_BLD)
+        if self.q_norm is not None and self.k_norm is not None:
+            queries, own_keys = self.q_norm(queries), self.k_norm(own_keys)
+        queries, own_keys = self.rope(queries, own_keys, positions)
+        keys, values = zip(*earlier, (own_keys, own_values), strict=True)
+        attended = self.inner_attention(
+            queries,
+            torch.cat(keys, dim=1),
+            torch.cat(values, dim=1),
+            attention_masks=attention_masks.repeat(1, 1, 1, len(keys)),
+            scale=self.scaling,
+            enable_gqa=self.enable_gqa,
+        )
+        return self.wo(attended.contiguous().flatten(2)), (own_keys, own_values)
 
 
 # torch's own gather for context parallelism runs two functional collectives at a time, which sometimes

@@ -48,6 +48,7 @@ class Setting(NamedTuple):
     head_dim: int
     sequence_length: int | None = None  # of every row, in tokens; None if rows differ in length
     sparse: bool = False  # whether heads choose the keys that they see
+    earlier_keys: bool = False  # queries also see keys of earlier steps of a layer schedule
 
 
 class Choice(NamedTuple):
@@ -94,6 +95,8 @@ def _obstacle(name: str, setting: Setting) -> str | None:
     """Why a backend cannot run in this process, or None if it can."""
     if name == "sdpa":
         return None
+    if setting.earlier_keys:
+        return "its masks have no keys of earlier steps of the layer schedule"
     if not has_gpu():
         return "there is no GPU, FlexAttention has no backward pass on CPU, and the flash kernels no CPU code"
     if name == "flex":

@@ -27,6 +27,13 @@ def model_class(spec: ModelSpec) -> Any:
     return getattr(transformers, architecture(spec)) if spec.plain_stack else scheduled_classes()[1]
 
 
+def keys_values() -> Any:
+    """What a forward pass of a layer schedule keeps for attention, without a cache."""
+    from apertus_model.model.modeling_apertus_scheduled import KeysValues
+
+    return KeysValues()
+
+
 def scheduled_classes() -> tuple[Any, Any]:
     """Config and model of a layer schedule. Tells transformers to open folders of such models by them."""
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from apertus_model.model.attention import document_mask
+from apertus_model.model.attention import KeysValues, document_mask
 from apertus_model.model.hf import to_hugging_face
-from apertus_model.model.hf_classes import model_class
+from apertus_model.model.hf_classes import keys_values, model_class
 from apertus_model.model.model import model_config, rope_config
 from specs.model import ModelSpec
 
@@ -37,12 +37,14 @@ class SideBySide:
         self.ours = self.theirs = tokens
         length = tokens.shape[1]
         self._loaded: dict[int, tuple[Any, Any]] = {}  # layers that later steps of a schedule run
+        self._kept: dict[int, KeysValues] = {}
         self._positions = torch.arange(length).expand(tokens.shape[:2])
         self._mask = document_mask(self._positions)
         self._rope = rope_config(spec, length).build()
         with torch.device("meta"):
             self._model = model_config(spec, sequence_length=length, attention="sdpa").build()
             self._other = model_class(spec)(their_config).float().eval()
+        self._their_kept = None if spec.plain_stack else keys_values()
         self._their_head = "score" if spec.head == "reward" else "lm_head"
         rotary = type(self._other.model.rotary_emb)(their_config)
         self._angles = rotary(torch.empty(0), position_ids=self._positions[:1])
@@ -72,7 +74,7 @@ class SideBySide:
             self._run_steps()
             return (self.ours - self.theirs).abs().max().item()
         if layer:
-            self._step([(ours, theirs)])
+            self._step(1, [(ours, theirs)])
         else:
             self.ours, self.theirs = ours(self.ours), theirs(self.theirs)
             self._states = [(self.ours, self.theirs)]  # the embedding, as long as there are layers
@@ -80,8 +82,8 @@ class SideBySide:
             module.to("meta")
         return (self.ours - self.theirs).abs().max().item()
 
-    def _step(self, layers: Sequence[tuple[Any, Any]]) -> None:
-        """Runs layers on both sides; several as those of one step of the schedule."""
+    def _step(self, number: int, layers: Sequence[tuple[Any, Any]]) -> None:
+        """Runs layers on both sides, as the step of the schedule with this number."""
         ours, theirs = (list(side) for side in zip(*layers, strict=True))
         shared = {"position_ids": self._positions[:1], "position_embeddings": self._angles}
         empty = [own.attention.rope for own in ours]
@@ -92,8 +94,9 @@ class SideBySide:
             self.ours = ours[0](self.ours, self._mask, self._positions)
             self.theirs = theirs[0](self.theirs, **shared)
         else:
-            self.ours = schedule.run(ours, self.ours, self._mask, self._positions)
-            self.theirs = other.run(theirs, self.theirs, attention_mask=None, **shared)
+            self.ours = schedule.run(number, ours, self._kept, self.ours, self._mask, self._positions)
+            mask = self._mask if other.reads else None
+            self.theirs = other.run(number, theirs, self._their_kept, self.theirs, mask, **shared)
         for own, rope in zip(ours, empty, strict=True):
             own.attention.rope = rope
 
@@ -106,7 +109,7 @@ class SideBySide:
             if not self._loaded.keys() >= set(wanted):
                 break
             read = self.ours, self.theirs
-            self._step([self._loaded[layer] for layer in wanted])
+            self._step(number, [self._loaded[layer] for layer in wanted])
             self._states.append((self.ours, self.theirs))
             own, other = (list(states) for states in zip(*self._states, strict=True))
             self.ours = self._model.schedule.passed_on(number, own, read[0])

@@ -47,7 +47,7 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
                 local_part(parameter).zero_()
             elif name.endswith(".lora_a.weight"):
                 fill_normal(parameter, name, seed=seed, std=1 / math.sqrt(3 * parameter.shape[1]))
-            elif name.startswith("schedule."):
+            elif name.startswith("schedule.sums."):
                 select_last(parameter)
             elif parameter.ndim == 1:
                 local_part(parameter).fill_(1.0)

@@ -2,14 +2,17 @@
 
     sum of step s = w_s0 x_a + w_s1 x_b + ...        x_a, x_b, ...: the states that the step names
     layers i, j, ... of one step: x' = x + A_i(x) + A_j(x) + ..., then x' + F_i(x') + F_j(x') + ...
+    layer of a step that reads others: queries of this step; keys and values of those steps and of this one
 
-Layers of one step leave what they add as partial sums of the tensor-parallel ranks, which are added once for
-all of them. Weighted sums are computed state by state in float32 at least, whatever the states' precision,
-and rounded once. The forward pass keeps the states, which the layers hold in any case, and no product.
+Keys and values that later steps read are results of a layer and arguments of later ones, so that
+recomputation and FSDP treat them as they treat the states. Layers of one step leave what they add as partial
+sums of the tensor-parallel ranks, which are added once for all of them. Weighted sums are computed state by
+state in float32 at least, whatever the states' precision, and rounded once. The forward pass keeps the
+states, which the layers hold in any case, and no product.
 
-Invariant: the weights of a sum are a parameter outside the layers, `schedule.sums.<step>.weight` of shape
-(number of states,). So layers are wrapped, compiled and recomputed as in the plain stack, with the same
-names.
+Invariant: a schedule's parameters are outside the layers: `schedule.sums.<step>.weight`, the weights of a
+sum, of shape (number of states,); `schedule.norm.weight` (dim,), the norm of all steps that have one. So
+layers are wrapped, compiled and recomputed as in the plain stack, with the same names.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ import spmd_types as spmd
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Shard
+from torchtitan.models.common import RMSNorm
 from torchtitan.models.common.decoder_sharding import dense_param_placement
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.protocols.module import Module, ModuleDict
 from torchtitan.protocols.sharding import ShardingConfig
 
+from apertus_model.model.attention import KeysValues
 from specs.layer_schedule import INPUT, Step
 
 
@@ -105,30 +110,50 @@ class LayerSchedule(Module):
         steps: Sequence[Step]
         sums: dict[int, WeightedSum.Config]  # by the number of the step, counted from 1
         joined: Joined.Config
+        norm: RMSNorm.Config | None  # of the outputs of steps that are normed
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.steps = config.steps
         self.sums = ModuleDict({str(number): one.build() for number, one in config.sums.items()})
         self.joined = config.joined.build()
+        self.norm = None if config.norm is None else config.norm.build()
+        self.read_later = {number for step in config.steps for number in step.reads}
 
     def forward(self, layers: nn.ModuleDict, embedding: torch.Tensor, *arguments: Any) -> torch.Tensor:
         """What the last step passes on, (batch, seq_len, dim) like the embedding. `arguments` are those of
         every layer after its input."""
         states = [embedding]
+        kept: dict[int, KeysValues] = {}
         hidden = embedding
         for number, step in enumerate(self.steps, 1):
-            states.append(self.run([layers[str(layer)] for layer in step.layers], hidden, *arguments))
+            own = [layers[str(layer)] for layer in step.layers]
+            states.append(self.run(number, own, kept, hidden, *arguments))
             hidden = self.passed_on(number, states, hidden)
         return hidden
 
-    def run(self, layers: Sequence[nn.Module], hidden: torch.Tensor, *arguments: Any) -> torch.Tensor:
-        """The output of a step with these layers."""
-        if len(layers) == 1:
-            return layers[0](hidden, *arguments)
-        for branch in get_args(Branch):
-            hidden = hidden + self.joined(*(layer(hidden, *arguments, branch=branch) for layer in layers))
-        return hidden
+    def run(
+        self,
+        number: int,
+        layers: Sequence[nn.Module],
+        kept: dict[int, KeysValues],
+        hidden: torch.Tensor,
+        *arguments: Any,
+    ) -> torch.Tensor:
+        """The output of the step with this number, which has these layers. `kept`: keys and values of the
+        steps before it that later ones read; gets those of this step."""
+        step = self.steps[number - 1]
+        if step.beside:
+            for branch in get_args(Branch):
+                hidden = hidden + self.joined(*(layer(hidden, *arguments, branch=branch) for layer in layers))
+        elif step.reads or number in self.read_later:
+            earlier = [kept[other] for other in step.reads]
+            hidden, own = layers[0](hidden, *arguments, earlier=earlier)
+            if number in self.read_later:
+                kept[number] = own
+        else:
+            hidden = layers[0](hidden, *arguments)
+        return hidden if self.norm is None or not step.normed else self.norm(hidden)
 
     def passed_on(self, number: int, states: Sequence[torch.Tensor], read: torch.Tensor) -> torch.Tensor:
         """What the step with this number, whose output is the last of the states and which has read `read`,
@@ -142,8 +167,9 @@ class LayerSchedule(Module):
         return result
 
 
-def layer_schedule_config(steps: Sequence[Step]) -> LayerSchedule.Config:
-    """The torchtitan config of a schedule. Every tensor-parallel rank has all weights of the sums."""
+def layer_schedule_config(steps: Sequence[Step], norm: RMSNorm.Config) -> LayerSchedule.Config:
+    """The torchtitan config of a schedule. Every tensor-parallel rank has all of its weights. `norm`: of
+    steps that are normed."""
     sharding = ShardingConfig(state_shardings={"weight": dense_param_placement(tp=spmd.R)})
     sums = {
         number: WeightedSum.Config(
@@ -152,4 +178,9 @@ def layer_schedule_config(steps: Sequence[Step]) -> LayerSchedule.Config:
         for number, step in enumerate(steps, 1)
         if step.summed
     }
-    return LayerSchedule.Config(steps=steps, sums=sums, joined=Joined.Config())
+    return LayerSchedule.Config(
+        steps=steps,
+        sums=sums,
+        joined=Joined.Config(),
+        norm=norm if any(step.normed for step in steps) else None,
+    )

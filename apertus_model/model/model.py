@@ -28,6 +28,8 @@ from torchtitan.protocols.module import Module
 
 from apertus_model.device import has_kernels
 from apertus_model.model.attention import (
+    EarlierKeysAttention,
+    KeysValues,
     SdpaAttention,
     TakesDocuments,
     begun_rows,
@@ -119,11 +121,19 @@ class ApertusBlock(TransformerBlock):
         attention_masks: AttentionMasksType | torch.Tensor | None,
         positions: torch.Tensor | None = None,
         branch: Branch | None = None,
-    ) -> torch.Tensor:
+        earlier: Sequence[KeysValues] | None = None,
+    ) -> Any:
         """(batch, seq_len, dim) -> (batch, seq_len, dim); masks as made by
-        `ApertusModel.get_attention_masks`. With `branch`, what that one alone would add to x."""
+        `ApertusModel.get_attention_masks`. With `branch`, what that one alone would add to x. With `earlier`,
+        which `EarlierKeysAttention` sees as well, also the layer's own keys and values."""
         if branch == "feed_forward":
             return self.feed_forward(self.ffn_norm(x))
+        if earlier is not None:
+            attended, own = self.attention(
+                self.attention_norm(x), attention_masks, positions, earlier=earlier
+            )
+            x = x + attended
+            return x + self.feed_forward(self.ffn_norm(x)), own
         attended = self.attention(self.attention_norm(x), attention_masks, positions)
         if branch == "attention":
             return attended
@@ -275,9 +285,10 @@ def model_config(
     else:
         act = XIELU.Config(param_init={"alpha_p": skip_param_init, "alpha_n": skip_param_init})
         feed_forward = ApertusFeedForward.Config(up_proj=up_proj, act=act, down_proj=down_proj)
+    attention_class = EarlierKeysAttention if spec.reads_earlier_keys else GQAttention
     layer = ApertusBlock.Config(
         attention_norm=norm(spec.dim),
-        attention=GQAttention.Config(
+        attention=attention_class.Config(
             dim=spec.dim,
             n_heads=spec.n_heads,
             n_kv_heads=spec.n_kv_heads,
@@ -311,7 +322,7 @@ def model_config(
         init_std=spec.init_std,
         lora=lora,
         trainable=trainable,
-        schedule=None if spec.plain_stack else layer_schedule_config(spec.schedule),
+        schedule=None if spec.plain_stack else layer_schedule_config(spec.schedule, norm(spec.dim)),
         tok_embeddings=Embedding.Config(
             num_embeddings=spec.vocab_size, embedding_dim=spec.dim, param_init=no_init
         ),

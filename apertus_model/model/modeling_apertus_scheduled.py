@@ -4,25 +4,29 @@ An export ships this file beside the weights, and `config.json` names it:
 
     AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
-`layer_schedule` in `config.json` lists the steps, `[layer, [state, ...], [other layer, ...]]` each, where the
-last list can be missing. A step runs a layer, or several at the same time, on what the step before passed on.
-State 0 is the embedding and state s the output of step s, counted from 1; -1 is what the step itself has
-read. A step passes on its output or, where it lists states, their sum with the weights
+`layer_schedule` in `config.json` lists the steps, `[layer, [state, ...], [other layer, ...], [step, ...],
+normed]` each, where what comes after the states can be missing. A step runs a layer, or several at the same
+time, on what the step before passed on. Its attention also has the keys and values of the listed steps, of
+which a token sees those up to its own place. The output of a step that is `normed` goes through
+`model.schedule.norm`. State 0 is the embedding and state s the output of step s, counted from 1; -1 is what
+the step itself has read. A step passes on its output or, where it lists states, their sum with the weights
 `model.schedule.sums.<step>.weight`.
 
-A token needs the states of its own forward pass alone, so the key-value cache is that of Apertus. The file
-needs nothing but torch and transformers. `ApertusForCausalLM` would run the layers as a plain stack; the
-`hidden_act` that is stored makes it refuse the folder.
+A token needs the states of its own forward pass alone. The key-value cache has a place for each run of a
+layer, in the order of the steps. The file needs nothing but torch and transformers. `ApertusForCausalLM`
+would run the layers as a plain stack; the `hidden_act` that is stored makes it refuse the folder.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from transformers import ApertusConfig, ApertusForCausalLM, ApertusModel
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.apertus.modeling_apertus import ApertusRMSNorm
 
 STORED_ACTIVATION = "xielu_in_a_layer_schedule"
 
@@ -56,29 +60,102 @@ class WeightedSum(nn.Module):
         return total.to(states[0].dtype)
 
 
+class Step(NamedTuple):
+    """An entry of `layer_schedule`."""
+
+    layer: int
+    summed: Sequence[int]
+    beside: Sequence[int] = ()
+    reads: Sequence[int] = ()
+    normed: bool = False
+
+
+class KeysValues:
+    """What a forward pass keeps for attention: the cache of earlier tokens, where there is one, and the keys
+    and values of its steps."""
+
+    def __init__(self, cache: Cache | None = None) -> None:
+        self.cache = cache
+        self.of_steps: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def of(self, number: int, place: int, step: Step) -> "KeysValues":
+        """What the run of a layer at this place, in the step with this number, takes for its cache."""
+        return _OfRun(self, number, place, step)
+
+
+class _OfRun(KeysValues):
+    def __init__(self, whole: KeysValues, number: int, place: int, step: Step) -> None:
+        self.whole, self.number, self.place, self.step = whole, number, place, step
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keeps new keys and values (batch, heads, tokens, head_dim). Returns those that attention sees."""
+        cache, of_steps = self.whole.cache, self.whole.of_steps
+        if cache is not None:
+            keys, values = cache.update(keys, values, self.place)
+        of_steps[self.number] = keys, values
+        seen = [*(of_steps[number] for number in self.step.reads), (keys, values)]
+        if len(seen) == 1:
+            return keys, values
+        return torch.cat([one for one, _ in seen], dim=2), torch.cat([one for _, one in seen], dim=2)
+
+
 class LayerSchedule(nn.Module):
-    """The steps, and the weights of their sums."""
+    """The steps, the weights of their sums, and their norm."""
 
-    def __init__(self, steps: list[list[Any]]) -> None:
+    def __init__(self, steps: list[list[Any]], dim: int, eps: float) -> None:
         super().__init__()
-        self.steps = [(step[0], step[1], step[2] if len(step) > 2 else []) for step in steps]
+        self.steps = [Step(*step) for step in steps]
         self.sums = nn.ModuleDict(
-            {str(number): WeightedSum(len(step[1])) for number, step in enumerate(steps, 1) if step[1]}
+            {
+                str(number): WeightedSum(len(step.summed))
+                for number, step in enumerate(self.steps, 1)
+                if step.summed
+            }
         )
+        self.norm = ApertusRMSNorm(dim, eps) if any(step.normed for step in self.steps) else None
+        runs = [1 + len(step.beside) for step in self.steps]
+        self.places = [sum(runs[:index]) for index in range(len(runs))]  # of the cache, first of each step
+        self.runs = sum(runs)
+        self.reads = any(step.reads for step in self.steps)
 
-    def run(self, layers: list[nn.Module], hidden: torch.Tensor, **shared: Any) -> torch.Tensor:
-        """The output of a step with these layers. Of several, all attention adds to what they read, and then
-        every feed-forward to that."""
+    def run(
+        self,
+        number: int,
+        layers: list[nn.Module],
+        kept: KeysValues,
+        hidden: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **shared: Any,
+    ) -> torch.Tensor:
+        """The output of the step with this number, which has these layers. Of several, all attention adds to
+        what they read, and then every feed-forward to that."""
+        step, place = self.steps[number - 1], self.places[number - 1]
+        if step.reads:
+            assert attention_mask is not None, "the keys of several steps are no causal sequence"
+            attention_mask = attention_mask.repeat(1, 1, 1, 1 + len(step.reads))
+        own = [
+            {
+                **shared,
+                "attention_mask": attention_mask,
+                "past_key_values": kept.of(number, place + index, step),
+            }
+            for index in range(len(layers))
+        ]
         if len(layers) == 1:
-            return layers[0](hidden, **shared)
-        hidden = hidden + sum(
-            layer.self_attn(hidden_states=layer.attention_layernorm(hidden), **shared)[0] for layer in layers
-        )
-        return hidden + sum(layer.mlp(layer.feedforward_layernorm(hidden)) for layer in layers)
+            hidden = layers[0](hidden, **own[0])
+        else:
+            hidden = hidden + sum(
+                layer.self_attn(hidden_states=layer.attention_layernorm(hidden), **mine)[0]
+                for layer, mine in zip(layers, own, strict=True)
+            )
+            hidden = hidden + sum(layer.mlp(layer.feedforward_layernorm(hidden)) for layer in layers)
+        return hidden if self.norm is None or not step.normed else self.norm(hidden)
 
     def passed_on(self, number: int, states: list[torch.Tensor], read: torch.Tensor) -> torch.Tensor:
         """What the step with this number passes on; its output is the last of the states."""
-        summed = self.steps[number - 1][1]
+        summed = self.steps[number - 1].summed
         if not summed:
             return states[-1]
         result: torch.Tensor = self.sums[str(number)](
@@ -96,7 +173,7 @@ class ScheduledApertusModel(ApertusModel):
         super().__init__(config)
         if config.layer_schedule is None:
             raise ValueError("config.json states no layer_schedule")
-        self.schedule = LayerSchedule(config.layer_schedule)
+        self.schedule = LayerSchedule(config.layer_schedule, config.hidden_size, config.rms_norm_eps)
         self.post_init()
 
     def forward(
@@ -111,10 +188,16 @@ class ScheduledApertusModel(ApertusModel):
     ) -> BaseModelOutputWithPast:
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
-            past_key_values = DynamicCache(config=self.config)
+            past_key_values = DynamicCache()
+        if isinstance(past_key_values, DynamicCache):  # `generate` makes one with a place for each layer
+            missing = self.schedule.runs - len(past_key_values.layers)
+            past_key_values.layers.extend(DynamicLayer() for _ in range(missing))
         if position_ids is None:
             seen = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(seen, seen + hidden.shape[1], device=hidden.device)[None]
+        if self.schedule.reads and self.config._attn_implementation not in ("sdpa", "eager"):
+            raise ValueError("attention to the keys of earlier steps needs attn_implementation sdpa or eager")
+        kept = KeysValues(past_key_values)
         shared = {
             "attention_mask": create_causal_mask(
                 config=self.config,
@@ -122,15 +205,15 @@ class ScheduledApertusModel(ApertusModel):
                 attention_mask=attention_mask,
                 past_key_values=past_key_values,
                 position_ids=position_ids,
+                allow_is_causal_skip=not self.schedule.reads,
             ),
             "position_ids": position_ids,
             "position_embeddings": self.rotary_emb(hidden, position_ids=position_ids),
-            "past_key_values": past_key_values,
         }
         states = [hidden]
-        for number, (layer, _, beside) in enumerate(self.schedule.steps, 1):
-            layers = [self.layers[index] for index in (layer, *beside)]
-            states.append(self.schedule.run(layers, hidden, **shared))
+        for number, step in enumerate(self.schedule.steps, 1):
+            layers = [self.layers[index] for index in (step.layer, *step.beside)]
+            states.append(self.schedule.run(number, layers, kept, hidden, **shared))
             hidden = self.schedule.passed_on(number, states, hidden)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden), past_key_values=past_key_values)
 

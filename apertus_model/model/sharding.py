@@ -69,6 +69,8 @@ def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
         feed_forward.down_proj.sharding_config = rowwise_config(output_sp=sequence_parallel)
     if config.schedule is not None:
         _join_layers(config, block_input)
+        if config.schedule.norm is not None:
+            config.schedule.norm.sharding_config = norm_config(enable_sp=sequence_parallel)
 
 
 def _join_layers(config: Any, block_input: Any) -> None:

@@ -228,7 +228,8 @@ def attention_of(segment: Segment, other: ModelSpec | None = None) -> Choice:
         segment.parallel.cp,
         model.head_dim,
         segment.sequence_length,
-        model.attention is not None,
+        sparse=model.attention is not None,
+        earlier_keys=model.reads_earlier_keys,
     )
     same = other is not None and segment.parallel.cp > 1
     return resolve_backend(attention_of(segment).backend if same else segment.attention, setting)

@@ -52,7 +52,14 @@ def load_evaluator(
         ValueError: the layout or the attention backend cannot run here.
     """
     length = sequence_length if same_length else None
-    setting = Setting(dtype, parallel.cp, spec.head_dim, length, spec.attention is not None)
+    setting = Setting(
+        dtype,
+        parallel.cp,
+        spec.head_dim,
+        length,
+        sparse=spec.attention is not None,
+        earlier_keys=spec.reads_earlier_keys,
+    )
     backend = resolve_backend(attention, setting).backend
     parallelism = parallelism_config(parallel)
     world_size = dist_utils.init_distributed(

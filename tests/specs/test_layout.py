@@ -105,6 +105,36 @@ def test_sums_of_earlier_layers_are_refused_in_a_pipeline(tmp_path: Path) -> Non
     assert "receives only the last one. Fix: use pp: 1." in text
 
 
+REPEATS = "stages.pretrain.model.repeats={start: 1, layers: 1, times: 2}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "stages.pretrain.launch={processes: 2, parallel: {pp: 2}}",
+            "launch.parallel.pp: 'pretrain': model.repeats runs the same layers several times",
+        ),
+        (
+            "stages.pretrain.launch={processes: 2, parallel: {cp: 2}}",
+            "launch.parallel.cp: 'pretrain': model.repeats: layers read the keys of earlier passes",
+        ),
+        (
+            "stages.pretrain.attention=flex",
+            "stages.pretrain.attention: 'pretrain': with model.repeats, layers read the keys of earlier"
+            " passes, for which flex has no mask. Fix: state attention: auto or sdpa.",
+        ),
+    ],
+)
+def test_layouts_that_cannot_read_the_keys_of_earlier_passes_are_refused(
+    tmp_path: Path, setting: str, message: str
+) -> None:
+    load(write_recipe(tmp_path), [setting])
+    assert message in problems(tmp_path, setting, REPEATS)
+    if "pp" not in setting:  # the control has the keys of one pass
+        load(write_recipe(tmp_path), [setting, REPEATS, "stages.pretrain.model.repeats.keys=own"])
+
+
 def test_weights_per_token_are_refused_in_a_pipeline(tmp_path: Path) -> None:
     layout = "stages.sft.launch={processes: 2, parallel: {pp: 2}}"
     load(write_recipe(tmp_path, CHAT), [layout])

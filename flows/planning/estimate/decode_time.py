@@ -33,13 +33,15 @@ class Replica:
 
     @property
     def weights(self) -> float:
-        """Bytes of the weights that a step reads: all but the input embedding."""
+        """Bytes of the weights that a step reads: all but the input embedding, those of a layer as often as
+        it runs."""
         model = self.model
-        return self.width * (model.parameters - model.vocab_size * model.dim)
+        again = (model.layer_runs - model.n_layers) * (model.layer_matrices + model.layer_vectors)
+        return self.width * (model.parameters + again - model.vocab_size * model.dim)
 
     def cached(self, context: float) -> float:
-        """Bytes of the keys and values of a sequence."""
-        return self.width * 2 * self.model.n_layers * self.model.key_dim * context
+        """Bytes of the keys and values of a sequence, which a layer has for each time that it runs."""
+        return self.width * 2 * self.model.layer_runs * self.model.key_dim * context
 
     def room(self, context: float) -> int:
         """Sequences of `context` tokens whose keys and values fit beside the weights."""
@@ -49,13 +51,13 @@ class Replica:
     def step(self, sequences: float, context: float) -> float:
         """Seconds of a step of so many sequences, each with `context` tokens before it."""
         model, rates, gpus = self.model, self.rates, self.gpus
-        products = 2 * sequences * (model.n_layers * model.layer_matrices + model.vocab_size * model.dim)
-        scores = 4 * sequences * model.n_layers * model.query_dim * context
+        products = 2 * sequences * (model.layer_runs * model.layer_matrices + model.vocab_size * model.dim)
+        scores = 4 * sequences * model.score_runs * model.query_dim * context
         seconds = rates.compute(products / gpus, self.weights / gpus, "matrix", self.width)
-        moved = sequences * self.cached(context) / gpus
+        moved = sequences * self.cached(context) * model.score_runs / max(1, model.layer_runs) / gpus
         seconds += rates.compute(scores / gpus, moved, "attention", self.width)
         states = self.width * sequences * model.dim
-        return seconds + 2 * model.n_layers * rates.between("all-reduce", states, gpus, 1)
+        return seconds + 2 * model.layer_runs * rates.between("all-reduce", states, gpus, 1)
 
 
 def decode_seconds(

@@ -8,7 +8,8 @@ feed-forward F, V words and sequences of S tokens, a token costs
     forward = L (2 D Q + 4 D K + 2 Q D + 4 D F   + 4 Q S) + 2 V D          training = 3 forward
                  projections and feed-forward      scores     output
 
-(6 D F with SwiGLU, which has a third matrix; 2 D more for each state in a sum of a layer schedule), which is
+(6 D F with SwiGLU, which has a third matrix; 2 D more for each state in a sum of a layer schedule, whose
+layers count as often as they run, and their scores once for each sequence of keys), which is
 6 N + 12 L Q S for the N parameters in matrices without the input embedding. Scores are counted in full: the
 savings of the causal mask and of document boundaries are ignored (factor 1, not 1/2); sparse attention has
 its share of them. 70B over 15T tokens of 4,096: 6.74e24, as published.
@@ -50,7 +51,7 @@ def forward(model: ModelSpec, sequence_length: int) -> Forward:
     """One forward pass over full logits."""
     return Forward(
         model.layer_runs * 2 * model.layer_matrices,
-        model.layer_runs * 2 * int(model.scores(sequence_length)),
+        model.score_runs * 2 * int(model.scores(sequence_length)),
         2 * model.outputs * model.dim,
         2 * model.sum_weights * model.dim,
     )
@@ -86,7 +87,7 @@ def training(segment: Segment) -> int:
         return once.total + backward(segment) + teacher(segment)
     if lora is None:
         return 3 * once.total + teacher(segment)
-    adapted = 2 * model.n_layers * adapters(model, lora.rank, lora.targets)
+    adapted = 2 * model.layer_runs * adapters(model, lora.rank, lora.targets)
     below = 0
     if {"wq", "wk", "wv"} <= set(lora.targets):
         below = 2 * model.dim * (model.query_dim + 2 * model.key_dim) + 3 * 2 * lora.rank * model.dim
@@ -119,13 +120,14 @@ def backward(segment: Segment) -> int:
                 if half == "attention":
                     read = product(f"{layer}.attention.qkv", read)
                     read = read or any(f"{layer}.attention.{one}_norm.weight" in own for one in "qk")
-                    total += read * 2 * 2 * int(model.scores(length))
+                    total += read * 2 * 2 * int(model.scores(length)) * (1 + len(step.reads))
                     given.append(product(f"{layer}.attention.wo", read))
                     continue
                 wide = [product(f"{layer}.feed_forward.{name}", read) for name in ("gate", "up")]
                 act = any(name.startswith(f"{layer}.feed_forward.act.") for name in own)
                 given.append(product(f"{layer}.feed_forward.down", act or any(wide)))
             reached = reached or any(given)
+        reached = reached or (step.normed and "schedule.norm.weight" in own)
         summed = f"schedule.sums.{number}.weight" in own
         total += 2 * 2 * len(step.summed) * model.dim * (reached or summed)
         reached = reached or summed
@@ -147,11 +149,12 @@ def recomputation(segment: Segment) -> int:
     layers = once.projections + once.scores
     again = {
         "none": 0,
-        "selective": model.n_layers * 2 * model.dim * (model.key_dim + model.query_dim + model.ffn_dim),
+        "selective": model.layer_runs * 2 * model.dim * (model.key_dim + model.query_dim + model.ffn_dim),
         "full": layers,
         "memory_budget": round((1 - segment.memory_budget) * layers),
     }[segment.activation_checkpointing]
-    again = again * (model.n_layers - untouched(model, segment.trainable)) // max(1, model.n_layers)
+    runs = model.layer_runs
+    again = again * (runs - untouched(model, segment.trainable)) // max(1, runs)
     return again + (once.output if segment.objective in OF_SCORES else 0)
 
 

@@ -33,6 +33,8 @@ class LayerMemory:
     checkpointing: str
     budget: float  # of `memory_budget`
     resting: bool  # weights have no gradients (LoRA)
+    reads: int = 0  # earlier steps of the schedule whose keys and values attention sees as well
+    read_later: bool = False  # whether its own are read by later steps
 
     def norm(self, width: float) -> float:
         """Bytes per token that a norm keeps, beside its result: its input; on CPU the input and, for its
@@ -47,7 +49,7 @@ class LayerMemory:
         whole = model.dim
         norms = 2 * (self.norm(dim) + b * whole) + self.norm(queries + keys)
         attention = (
-            b * (queries + 2 * keys * self.cp)
+            b * (queries + 2 * keys * self.cp * (1 + self.reads))
             + b * queries
             + 4 * model.n_heads / self.tp
             + 8 * model.head_dim
@@ -61,7 +63,8 @@ class LayerMemory:
         """Bytes of the mask that a layer keeps; the CPU's kernel, and none on a GPU, makes an additive one
         of the boolean one. Sparse attention has one for every head."""
         heads = 1 if self.model.attention is None else self.model.n_heads / self.tp
-        return self.b * heads * self.tokens * (self.tokens / self.rows) * self.cp if self.masked else 0.0
+        whole = (self.tokens / self.rows) * self.cp * (1 + self.reads)
+        return self.b * heads * self.tokens * whole if self.masked else 0.0
 
     def chosen(self) -> float:
         """Bytes that sparse attention keeps beside the mask: its result before zeros, or the order of the
@@ -81,6 +84,8 @@ class LayerMemory:
         if self.checkpointing == "none":
             return self.layer()
         kept = b * model.dim / self.spread  # its input
+        if self.read_later:  # its keys and values; selective recomputation keeps the values in any case
+            kept += b * model.key_dim / self.tp * (2 if self.checkpointing == "full" else 1)
         # every second product: queries, values and the first of the feed-forward
         if self.checkpointing == "selective":
             kept += b * (model.query_dim + model.key_dim + model.ffn_dim) / self.tp

@@ -144,6 +144,40 @@ def state_gradients(model: ModelSpec) -> list[int]:
     return found[::-1]
 
 
+def layer_runs(layer: LayerMemory, model: ModelSpec) -> list[list[LayerMemory]]:
+    """The layers of every step of the schedule: a plain layer with the keys that it sees and keeps."""
+    later = {number for step in model.schedule for number in step.reads}
+    return [
+        [replace(layer, reads=len(step.reads), read_later=number in later)] * len(step.layers)
+        for number, step in enumerate(model.schedule, 1)
+    ]
+
+
+def key_gradients(model: ModelSpec) -> list[int]:
+    """For every step of the schedule, the steps up to it whose keys and values have a gradient that waits
+    during its backward pass, from this and later steps."""
+    waiting: set[int] = set()
+    found = []
+    for number, step in reversed(list(enumerate(model.schedule, 1))):
+        waiting |= set(step.reads)
+        found.append(len(waiting))
+        waiting.discard(number)
+    return found[::-1]
+
+
+def busiest_step(model: ModelSpec, runs: list[list[LayerMemory]], state: float) -> tuple[float, float]:
+    """Of the step whose backward pass has the most in memory: the gradients that wait for states, of `state`
+    bytes each, and for keys and values, less what later steps have freed by then; and what a layer adds."""
+    found, freed = [], 0.0
+    waiting = zip(runs, state_gradients(model), key_gradients(model), strict=True)
+    for layers, states, steps in reversed(list(waiting)):
+        one = layers[-1]
+        keys = 2 * one.tokens * one.b * model.key_dim / one.tp
+        found.append((states * state + steps * keys - freed, one.backward()))
+        freed += sum(layer.kept() for layer in layers)
+    return max(found, key=sum)
+
+
 def memory_of_step(segment: Segment, processes: int, device: Device = "cuda") -> Memory:
     """The peak memory of a GPU in a step of a segment on `processes` GPUs. The layout must fit
     (`specs.layout`)."""
@@ -223,17 +257,15 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     in_flight = micro_batches_in_flight(parallel, rank, micro_batches)
     reached = [own_layers[0] - untouched(model, segment.trainable), *own_layers[1:]]
     waiting = sum(number * size for number, size in zip(in_flight, reached, strict=True))
-    activations = waiting * layer.kept()
+    activations, lowest = waiting * layer.kept(), max(0, reached[0] - 1) * layer.kept()
     state = tokens * b * model.dim / spread
     summed = sum(bool(step.summed) for step in model.schedule) * state  # outputs that are not passed on
-    # the gradients that wait for a state, less what later layers have freed by then
-    returned = max(
-        (
-            number * state - later * layer.kept()
-            for later, number in enumerate(reversed(state_gradients(model)))
-        ),
-        default=0.0,
-    )
+    returned, working = 0.0, layer.backward()
+    if not model.plain_stack:
+        runs = layer_runs(layer, model)
+        reached_runs = [run.kept() for step in runs for run in step][untouched(model, segment.trainable) :]
+        activations, lowest = sum(reached_runs), sum(reached_runs[1:])
+        returned, working = busiest_step(model, runs, state)
     final = in_flight[-1] * tokens * (layer.norm(model.dim / spread) + b * model.dim) * last
     ahead = 1 if single else 2  # a group is gathered while another is computed
     prefetched = copies * b * count.layer * ahead if parallel.reshards else 0.0
@@ -274,14 +306,14 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
         replace(
             base, gradients=max(before, 4.0 * head / (1 if piped else shards)),
             activations=activations + summed + returned,
-            working=layer.backward(),
+            working=working,
             output=kept_table + states_gradient,
             communication=buffered + gathered + prefetched + (0.0 if piped else 4.0 * head),
             moment="backward",
         ),
         replace(
             base, gradients=max(before, every - 4.0 * embedding / shards),
-            activations=activations - max(0, reached[0] - 1) * layer.kept(),
+            activations=activations - lowest,
             working=layer.backward(), output=kept_table + states_gradient,
             communication=buffered + left + last_layer + (0.0 if piped else reduced), moment="end",
         ),

@@ -204,10 +204,11 @@ class _Work:
 
     @cached_property
     def attention(self) -> float:
-        """Scores of a layer, forward."""
+        """Scores of a layer, forward; the mean of layers that see different numbers of keys."""
         model, tp, cp = self.model, self.parallel.tp, self.parallel.cp
-        flops = 2 * self.tokens * model.scores(self.length) / tp * unmasked(1, cp)
-        moved = 2 * self.b * self.tokens * (model.query_dim + model.key_dim * cp) / tp
+        seen = model.score_runs / max(1, model.layer_runs)
+        flops = 2 * self.tokens * model.scores(self.length) * seen / tp * unmasked(1, cp)
+        moved = 2 * self.b * self.tokens * (model.query_dim + model.key_dim * cp * seen) / tp
         return self.rates.compute(flops, moved, "attention", self.b)
 
     def passes(self) -> Passes:
@@ -310,18 +311,19 @@ class _Work:
         work = _Work(self.segment.model_copy(update=alone), self.processes, self.rates)
         layer = sum(work.products) + work.attention + work.passes().forward
         words = model.vocab_size / self.parallel.tp
-        compute = model.n_layers * layer + work.product(self.tokens, model.dim, words)
+        compute = model.layer_runs * layer + work.product(self.tokens, model.dim, words)
         count = work.count
         held = model.n_layers * count.layer + count.embedding + count.head
-        return compute, model.n_layers * work.layer_exchanges() / 2, held
+        return compute, model.layer_runs * work.layer_exchanges() / 2, held
 
     def rank(self, rank: int) -> StepTime:
         """A step of the ranks with this index in their pipeline."""
         model, parallel, count = self.model, self.parallel, self.count
         pp, many = parallel.pp, self.micro_batches
         layers = sum(layers_of_rank(model.n_layers, parallel.stages, pp, rank))
+        runs = layers if pp > 1 else model.layer_runs
         first, last = rank == 0, rank == pp - 1
-        compute, waited = (many * layers * seconds for seconds in self.layer())
+        compute, waited = (many * runs * seconds for seconds in self.layer())
         if last:
             more, longer = self.output()
             compute, waited = compute + many * more, waited + many * longer
@@ -337,8 +339,9 @@ class _Work:
         if held and self.shards > 1:
             hidden += many * self.over_fsdp(held, 0.0)
         if self.shards > 1 or parallel.dp_replicate > 1:
-            twice = own + (layers * count.layer if pp == 1 else 0.0)  # forward and backward
-            reduced = own if self.trains else 0.0
+            again = max(0, runs - layers) * count.layer  # each run gathers, and reduces
+            twice = own + again + (runs * count.layer if pp == 1 else 0.0)  # forward and backward
+            reduced = own + again if self.trains else 0.0
             hidden += times * self.over_fsdp(twice, reduced)
             compute += times * self.moved(GATHERED * twice + REDUCED * reduced)
         if pp > 1:

@@ -196,6 +196,8 @@ def test_auto_takes_the_first_backend_that_is_not_refused_when_it_is_requested(
         ("varlen", (9, 0), SPLIT, CANNOT_SPLIT, "flex, sdpa"),
         ("varlen", (9, 0), BFLOAT16._replace(param_dtype="float32"),
          "the variable-length kernels compute in bfloat16, this run in float32", "flex, sdpa"),
+        ("flex", (9, 0), BFLOAT16._replace(earlier_keys=True),
+         "its masks have no keys of earlier steps of the layer schedule", "sdpa"),
         ("eager", (9, 0), BFLOAT16, "there is no such backend (known: varlen, flash, flex, sdpa)",
          "varlen, flex, sdpa"),
     ],

@@ -17,6 +17,7 @@ from specs.hugging_face import hugging_face_config
 from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import DepthAverage
 from specs.model import ModelSpec
+from specs.repeats import Repeats
 from tests.apertus_model.model.theirs import random_weights
 
 PLAIN = ModelSpec(
@@ -42,6 +43,8 @@ def test_a_plain_stack_is_computed_by_transformers_itself() -> None:
         {"layer_pairs": LayerPairs(start=0, layers=4)},
         {"layer_pairs": LayerPairs(start=1, layers=2, form="swapped")},
         {"layer_pairs": LayerPairs(start=1, layers=2, form="dropped")},
+        {"repeats": Repeats(start=1, layers=2, times=3)},
+        {"repeats": Repeats(start=0, layers=1, times=2, keys="own", norm=False)},
     ],
 )
 def test_a_layer_schedule_gives_the_same_logits_there_with_a_cache_and_a_layer_at_a_time(

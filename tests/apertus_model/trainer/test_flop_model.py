@@ -22,6 +22,7 @@ from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import DepthAverage
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
+from specs.repeats import Repeats
 from specs.stages.sft import Lora
 from specs.stages.training import Precision
 from tests.apertus_model.harness import ListedSamples, segment, train
@@ -30,6 +31,7 @@ GROUPED = ModelSpec(dim=64, n_layers=4, n_heads=8, n_kv_heads=2, head_dim=16, ff
 FLAT = ModelSpec(dim=96, n_layers=2, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=160, vocab_size=1024)
 OTHER = FLAT.model_copy(update={"vocab_size": 512})
 GATED = GROUPED.model_copy(update={"activation": "swiglu"})
+REPEATED = GROUPED.model_copy(update={"repeats": Repeats(start=1, layers=2, times=3)})
 PAIRED = GROUPED.model_copy(update={"layer_pairs": LayerPairs(start=1, layers=2)})
 ADAMW = OptimizerSpec(name="adamw", lr=1e-3).resolved({})
 
@@ -76,6 +78,17 @@ def counted(folder: Path, spec: Any) -> int:
         pytest.param("pretrain", PAIRED, {"sequence_length": 64}, marks=pytest.mark.slow),
         ("pretrain", PAIRED, {"sequence_length": 64, "trainable": ["layers.[12].feed_forward.*"]}),
         ("pretrain", GATED, {"sequence_length": 64, "activation_checkpointing": "selective"}),
+        ("pretrain", REPEATED, {"sequence_length": 64, "activation_checkpointing": "full"}),
+        pytest.param(
+            "pretrain",
+            REPEATED,
+            {"sequence_length": 64, "activation_checkpointing": "selective"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "pretrain", REPEATED, {"sequence_length": 64, "trainable": ["layers.2.*"]}, marks=pytest.mark.slow
+        ),
+        pytest.param("sft", REPEATED, {"sequence_length": 64, "lora": Lora(rank=8)}, marks=pytest.mark.slow),
         ("distill", GROUPED, {"sequence_length": 64, "teacher": OTHER}),
         ("pretrain", GROUPED, {"sequence_length": 64, "trainable": ["layers.[12].*"]}),
         ("pretrain", GATED, {"sequence_length": 64, "trainable": ["layers.2.feed_forward.*"]}),

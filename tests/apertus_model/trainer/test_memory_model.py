@@ -25,6 +25,7 @@ from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import DepthAverage
 from specs.model import ModelSpec
 from specs.optimizer import PUBLISHED, OptimizerSpec
+from specs.repeats import Repeats
 from specs.sparse_attention import Dropped, Hashed
 from specs.stages.distill import DistillLoss
 from specs.stages.sft import Lora
@@ -223,6 +224,27 @@ def test_layers_of_one_step_keep_what_they_keep_one_after_the_other(tmp_path: Pa
     pairs = {"vocab_size": 1024, "layer_pairs": LayerPairs(start=1, layers=6)}
     measured, expected = peak(tmp_path, DEEP.model_copy(update=pairs), length=256)
     assert measured == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("repeats", "changes"),
+    [
+        ({"keys": "all"}, {}),
+        ({"keys": "own"}, {}),
+        ({"keys": "all"}, {"activation_checkpointing": "full"}),
+        ({"keys": "all"}, {"activation_checkpointing": "selective"}),
+        ({"keys": "all"}, {"precision": BFLOAT16}),
+    ],
+)
+def test_layers_keep_for_each_of_their_runs_what_they_read(
+    tmp_path: Path, repeats: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    model = DEEP.model_copy(
+        update={"vocab_size": 1024, "repeats": Repeats(start=2, layers=4, times=3, **repeats)}
+    )
+    measured, expected = peak(tmp_path, model, length=256, micro=4, optimizer=ADAMW, **changes)
+    assert expected == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.slow

@@ -194,7 +194,8 @@ OTHERS = """\
   taught:
     kind: distill
     teacher: pretrain
-    model: {{dim: 32, n_layers: 2, n_heads: 2, n_kv_heads: 1, head_dim: 16, ffn_dim: 64, vocab_size: 512}}
+    model: {{dim: 32, n_layers: 2, n_heads: 2, n_kv_heads: 1, head_dim: 16, ffn_dim: 64, vocab_size: 512,
+      repeats: {{start: 0, layers: 1, times: 2}}}}
     mixture: {{0 steps: main}}
     sequence_length: 32
     global_batch_size: {{0 steps: 4}}
