@@ -104,8 +104,8 @@ def _limits(
     stage = pipeline.stages[stage_name]
     assert isinstance(stage, MixtureStage)
     if stage.learned is not None:
-        for corpus in corpora(graph, stage_name):
-            yield corpus.fingerprint, stated or stage.max_repetition
+        for read in corpora(graph, stage_name):
+            yield read.fingerprint, stated or stage.max_repetition
     named: list[tuple[str, Weight]] = [
         *stage.sources.items(),
         *(stage.anneal.to.items() if stage.anneal else []),

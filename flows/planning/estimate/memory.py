@@ -299,8 +299,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     if (held := (segment.separate_gradients - 1) * shard) > 0:
         # those of the other sources wait until the last has its own, and all for their sum
         moments = [replace(one, gradients=one.gradients + held * (one.moment != "update")) for one in moments]
-        whole = replace(base, gradients=held + 2 * shard, update=2 * 4.0 * largest, moment="combination")
-        moments.append(whole)
+        sums = replace(base, gradients=held + 2 * shard, update=2 * 4.0 * largest, moment="combination")
+        moments.append(sums)
     return max(moments, key=lambda memory: memory.total)
 
 
