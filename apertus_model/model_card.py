@@ -28,6 +28,7 @@ TITLES = {
     "cooldown": "cooldown",
     "long_context": "longer context",
     "distill": "distillation",
+    "domain_weights": "learned weights of sources",
     "sft": "supervised fine-tuning",
     "qrpo": "preference alignment (QRPO)",
     "dpo": "preference alignment (DPO)",

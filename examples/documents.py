@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import random
 import warnings
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -30,6 +31,17 @@ def docstrings(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
             text = ast.get_docstring(node)
             if text and text.strip():
                 yield encodable(text)
+
+
+def shuffled_docstrings(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
+    """Each docstring of a Python file, its characters in a random order that the text decides."""
+    for text in docstrings(file, source, path):
+        if isinstance(text, str):
+            characters = list(text)
+            random.Random(text).shuffle(characters)
+            yield "".join(characters)
+        else:
+            yield text
 
 
 def literals(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:

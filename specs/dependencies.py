@@ -55,7 +55,7 @@ def _references(at: FieldPath, spec: Spec) -> Iterator[Use]:
         for path, item in _items((*at, info.alias or name), getattr(spec, name)):
             if results and item != REST:
                 yield Use(path, _named(path, item), results)
-            elif isinstance(item, Spec):
+            if isinstance(item, Spec):
                 yield from _references(path, item)
 
 

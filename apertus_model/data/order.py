@@ -112,7 +112,10 @@ class MixtureOrder:
             raise IndexError(f"sample {i}: samples are counted from 0")
         block, offset = divmod(i, BLOCK)
         sources, draws = self._block(block)
-        source, draw = sources[offset], draws[offset]
+        return self.draw(sources[offset], draws[offset])
+
+    def draw(self, source: int, draw: int) -> Draw:
+        """Draw `draw`, from 0, of a source."""
         windows = self.windows[source]
         epoch, index = divmod(self.starts[source] + draw, windows)
         return Draw(

@@ -137,6 +137,10 @@ class MixtureSamples:
         draw = self.order[i]
         return self._sources[draw.source].sample(draw.window, draw.source)
 
+    def of_source(self, source: int, draw: int) -> Sample:
+        """Draw `draw`, from 0, of a source."""
+        return self._sources[source].sample(self.order.draw(source, draw).window, source)
+
     def draw(self, i: int) -> Draw:
         """Everything about where sample i comes from."""
         return self.order[i]

@@ -44,6 +44,7 @@ class Rows:
             margins=np.zeros(PAIRS, dtype=np.float32),
             teacher_words=np.zeros((length, k), dtype=np.int32) + np.arange(k, dtype=np.int32),
             teacher_log_p=np.full((length, k + 1), -np.log(k + 1), dtype=np.float32),
+            source=0,
             present=one[::2] > 0 if segment.objective == "bradley-terry" else one > 0,
         )
 

@@ -3,7 +3,8 @@
 Artifact: `recipe.json` (`apertus_model.data.mixture_recipe`).
 
 Invariants: an inner mixture is replaced by its sources, which share its weight. Weights are exactly in the
-ratio of the spec; under `proportional` they are the training tokens times the factors. All corpora have one
+ratio of the spec; under `proportional` they are the training tokens times the factors, under `learned` the
+learned ones in millionths. All corpora have one
 tokenizer. Names change nothing. No token is read here.
 """
 
@@ -17,6 +18,7 @@ from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, Store
 from specs.errors import StageError
 from specs.job import InputRef, Job
+from specs.stages.domain_weights import in_parts
 from specs.stages.mixture import MixturePart, integers
 
 IDS = ("tokenizer", "vocab_size", "bos_id", "eos_id")
@@ -30,10 +32,14 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     """Runs the stage. MixtureError when the corpora were tokenised with different tokenizers."""
     part = MixturePart.model_validate(job.spec)
     inputs = [job.inputs[f"source:{index}"] for index in range(len(part.weights))]
+    stated = part.weights
+    if part.learned:
+        learned = in_parts(_learned(attempt.store, job.inputs["learned"]))
+        stated = [learned[position] for position in part.learned]
     weights: dict[str, Fraction] = {}
     found: dict[str, MixtureSource] = {}
     tokenizers: dict[str, str] = {}
-    for ref, weight in zip(inputs, part.weights, strict=True):
+    for ref, weight in zip(inputs, stated, strict=True):
         inner = _recipe(attempt.store, ref)
         tokenizers[inner.tokenizer] = ref.name
         total = sum(source.weight for source in inner.sources)
@@ -65,6 +71,13 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     )
     tokens = sum(source.tokens for source in sources)
     attempt.commit(metrics={"sources": len(order), "shares": shares, "tokens": tokens})
+
+
+def _learned(store: Store, ref: InputRef) -> list[float]:
+    """The weights that a segment of a `domain_weights` stage has learned by its end."""
+    assert ref.path is not None, "the launcher gives the place"
+    weights: list[float] = Artifact(store, ref.path, ref.step).manifest.facts["domain_weights"]["mean"]
+    return weights
 
 
 def _recipe(store: Store, ref: InputRef) -> MixtureRecipe:

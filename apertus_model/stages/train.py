@@ -39,6 +39,7 @@ from infra.store.writing.lease import LeaseLost
 from infra.store.writing.retention import prune
 from specs.job import Job
 from specs.stages.distill import DistillSegment
+from specs.stages.domain_weights import DomainWeightsSegment
 from specs.stages.dpo import DpoSegment
 from specs.stages.qrpo import QrpoSegment
 from specs.stages.reward_model import RewardSegment
@@ -57,6 +58,7 @@ SEGMENTS: dict[str, type[Segment]] = {
     "dpo": DpoSegment,
     "reward_model": RewardSegment,
     "distill": DistillSegment,
+    "domain_weights": DomainWeightsSegment,
 }
 # prefix of the units that store the event at which an attempt stopped, since no checkpoint follows it
 STOP = "stop-"
@@ -65,7 +67,7 @@ NOT_A_FACT = ("step", "tokens", "tokens_per_second", "time")
 # facts of the resumed checkpoint that replace the last row until the first step is done
 RESUMED_METRICS = ("loss", "grad_norm", "lr", "masked_share")
 # facts that are not copied into the metrics of the manifest
-NOT_METRICS = ("passes", "data", "anomalies", "checkpoints")
+NOT_METRICS = ("passes", "data", "anomalies", "checkpoints", "objective")
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -113,9 +115,9 @@ def _train(
         recorder.rows += map(recorder.row_of_event, stops)
         anomalies = {**anomalies, "events": [*anomalies.get("events", []), *stops]}
         facts = facts | {"anomalies": anomalies}
-    passes = attempt.input_checkpoint("parent").facts["passes"] if "parent" in job.inputs else {}
+    before = attempt.input_checkpoint("parent").facts if "parent" in job.inputs else {}
     checkpoints = SegmentCheckpoints(
-        attempt, progress, segment, data, recorder, resumed=facts, passes_before=passes
+        attempt, progress, segment, data, recorder, resumed=facts, passes_before=before.get("passes", {})
     )
     lifecycle = Lifecycle(
         begin_step=job.resume_step if job.resume_step is not None else segment.start_step,
@@ -124,6 +126,7 @@ def _train(
         stop_requested=lambda: stop.requested,
         scratch=job.scratch,
         anomalies=anomalies,
+        objective=(facts or (before if segment.start_step > 0 else {})).get("objective", {}),
         first_step_done=stop.cooperate,
         watch=watch,
         checkpoint_of=attempt.input_checkpoint,
@@ -138,10 +141,12 @@ def _train(
         last = checkpoints.facts
         attempt.commit(
             step=segment.end_step,
-            metrics={name: fact for name, fact in last.items() if name not in NOT_METRICS},
+            metrics={name: fact for name, fact in last.items() if name not in NOT_METRICS}
+            | trainer.config.objective.results(),
             facts={
                 "checkpoints": last["checkpoints"],
                 "anomalies": last.get("anomalies", {}).get("events", []),
+                **last.get("objective", {}),
             },
         )
 
@@ -276,7 +281,7 @@ class SegmentCheckpoints:
     def timed(self) -> AbstractContextManager[None]:
         return self._attempt.store.timed()
 
-    def prepare_commit(self, step: int, anomalies: AnomalyState) -> Commit:
+    def prepare_commit(self, step: int, anomalies: AnomalyState, objective: Mapping[str, Any]) -> Commit:
         segment, data = self._segment, self._data
         samples = segment.sample_at(step)
         facts: Facts = {
@@ -289,6 +294,8 @@ class SegmentCheckpoints:
         }
         if anomalies:
             facts["anomalies"] = anomalies
+        if objective:
+            facts["objective"] = dict(objective)
         rows = self._recorder.take_rows()
         return lambda saved: self._commit(saved, facts, rows)
 

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from apertus_model.data.equal_samples import EqualSamples
 from apertus_model.data.mixture_recipe import FILE, MixtureRecipe
 from apertus_model.data.packed import packed_tables
 from apertus_model.data.samples import MixtureSamples, validation_samples
@@ -25,6 +26,7 @@ from specs.differences import changes
 from specs.errors import StageError
 from specs.job import InputRef
 from specs.stages.distill import DistillSegment, TeacherTokensPart
+from specs.stages.domain_weights import DomainWeightsSegment
 from specs.stages.mixture import exact
 from specs.stages.preference_training import PreferenceSegment
 from specs.stages.reward_model import RewardSegment
@@ -161,6 +163,9 @@ class MixtureData:
                 for index, source in enumerate(recipe.sources)
             },
         }
+        if isinstance(segment, DomainWeightsSegment):
+            self.samples = EqualSamples(samples, segment.global_batch_size)
+            self.identity["batches"] = "equal"
         if isinstance(segment, DistillSegment) and segment.top_k is not None:
             predictions = Artifact.of_input(store, inputs["teacher"])
             self.samples = TaughtSamples(samples, StoredPredictions(predictions, blocks))

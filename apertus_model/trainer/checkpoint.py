@@ -20,7 +20,7 @@ Invariants:
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -87,10 +87,10 @@ class CheckpointStorage(Protocol):
     def writer(self, step: int) -> CheckpointWriter:
         """The writer of a step's checkpoint."""
 
-    def prepare_commit(self, step: int, anomalies: AnomalyState) -> Commit:
+    def prepare_commit(self, step: int, anomalies: AnomalyState, objective: Mapping[str, Any]) -> Commit:
         """Called on rank 0 when the state of a step is copied. Collects the facts that are known then,
-        including the state of the anomaly detector. The function that it returns commits the checkpoint; a
-        thread calls it when all ranks have written."""
+        including the states of the anomaly detector and of the objective. The function that it returns
+        commits the checkpoint; a thread calls it when all ranks have written."""
 
     def committed(self, step: int) -> Checkpoint | str:
         """The committed checkpoint of a step of this run."""
@@ -110,6 +110,8 @@ class StoreCheckpoints(BaseCheckpointManager):
 
     # the current state of the anomaly detector, for the facts of a checkpoint; set by the trainer
     anomalies: Callable[[], AnomalyState] = AnomalyState
+    # the same of the objective
+    objective: Callable[[], Mapping[str, Any]] = dict
 
     def __init__(
         self,
@@ -203,7 +205,9 @@ class StoreCheckpoints(BaseCheckpointManager):
                 copies = self._staging.copy(state)
         chief = dist.get_rank() == 0
         plan = StagedPlan(state, copies, is_coordinator=chief)
-        commit = self._config.storage.prepare_commit(curr_step, self.anomalies()) if chief else None
+        commit = None
+        if chief:
+            commit = self._config.storage.prepare_commit(curr_step, self.anomalies(), self.objective())
         self.saved_step = curr_step
         self.save_future = self._thread.submit(
             self._upload, curr_step, copies, plan, commit, time.perf_counter() - begin

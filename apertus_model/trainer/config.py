@@ -35,6 +35,7 @@ from apertus_model.trainer.loader import SampleLoader, TrainingData
 from apertus_model.trainer.loading import load_model
 from apertus_model.trainer.lr_scheduler import LearningRate
 from apertus_model.trainer.metrics import Recorder, StepMetrics
+from apertus_model.trainer.objectives import SeparateGradients
 from apertus_model.trainer.optimizer import optimizer_config
 from apertus_model.trainer.registry import objective_of
 from apertus_model.trainer.trainer import ApertusTrainer
@@ -114,6 +115,8 @@ def trainer_config(
         segment.parallel, micro_batch_size=micro_batch, n_layers=segment.model.n_layers
     )
     objective = objective_of(segment)
+    if isinstance(objective, SeparateGradients) and lifecycle.objective:
+        objective.resume(lifecycle.objective)
     if segment.objective not in PIPELINED and segment.parallel.pp > 1:
         raise ValueError(
             f"the objective {segment.objective!r} cannot run in a pipeline (pp: {segment.parallel.pp}); use"
@@ -328,6 +331,13 @@ def micro_batch_size(segment: Segment, *, world_size: int) -> int:
         ValueError: as for `share_of_rank`, or the rank's share cannot be cut for a pipeline.
     """
     parallel, share = segment.parallel, share_of_rank(segment, world_size=world_size)
+    share, left = divmod(share, segment.separate_gradients)
+    if left:
+        raise ValueError(
+            f"a global batch of {segment.global_batch_size} sequences has not equally many of"
+            f" {segment.separate_gradients} sources on every data-parallel process; change the number of"
+            " processes or the batch"
+        )
     size = layout.micro_batch_size(parallel, share, segment.micro_batch_size)
     if size is None:
         raise ValueError(

@@ -1,9 +1,9 @@
 """What begins and ends a run of the trainer, and what its ranks agree on once a step."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,8 @@ class Lifecycle:
     scratch: str  # local folder for torchtitan's own files
     # the anomaly detector's state, from the checkpoint that is resumed
     anomalies: AnomalyState = field(default_factory=AnomalyState)
+    # the state of an objective that has one, from the checkpoint that is continued; empty: it begins
+    objective: Mapping[str, Any] = field(default_factory=dict)
     # called after the first step, when there is something to commit
     first_step_done: Callable[[], None] = lambda: None
     watch: HangWatch | None = None  # ends the process when it hangs

@@ -132,10 +132,38 @@ class Objective(ABC):
             batch: the other inputs of the loss.
         """
 
+    def results(self) -> dict[str, Any]:
+        """What it has found by the end of training, as further metrics of the artifact."""
+        return {}
+
     def heldout_loss(self, evaluator: Evaluator, samples: Sequence[Any]) -> HeldOutLoss:
         """The loss on held-out samples, which are the same on every rank: cross-entropy per label unless an
         objective has another. Collective."""
         return evaluator.loss(samples)
+
+
+class SeparateGradients(Objective):
+    """An objective that makes the gradient of a step of several ones. `parts` of the batch, of equally many
+    rows and one after the other, have a gradient each."""
+
+    parts: int
+
+    @abstractmethod
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        """Called after the backward passes of each part: takes the gradients away."""
+
+    @abstractmethod
+    def combine(self, parameters: Sequence[Tensor], step: int) -> dict[str, Tensor]:
+        """Called after those of the last part of a step: leaves the gradients of the step. Returns metrics,
+        as `MicroBatchLoss.columns`, the same on all ranks. Collective."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What `combine` depends on beside gradients, as JSON values: facts of a checkpoint."""
+
+    @abstractmethod
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continues from the facts of a checkpoint."""
 
 
 class CrossEntropy(Objective):

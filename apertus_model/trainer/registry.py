@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from apertus_model.trainer.distillation import Distillation, StoredDistillation
+from apertus_model.trainer.domain_weights import DomainWeights
 from apertus_model.trainer.objectives import (
     BradleyTerry,
     CrossEntropy,
@@ -27,6 +28,15 @@ _OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
     "bradley-terry": lambda segment: BradleyTerry(segment.loss),
     "distillation": lambda segment: Distillation(segment.loss, segment.z_loss, segment.teacher),
     "stored-distillation": lambda segment: StoredDistillation(segment.loss, segment.z_loss),
+    "domain-weights": lambda segment: DomainWeights(
+        segment.update,
+        segment.sources,
+        segment.targets,
+        clip=segment.optimizer.grad_clip,
+        rate=lambda steps_done: segment.schedule.lr(segment.tokens_at(steps_done)),
+        names=segment.source_names,
+        z_loss=segment.z_loss,
+    ),
 }
 
 

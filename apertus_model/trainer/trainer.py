@@ -46,6 +46,7 @@ from apertus_model.trainer.objectives import (
     MicroBatchLoss,
     Objective,
     PipelinedLoss,
+    SeparateGradients,
     with_places,
 )
 
@@ -129,6 +130,8 @@ class ApertusTrainer(Trainer):
         config = self.config
         self.checkpointer.load()
         self.checkpointer.anomalies = config.detector.state  # StoreCheckpoints
+        if isinstance(config.objective, SeparateGradients):
+            self.checkpointer.objective = config.objective.state
         if not self.parallel_dims.pp_enabled or self.pp_has_last_stage:
             config.objective.begin(partial(config.further_model, dims=self.parallel_dims, device=self.device))
         self.step = config.lifecycle.begin_step
@@ -192,7 +195,10 @@ class ApertusTrainer(Trainer):
 
         self.optimizers.zero_grad(set_to_none=True)
         losses = []
-        for group in microbatch_groups:
+        objective = self.config.objective
+        separate = objective if isinstance(objective, SeparateGradients) else None
+        trained = [one for part in self.model_parts for one in part.parameters() if one.requires_grad]
+        for number, group in enumerate(microbatch_groups, 1):
             inputs: Any = [fields for fields, _ in group]
             labels: Any = [labels for _, labels in group]
             if not dims.pp_enabled:
@@ -202,6 +208,10 @@ class ApertusTrainer(Trainer):
                     input_dict=inputs, labels=labels, global_valid_tokens=self._denominator
                 ).detach()
             )
+            if separate is not None and number % (len(microbatch_groups) // separate.parts) == 0:
+                separate.take(trained)
+        if separate is not None:
+            self._columns |= separate.combine(trained, self.step)
         accumulated_loss = sum(losses[1:], start=losses[0])
 
         grad_norm = dist_utils.clip_grad_norm_(

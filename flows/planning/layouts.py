@@ -140,7 +140,8 @@ def _degrees(segment: Segment, processes: int, gpus_per_node: int) -> Iterator[P
     stages = _divisors(processes, segment.model.n_layers) if segment.objective in PIPELINED else [1]
     for tp, cp, pp in product(_divisors(processes, gpus_per_node), _cp(segment, processes), stages):
         ranks, left = divmod(processes, tp * cp * pp)
-        if left or not ranks or gpus_per_node % tp or segment.global_batch_size % ranks:
+        each = ranks * segment.separate_gradients
+        if left or not ranks or gpus_per_node % tp or segment.global_batch_size % each:
             continue
         schedules = SCHEDULES if pp > 1 else SCHEDULES[:1]
         for split, (schedule, virtual) in product((False, True)[:tp], schedules):
@@ -169,7 +170,7 @@ def _cp(segment: Segment, processes: int) -> list[int]:
 
 def _micro_batches(segment: Segment, parallel: Parallel, processes: int) -> list[int]:
     ranks = processes // (parallel.tp * parallel.cp * parallel.pp)
-    share = segment.global_batch_size // ranks
+    share = segment.global_batch_size // (ranks * segment.separate_gradients)
     sizes = (micro_batch_size(parallel, share, size) for size in _divisors(share, LARGEST_MICRO_BATCH))
     return sorted({size for size in sizes if size is not None})
 

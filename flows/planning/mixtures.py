@@ -10,32 +10,56 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from flows.planning.graph import Graph, Input, Node
+from infra.store import Store
 from specs.pipeline import Pipeline
 from specs.stages.base import Weight
+from specs.stages.domain_weights import in_parts
 from specs.stages.mixture import MixturePart, MixtureStage
 from specs.units import Reference
 
 Tokens = Callable[[Node], int]  # training tokens of a corpus, or a bound
+LearnedWeights = Callable[[Node], list[int] | None]  # of a finished segment that learns them
+
+
+def sources(node: Node) -> list[Input]:
+    """What a mixture draws from."""
+    return [read for role, read in node.inputs.items() if role.startswith("source:")]
+
+
+def learned_in(store: Store) -> LearnedWeights:
+    """Reads learned weights, in parts (`specs.stages.domain_weights.in_parts`); None before they are
+    known."""
+
+    def weights(node: Node) -> list[int] | None:
+        artifact = node.artifact(store)
+        return in_parts(artifact.manifest.facts["domain_weights"]["mean"]) if artifact.complete else None
+
+    return weights
 
 
 def corpora(graph: Graph, name: str) -> list[Input]:
     """The corpora of a mixture, each once."""
     found: dict[str, Input] = {}
-    for read in graph.nodes[name].inputs.values():
+    for read in sources(graph.nodes[name]):
         for corpus in corpora(graph, read.node or "") if read.kind == "mixture" else [read]:
             found.setdefault(corpus.fingerprint, corpus)
     return [found[fingerprint] for fingerprint in sorted(found)]
 
 
-def shares(graph: Graph, name: str, tokens: Tokens) -> dict[str, Fraction]:
+def shares(
+    graph: Graph, name: str, tokens: Tokens, learned: LearnedWeights = lambda node: None
+) -> dict[str, Fraction]:
     """Share of each corpus, by fingerprint, in the samples of a mixture. `tokens` is called only under
-    `proportional`."""
+    `proportional`; learned weights that are not known yet count as equal."""
     node = graph.nodes[name]
     assert isinstance(node.part, MixturePart)
     found: dict[str, Fraction] = {}
-    for read, weight in zip(node.inputs.values(), node.part.weights, strict=True):
+    weights = node.part.weights
+    if node.part.learned and (known := learned(graph.nodes[node.inputs["learned"].name])) is not None:
+        weights = [known[position] for position in node.part.learned]
+    for read, weight in zip(sources(node), weights, strict=True):
         inner = (
-            shares(graph, read.node or "", tokens)
+            shares(graph, read.node or "", tokens, learned)
             if read.kind == "mixture"
             else {read.fingerprint: Fraction(1)}
         )
@@ -51,7 +75,16 @@ def by_size(graph: Graph, name: str) -> bool:
     node = graph.nodes[name]
     assert isinstance(node.part, MixturePart)
     return node.part.proportional or any(
-        by_size(graph, read.node or "") for read in node.inputs.values() if read.kind == "mixture"
+        by_size(graph, read.node or "") for read in sources(node) if read.kind == "mixture"
+    )
+
+
+def is_learned(graph: Graph, name: str) -> bool:
+    """Whether the shares of a mixture depend on learned weights."""
+    node = graph.nodes[name]
+    assert isinstance(node.part, MixturePart)
+    return bool(node.part.learned) or any(
+        is_learned(graph, read.node or "") for read in sources(node) if read.kind == "mixture"
     )
 
 
@@ -70,6 +103,9 @@ def _limits(
 ) -> Iterator[tuple[str, float]]:
     stage = pipeline.stages[stage_name]
     assert isinstance(stage, MixtureStage)
+    if stage.learned is not None:
+        for read in corpora(graph, stage_name):
+            yield read.fingerprint, stated or stage.max_repetition
     named: list[tuple[str, Weight]] = [
         *stage.sources.items(),
         *(stage.anneal.to.items() if stage.anneal else []),

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from flows.planning.graph import Graph, Node
-from flows.planning.mixtures import corpora, limits, shares
+from flows.planning.mixtures import corpora, learned_in, limits, shares
 from flows.planning.parts.consumed_samples import ancestry_of
 from infra.store import Artifact, Store
 from infra.store.inputs import Listing
@@ -163,7 +163,9 @@ class _Sources:
         mixture, part = segment.inputs["mixture"].name, segment.part
         assert isinstance(part, Segment)
         if mixture not in self._shares:
-            self._shares[mixture] = shares(self._graph, mixture, lambda node: self.available(node)[0])
+            self._shares[mixture] = shares(
+                self._graph, mixture, lambda node: self.available(node)[0], learned_in(self._store)
+            )
         samples = part.sample_at(step) - part.sample_offset
         return float(samples * self._shares[mixture].get(corpus, 0))
 

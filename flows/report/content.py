@@ -12,7 +12,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from flows.planning.graph import Input
-from flows.planning.mixtures import by_size, corpora
+from flows.planning.mixtures import by_size, corpora, learned_in
 from flows.planning.mixtures import shares as mixture_shares
 from flows.planning.plan import Plan, Step
 from flows.report.classifiers import Classified
@@ -272,7 +272,8 @@ def _mixtures(plan: Plan, parts: dict[str, Part]) -> dict[str, list[Share]]:
         }
         if None in sizes.values() and by_size(plan.graph, node.name):
             continue
-        asked = mixture_shares(plan.graph, node.name, lambda corpus, sizes=sizes: sizes[corpus.name])  # type: ignore[misc]  # bound here
+        known = learned_in(plan.store)
+        asked = mixture_shares(plan.graph, node.name, lambda corpus, sizes=sizes: sizes[corpus.name], known)  # type: ignore[misc]  # bound here
         shares = [
             _share(entry, float(asked[fingerprint]), parts, trained) for fingerprint, entry in read.items()
         ]

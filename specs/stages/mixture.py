@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, model_validator
 
 from specs.base import Spec, identity, reference
 from specs.stages.base import Part, Stage, Weight, WeightField
-from specs.units import Budget, ReferenceText
+from specs.units import Budget, Reference, ReferenceText
 
 Weights = dict[ReferenceText, WeightField]
 DRAWN_FROM = ("corpus", "mixture")
@@ -46,9 +46,38 @@ class Anneal(Spec):
     pieces: int = reference(8, ge=1, le=256)
 
 
+def _domain(value: Any) -> Any:
+    return {"as": value} if isinstance(value, str) else value
+
+
+class Domain(Spec):
+    """A source that is drawn as often as another one was found to deserve."""
+
+    as_: Reference = reference(alias="as", to="corpus", description="the source that has the weight")
+
+
+class Learned(Spec):
+    """Weights that a `domain_weights` stage has learned, in millionths. Until it has finished, they are
+    planned as equal."""
+
+    from_: Reference = reference(alias="from", to="domain_weights")
+    sources: (
+        dict[ReferenceText, Annotated[Domain, BeforeValidator(_domain, json_schema_input_type=str | Domain)]]
+        | None
+    ) = reference(
+        None,
+        min_length=1,
+        to="corpus",
+        description=(
+            "the sources, each with the one whose weight it gets: {corpus/web: sample/web}. By default the"
+            " sources that have a weight"
+        ),
+    )
+
+
 class MixtureStage(Stage):
-    """Draws training samples from corpora or other mixtures, by `weights` or `proportional` to the size of
-    corpora."""
+    """Draws training samples from corpora or other mixtures, by `weights`, `proportional` to the size of
+    corpora, or by weights that were `learned`."""
 
     VERSION: ClassVar[int] = 2
     kind: Literal["mixture"] = identity()
@@ -72,6 +101,7 @@ class MixtureStage(Stage):
             "often"
         ),
     )
+    learned: Learned | None = reference(None, description="in place of weights")
     anneal: Anneal | None = reference(None)
     exclude: list[ReferenceText] = reference(
         default_factory=list,
@@ -90,13 +120,14 @@ class MixtureStage(Stage):
 
     @model_validator(mode="after")
     def _one_way(self) -> MixtureStage:
-        if (self.weights is None) == (self.proportional is None):
+        if [self.weights, self.proportional, self.learned].count(None) != 2:
             raise ValueError(
                 "a mixture has either weights: {corpus/code: 70, corpus/web: 30} or proportional:"
-                " [corpus/code, corpus/web]"
+                " [corpus/code, corpus/web] or learned: {from: <a domain_weights stage>}"
             )
         if self.anneal is not None and self.weights is None:
-            raise ValueError("anneal goes from weights to weights; state weights in place of proportional")
+            stated = "proportional" if self.learned is None else "learned"
+            raise ValueError(f"anneal goes from weights to weights; state weights in place of {stated}")
         if selected := [name for name in self.exclude if "@" in name or "/" in name]:
             raise ValueError(
                 f"exclude names stages as a whole; write '{selected[0].split('@')[0].split('/')[0]}', not"
@@ -123,10 +154,15 @@ class MixtureStage(Stage):
 
 class MixturePart(Part):
     """Resolved. Inputs: `source:<i>`, corpora and mixtures, in the order of their fingerprints, so that names
-    do not matter. Allowed repetition and exclusions concern planning and training, and are not fields
-    here."""
+    do not matter; `learned`, a segment of a `domain_weights` stage. Allowed repetition and exclusions concern
+    planning and training, and are not fields here."""
 
-    weights: list[int] = identity(description="in the order of the inputs")
+    weights: list[int] = identity(description="in the order of the sources")
+    learned: list[int] = identity(
+        default_factory=list,
+        neutral=[],
+        description="for each source, the position of its weight among the learned ones",
+    )
     proportional: bool = identity(
         False, neutral=False, description="weights are factors of the sources' sizes"
     )

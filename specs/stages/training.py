@@ -319,6 +319,11 @@ class Segment(Part):
         return "cross-entropy"
 
     @property
+    def separate_gradients(self) -> int:
+        """Gradients that a step computes apart, each of equally many sequences of the batch, in order."""
+        return 1
+
+    @property
     def tokens_per_step(self) -> int:
         return self.global_batch_size * self.sequence_length
 

@@ -32,6 +32,7 @@ from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
 from specs.stages.distill import DistillLoss, DistillSegment
+from specs.stages.domain_weights import DomainWeightsSegment, WeightUpdate
 from specs.stages.dpo import DpoLoss, DpoSegment
 from specs.stages.qrpo import QrpoLoss, QrpoSegment
 from specs.stages.reward_model import RewardLoss, RewardSegment
@@ -178,6 +179,7 @@ SEGMENTS: dict[str, type[Segment]] = {
     "dpo": DpoSegment,
     "reward_model": RewardSegment,
     "distill": DistillSegment,
+    "domain_weights": DomainWeightsSegment,
 }
 
 
@@ -202,6 +204,7 @@ def segment(kind: str = "pretrain", **changes: Any) -> Any:
         "dpo": {"loss": DpoLoss()},
         "reward_model": {"loss": RewardLoss(), "model": MODEL.model_copy(update={"head": "reward"})},
         "distill": {"loss": DistillLoss(), "teacher": MODEL},
+        "domain_weights": {"sources": 2, "update": WeightUpdate()},
     }.get(kind, {})
     return SEGMENTS.get(kind, Segment)(**{**fields, **further, **changes})
 
@@ -222,6 +225,7 @@ class Result:
     events: list[Event] = field(default_factory=list)
     saved: dict[int, Saved] = field(default_factory=dict)
     facts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    objective: dict[int, dict[str, Any]] = field(default_factory=dict)
     finished: bool = True
 
 
@@ -251,11 +255,12 @@ class FolderStorage:
     def writer(self, step: int) -> CheckpointWriter:
         return CheckpointWriter(self._storage(str(self._folder)), f"step-{step}")
 
-    def prepare_commit(self, step: int, anomalies: Any) -> Callable[[Saved], None]:
+    def prepare_commit(self, step: int, anomalies: Any, objective: Any) -> Callable[[Saved], None]:
         def commit(saved: Saved) -> None:
             self._result.committed.append(step)
             self._result.saved[step] = saved
             self._result.facts[step] = anomalies
+            self._result.objective[step] = objective
 
         return commit
 
@@ -277,6 +282,7 @@ def train(
     inspect: Callable[[Any], Any] | None = None,
     data: Callable[[], ListedSamples] = ListedSamples,
     anomalies: dict[str, Any] | None = None,
+    objective: dict[str, Any] | None = None,
     clock: Callable[[], float] | None = None,
     storage: Callable[[str], Store] = Store.open,
     teacher: str | None = None,
@@ -299,6 +305,7 @@ def train(
             stop_requested=stop,
             scratch=str(folder),
             anomalies=anomalies or {},
+            objective=objective or {},
             clock=clock or time.monotonic,
             checkpoint_of={"teacher": teacher}.get,
         )

@@ -83,6 +83,7 @@ MINIATURES = {  # parts
     "optimizer-benchmark-mini": 69,
     "ladder-mini": 30,
     "distill-mini": 28,
+    "domain-weights-mini": 60,
     "depth-average-mini": 18,
     "layer-pairs-mini": 67,
     "sparse-attention-mini": 57,

@@ -80,7 +80,7 @@ def _commit(
     plan.store.write_once(f"{folder}/weights", b"weights")
     attempt.commit_checkpoint(step, {"tokens": 0}, files=sealed(attempt, step))
     if step == node.end_step:
-        attempt.commit(metrics=metrics, step=step)
+        attempt.commit(metrics=metrics, facts=facts, step=step)
 
 
 def job_of(plan: Plan, node: Node) -> Job:

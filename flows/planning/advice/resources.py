@@ -269,6 +269,7 @@ def nearest_that_fits(
 
 def _runs(launch: Launch, segment: Segment) -> bool:
     """Whether a layout passes the checks of a recipe."""
-    if launch.mismatch is not None or segment.global_batch_size % launch.data_parallel:
+    each = launch.data_parallel * segment.separate_gradients
+    if launch.mismatch is not None or segment.global_batch_size % each:
         return False
     return not any(misfits(launch, segment.model, segment.sequence_length, segment.global_batch_size))

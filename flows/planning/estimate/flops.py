@@ -28,6 +28,7 @@ from flows.planning.estimate.teacher import teacher_of
 from flows.planning.estimate.trained import adapters
 from specs.cluster import Gpu
 from specs.model import ModelSpec
+from specs.stages.domain_weights import DomainWeightsSegment
 from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 from specs.trainable import MATRICES, sizes, trained, untouched
@@ -84,9 +85,9 @@ def training(segment: Segment) -> int:
     model, once = segment.model, forward(segment.model, segment.sequence_length)
     lora = segment.lora if isinstance(segment, AdaptedSegment) else None
     if lora is None and segment.trainable:
-        return once.total + backward(segment) + teacher(segment)
+        return once.total + backward(segment) + teacher(segment) + products(segment)
     if lora is None:
-        return 3 * once.total + teacher(segment)
+        return 3 * once.total + teacher(segment) + products(segment)
     adapted = 2 * model.layer_runs * adapters(model, lora.rank, lora.targets)
     below = 0
     if {"wq", "wk", "wv"} <= set(lora.targets):
@@ -139,6 +140,15 @@ def teacher(segment: Segment) -> int:
     """Per token, of the forward pass of a teacher that runs beside the student; part of `training`."""
     model = teacher_of(segment)
     return forward(model, segment.sequence_length).total if model is not None else 0
+
+
+def products(segment: Segment) -> int:
+    """Per token, of the inner products of the gradients that a step computes apart with the goal; part of
+    `training`. Their norms are not counted, as that of any gradient."""
+    if not isinstance(segment, DomainWeightsSegment):
+        return 0
+    parameters = sum(trained(segment.model, segment.trainable).values())
+    return 2 * len(segment.weighted) * parameters // segment.tokens_per_step
 
 
 def recomputation(segment: Segment) -> int:

@@ -11,6 +11,7 @@ largest of these moments:
     end        the first layer's backward pass, beside the gradients of all layers
     embedding  all gradients, that of the embedding in full
     update     all gradients and the optimizer's temporaries
+    combination  the gradients of all sources and their sum, where a step has several
 
 Invariants: a pure function of shapes and layout. With `device="cpu"` it agrees with torch's allocations for
 several shapes and layouts (`tests/apertus_model/trainer/test_memory_model.py`). `device="cuda"` differs in
@@ -189,7 +190,7 @@ def micro_batches_of(segment: Segment, processes: int) -> tuple[int, int]:
     """Sequences of a micro-batch, and micro-batches of a step, on each data-parallel rank."""
     parallel = segment.parallel
     share = segment.global_batch_size * parallel.tp * parallel.cp * parallel.pp // processes
-    rows = micro_batch_size(parallel, share, segment.micro_batch_size) or 1
+    rows = micro_batch_size(parallel, share // segment.separate_gradients, segment.micro_batch_size) or 1
     return rows, share // rows
 
 
@@ -327,6 +328,11 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
             update=_update(segment.optimizer, trained / shards, largest, device), moment="update",
         ),
     ]  # fmt: skip
+    if (held := (segment.separate_gradients - 1) * shard) > 0:
+        # those of the other sources wait until the last has its own, and all for their sum
+        moments = [replace(one, gradients=one.gradients + held * (one.moment != "update")) for one in moments]
+        sums = replace(base, gradients=held + 2 * shard, update=2 * 4.0 * largest, moment="combination")
+        moments.append(sums)
     return max(moments, key=lambda memory: memory.total)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, cast
 
 from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder
 from flows.planning.parts.classifier import scores
+from flows.planning.parts.domain_weights import learned_sources
 from specs.errors import FieldPath, SpecError
 from specs.filters import GLOBAL_FILTERS, FilterSpec, NearDuplicatesFilter, columns_read
 from specs.sources import CONVERSATIONAL, TABLES
@@ -168,21 +170,30 @@ def add_mixture(builder: Builder, name: str) -> None:
     """One part; when it is annealed, one per piece and one for its end. Sources in the order of their
     fingerprints."""
     stage = cast(MixtureStage, builder.pipeline.stages[name])
-    field = "weights" if stage.weights is not None else "proportional"
-    for number, pieces in enumerate(stage.pieces, start=1):
-        chosen = [(builder.part(Reference.parse(source)), weight) for source, weight in pieces.items()]
-        chosen.sort(key=lambda pair: pair[0].fingerprint)
+    field = next(field for field in ("weights", "proportional", "learned") if getattr(stage, field))
+    further: dict[str, Input] = {}
+    if stage.learned is not None:
+        positions, further["learned"] = learned_sources(builder, name, stage.learned)
+        drawn = [[(read, Fraction(1), position) for read, position in positions]]
+    else:
+        drawn = [
+            [(builder.part(Reference.parse(source)), weight, 0) for source, weight in pieces.items()]
+            for pieces in stage.pieces
+        ]
+    for number, chosen in enumerate(drawn, start=1):
+        chosen.sort(key=lambda one: one[0].fingerprint)
         part = MixturePart(
-            weights=integers([weight for _, weight in chosen]),
+            weights=integers([weight for _, weight, _ in chosen]),
+            learned=[position for *_, position in chosen] if further else [],
             proportional=field == "proportional",
             seed=stage.seed,
         )
-        inputs = {f"source:{index}": read for index, (read, _) in enumerate(chosen)}
+        inputs = {f"source:{index}": read for index, (read, *_) in enumerate(chosen)} | further
         builder.node(f"{name}/{number}" if stage.anneal else name, name, part, inputs)
-        if len({read.fingerprint for read, _ in chosen}) < len(chosen):
+        if len({read.fingerprint for read, *_ in chosen}) < len(chosen):
             builder.problem(("stages", name, field), "two of these are the same", "add their weights.")
             return
-        tokenizers = {builder.tokenizer_of(read).name for read, _ in chosen}
+        tokenizers = {builder.tokenizer_of(read).name for read, *_ in chosen}
         if len(tokenizers) > 1:
             message = f"corpora of different tokenizers: {', '.join(sorted(tokenizers))}"
             builder.problem(("stages", name, field), message, "use one tokenizer.")

@@ -17,6 +17,7 @@ from flows.planning.parts.consumed_samples import (
     excluded,
 )
 from flows.planning.parts.distill import add_teacher
+from flows.planning.parts.domain_weights import domain_fields
 from flows.planning.parts.preferences import check_preferences, preference_inputs
 from infra.store import Checkpoint, Store
 from specs.dependencies import uses
@@ -24,6 +25,7 @@ from specs.errors import FieldPath, SpecError, did_you_mean
 from specs.launch import Checkpointing
 from specs.pipeline import Pipeline
 from specs.stages.distill import DistillSegment, DistillStage
+from specs.stages.domain_weights import DomainWeightsSegment, DomainWeightsStage
 from specs.stages.dpo import DpoSegment, DpoStage
 from specs.stages.import_model import ImportModelPart
 from specs.stages.merge import MergePart, MergeRule, MergeStage
@@ -47,6 +49,7 @@ SEGMENTS: tuple[tuple[type[TrainingStage], type[Segment]], ...] = (
     (DpoStage, DpoSegment),
     (RewardModelStage, RewardSegment),
     (DistillStage, DistillSegment),
+    (DomainWeightsStage, DomainWeightsSegment),
 )
 
 
@@ -124,6 +127,8 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
         if isinstance(stage, DistillStage):
             teacher, taught = add_teacher(builder, stage, phase, planned, name, inputs, fields | extra)
             inputs, extra = inputs | teacher, extra | taught
+        if isinstance(stage, DomainWeightsStage):
+            extra |= domain_fields(builder, stage, phase, planned, data["mixture"])
         segment = _segment_class(stage)(**fields, **extra)
         tokens = planned.steps * segment.tokens_per_step
         node = builder.node(

@@ -66,6 +66,16 @@ def test_a_mixture_of_a_mixture_shares_its_weight_out_exactly(bench: Any) -> Non
     assert _weights(whole) == {"aa": 7, "bb": 44, "cc": 9}
 
 
+def test_learned_weights_are_millionths_by_position(bench: Any) -> None:
+    job = bench.job("domain_weights", "d", {}, {}, attempt="first", workers=1)
+    facts = {"domain_weights": {"mean": [0.25, 0.0999999, 0.65, 1e-9]}}
+    Attempt(job).commit(metrics={}, facts=facts)
+    inputs = {f"source:{index}": _corpus(bench, name) for index, name in enumerate(("aa", "bb", "cc"))}
+    spec = {"weights": [1, 1, 1], "learned": [2, 0, 3], "seed": 5}
+    mixture = bench.run("mixture", "m", spec, inputs | {"learned": Artifact(bench.store, job.path)})
+    assert _weights(mixture) == {"aa": 650_000, "bb": 250_000, "cc": 1}
+
+
 def test_corpora_of_different_tokenizers_are_refused(bench: Any) -> None:
     inputs = {"source:0": _corpus(bench, "aa"), "source:1": _corpus(bench, "bb", tokenizer="tokenizer1")}
     with pytest.raises(MixtureError, match="different tokenizers"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,11 +38,14 @@ ADAMW = OptimizerSpec(name="adamw", lr=1e-3).resolved({})
 
 
 class WholeSamples(ListedSamples):
-    """Every label is trained on."""
+    """Every label is trained on; each of four rows is of another source."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
         self.length, self.masked = length, False
+
+    def __getitem__(self, index: int) -> Any:
+        return SimpleNamespace(**super().__getitem__(index)._asdict(), source=index % 4)
 
 
 def counted(folder: Path, spec: Any) -> int:
@@ -112,6 +116,17 @@ def test_a_step_makes_the_products_that_are_expected(
     spec = segment(kind, model=model, global_batch_size=2, end_step=1, optimizer=ADAMW, **changes)
     expected = spec.tokens_per_step * (flops.training(spec) + flops.recomputation(spec))
     assert counted(tmp_path, spec) == expected
+
+
+def test_a_step_with_a_gradient_for_each_source_makes_the_products_of_any_other(tmp_path: Path) -> None:
+    """The counter knows no inner products of gradients, which a plan counts: 2 k P a step."""
+    fields: dict[str, Any] = {"model": GROUPED, "sequence_length": 64, "end_step": 1, "optimizer": ADAMW}
+    spec = segment("domain_weights", global_batch_size=4, sources=4, targets=[1], **fields)
+    plain = flops.training(segment(global_batch_size=4, **fields))
+    assert counted(tmp_path, spec) == spec.tokens_per_step * plain
+    activation = 2 * GROUPED.n_layers  # scalars of xIELU, which are not counted
+    products = 2 * 3 * (GROUPED.parameters - activation)
+    assert flops.training(spec) - plain == products // spec.tokens_per_step
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,7 +59,15 @@ class WholeSamples(ListedSamples):
         self.length, self.masked = length, False
 
 
+class OfSources(WholeSamples):
+    """In steps of four sequences, each of another source."""
+
+    def __getitem__(self, index: int) -> Any:
+        return SimpleNamespace(**super().__getitem__(index)._asdict(), source=index % 4)
+
+
 SAMPLES: dict[str, Any] = {
+    "domain_weights": OfSources,
     "pretrain": WholeSamples,
     "sft": WholeSamples,
     "distill": WholeSamples,
@@ -111,6 +120,9 @@ def peak(
         "precision": BFLOAT16}),
         slow(WIDE, {"length": 512, "micro": 2, "kind": "distill", "teacher": WIDER, "optimizer": ADAMW,
         "loss": DistillLoss(direction="reverse")}),
+        slow(WIDE, {"length": 256, "batches": 4, "kind": "domain_weights", "sources": 4, "optimizer": ADAMW}),
+        slow(FLAT, {"length": 128, "batches": 4, "kind": "domain_weights", "sources": 4, "optimizer": ADAMW,
+        "precision": BFLOAT16}),
     ],
 )  # fmt: skip
 def test_a_step_on_one_process_takes_what_is_expected(

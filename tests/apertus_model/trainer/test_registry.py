@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from apertus_model.trainer import distillation, objectives
+from apertus_model.trainer import distillation, domain_weights, objectives
 from apertus_model.trainer.registry import objective_of
 from tests.apertus_model.harness import segment
 
@@ -23,6 +23,7 @@ from tests.apertus_model.harness import segment
         ("reward_model", {}, objectives.BradleyTerry),
         ("distill", {}, distillation.Distillation),
         ("distill", {"top_k": 2}, distillation.StoredDistillation),
+        ("domain_weights", {}, domain_weights.DomainWeights),
     ],
 )
 def test_a_segment_names_its_objective(kind: str, changes: dict[str, Any], expected: type) -> None:

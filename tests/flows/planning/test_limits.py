@@ -204,6 +204,18 @@ OTHERS = """\
     optimizer: {{lr: 1e-3}}
     loss: {{temperature: 2, weight: 0.5}}
     top_k: 8
+  halves: {{kind: mixture, weights: {{corpus/notes: 1, filtered/rows: 1}}, max_repetition: 100}}
+  proxy:
+    kind: domain_weights
+    model: {{dim: 32, n_layers: 2, n_heads: 2, n_kv_heads: 1, head_dim: 16, ffn_dim: 64, vocab_size: 512}}
+    mixture: {{0 steps: halves}}
+    sequence_length: 32
+    global_batch_size: {{0 steps: 4}}
+    budget: 2 steps
+    seed: 1
+    optimizer: {{lr: 1e-3}}
+    update: {{mu: 0.1, largest: 4, smoothing: 0.1}}
+  learned: {{kind: mixture, learned: {{from: proxy}}, max_repetition: 100}}
   judged:
     kind: preference_data
     from: sft

@@ -116,6 +116,22 @@ def test_students_differ_in_their_teacher_alone(store: Store) -> None:
         assert nodes[f"student-alone-long-{seed}"].flops == pytest.approx(taught[0].flops, rel=0.01)
 
 
+def test_models_on_learned_weights_differ_in_their_mixture_alone(store: Store) -> None:
+    plan = planned("domain-weights-mini", store)
+    data = {"tokenizer": 1, "corpus": 4, "mixture": 1 + 12}  # one of them is that of a proxy
+    assert kinds(plan) == data | {"domain_weights": 6, "pretrain": 12, "evaluate": 24}
+    nodes = plan.graph.nodes
+    for seed in (28, 29, 30):
+        bases = [nodes[f"base-{arm}-{seed}"] for arm in ("equal", "target", "all", "permuted")]
+        assert len({str(node.identity) for node in bases}) == 1
+        mixtures = [nodes[node.inputs["mixture"].name] for node in bases]
+        assert len({node.fingerprint for node in mixtures}) == 4
+        assert {node.identity["seed"] for node in mixtures} == {seed}
+        _, target, every, permuted = (node.inputs.get("learned") for node in mixtures)
+        assert target is not None and every is not None and target == permuted != every
+        assert mixtures[1].identity["learned"] != mixtures[3].identity["learned"]
+
+
 PUBLISHED = {  # steps, tokens: as stated in the papers, or beside the number where it is ours
     "wso": {
         "base-wso": (80_000, 335_544_320_000),

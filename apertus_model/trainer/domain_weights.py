@@ -1,0 +1,217 @@
+"""Learned weights of the sources (DoGE, arXiv 2310.15393): `specs.stages.domain_weights.WeightUpdate` states
+the update.
+
+The rows of a batch are those of source 0, then of source 1, and so on, equally many. The gradient of each
+source's mean loss is taken when its last micro-batch is done; all of them are held until the step's last, k
+times the memory of one. Under FSDP and tensor parallelism a rank holds shards: the sums over elements are
+added up over the ranks that have different ones, and a parameter that ranks repeat counts once.
+
+Invariant: all ranks have the same weights, bit for bit: rank 0 tells the others what it measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from apertus_model.losses.cross_entropy import VocabShard, cross_entropy, total_weight
+from apertus_model.trainer.objectives import Extras, MicroBatch, MicroBatchLoss, SeparateGradients
+from specs.stages.domain_weights import WeightUpdate
+
+POINTS = 64  # of the trajectory in the facts of a checkpoint; rows of metrics have every step
+Pairs = Sequence[tuple[Tensor, Tensor]]
+
+
+def inner_products(pairs_of_parameters: Iterable[Pairs]) -> Tensor:
+    """The sums over parameters of <a, b>: (products,), float64, on the host, the same on all ranks. Each item
+    has one pair for each product, of gradients of the same parameter: tensors, or DTensors without pending
+    sums. Collective where there are ranks."""
+    groups: dict[Any, Tensor] = {}  # sums of this rank, by how it shares parameters with others
+    for pairs in pairs_of_parameters:
+        first = pairs[0][0]
+        key = (first.device_mesh, first.placements) if isinstance(first, DTensor) else None
+        found = torch.stack([(_own(a) * _own(b)).sum(dtype=torch.float64) for a, b in pairs])
+        groups[key] = groups[key] + found if key in groups else found
+    whole = []
+    for key, found in groups.items():
+        if key is not None:
+            mesh, placements = key
+            added = [Replicate() if placement.is_replicate() else Partial() for placement in placements]
+            found = DTensor.from_local(found, mesh, added, run_check=False).full_tensor()
+        whole.append(found)
+    total = torch.stack(whole).sum(0)
+    if dist.is_initialized():
+        dist.broadcast(total, 0)
+    return total.cpu()
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def scores(products: Tensor, norms: Tensor, largest: float) -> Tensor:
+    """s of the sources that have a weight: (sources with a weight,), float64.
+
+    Args:
+        products: W of these sources.
+        norms: of all clipped gradients, targets included.
+        largest: upper limit of s; the lower one is 0.
+    """
+    return (products / (norms.mean() + 1e-6)).clamp(0.0, largest)
+
+
+def updated(log_weights: Tensor, found: Tensor, rate: float, settings: WeightUpdate) -> Tensor:
+    """The logarithms of the weights after a step with these scores: (sources with a weight,), float64. As
+    logarithms, weights that round to 0 can grow again."""
+    new = torch.log_softmax(log_weights + rate * found / settings.mu, 0)
+    if settings.smoothing:
+        new = ((1 - settings.smoothing) * new.exp() + settings.smoothing / new.numel()).log()
+    return new
+
+
+def thinned(trajectory: dict[str, list[float]]) -> dict[str, list[float]]:
+    """The steps of a trajectory that are multiples of the smallest power of two that leaves `POINTS` or
+    fewer up to the last."""
+    every, last = 1, max(map(int, trajectory))
+    while last // every > POINTS:
+        every *= 2
+    return {step: weights for step, weights in trajectory.items() if int(step) % every == 0}
+
+
+class DomainWeights(SeparateGradients):
+    """The mean of the sources' mean cross-entropies, with a gradient and a weight for each source."""
+
+    fields = ("source",)
+
+    def __init__(
+        self,
+        settings: WeightUpdate,
+        sources: int,
+        targets: Sequence[int],
+        *,
+        clip: float,
+        rate: Callable[[int], float],
+        names: Sequence[str] = (),
+        z_loss: float = 0.0,
+    ) -> None:
+        """
+        Args:
+            settings: of the update.
+            sources: their number, targets included.
+            targets: positions of the sources that have no weight; none: the sum of all sources is the goal.
+            clip: largest norm of a gradient.
+            rate: number of steps done -> learning rate of the next step.
+            names: of the sources, for metrics.
+            z_loss: as in `CrossEntropy`.
+        """
+        self.parts = sources
+        self._settings, self._clip, self._rate, self._z_loss = settings, clip, rate, z_loss
+        self._targets = list(targets) or list(range(sources))
+        self._weighted = [source for source in range(sources) if source not in targets]
+        self._names = [list(names or map(str, range(sources)))[source] for source in self._weighted]
+        self._gradients: list[list[Tensor]] = []  # of each source, by parameter
+        k = len(self._weighted)
+        self._log_weights = torch.full((k,), 1 / k, dtype=torch.float64).log()
+        self._sum = torch.zeros(k, dtype=torch.float64)
+        self._steps = 0
+        self._trajectory: dict[str, list[float]] = {}
+
+    @property
+    def weights(self) -> Tensor:
+        """Of the last step: (sources with a weight,), float64, on the host."""
+        return self._log_weights.exp()
+
+    def count(self, labels: Tensor, extras: Extras) -> Tensor:
+        counts = torch.zeros(self.parts, dtype=torch.float64)
+        for row, source in zip(labels, extras["source"].tolist(), strict=True):
+            counts[source] += total_weight(row)
+        return counts
+
+    def loss(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
+    ) -> MicroBatchLoss:
+        source = batch.extras["source"]
+        counts = batch.denominator[source]
+        weights = torch.where(counts > 0, 1 / counts, 0.0)[:, None].expand(-1, labels.shape[1])
+        mean = cross_entropy(hidden, weight, labels, self.parts, weights, vocab, self._z_loss)
+        return MicroBatchLoss(mean)
+
+    @torch.no_grad()
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        taken = []
+        for parameter in parameters:
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is None:
+                gradient = torch.zeros_like(parameter)
+            elif isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+                gradient = gradient.redistribute(placements=parameter.placements)
+            taken.append(gradient.mul_(self.parts))
+        self._gradients.append(taken)
+
+    @torch.no_grad()
+    def combine(self, parameters: Sequence[Tensor], step: int) -> dict[str, Tensor]:
+        gradients, self._gradients = self._gradients, []
+        norms = inner_products([(one, one) for one in of] for of in zip(*gradients, strict=True)).sqrt()
+        scales = (self._clip / norms).clamp(max=1.0)
+        products = scales[self._weighted] * inner_products(
+            self._with_goal(of, scales.tolist()) for of in zip(*gradients, strict=True)
+        )
+        found = scores(products, norms * scales, self._settings.largest)
+        self._log_weights = updated(self._log_weights, found, self._rate(step - 1), self._settings)
+        self._sum = self._sum + self.weights
+        self._steps += 1
+        self._trajectory = thinned({**self._trajectory, str(step): self.weights.tolist()})
+        factors = (self.weights * scales[self._weighted]).tolist()
+        for index, parameter in enumerate(parameters):
+            total = torch.zeros_like(parameter)
+            for source, factor in zip(self._weighted, factors, strict=True):
+                total.add_(gradients[source][index], alpha=factor)
+            parameter.grad = total
+        return self._columns(products, parameters[0].device)
+
+    def _with_goal(self, gradients: Sequence[Tensor], scales: Sequence[float]) -> Pairs:
+        """The gradient of each source that has a weight, with the sum of the targets' clipped ones."""
+        goal = torch.zeros_like(gradients[0])
+        for target in self._targets:
+            goal.add_(gradients[target], alpha=scales[target])
+        return [(gradients[source], goal) for source in self._weighted]
+
+    def _columns(self, products: Tensor, device: torch.device) -> dict[str, Tensor]:
+        mean = self._sum / self._steps
+        return {
+            f"{name}/{source}": torch.tensor([value, 1.0], dtype=torch.float64, device=device)
+            for name, values in (("weight", self.weights), ("mean_weight", mean), ("alignment", products))
+            for source, value in zip(self._names, values.tolist(), strict=True)
+        }
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "domain_weights": {
+                "names": self._names,
+                "mean": (self._sum / max(1, self._steps)).tolist(),
+                "log": self._log_weights.tolist(),
+                "sum": self._sum.tolist(),
+                "steps": self._steps,
+                "trajectory": self._trajectory,
+            }
+        }
+
+    def results(self) -> dict[str, Any]:
+        """The weight of each source by step."""
+        return {
+            f"trajectory/{source}/{step}": weights[position]
+            for position, source in enumerate(self._names)
+            for step, weights in self._trajectory.items()
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        stored = state["domain_weights"]
+        self._log_weights = torch.tensor(stored["log"], dtype=torch.float64)
+        self._sum = torch.tensor(stored["sum"], dtype=torch.float64)
+        self._steps = stored["steps"]
+        self._trajectory = stored["trajectory"]
