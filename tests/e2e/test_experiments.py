@@ -85,6 +85,7 @@ MINIATURES = {  # parts
     "distill-mini": 28,
     "depth-average-mini": 18,
     "layer-pairs-mini": 67,
+    "repeats-mini": 21,
     "continue-pretrain-mini": 47,
     "rounds-mini": 100,
     "tokenizer-study-mini": 8,
