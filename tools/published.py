@@ -58,7 +58,7 @@ OVERVIEW = (
     "tokenizer-study",
     *("mini", "smoke", "smoke-chat", "wso-mini", "optimizer-consistency-mini", "goldfish-mini"),
     *("optimizer-benchmark-mini", "ladder-mini", "depth-average-mini", "continue-pretrain-mini"),
-    *("layer-pairs-mini", "sparse-attention-mini", "distill-mini", "domain-weights-mini"),
+    *("layer-pairs-mini", "repeats-mini", "sparse-attention-mini", "distill-mini", "domain-weights-mini"),
     "tokenizer-study-mini",
     "rounds-mini",
 )

@@ -87,6 +87,7 @@ MINIATURES = {  # parts
     "depth-average-mini": 18,
     "layer-pairs-mini": 67,
     "sparse-attention-mini": 57,
+    "repeats-mini": 21,
     "continue-pretrain-mini": 47,
     "rounds-mini": 100,
     "tokenizer-study-mini": 8,

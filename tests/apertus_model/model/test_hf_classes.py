@@ -77,3 +77,23 @@ def test_a_layer_schedule_gives_the_same_logits_there_with_a_cache_and_a_layer_a
         difference = sides.advance(module, {name: weights[name] for name in members})
     assert torch.equal(sides.ours, expected)
     assert difference < 2e-6 * scale
+
+
+def test_the_cache_of_generation_has_a_place_for_each_run_of_a_layer() -> None:
+    """`generate` makes a cache with a place for each layer."""
+    spec = PLAIN.model_copy(update={"n_layers": 2, "repeats": Repeats(start=0, layers=2, times=3)})
+    numbers = hugging_face_config(spec, max_position_embeddings=LENGTH, bos_token_id=1, eos_token_id=2)
+    theirs = model_class(spec)(config_class(spec)(**numbers)).eval()
+    theirs.load_state_dict(to_hugging_face(random_weights(shapes(spec))), strict=True)
+    prompt = torch.randint(4, 256, (1, 8), generator=torch.Generator().manual_seed(1))
+    found = theirs.generate(
+        prompt, max_new_tokens=6, do_sample=False, eos_token_id=None, return_dict_in_generate=True
+    )
+    assert len(found.past_key_values.layers) == 6
+    assert all(layer.get_seq_length() == 13 for layer in found.past_key_values.layers)
+    expected = prompt
+    with torch.no_grad():
+        for _ in range(6):
+            logits = theirs(expected, use_cache=False).logits
+            expected = torch.cat([expected, logits[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(found.sequences, expected)
