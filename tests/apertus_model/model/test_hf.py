@@ -75,7 +75,7 @@ def test_logits_of_whole_flavours_equal_those_of_transformers(flavour: str, nume
     assert logits.abs().max().item() > 2
     numerics(
         "model",
-        f"logits of {flavour}",
+        "logits of 0.5b to 3b",
         source="arXiv 2509.14233, section 2.1",
         against="ApertusForCausalLM of transformers, random weights",
         difference=largest_difference(found, logits),

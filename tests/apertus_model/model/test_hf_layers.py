@@ -66,7 +66,7 @@ def test_a_layer_of_every_size_equals_that_of_transformers(
     assert not torch.equal(sides.theirs, hidden)
     numerics(
         "model",
-        f"output of a decoder layer of {flavour}, relative to its largest value",
+        "output of a decoder layer, 0.5b to 70b, relative to its largest value",
         source="arXiv 2509.14233, section 2.1",
         against="ApertusDecoderLayer of transformers, random weights",
         difference=difference / largest,
