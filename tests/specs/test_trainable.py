@@ -18,9 +18,11 @@ SMALL: dict[str, Any] = {
     "dim": 32, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96, "vocab_size": 256
 }  # fmt: skip
 
+REPEATS: dict[str, Any] = {"repeats": {"start": 1, "layers": 2, "times": 3}}
+
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"activation": "swiglu"}, {"head": "reward"}, {"depth_average": {"period": 2}}]
+    "changes", [{}, {"activation": "swiglu"}, {"head": "reward"}, {"depth_average": {"period": 2}}, REPEATS]
 )
 def test_the_names_and_sizes_are_those_of_the_engine(changes: dict[str, Any]) -> None:
     spec = ModelSpec(**SMALL, **changes)

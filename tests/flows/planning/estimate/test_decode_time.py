@@ -7,6 +7,7 @@ import pytest
 from apertus_model.rehearsal.rates import Rates, clock
 from flows.planning.estimate.decode_time import CACHE, Replica, decode_seconds
 from specs.model import ModelSpec
+from specs.repeats import Repeats
 
 EIGHT = ModelSpec(flavour="8b")
 BANDWIDTH = 4.0e12 * 2903 / 3350  # of a GH200's memory, and the fraction of it that copies reach
@@ -22,6 +23,17 @@ def test_a_step_reads_the_weights_and_the_cache_of_every_sequence() -> None:
     assert replica().step(1, 0) == pytest.approx(WEIGHTS / BANDWIDTH)
     assert replica().step(100, 1000) == pytest.approx((WEIGHTS + 100 * 1000 * PER_TOKEN) / BANDWIDTH)
     assert replica(width=4).step(1, 0) == pytest.approx(2 * WEIGHTS / BANDWIDTH)
+
+
+def test_layers_that_run_again_read_their_weights_again_and_the_keys_of_all_passes() -> None:
+    """30 of 32 layers in three passes: 92 runs, each with keys of its own; 182 reads of them."""
+    looped = EIGHT.model_copy(update={"repeats": Repeats(start=1, layers=30, times=3)})
+    model = Replica(looped, 1, 2, Rates("GH200", 4))
+    assert model.cached(1) == PER_TOKEN / 32 * 92
+    layer = 4096 * (2 * 4096 + 2 * 1024 + 2 * 21_504) + 2 * 4096 + 2 * 128 + 2
+    weights = WEIGHTS + 2 * (4096 + 60 * layer)
+    assert model.step(1, 0) == pytest.approx(weights / BANDWIDTH)
+    assert model.step(10, 1000) == pytest.approx((weights + 10 * 1000 * PER_TOKEN / 32 * 182) / BANDWIDTH)
 
 
 def test_with_many_sequences_products_take_longer_than_reading_the_weights() -> None:
