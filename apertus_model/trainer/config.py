@@ -43,6 +43,7 @@ from specs.errors import StageError
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.optimizer import refused_anomalies, refused_layout, refused_objective
+from specs.stages.distill import DistillSegment
 from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 
@@ -223,12 +224,15 @@ def attention_of(segment: Segment, other: ModelSpec | None = None) -> Choice:
         ValueError: the one that the segment names, or that it has, cannot run here.
     """
     model = segment.model if other is None else other
+    masked = [segment.model, model]
+    if isinstance(segment, DistillSegment) and segment.top_k is None:
+        masked.append(segment.teacher)  # which gets the same masks
     setting = Setting(
         segment.precision.param,
         segment.parallel.cp,
         model.head_dim,
         segment.sequence_length,
-        model.reads_earlier_keys,
+        any(one.reads_earlier_keys for one in masked),
     )
     return resolve_backend(segment.attention if other is None else attention_of(segment).backend, setting)
 
