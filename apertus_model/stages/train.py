@@ -119,6 +119,7 @@ def _train(
     checkpoints = SegmentCheckpoints(
         attempt, progress, segment, data, recorder, resumed=facts, passes_before=before.get("passes", {})
     )
+    continued = facts if job.resume_step is not None else before if segment.start_step > 0 else {}
     lifecycle = Lifecycle(
         begin_step=job.resume_step if job.resume_step is not None else segment.start_step,
         source=starting_point(job, segment, attempt),
@@ -126,7 +127,7 @@ def _train(
         stop_requested=lambda: stop.requested,
         scratch=job.scratch,
         anomalies=anomalies,
-        objective=(facts or (before if segment.start_step > 0 else {})).get("objective", {}),
+        objective=continued.get("objective", {}),
         first_step_done=stop.cooperate,
         watch=watch,
         checkpoint_of=attempt.input_checkpoint,

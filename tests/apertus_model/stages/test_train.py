@@ -9,6 +9,8 @@ import pytest
 from apertus_model.stages.train import BestCheckpoints
 from infra.store import Artifact, Checkpoint, Store
 from infra.store.documents import CheckpointMarker, Seconds
+from specs.stages.domain_weights import WeightUpdate
+from tests.apertus_model.harness import segment
 from tests.apertus_model.stages.training import SPEC, Stages, weights_of
 
 
@@ -75,6 +77,22 @@ def test_the_next_segment_takes_over_everything_and_counts_on(stages: Stages, tr
     next_segment = stages.train("next", chained, inputs={"parent": parent})
     assert weights_of(next_segment, 8) == weights_of(longer, 8)
     assert next_segment.manifest.metrics["tokens"] == 8 * 64
+
+
+def test_learned_weights_continue_after_a_stop_and_in_the_next_segment(stages: Stages) -> None:
+    names = {"source_names": ["steady", "striding"], "update": WeightUpdate(mu=0.001)}
+    spec = segment("domain_weights", **names, end_step=6)
+    found = stages.train("whole", spec, kind="domain_weights").manifest.facts["domain_weights"]
+    assert found["steps"] == 6 and len(set(found["mean"])) == 2 and sum(found["mean"]) == pytest.approx(1)
+    stages.train("half", spec.model_copy(update={"end_step": 3}), kind="domain_weights")
+    resumed = stages.train("half", spec, kind="domain_weights", attempt="second", resume_step=3)
+    assert resumed.manifest.facts["domain_weights"] == found
+    after = {"seed": None, "start_step": 3, "start_tokens": 192, "sample_offset": 12, "end_step": 6}
+    parent = {"parent": stages.ref("domain_weights/half", 3)}
+    following = spec.model_copy(update=after)
+    chained = stages.train("next", following, kind="domain_weights", inputs=parent)
+    assert chained.manifest.facts["domain_weights"] == found
+    assert chained.manifest.metrics["mean_weight/steady"] == found["mean"][0]
 
 
 def test_a_branch_without_optimizer_begins_with_new_moments(stages: Stages, trained: Artifact) -> None:

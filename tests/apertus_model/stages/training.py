@@ -124,9 +124,10 @@ class Stages:
         self, name: str, spec: Segment, *, processes: int = 1, stop_after: int | None = None, **fields: Any
     ) -> Artifact:
         inputs = {"mixture": self.ref("mixture/mixture")} | fields.pop("inputs", {})
-        job = self.job("pretrain", name, spec.model_dump(mode="json"), inputs=inputs, **fields)
+        kind = fields.pop("kind", "pretrain")
+        job = self.job(kind, name, spec.model_dump(mode="json"), inputs=inputs, **fields)
         self.run(apertus_model.stages.train, job, processes=processes, stop_after=stop_after)
-        return Artifact(self.store, f"pretrain/{name}", spec.end_step)
+        return Artifact(self.store, f"{kind}/{name}", spec.end_step)
 
 
 class CountedStop(StopSignal):
