@@ -86,6 +86,7 @@ def test_recomputation_changes_no_bit(tmp_path: Path, alone: Alone, name: str, k
     assert same(found.weights, alone(name)[1].weights)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path: Path, alone: Alone) -> None:
     folder, whole = alone("hash")
     rest = run(tmp_path, sparse("hash"), source=at(folder), begin_step=2)
