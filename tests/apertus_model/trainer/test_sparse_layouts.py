@@ -71,8 +71,8 @@ def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
     processes, parallel = ALL[layout]
     spec = sparse(name, parallel=parallel, micro_batch_size=2)
     found = Differences.between(run(tmp_path, spec, processes, inspect=own_heads), alone(name)[1])
-    # with other heads' random numbers, losses differ by 1e-3; sums over ranks have another order, which the
-    # first steps of AdEMAMix enlarge where few pairs give a gradient
+    # with another seed of `hash`, losses differ by 4e-2; sums over ranks have another order, which the first
+    # steps of AdEMAMix enlarge where few pairs give a gradient
     assert found.loss < 4e-6 and found.heldout < 2e-6
     assert found.grad_norm < 1e-5 and found.weights < 1e-4
 
@@ -86,6 +86,7 @@ def test_recomputation_changes_no_bit(tmp_path: Path, alone: Alone, name: str, k
     assert same(found.weights, alone(name)[1].weights)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path: Path, alone: Alone) -> None:
     folder, whole = alone("hash")
     rest = run(tmp_path, sparse("hash"), source=at(folder), begin_step=2)
