@@ -20,6 +20,7 @@ from flows.report.results import numbers
 from specs.figures import VARIANT, Axis, FigureSpec
 
 HEIGHT = 380
+MOST_PLACES = 12  # of a figure of lines, evenly spaced
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 SIDES = ("top center", "bottom center", "middle left", "middle right")  # of a point, for its text
 Metrics = Mapping[str, Mapping[str, float]]
@@ -280,15 +281,17 @@ def _staircase(best: list[Point], spec: FigureSpec) -> Any:
 
 
 def _draw_lines(name: str, found: Experiment, look: dict[str, Style]) -> tuple[list[Any], dict[str, Any]]:
-    """Lines over evenly spaced numbers that grow by factors, each with the band of its intervals."""
+    """Lines, each with the band of its intervals: over a few numbers, which grow by factors and are evenly
+    spaced, or over many, such as steps, on a linear axis."""
     spec = found.spec
     places = sorted({_place(point) for points in found.points.values() for point in points})
+    few = len(places) <= MOST_PLACES
     traces: list[Any] = []
     for series, points in found.points.items():
         style, group = look[series], _group(name, series)
         for variant in dict.fromkeys(point.variant for point in points):
             line = [point for point in points if point.variant == variant]
-            at = [places.index(_place(point)) for point in line]
+            at = [places.index(_place(point)) if few else _place(point) for point in line]
             if all(point.y.low is not None and point.y.high is not None for point in line):
                 edge = [point.y.low for point in line] + [point.y.high for point in reversed(line)]
                 band = {
@@ -302,7 +305,7 @@ def _draw_lines(name: str, found: Experiment, look: dict[str, Style]) -> tuple[l
                 go.Scatter(
                     x=at,
                     y=[point.y.value for point in line],
-                    mode="lines+markers",
+                    mode="lines+markers" if few else "lines",
                     name=label(series),
                     legendgroup=group,
                     line={"color": style.colour, "width": 2.4, "dash": style.dash},
@@ -312,13 +315,13 @@ def _draw_lines(name: str, found: Experiment, look: dict[str, Style]) -> tuple[l
                     hovertemplate="%{fullData.name}, %{customdata}<br>%{y:.4g}<extra></extra>",
                 )
             )
+    axis = _axis(spec.x) | {"type": "linear"}
     ticks = {
         "tickmode": "array",
         "tickvals": list(range(len(places))),
         "ticktext": [f"{place:,}" for place in places],
-        "type": "linear",
     }
-    return traces, {"xaxis": _axis(spec.x) | ticks, "yaxis": _axis(spec.y) | {"rangemode": "tozero"}}
+    return traces, {"xaxis": axis | ticks if few else axis, "yaxis": _axis(spec.y) | {"rangemode": "tozero"}}
 
 
 def _place(point: Point) -> int:

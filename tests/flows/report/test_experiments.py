@@ -169,6 +169,15 @@ def test_a_metric_with_a_star_is_a_line_over_the_numbers_times_the_passes() -> N
     ]
 
 
+def test_a_few_numbers_are_evenly_spaced_and_many_stand_on_a_linear_axis() -> None:
+    spec = figure(y={"stage": "e-{variant}", "metric": "r/*"})
+    for count, places in ((4, [0, 1, 2, 3]), (20, [2**step for step in range(20)])):
+        metrics = {f"r/{2**step}": float(step) for step in range(count)}
+        drawn = draw("f", experiment(spec, {"e-a": metrics})).plot
+        assert list(drawn["data"][-1]["x"]) == places
+        assert drawn["layout"]["xaxis"].get("ticktext") == (["1", "2", "4", "8"] if count == 4 else None)
+
+
 def test_a_variant_without_its_number_is_left_out_and_named() -> None:
     spec = figure(x={"stage": "p-{variant}", "metric": "loss"}, series={"s": {"a-*": "", "b": "said"}})
     results = {
