@@ -44,6 +44,7 @@ TESTED_IN = {
     "apertus_model.data.mixture_recipe": "tests/apertus_model/data/test_samples.py",
     "apertus_model.data.sequence_writer": "tests/apertus_model/stages/test_labelled_pairs.py",
     "apertus_model.generation": "tests/apertus_model/stages/test_completions.py",
+    "apertus_model.vllm_client": "tests/apertus_model/stages/test_completions.py",
     "apertus_model.model_card": "tests/apertus_model/stages/test_export.py",
     "apertus_model.data.conversation_selection": "tests/apertus_model/stages/test_conversation_filters.py",
     "apertus_model.data.conversation_splits": "tests/apertus_model/stages/test_conversations.py",

@@ -59,7 +59,7 @@ def check(folder: Path, name: str, reference: Result, numerics: Numerics, **chan
     return found
 
 
-@pytest.mark.parametrize("name", ["HSDP", "TP with SP", "CP", "PP x FSDP"])
+@pytest.mark.parametrize("name", [slow("HSDP"), "TP with SP", "CP", "PP x FSDP"])
 def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
     tmp_path: Path, alone: tuple[Path, Result], name: str, numerics: Numerics
 ) -> None:

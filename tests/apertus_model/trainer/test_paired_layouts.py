@@ -18,7 +18,7 @@ from tests.apertus_model.harness import Result, same
 from tests.apertus_model.trainer.test_layouts import ALL, DEEP, Differences, run, spec_of
 
 PAIRED = DEEP.model_copy(update={"layer_pairs": LayerPairs(start=1, layers=4)})
-SLOW = ("FSDP", "TP", "CP", "FSDP x TP with SP")
+LAYOUTS = ("TP with SP", "FSDP", "TP", "CP", "FSDP x TP with SP")
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +26,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return run(tmp_path_factory.mktemp("alone"), spec_of(model=PAIRED))
 
 
-@pytest.mark.parametrize(
-    "name", ["TP with SP", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
     tmp_path: Path, alone: Result, name: str
 ) -> None:
