@@ -189,12 +189,19 @@ class ModelSpec(Spec):
         for name, method in self._methods.items():
             if obstacle := method.obstacle(self.n_layers):
                 raise ValueError(f"{name}: {obstacle}")
-        if self.attention is not None and self.reads_earlier_keys:
-            raise ValueError(
-                "with repeats, layers read the keys of earlier passes, of which sparse attention chooses"
-                " none; state attention or repeats, or repeats.keys: own"
-            )
+        if obstacle := self.attention_obstacle:
+            raise ValueError(obstacle)
         return self
+
+    @property
+    def attention_obstacle(self) -> str | None:
+        """Why the order of the layers cannot have this attention; None where it can."""
+        if self.attention is None or not self.reads_earlier_keys:
+            return None
+        return (
+            "with repeats, layers read the keys of earlier passes, of which sparse attention chooses"
+            " none; state attention or repeats, or repeats.keys: own"
+        )
 
     @property
     def _methods(self) -> dict[str, Method]:

@@ -137,6 +137,10 @@ def _rewritten(name: str, stage: RewriteStage, found: dict[str, Trajectory], bes
         (field,) = stage.changes
         message = f"'{stage.from_}' is computed in that way already"
         raise SpecError.of((*at, field), message, "state another, or leave out the stage.")
+    if obstacle := model.attention_obstacle:
+        message, _, _ = obstacle.partition(";")
+        fix = "name a checkpoint whose layers read their own keys alone."
+        raise SpecError.of((*at, "attention"), f"'{stage.from_}': {message}", fix)
     return replace(_alone(name, read, start), model=model, parent=start, rewritten=True)
 
 

@@ -122,6 +122,13 @@ class FlashAttention(Module):
         return out_TNH.view(q_BLNH.shape).to(q_BLNH.dtype)
 
 
+def projected(attention: GQAttention, x_BLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries and keys after their norm, before RoPE, and values: (batch, seq_len, heads, head_dim) each."""
+    queries, keys, values = attention.qkv_linear(x_BLD)
+    assert attention.q_norm is not None and attention.k_norm is not None, "every model here has both"
+    return attention.q_norm(queries), attention.k_norm(keys), values
+
+
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 """Keys after norm and rotation, and values, of a step of a layer schedule: (batch, seq_len, key heads,
 head_dim) each."""
@@ -146,9 +153,7 @@ class EarlierKeysAttention(GQAttention):
         """(batch, seq_len, dim) -> the same. With `earlier`, also its own keys and values."""
         if earlier is None:
             return super().forward(x_BLD, attention_masks, positions)
-        queries, own_keys, own_values = self.qkv_linear(x_BLD)
-        if self.q_norm is not None and self.k_norm is not None:
-            queries, own_keys = self.q_norm(queries), self.k_norm(own_keys)
+        queries, own_keys, own_values = projected(self, x_BLD)
         queries, own_keys = self.rope(queries, own_keys, positions)
         keys, values = zip(*earlier, (own_keys, own_values), strict=True)
         attended = self.inner_attention(

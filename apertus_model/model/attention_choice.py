@@ -19,6 +19,7 @@ from torch.nn.attention import activate_flash_attention_impl, current_flash_atte
 from torch.nn.attention.flex_attention import _DEFAULT_SPARSE_BLOCK_SIZE
 
 from apertus_model.device import has_gpu
+from specs.model import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,20 @@ class Setting(NamedTuple):
     sequence_length: int | None = None  # of every row, in tokens; None if rows differ in length
     sparse: bool = False  # whether heads choose the keys that they see
     earlier_keys: bool = False  # queries also see keys of earlier steps of a layer schedule
+
+    @classmethod
+    def of(
+        cls, model: ModelSpec, param_dtype: str, context_parallel: int, sequence_length: int | None
+    ) -> Setting:
+        """What a model asks."""
+        return cls(
+            param_dtype,
+            context_parallel,
+            model.head_dim,
+            sequence_length,
+            sparse=model.attention is not None,
+            earlier_keys=model.reads_earlier_keys,
+        )
 
 
 class Choice(NamedTuple):

@@ -27,14 +27,14 @@ from typing import Any, NamedTuple
 import spmd_types as spmd
 import torch
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor
 from torch.nn.attention.flex_attention import BlockMask
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.common.attention import FlexAttention, GQAttention
 from torchtitan.models.common.decoder_sharding import dense_param_placement
 from torchtitan.protocols.sharding import ShardingConfig
 
-from apertus_model.model.attention import SdpaAttention, TakesDocuments
+from apertus_model.model.attention import SdpaAttention, TakesDocuments, projected
+from apertus_model.model.init import local_part
 from specs.sparse_attention import Dropped, Hashed, SparseAttention, Windowed
 
 BLOCK = 128
@@ -238,21 +238,15 @@ class ChoosingAttention(GQAttention):
     ) -> torch.Tensor:
         """(batch, seq_len, dim) -> (batch, seq_len, dim). `attention_masks`: int64 (batch, seq_len), the
         number of each token's document."""
-        q, k, v = self.qkv_linear(x_BLD)
-        assert self.q_norm is not None and self.k_norm is not None
-        q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = projected(self, x_BLD)
         with torch.no_grad():
-            draws = {name: _local(getattr(self, name)) for name in self.sizes}
-            selection = select(self.method, _local(q), _local(k), attention_masks, draws)
+            draws = {name: local_part(getattr(self, name)) for name in self.sizes}
+            selection = select(self.method, local_part(q), local_part(k), attention_masks, draws)
         q, k = self.rope(q, k, positions)
         out = self.inner_attention(
             q, k, v, attention_masks=selection, scale=self.scaling, enable_gqa=self.enable_gqa
         )
         return self.wo(out.contiguous().flatten(2))
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 # How it is computed

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import apertus_model.trainer  # before anything of torchtitan  # noqa: F401
+from apertus_model.model.init import local_part
 from apertus_model.rehearsal import patches
 from apertus_model.rehearsal.exchanges import Exchange
 from apertus_model.rehearsal.observer import Observer
@@ -92,17 +92,13 @@ def rehearse(task: Task) -> Rehearsed:
     return found
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _name_tensors(observer: Observer, trainer: Any) -> None:
     states = [state for optimizer in trainer.optimizers.optimizers for state in optimizer.state.values()]
     values = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-    observer.allocations.name(map(_local, _parameters(trainer)), "weights")
-    observer.allocations.name(map(_local, values), "optimizer_states")
+    observer.allocations.name(map(local_part, _parameters(trainer)), "weights")
+    observer.allocations.name(map(local_part, values), "optimizer_states")
     buffers = [buffer for part in trainer.model_parts for buffer in part.buffers()]
-    observer.allocations.name(map(_local, buffers), "other")
+    observer.allocations.name(map(local_part, buffers), "other")
 
 
 def _parameters(trainer: Any) -> Iterator[torch.nn.Parameter]:
@@ -112,7 +108,7 @@ def _parameters(trainer: Any) -> Iterator[torch.nn.Parameter]:
 
 def _report(observer: Observer, trainer: Any, rates: Rates, attention: str) -> Rehearsed:
     gradients = [parameter.grad for parameter in _parameters(trainer) if parameter.grad is not None]
-    observer.allocations.name(map(_local, gradients), "gradients")
+    observer.allocations.name(map(local_part, gradients), "gradients")
     costs = observer.costs
     layers = [name for part in trainer.model_parts for name in part.layers]
     operators = [

@@ -17,9 +17,9 @@ from torch.distributed.checkpoint import DefaultSavePlanner, StorageWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from apertus_model.model.init import local_part
 from apertus_model.trainer.checkpoint_format import (
     DTYPE_NAMES,
     DTYPES,
@@ -46,7 +46,7 @@ class Staging:
         the next call."""
         copies: dict[str, torch.Tensor] = {}
         for name, tensor in state.items():
-            own = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+            own = local_part(tensor).detach()
             buffer = self._copies.get(name)
             if buffer is None or buffer.shape != own.shape or buffer.dtype != own.dtype:
                 buffer = torch.empty(own.shape, dtype=own.dtype, pin_memory=own.is_cuda)

@@ -226,14 +226,7 @@ def attention_of(segment: Segment, other: ModelSpec | None = None) -> Choice:
         ValueError: the one that the segment names, or that it has, cannot run here.
     """
     model = segment.model if other is None else other
-    setting = Setting(
-        segment.precision.param,
-        segment.parallel.cp,
-        model.head_dim,
-        segment.sequence_length,
-        sparse=model.attention is not None,
-        earlier_keys=model.reads_earlier_keys,
-    )
+    setting = Setting.of(model, segment.precision.param, segment.parallel.cp, segment.sequence_length)
     same = other is not None and segment.parallel.cp > 1
     return resolve_backend(attention_of(segment).backend if same else segment.attention, setting)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from apertus_model.losses.cross_entropy import VocabShard, cross_entropy, total_weight
+from apertus_model.model.init import local_part
 from apertus_model.trainer.objectives import Extras, MicroBatch, MicroBatchLoss, SeparateGradients
 from specs.stages.domain_weights import WeightUpdate
 
@@ -35,7 +36,7 @@ def inner_products(pairs_of_parameters: Iterable[Pairs]) -> Tensor:
     for pairs in pairs_of_parameters:
         first = pairs[0][0]
         key = (first.device_mesh, first.placements) if isinstance(first, DTensor) else None
-        found = torch.stack([(_own(a) * _own(b)).sum(dtype=torch.float64) for a, b in pairs])
+        found = torch.stack([(local_part(a) * local_part(b)).sum(dtype=torch.float64) for a, b in pairs])
         groups[key] = groups[key] + found if key in groups else found
     whole = []
     for key, found in groups.items():
@@ -48,10 +49,6 @@ def inner_products(pairs_of_parameters: Iterable[Pairs]) -> Tensor:
     if dist.is_initialized():
         dist.broadcast(total, 0)
     return total.cpu()
-
-
-def _own(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def scores(products: Tensor, norms: Tensor, largest: float) -> Tensor:

@@ -52,15 +52,7 @@ def load_evaluator(
         ValueError: the layout or the attention backend cannot run here.
     """
     length = sequence_length if same_length else None
-    setting = Setting(
-        dtype,
-        parallel.cp,
-        spec.head_dim,
-        length,
-        sparse=spec.attention is not None,
-        earlier_keys=spec.reads_earlier_keys,
-    )
-    backend = resolve_backend(attention, setting).backend
+    backend = resolve_backend(attention, Setting.of(spec, dtype, parallel.cp, length)).backend
     parallelism = parallelism_config(parallel)
     world_size = dist_utils.init_distributed(
         CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch

@@ -112,6 +112,10 @@ def test_attention_becomes_sparse_and_full_again_before_an_export(tmp_path: Path
         planned(tmp_path, store, "stages.few.layer_pairs={start: 0, layers: 2}", stages=SPARSE)
     with pytest.raises(SpecError, match="its attention is sparse"):
         planned(tmp_path, store, "stages.folder.from=trained", stages=SPARSE)
+    with pytest.raises(SpecError, match="'pretrain': with repeats, layers read the keys of earlier passes"):
+        planned(
+            tmp_path, store, "stages.pretrain.model.repeats={start: 0, layers: 1, times: 2}", stages=SPARSE
+        )
 
 
 @pytest.mark.parametrize(
