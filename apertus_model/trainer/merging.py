@@ -2,8 +2,8 @@
 
 Invariants:
 - The result has the same bits for any number of processes. Each element is computed on its own, in float64
-  and in the order of the inputs, and rounded once to float32; the elements of a difference that are kept
-  follow from a count over all ranks.
+  and in the order of the inputs, and rounded once to float32; a difference from the base is rounded to
+  float32 before. The elements of a difference that are kept follow from a count over all ranks.
 - A rank holds its rows of the result and, while it computes, its rows of one tensor: of one checkpoint for an
   average and task arithmetic, of all of them for TIES.
 """
@@ -139,7 +139,8 @@ def agreed(vectors: Iterator[torch.Tensor], weights: Sequence[float]) -> torch.T
 
 def trimmed(own: torch.Tensor, elements: int, density: float, mesh: DeviceMesh) -> torch.Tensor:
     """The rows of this rank without the elements that are not among the largest `density` of all `elements`
-    of the tensor, by magnitude; all that are as large as the last one are kept. Collective."""
+    of the tensor, by magnitude; all that are as large as the last one are kept, where mergekit keeps some of
+    them. Collective."""
     if density == 1.0:
         return own
     sizes = own.abs()

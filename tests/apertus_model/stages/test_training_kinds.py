@@ -2,6 +2,7 @@
 are stood in for by small ones."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -330,6 +331,34 @@ def test_ties_equals_loops_over_the_elements_on_any_number_of_processes(
         assert found[name] == pytest.approx(exact.tolist(), rel=2e-7, abs=1e-12), name
         changed += int((np.array(found[name], np.float32) != start).sum())
     assert changed > 0
+
+
+@pytest.mark.parametrize("method", ["task-arithmetic", "ties"])
+def test_merges_are_those_of_mergekit(stages: Stages, tuned: Artifact, method: str) -> None:
+    registry = pytest.importorskip(
+        "mergekit.merge_methods.registry", reason="pip install --no-deps mergekit==0.1.5 adds the peer"
+    )
+    theirs = {one.spec.name: one for one in registry.registered_methods()}[method.replace("-", "_")]
+    rule = {"method": method, "base": BASE, "scale": 0.7, **({"density": 0.3} if method == "ties" else {})}
+    weights = {"first": 1.0, "second": 2.0}
+    found = weights_of(merged(stages, f"peer-{method}", list(weights.values()), parents=TUNED, **rule), 1)
+    defaults = {one.name: one.default for one in theirs.spec.parameters}
+    parameters_of_theirs = {
+        **defaults, "lambda": 0.7, "weight": weights, "density": dict.fromkeys(weights, 0.3)
+    }  # fmt: skip
+    base, *others = (
+        {name: torch.from_numpy(value).double() for name, value in one.items()}
+        for one in parameters(stages, BASE, *TUNED)
+    )
+    for name, start in base.items():
+        entries = [
+            SimpleNamespace(id=key, tensor=one[name]) for key, one in zip(weights, others, strict=True)
+        ]
+        group = SimpleNamespace(base=SimpleNamespace(tensor=start), non_base=entries)
+        expected = theirs.merge_group(group, **parameters_of_theirs)
+        largest = max(float((entry.tensor - start).abs().max()) for entry in entries)
+        rounded = 2**-24 * largest * 0.7 * 3  # a difference to float32, times scale and weights
+        assert found[name] == pytest.approx(expected.tolist(), rel=2e-7, abs=rounded), name
 
 
 def test_a_merge_is_a_parent_like_any_other(stages: Stages, average: Artifact) -> None:
