@@ -132,6 +132,12 @@ class LayerSchedule(Module):
             hidden = self.passed_on(number, states, hidden)
         return hidden
 
+    @property
+    def forms(self) -> int:
+        """In how many ways layers are called. Each is another graph where layers are compiled."""
+        whole = {(len(step.reads), number in self.read_later) for number, step in enumerate(self.steps, 1)}
+        return len(whole) + len(get_args(Branch)) * any(step.beside for step in self.steps)
+
     def run(
         self,
         number: int,

@@ -8,6 +8,7 @@ tokens.
 from typing import Any
 
 import torch
+import torch._dynamo.config as dynamo
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
@@ -47,7 +48,7 @@ def parallelize(
     if ac_config is not None:
         ac_config.build(dump_folder=dump_folder).apply(model)
     if compile_config.enable and "model" in compile_config.components:
-        apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
+        compile_layers(model, compile_config, parallel_dims)
     axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
     apply_fsdp_to_decoder(
         model,
@@ -61,6 +62,14 @@ def parallelize(
     if torch.distributed.get_backend() == "gloo":
         _sum_gradients_plainly(model)
     return model
+
+
+def compile_layers(model: ApertusModel, config: CompileConfig, parallel_dims: ParallelDims) -> None:
+    """Compiles each layer, in place. All layers share their graphs, of which there are two for each way in
+    which a layer is called, with and without gradients; dynamo ends a process that needs more than it may."""
+    if model.schedule is not None:
+        dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * model.schedule.forms)
+    apply_compile(model, compile_config=config, parallel_dims=parallel_dims)
 
 
 def refuse_unsupported(parallelism: ParallelismConfig) -> None:

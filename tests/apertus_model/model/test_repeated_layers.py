@@ -4,13 +4,18 @@ control without old keys."""
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+import torch._dynamo.config as dynamo
+from torchtitan.config import CompileConfig
+from torchtitan.distributed import ParallelDims
 
 from apertus_model.model.attention import document_mask
 from apertus_model.model.model import ApertusModel, model_config
+from apertus_model.model.parallelize import compile_layers
 from specs.model import ModelSpec
 from specs.repeats import Repeats
 from tests.numerics import largest_difference
@@ -178,3 +183,19 @@ def test_a_new_model_has_the_weights_of_the_plain_one_and_a_norm_of_ones() -> No
     assert model.keys() - plain.keys() == {"schedule.norm.weight"}
     assert (model["schedule.norm.weight"] == 1).all()
     assert all(torch.equal(model[name], weight) for name, weight in plain.items())
+
+
+@pytest.mark.slow
+def test_layers_that_see_many_passes_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve graphs, where dynamo's own limit is eight."""
+    monkeypatch.setattr(dynamo, "recompile_limit", dynamo.recompile_limit)
+    spec = PLAIN.model_copy(update={"n_layers": 2, "repeats": Repeats(start=1, layers=1, times=5)})
+    plain, compiled = build(spec), build(spec)
+    config = CompileConfig(enable=True, backend="eager")
+    compile_layers(compiled, config, cast(ParallelDims, SimpleNamespace(tp_enabled=False)))
+    for model in (plain, compiled):
+        model(tokens(), positions()).float().square().mean().backward()
+    for (name, weight), other in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+        assert largest_difference(weight.grad, other.grad) < 1e-6, name
+    with torch.no_grad():
+        assert largest_difference(plain(tokens(), positions()), compiled(tokens(), positions())) < 1e-5
