@@ -44,16 +44,24 @@ class Costs:
         fuses: layers are compiled: memory-bound operators between two products, attentions or collectives are
             one kernel, which reads what was there before, and writes what is there after it. One that needs
             the maximum or the sum of a whole tensor is another kernel, which reads that tensor again.
+        sparse_pairs: where heads choose what they see, the pairs of queries and keys that a head counts in a
+            row, of which it computes half under the causal mask. None: all.
     """
 
     def __init__(
-        self, rates: Rates, allocations: Allocations, ours: Callable[[torch.Tensor], bool], fuses: bool
+        self,
+        rates: Rates,
+        allocations: Allocations,
+        ours: Callable[[torch.Tensor], bool],
+        fuses: bool,
+        sparse_pairs: float | None = None,
     ) -> None:
         self.flops = Counter[tuple[str, str]]()
         self.moved = Counter[tuple[str, str]]()  # bytes
         self.seconds = defaultdict[tuple[str, str], float](float)
         self.calls = Counter[tuple[str, str]]()
         self._rates, self._allocations, self._ours, self._fuses = rates, allocations, ours, fuses
+        self._sparse_pairs = sparse_pairs
         self._read: dict[int, int] = {}  # by storages that the fused operators read, bytes
         self._written: dict[int, int] = {}
         self._reduced = set[int]()  # storages that they make of whole tensors
@@ -88,7 +96,14 @@ class Costs:
         tensors = [tensor for tensor in tensors_in((args, kwargs.values(), [result])) if self._ours(tensor)]
         # what is multiplied; sums and statistics beside it are wider
         width = min((part.element_size() for part in tensors_in(args) if part.is_floating_point()), default=4)
-        computed = flops * unmasked(*_lengths(name, args)) if kind == "attention" else flops
+        computed: float = flops
+        if kind == "attention":
+            queries, keys = _lengths(name, args)
+            if self._sparse_pairs is None or "flex" not in name:
+                computed = flops * unmasked(queries, keys)
+            else:
+                flops = round(flops * self._sparse_pairs / (queries * keys))
+                computed = flops / 2
         seconds = self._add(kind, name, flops, _moved(name, tensors), width, computed)
         return seconds if kind == "matrix" else None
 

@@ -38,14 +38,17 @@ class Observer(TorchDispatchMode):
         rates: of the GPU.
         device: "cuda", or "cpu" for real tensors.
         fuses: layers are compiled, see `Costs`.
+        sparse_pairs: see `Costs`.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, rates: Rates, device: str, fuses: bool = False) -> None:
+    def __init__(
+        self, rates: Rates, device: str, fuses: bool = False, sparse_pairs: float | None = None
+    ) -> None:
         super().__init__()
         self.allocations = Allocations(BLOCK if device == "cuda" else 1)
-        self.costs = Costs(rates, self.allocations, self._ours, fuses)
+        self.costs = Costs(rates, self.allocations, self._ours, fuses, sparse_pairs)
         self.exchanges = Exchanges(rates, self.allocations)
         self.waits = Counter[tuple[str, str]]()
         self._device = device

@@ -59,7 +59,9 @@ def rehearse(task: Task) -> Rehearsed:
     """Builds the rank and runs its first step."""
     segment = SEGMENTS.get(task.kind, Segment).model_validate(task.segment)
     rates = Rates(task.gpu, task.gpus_per_node)
-    observer, peers = Observer(rates, task.device, fuses=segment.compile), Peers()
+    sparse, length = segment.model.attention, segment.sequence_length
+    pairs = None if sparse is None else length**2 * sparse.share(length)
+    observer, peers = Observer(rates, task.device, segment.compile, pairs), Peers()
     patches.apply([
         *patches.world(peers),
         *patches.values(observer.read, observer.unseen, observer.allocations.resized, observer.launched),

@@ -207,6 +207,27 @@ def test_flops_of_recomputation_equal_the_formula(checkpointing: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "attention",
+    [
+        {"sparse": "hash", "buckets": 4},
+        {"sparse": "drop", "queries": 0.25, "keys": 0.5},
+        {"sparse": "window", "window": 64},
+    ],
+    ids=lambda fields: fields["sparse"],
+)
+def test_sparse_attention_takes_the_operations_of_its_pairs(attention: dict[str, Any]) -> None:
+    sparse = ModelSpec.model_validate({**WIDE.model_dump(), "attention": attention})
+    full, found = (rehearsed(spec_of(2, Parallel(), model), 2, "cuda") for model in (WIDE, sparse))
+    spec = spec_of(2, Parallel(), sparse)
+    scores, tokens = flops.forward(sparse, spec.sequence_length).scores, spec.tokens_per_step // 2
+    assert found.flops["attention"] == pytest.approx(tokens * scores * 7 / 2, rel=1e-3)
+    assert found.flops["attention"] < 0.5 * full.flops["attention"]
+    assert found.flops["matrix"] == pytest.approx(full.flops["matrix"], rel=1e-3)  # a hash is a product
+
+
+@needs_compiler
 def test_a_kernel_of_the_project_reads_and_writes_each_tensor_once(split: Rehearsed) -> None:
     """Tensors of bfloat16, and the two scalars of xIELU."""
     bytes_of = {line.operator: line.bytes for line in split.operators}
