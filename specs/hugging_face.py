@@ -116,6 +116,8 @@ def not_representable(spec: ModelSpec) -> str | None:
     """Why no class of transformers or of ours computes a model; None when one does."""
     if spec.head == "reward" and not spec.plain_stack:
         return "the file that computes other orders of layers in transformers has no class for rewards"
+    if spec.mamba is not None:
+        return "no class of transformers has layers of Mamba-2 beside those of Apertus"
     if spec.attention is not None:
         return (
             f"its attention is sparse ({spec.attention.sparse}), and the classes of transformers would load"

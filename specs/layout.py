@@ -50,6 +50,11 @@ def misfits(
             f"model.attention (sparse: {model.attention.sparse}) chooses among the keys of a whole sequence"
         )
         yield Misfit("cp", f"{message}, of which a process has a part", "use cp: 1.")
+    if cp > 1 and model.mamba is not None:
+        message = (
+            "model.mamba: the state of a layer goes through a whole sequence, of which a process has a part"
+        )
+        yield Misfit("cp", message, "use cp: 1.")
     if cp > 1 and model.method is not None and model.reads_earlier_keys:
         message = (
             f"model.{model.method[0]}: layers read the keys of earlier passes, which context parallelism"

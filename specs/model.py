@@ -14,6 +14,7 @@ from pydantic import model_validator
 from specs.base import Spec, execution, identity
 from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import MOST_LAYERS, DepthAverage, Method, Step, plain
+from specs.mamba import Mamba
 from specs.repeats import Repeats
 from specs.sparse_attention import SparseAttention
 
@@ -152,6 +153,12 @@ class ModelSpec(Spec):
         description="every head computes a part of the pairs of queries and keys; all by default. An export"
         " needs full attention, to which a rewrite stage goes back",
     )
+    mamba: Mamba | None = identity(
+        None,
+        neutral=None,
+        description="layers that mix tokens by Mamba-2 instead of attention; an export has a model_type of"
+        " its own",
+    )
     repeats: Repeats | None = identity(
         None,
         neutral=None,
@@ -189,7 +196,7 @@ class ModelSpec(Spec):
         for name, method in self._methods.items():
             if obstacle := method.obstacle(self.n_layers):
                 raise ValueError(f"{name}: {obstacle}")
-        if obstacle := self.attention_obstacle:
+        if obstacle := self.attention_obstacle or self.mamba_obstacle:
             raise ValueError(obstacle)
         return self
 
@@ -202,6 +209,17 @@ class ModelSpec(Spec):
             "with repeats, layers read the keys of earlier passes, of which sparse attention chooses"
             " none; state attention or repeats, or repeats.keys: own"
         )
+
+    @property
+    def mamba_obstacle(self) -> str | None:
+        """Why these layers cannot mix tokens by Mamba-2; None where they can."""
+        if self.mamba is None:
+            return None
+        for name in ("attention", *self._methods):
+            if getattr(self, name) is not None:
+                return f"no layer is computed with mamba and {name} in one model; state one of the two"
+        obstacle = self.mamba.obstacle(self.n_layers)
+        return f"mamba: {obstacle}" if obstacle else None
 
     @property
     def _methods(self) -> dict[str, Method]:
@@ -231,6 +249,16 @@ class ModelSpec(Spec):
         return self.method is None
 
     @property
+    def stock(self) -> bool:
+        """Whether transformers' own class of Apertus computes this order and these mixers."""
+        return self.plain_stack and self.mamba is None
+
+    @property
+    def mamba_layers(self) -> list[int]:
+        """Layers without attention."""
+        return [] if self.mamba is None else self.mamba.numbers(self.n_layers)
+
+    @property
     def schedule(self) -> list[Step]:
         """The order in which the layers run, and what is passed on."""
         return plain(self.n_layers) if self.method is None else self.method[1].schedule(self.n_layers)
@@ -244,7 +272,8 @@ class ModelSpec(Spec):
     def score_runs(self) -> int:
         """Sequences of keys that a token's queries are compared with: one for each layer that runs, and more
         for one that reads the keys of earlier steps."""
-        return sum(len(step.layers) * (1 + len(step.reads)) for step in self.schedule)
+        runs = sum(len(step.layers) * (1 + len(step.reads)) for step in self.schedule)
+        return runs - len(self.mamba_layers)
 
     @property
     def reads_earlier_keys(self) -> bool:
@@ -288,6 +317,25 @@ class ModelSpec(Spec):
         return self.dim * (attention + self.ffn_matrices * self.ffn_dim)
 
     @property
+    def mamba_matrices(self) -> int:
+        """Parameters in matrices that a layer has beside those of attention's projections, to mix tokens by
+        Mamba-2: of gates and of step sizes."""
+        return self.dim * (self.query_dim + self.n_heads)
+
+    @property
+    def mamba_vectors(self) -> int:
+        """Other parameters of such a layer: convolutions, the norm of what is gated, three numbers a head."""
+        if self.mamba is None:
+            return 0
+        return (self.query_dim + 2 * self.key_dim) * self.mamba.conv_width + self.query_dim + 3 * self.n_heads
+
+    def mamba_products(self, sequence_length: float) -> float:
+        """Multiply-adds of such a layer per token, beside its projections."""
+        if self.mamba is None:
+            return 0.0
+        return self.mamba.products(self.n_heads, self.head_dim, sequence_length)
+
+    @property
     def outputs(self) -> int:
         """Numbers that the output layer gives for a token: a logit of every word, or a reward."""
         return 1 if self.head == "reward" else self.vocab_size
@@ -296,6 +344,7 @@ class ModelSpec(Spec):
     def parameters(self) -> int:
         """Exact number of trainable parameters (8B: 8,053,338,176; 70B: 70,599,864,480)."""
         layers = self.n_layers * (self.layer_matrices + self.layer_vectors)
+        layers += len(self.mamba_layers) * (self.mamba_matrices + self.mamba_vectors)
         schedule = self.sum_weights + self.schedule_vectors
         return layers + schedule + (self.vocab_size + self.outputs) * self.dim + self.dim
 
@@ -303,4 +352,6 @@ class ModelSpec(Spec):
         """Training FLOPs per token: 3 x forward, 2 per multiply-add, full (not halved) attention scores
         (report, appendix E)."""
         layers = self.layer_runs * self.layer_matrices + self.score_runs * int(self.scores(sequence_length))
+        mixing = self.mamba_matrices + int(self.mamba_products(sequence_length))
+        layers += len(self.mamba_layers) * mixing
         return 3 * 2 * (layers + (self.sum_weights + self.outputs) * self.dim)

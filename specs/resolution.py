@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from specs.errors import FieldPath, Problem, SpecError
+from specs.mamba import Mamba, NewMixers
 from specs.model import ModelSpec
 from specs.piecewise import (
     annealed_pieces,
@@ -225,6 +226,26 @@ def _where_they_change(begins: list[str], values: list[V]) -> dict[str, V]:
     return {begin: value for begin, value, before in changes if value != before}
 
 
+def _with_mixers(phase: Phase, new: NewMixers, model: ModelSpec) -> ModelSpec:
+    """The model of a phase that replaces attention, beside what was replaced before."""
+    at, before = (*phase.path, "mamba"), model.mamba_layers
+    if again := sorted(set(before) & set(new.numbers(model.n_layers))):
+        message = f"layers {', '.join(map(str, again))} of '{phase.parent}' have no attention"
+        raise SpecError.of((*at, "layers"), message, "name layers that have.")
+    if model.mamba is not None and model.mamba.conv_width != new.conv_width:
+        message = (
+            f"the convolutions of '{phase.parent}' have width {model.mamba.conv_width}, not {new.conv_width}"
+        )
+        raise SpecError.of((*at, "conv_width"), message, "state the same.")
+    fields = new.model_dump(exclude={"initial"})
+    if before:
+        fields["layers"] = sorted([*before, *new.numbers(model.n_layers)])
+    model = model.model_copy(update={"mamba": Mamba.model_validate(fields)})
+    if obstacle := model.mamba_obstacle:
+        raise SpecError.of(at, obstacle.removeprefix("mamba: "), "name other layers, or another checkpoint.")
+    return model
+
+
 def _check_parent(phase: Phase, start: Point, parent: Trajectory) -> None:
     """SpecError for what the phase takes over and the parent does not have."""
     at, stage = phase.path, phase.settings
@@ -271,6 +292,8 @@ def _trajectory(
             model = model.model_copy(update={"rope_theta": phase.rope_theta})
         if phase.head is not None:
             model = model.model_copy(update={"head": phase.head})
+        if phase.mamba is not None:
+            model = _with_mixers(phase, phase.mamba, model)
         if isinstance(stage, MixtureTraining) and "goldfish" not in stage.model_fields_set:
             goldfish = parent.goldfish
         packing = packing or parent.packing

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from specs.errors import FieldPath, Problem, did_you_mean
+from specs.mamba import OWN
 from specs.model import ModelSpec
 
 MATRICES = (".wq.", ".wk.", ".wv.", ".wo.", "_proj.")
@@ -35,10 +36,25 @@ def sizes(model: ModelSpec) -> dict[str, int]:
         **{f"feed_forward.{name}": size for name, size in feed_forward.items()},
         "feed_forward.down_proj.weight": ffn * dim,
     }
+    mixer = {}
+    if model.mamba is not None:
+        sizes_of_own = {
+            "conv_c": queries * model.mamba.conv_width,
+            **dict.fromkeys(("conv_b", "conv_x"), keys * model.mamba.conv_width),
+            **dict.fromkeys(("a_log", "dt_bias", "d"), model.n_heads),
+            "out_norm": queries,
+            "z_proj.weight": dim * queries,
+            "dt_proj.weight": dim * model.n_heads,
+        }
+        mixer = {f"attention.{name}": sizes_of_own[name] for name in OWN}
     head = "lm_head.score" if model.head == "reward" else "lm_head.weight"
     return {
         "tok_embeddings.weight": model.vocab_size * dim,
-        **{f"layers.{index}.{name}": size for index in range(model.n_layers) for name, size in layer.items()},
+        **{
+            f"layers.{index}.{name}": size
+            for index in range(model.n_layers)
+            for name, size in (layer | mixer if index in model.mamba_layers else layer).items()
+        },
         **{
             f"schedule.sums.{number}.weight": len(step.summed)
             for number, step in enumerate(model.schedule, 1)

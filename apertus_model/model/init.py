@@ -8,6 +8,7 @@ the layout.
 
 import hashlib
 import math
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -20,6 +21,14 @@ _BLOCK_ELEMENTS = 1 << 16
 _OUTPUT_PROJECTIONS = ("attention.wo.weight", "feed_forward.down_proj.weight")
 
 
+@runtime_checkable
+class HasInitialValues(Protocol):
+    """A module that knows how some of its own parameters begin."""
+
+    def initial(self, name: str, size: torch.Size, generator: torch.Generator) -> torch.Tensor | None:
+        """The whole parameter; None where it begins as any matrix or norm."""
+
+
 def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: int) -> None:
     """Fills every parameter in place, as in the Apertus recipe (section 1, initialisation).
 
@@ -27,7 +36,7 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
     n_layers)`; norm weights are 1; the xIELU scalars start at softplus^-1(0.8) and softplus^-1(0.3). In an
     adapter (LoRA), B is zero and A is normal with 1 / sqrt(3 in_features), the standard deviation of the
     uniform values in its authors' code. A weighted sum of states (`layer_schedule`) begins as the last of
-    them.
+    them. Some modules state how their own parameters begin (`HasInitialValues`).
 
     Args:
         model: model or pipeline part; parameters may be plain tensors or DTensors on any layout, never meta.
@@ -39,6 +48,13 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
     with torch.no_grad():
         for wrapped_name, parameter in model.named_parameters():
             name = canonical_fqn(wrapped_name)
+            owner, _, own_name = wrapped_name.rpartition(".")
+            module = model.get_submodule(owner)
+            if isinstance(module, HasInitialValues):
+                generator = torch.Generator().manual_seed(_block_seed(seed, name, 0))
+                if (whole := module.initial(own_name, parameter.shape, generator)) is not None:
+                    _take_own(parameter, whole)
+                    continue
             if name.endswith(".alpha_p"):
                 local_part(parameter).fill_(INITIAL_ALPHA_P)
             elif name.endswith(".alpha_n"):
@@ -55,6 +71,13 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
                 fill_normal(
                     parameter, name, seed=seed, std=output_std if name.endswith(_OUTPUT_PROJECTIONS) else std
                 )
+
+
+def _take_own(parameter: torch.Tensor, whole: torch.Tensor) -> None:
+    """Fills a parameter, or the part of it that this rank owns."""
+    for dimension, (start, size) in enumerate(zip(*owned_region(parameter), strict=True)):
+        whole = whole.narrow(dimension, start, size)
+    local_part(parameter).copy_(whole)
 
 
 def select_last(parameter: torch.Tensor) -> None:

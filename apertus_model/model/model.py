@@ -42,6 +42,7 @@ from apertus_model.model.feed_forward import XIELU, ApertusFeedForward, GatedFee
 from apertus_model.model.init import initialise_parameters
 from apertus_model.model.layer_schedule import Branch, LayerSchedule, layer_schedule_config
 from apertus_model.model.lora import add_adapters
+from apertus_model.model.mamba import mixing
 from apertus_model.model.on_host import OnHost, copy_to, host_tensor
 from apertus_model.model.output import LossFunction, OutputLayer, RewardHead
 from apertus_model.model.rotation import rotate
@@ -310,6 +311,9 @@ def model_config(
     if spec.attention is not None:
         for index, one in enumerate(layers):
             one.attention = choosing(one.attention, spec.attention, index)
+    for index in spec.mamba_layers:
+        assert spec.mamba is not None
+        layers[index].attention = mixing(layers[index].attention, spec.mamba.conv_width, spec.mamba.chunk)
     head: Module.Config  # torchtitan accepts any Module here, too
     if spec.head == "reward":
         head = RewardHead.Config(in_features=spec.dim, param_init={"score": skip_param_init})

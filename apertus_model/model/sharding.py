@@ -27,6 +27,7 @@ from torchtitan.models.common.decoder_sharding import (
 )
 from torchtitan.protocols.sharding import ShardingConfig
 
+from apertus_model.model.mamba import MambaMixer, set_mixer_sharding
 from apertus_model.model.output import RewardHead
 
 
@@ -46,6 +47,8 @@ def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
         layer.attention_norm.sharding_config = norm_config(enable_sp=sequence_parallel)
         layer.ffn_norm.sharding_config = norm_config(enable_sp=sequence_parallel)
         set_gqa_attention_sharding(layer.attention, enable_sp=sequence_parallel)
+        if isinstance(layer.attention, MambaMixer.Config):
+            set_mixer_sharding(layer.attention)
         set_gqa_inner_attention_local_map(layer.attention.inner_attention)
         layer.attention.qk_norm.sharding_config = ShardingConfig(
             state_shardings={"weight": replicated},

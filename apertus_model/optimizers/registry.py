@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "mars": library.mars,
     "sophia": Sophia,
 }
-NOT_DECAYED = r"norm\.weight$|\.alpha_[pn]$"
+NOT_DECAYED = r"norm\.weight$|\.alpha_[pn]$|\.(conv_[cbx]|a_log|dt_bias|d|out_norm)$"  # the last: of Mamba-2
 SCHEDULE = r"^schedule\."  # weights of the sums of a layer schedule
 NOT_HIDDEN = r"^(tok_embeddings|lm_head)\."  # matrices that are tables of tokens
 _LOOPS = ("adopt", "mars")  # DTensor lacks operators of their foreach path

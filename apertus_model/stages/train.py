@@ -165,7 +165,11 @@ def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | Non
     parent = attempt.input_checkpoint("parent")
     continues = segment.start_step > 0
     return Source(
-        parent, parent.step, optimizer=continues or "optimizer" in segment.carry, new_adapters=not continues
+        parent,
+        parent.step,
+        optimizer=continues or "optimizer" in segment.carry,
+        new_adapters=not continues,
+        new_parameters=() if continues else segment.new_parameters,
     )
 
 

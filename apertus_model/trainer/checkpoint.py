@@ -20,7 +20,7 @@ Invariants:
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -40,6 +40,7 @@ from apertus_model.trainer.anomalies import AnomalyState
 from apertus_model.trainer.checkpoint_reader import CheckpointError, read_errors, reader
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter, Records, StagedPlan, Staging
 from infra.store import Checkpoint
+from specs.trainable import fits
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Source:
     # True: the stored adapters become part of the weights, and the model's own adapters and the head of a
     # reward model, if any, keep their initial values. False: the model continues with the stored ones.
     new_adapters: bool = False
+    new_parameters: Sequence[str] = ()  # patterns of others that keep their initial values
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,8 @@ class StoreCheckpoints(BaseCheckpointManager):
             state = {
                 name: tensor for name, tensor in state.items() if not is_adapter(name) and name != REWARD_HEAD
             }
+        if source.new_parameters:
+            state = {name: tensor for name, tensor in state.items() if not fits(name, source.new_parameters)}
         with self._config.storage.timed():
             load_tensors(state, source.checkpoint)
         if int(state[STEP]) != source.step:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
 from specs.base import Spec, execution, identity, reference
+from specs.mamba import NewMixers
 from specs.model import ModelSpec
 from specs.stages.pretrain import check_without_parent
 from specs.stages.training import (
@@ -48,6 +50,9 @@ class DistillStage(MixtureTraining, TrainingStage):
     teacher: Reference = reference(to="checkpoint", description="a checkpoint, or hf:<folder or id>")
     from_: Reference | None = reference(None, alias="from", to="checkpoint")
     model: ModelSpec | None = identity(None)
+    mamba: NewMixers | None = identity(
+        None, neutral=None, description="layers of `from` whose attention becomes Mamba-2"
+    )
     seed: int = identity(28, description="of new weights")
     carry: CarryField = carries("weights")
     loss: DistillLoss = identity(default_factory=DistillLoss)
@@ -69,6 +74,12 @@ class DistillStage(MixtureTraining, TrainingStage):
             raise ValueError("a student begins with a checkpoint or with new weights; state from or model")
         if self.model is not None:
             check_without_parent(self, self.model, "a distill stage with new weights")
+        if self.mamba is not None and self.from_ is None:
+            raise ValueError(
+                "mamba replaces the attention of a checkpoint; state model.mamba for new weights"
+            )
+        if self.mamba is not None and self.carry != ["weights"]:
+            raise ValueError("mamba makes new parameters, which no optimizer knows; state carry: [weights]")
         if self.top_k is not None and self.model is not None and self.top_k >= self.model.vocab_size:
             raise ValueError(
                 f"top_k {self.top_k} leaves no word of a vocabulary of {self.model.vocab_size} out; state"
@@ -82,10 +93,9 @@ class DistillStage(MixtureTraining, TrainingStage):
 
     def phases(self, name: str) -> list[Phase]:
         carry = () if self.from_ is None else tuple(self.carry)
-        seed = self.seed if self.from_ is None else None
-        return [
-            Phase(name, name, ("stages", name), self, self.from_, carry=carry, model=self.model, seed=seed)
-        ]
+        seed = self.seed if self.from_ is None or self.mamba is not None else None
+        phase = Phase(name, name, ("stages", name), self, self.from_, carry=carry, mamba=self.mamba)
+        return [replace(phase, model=self.model, seed=seed)]
 
 
 class DistillSegment(Segment):
@@ -95,6 +105,11 @@ class DistillSegment(Segment):
     teacher: ModelSpec = identity()
     loss: DistillLoss = identity()
     top_k: int | None = identity(None, neutral=None)
+    mamba: NewMixers | None = identity(None, neutral=None)
+
+    @property
+    def new_parameters(self) -> tuple[str, ...]:
+        return () if self.mamba is None else self.mamba.new_parameters(self.model.n_layers)
 
     @property
     def objective(self) -> str:

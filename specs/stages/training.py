@@ -17,6 +17,7 @@ from specs.anomalies import Anomalies
 from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath
 from specs.launch import Checkpointing, Parallel, Validation
+from specs.mamba import NewMixers
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule, ScheduleSpec
@@ -200,6 +201,7 @@ class Phase:
     seed: int | None = None
     rope_theta: float | None = None
     head: Literal["vocabulary", "reward"] | None = None
+    mamba: NewMixers | None = None
     chat: bool = False
 
 
@@ -276,7 +278,9 @@ class Segment(Part):
     ON_ENGINE: ClassVar[bool] = True
 
     model: ModelSpec = identity()
-    seed: int | None = identity(None, neutral=None, description="of the initial weights; None with a parent")
+    seed: int | None = identity(
+        None, neutral=None, description="of new weights; None where all are a parent's"
+    )
     sequence_length: int = identity()
     global_batch_size: int = identity()
     sample_offset: int = identity(
@@ -317,6 +321,11 @@ class Segment(Part):
     def objective(self) -> str:
         """Name of the objective in the engine."""
         return "cross-entropy"
+
+    @property
+    def new_parameters(self) -> tuple[str, ...]:
+        """Patterns of the parameters that do not begin with those of `parent`, beside adapters and heads."""
+        return ()
 
     @property
     def separate_gradients(self) -> int:

@@ -12,7 +12,8 @@ feed-forward F, V words and sequences of S tokens, a token costs
 layers count as often as they run, and their scores once for each sequence of keys), which is
 6 N + 12 L Q S for the N parameters in matrices without the input embedding. Scores are counted in full: the
 savings of the causal mask and of document boundaries are ignored (factor 1, not 1/2); sparse attention has
-its share of them. 70B over 15T tokens of 4,096: 6.74e24, as published.
+its share of them, and a layer of Mamba-2 what
+`Mamba.products` says. 70B over 15T tokens of 4,096: 6.74e24, as published.
 
 Invariant: recomputation is never part of `training`: utilisation (MFU) is measured in model FLOPs, so
 activation checkpointing lowers it. Both agree with torch's FlopCounterMode on the real model
@@ -27,11 +28,15 @@ from flows.planning.estimate.memory import OF_SCORES, layers_of_rank
 from flows.planning.estimate.teacher import teacher_of
 from flows.planning.estimate.trained import adapters
 from specs.cluster import Gpu
+from specs.mamba import OWN
 from specs.model import ModelSpec
 from specs.stages.domain_weights import DomainWeightsSegment
 from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 from specs.trainable import MATRICES, sizes, trained, untouched
+
+# the beginnings of names of matrices that attention, or what takes its place, reads its input with
+MIXER_INPUTS = ("qkv", "z_proj", "dt_proj")
 
 
 @dataclass(frozen=True)
@@ -42,27 +47,31 @@ class Forward:
     scores: int  # queries by keys, and weights by values
     output: int  # logits
     sums: int = 0  # of states, with the weights of a schedule
+    scans: int = 0  # of layers that mix tokens by Mamba-2, beside their projections
 
     @property
     def total(self) -> int:
-        return self.projections + self.scores + self.output + self.sums
+        return self.projections + self.scores + self.output + self.sums + self.scans
 
 
 def forward(model: ModelSpec, sequence_length: int) -> Forward:
     """One forward pass over full logits."""
+    mixers = len(model.mamba_layers)
     return Forward(
-        model.layer_runs * 2 * model.layer_matrices,
+        2 * (model.layer_runs * model.layer_matrices + mixers * model.mamba_matrices),
         model.score_runs * 2 * int(model.scores(sequence_length)),
         2 * model.outputs * model.dim,
         2 * model.sum_weights * model.dim,
+        2 * mixers * int(model.mamba_products(sequence_length)),
     )
 
 
 def scored(model: ModelSpec, tokens: float, sequence_length: float) -> int:
     """Of a forward pass over `tokens` tokens in sequences of that length, with the logits of all of them."""
     once = forward(model, 1)
-    scores = model.layer_runs * 2 * model.scores(sequence_length)
-    return round(tokens * (once.projections + once.sums + scores + once.output))
+    scores = model.score_runs * 2 * model.scores(sequence_length)
+    scans = forward(model, max(1, int(sequence_length))).scans
+    return round(tokens * (once.projections + once.sums + scores + scans + once.output))
 
 
 def prefill(model: ModelSpec, tokens: float) -> int:
@@ -119,9 +128,12 @@ def backward(segment: Segment) -> int:
             for layer in (f"layers.{index}" for index in step.layers):
                 read = reached or f"{layer}.{half}_norm.weight" in own
                 if half == "attention":
-                    read = product(f"{layer}.attention.qkv", read)
-                    read = read or any(f"{layer}.attention.{one}_norm.weight" in own for one in "qk")
-                    total += read * 2 * 2 * int(model.scores(length)) * (1 + len(step.reads))
+                    parts = [product(f"{layer}.attention.{one}", read) for one in MIXER_INPUTS]
+                    others = ("q_norm.weight", "k_norm.weight", *OWN)
+                    read = any(parts) or any(f"{layer}.attention.{one}" in own for one in others)
+                    keys = int(model.scores(length)) * (1 + len(step.reads))
+                    mixed = int(model.mamba_products(length)) if f"{layer}.attention.d" in every else keys
+                    total += read * 2 * 2 * mixed
                     given.append(product(f"{layer}.attention.wo", read))
                     continue
                 wide = [product(f"{layer}.feed_forward.{name}", read) for name in ("gate", "up")]
@@ -153,13 +165,15 @@ def products(segment: Segment) -> int:
 
 def recomputation(segment: Segment) -> int:
     """Per token, beside `training`: recomputation in the backward pass. full: every layer; selective: keys,
-    the output projection of attention and the lower half of the feed-forward, every second product;
+    the output projection of attention and the lower half of the feed-forward, every second product, of
+    Mamba-2 the sizes of steps too;
     memory_budget: at most the share that is not kept; objectives in `OF_SCORES`: always the logits."""
     model, once = segment.model, forward(segment.model, segment.sequence_length)
-    layers = once.projections + once.scores
+    layers = once.projections + once.scores + once.scans
+    second = model.layer_runs * 2 * model.dim * (model.key_dim + model.query_dim + model.ffn_dim)
     again = {
         "none": 0,
-        "selective": model.layer_runs * 2 * model.dim * (model.key_dim + model.query_dim + model.ffn_dim),
+        "selective": second + len(model.mamba_layers) * 2 * model.dim * model.n_heads,
         "full": layers,
         "memory_budget": round((1 - segment.memory_budget) * layers),
     }[segment.activation_checkpointing]
@@ -175,7 +189,9 @@ def peak(segment: Segment, gpu: Gpu) -> float:
     if segment.precision.linear == "param" or gpu.float8_flops is None:
         return gpu.bf16_flops
     once = forward(segment.model, segment.sequence_length)
-    rest = once.scores + once.output + once.sums + teacher(segment) / 3  # as a share of one of three passes
+    rest = (
+        once.scores + once.scans + once.output + once.sums + teacher(segment) / 3
+    )  # as a share of one of three passes
     seconds = once.projections / gpu.float8_flops + rest / gpu.bf16_flops
     return (once.projections + rest) / seconds
 
@@ -184,7 +200,8 @@ def of_rank(segment: Segment, processes: int, rank: int) -> float:
     """Of one step, with recomputation, on each GPU with index `rank` in its pipeline."""
     model, parallel = segment.model, segment.parallel
     whole = training(segment) + recomputation(segment)
-    none = segment.model_copy(update={"model": model.without_method.model_copy(update={"n_layers": 0})})
+    empty = model.without_method.model_copy(update={"n_layers": 0, "mamba": None})
+    none = segment.model_copy(update={"model": empty})
     output = training(none) + recomputation(none)
     layers = sum(layers_of_rank(model.n_layers, parallel.stages, parallel.pp, rank))
     own = (whole - output) * layers / model.n_layers + output * (rank == parallel.pp - 1)

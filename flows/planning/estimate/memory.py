@@ -104,10 +104,12 @@ class Parameters:
 
 def parameters(model: ModelSpec, tp: int = 1) -> Parameters:
     """The parameters of a tensor-parallel rank: its part of matrices and tables, and all of the norms."""
-    matrices = model.layer_matrices / tp
+    mixers = len(model.mamba_layers) / max(1, model.n_layers)  # a pipeline's stages are counted as equal
+    matrices = (model.layer_matrices + mixers * model.mamba_matrices) / tp
     table = model.vocab_size * model.dim / tp
     head = table if model.head == "vocabulary" else float(model.dim)  # which is not divided
-    return Parameters(matrices + model.layer_vectors, matrices, table, head + model.dim)
+    vectors = model.layer_vectors + mixers * model.mamba_vectors / tp
+    return Parameters(matrices + vectors, matrices, table, head + model.dim)
 
 
 def state_bytes(

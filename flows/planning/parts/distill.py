@@ -39,7 +39,7 @@ def add_teacher(
     imported = isinstance(builder.graph.nodes[teacher.name].part, ImportModelPart)
     models = teacher if imported else builder.tokenizer_of(teacher)
     builder.same_tokenizer(path, inputs["mixture"].name, inputs["tokenizer"], models)
-    kind = {"teacher": trajectory.model, "loss": stage.loss, "top_k": stage.top_k}
+    kind = {"teacher": trajectory.model, "loss": stage.loss, "top_k": stage.top_k, "mamba": stage.mamba}
     if stage.top_k is None:
         return {"teacher": teacher}, kind
     part = TeacherTokensPart(

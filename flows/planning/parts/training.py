@@ -95,7 +95,7 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
             inputs |= _packed(builder, phase, mixture, trajectory)
         fields: dict[str, Any] = {
             "model": trajectory.model,
-            "seed": trajectory.seed if index == 0 and parent is None else None,
+            "seed": trajectory.seed if index == 0 else None,
             "sequence_length": trajectory.sequence_length,
             "global_batch_size": planned.batch,
             "sample_offset": consumed.get(key, 0),

@@ -2,16 +2,19 @@
 
 from apertus_model.model.model import model_config
 from apertus_model.optimizers.registry import NOT_DECAYED
+from specs.mamba import Mamba
 from specs.optimizer import PUBLISHED, OptimizerSpec
 from tests.apertus_model.harness import MODEL
 
 
-def test_only_norms_and_xielu_scalars_are_spared_from_weight_decay() -> None:
+def test_only_vectors_scalars_and_convolutions_are_spared_from_weight_decay() -> None:
     import re
 
-    model = model_config(MODEL, sequence_length=16, attention="sdpa").build()
+    hybrid = MODEL.model_copy(update={"mamba": Mamba(layers=[0])})
+    model = model_config(hybrid, sequence_length=16, attention="sdpa").build()
     for name, parameter in model.named_parameters():
-        assert (re.search(NOT_DECAYED, name) is not None) == (parameter.ndim == 1), name
+        spared = parameter.ndim == 1 or ".conv_" in name
+        assert (re.search(NOT_DECAYED, name) is not None) == spared, name
 
 
 def test_every_name_of_the_spec_has_an_optimizer() -> None:

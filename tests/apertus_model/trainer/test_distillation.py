@@ -14,6 +14,7 @@ import torch
 from apertus_model.model.model import ApertusModel, model_config
 from apertus_model.trainer.checkpoint import Source, load_tensors
 from specs.launch import Parallel
+from specs.mamba import Mamba, NewMixers
 from specs.model import ModelSpec
 from specs.stages.distill import DistillLoss
 from tests.apertus_model.harness import (
@@ -26,6 +27,7 @@ from tests.apertus_model.harness import (
     segment,
     train,
 )
+from tests.apertus_model.trainer.checkpoints import at
 
 LARGER = MODEL.model_copy(update={"dim": 48, "n_layers": 3, "n_heads": 6, "ffn_dim": 96})
 STUDENT = MODEL.model_copy(update={"n_layers": 4})
@@ -155,3 +157,25 @@ def test_the_teacher_is_stored_in_the_precision_of_the_pass_and_stays_as_it_is(
     spec = spec_of(precision={"param": "bfloat16"}, end_step=2, checkpoint={})
     check = partial(frozen, expected=dict(built(LARGER, teacher).state_dict()))
     train(tmp_path, spec, teacher=teacher, inspect=check)
+
+
+@pytest.mark.parametrize("initial", ["attention", "random"])
+def test_a_student_with_new_mixers_begins_with_what_its_parent_has_of_them(
+    tmp_path: Path, teacher: str, initial: Any
+) -> None:
+    new = NewMixers(layers=[1], chunk=8, initial=initial)
+    hybrid = LARGER.model_copy(update={"mamba": Mamba(layers=[1], chunk=8)})
+    spec = spec_of(model=hybrid, mamba=new, seed=3, end_step=3, checkpoint={"interval": 1})
+    begin = Source(teacher, 2, optimizer=False, new_adapters=True, new_parameters=spec.new_parameters)
+    (begun,) = train(tmp_path / "begun", spec, teacher=teacher, source=begin, stop_at=0)
+    (first,) = train(tmp_path / "whole", spec, teacher=teacher, source=begin)
+    (rest,) = train(tmp_path / "rest", spec, teacher=teacher, source=at(tmp_path / "whole", 1), begin_step=1)
+    assert losses(rest) == losses(first)[1:] and same(rest.weights, first.weights)
+    drawn = model_config(hybrid, sequence_length=16, attention="sdpa", seed=3).build()
+    drawn.init_weights()
+    stored = dict(built(LARGER, teacher).state_dict())
+    for name, weight in begun.weights.items():
+        of_mixer = name.startswith("layers.1.attention.")
+        is_new = of_mixer and (initial == "random" or name not in stored)
+        assert torch.equal(weight, drawn.state_dict()[name] if is_new else stored[name]), name
+    assert first.rows[0]["divergence"] > 0

@@ -21,18 +21,21 @@ from torch.utils.flop_counter import FlopCounterMode, mm_flop
 from flows.planning.estimate import flops
 from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import DepthAverage
+from specs.mamba import Mamba
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.repeats import Repeats
 from specs.stages.sft import Lora
 from specs.stages.training import Precision
 from tests.apertus_model.harness import ListedSamples, segment, train
+from tests.machine import slow
 
 GROUPED = ModelSpec(dim=64, n_layers=4, n_heads=8, n_kv_heads=2, head_dim=16, ffn_dim=336, vocab_size=512)
 FLAT = ModelSpec(dim=96, n_layers=2, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=160, vocab_size=1024)
 OTHER = FLAT.model_copy(update={"vocab_size": 512})
 GATED = GROUPED.model_copy(update={"activation": "swiglu"})
 REPEATED = GROUPED.model_copy(update={"repeats": Repeats(start=1, layers=2, times=3)})
+HYBRID = GROUPED.model_copy(update={"mamba": Mamba(layers=[0, 2], chunk=16)})
 PAIRED = GROUPED.model_copy(update={"layer_pairs": LayerPairs(start=1, layers=2)})
 ADAMW = OptimizerSpec(name="adamw", lr=1e-3).resolved({})
 
@@ -93,6 +96,10 @@ def counted(folder: Path, spec: Any) -> int:
             "pretrain", REPEATED, {"sequence_length": 64, "trainable": ["layers.2.*"]}, marks=pytest.mark.slow
         ),
         pytest.param("sft", REPEATED, {"sequence_length": 64, "lora": Lora(rank=8)}, marks=pytest.mark.slow),
+        ("pretrain", HYBRID, {"sequence_length": 64}),
+        slow("pretrain", HYBRID, {"sequence_length": 64, "activation_checkpointing": "full"}),
+        slow("pretrain", HYBRID, {"sequence_length": 64, "activation_checkpointing": "selective"}),
+        slow("pretrain", HYBRID, {"sequence_length": 64, "trainable": ["layers.2.attention.*"]}),
         ("distill", GROUPED, {"sequence_length": 64, "teacher": OTHER}),
         ("pretrain", GROUPED, {"sequence_length": 64, "trainable": ["layers.[12].*"]}),
         ("pretrain", GATED, {"sequence_length": 64, "trainable": ["layers.2.feed_forward.*"]}),

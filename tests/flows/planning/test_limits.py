@@ -55,6 +55,7 @@ OPTIMIZERS = """\
         beta3_warmup: 10}}}}
       hashed: {{model: {{attention: {{sparse: hash, buckets: 2, seed: 1}}}}}}
       dropped: {{model: {{attention: {{sparse: drop, queries: 0.5, keys: 0.5, seed: 1}}}}}}
+      hybrid: {{model: {{depth_average: null, mamba: {{layers: [0], conv_width: 2, chunk: 16}}}}}}
       windowed: {{model: {{attention: {{sparse: window, window: 2}}}}}}
       muon: {{optimizer: {{name: muon, betas: [0.9, 0.99], momentum: 0.9, adamw_lr_ratio: 0.1}}}}
       soap: {{optimizer: {{name: soap, precondition_frequency: 10}}}}

@@ -13,6 +13,7 @@ from flows.planning.plan import Plan, make
 from flows.planning.run_records import Records
 from infra.store import Store
 from specs.errors import SpecError
+from specs.mamba import OWN
 from specs.recipe import load
 from specs.stages.distill import DistillSegment, TeacherTokensPart
 from tests.flows.comparing import changed, segment
@@ -116,3 +117,62 @@ def test_the_work_of_a_stored_teacher_is_a_forward_pass(tmp_path: Path, store: S
     beside, stored = planned(tmp_path, store), plan
     difference = beside.graph.nodes["student"].flops - stored.graph.nodes["student"].flops
     assert difference == work.forward_flops
+
+
+HYBRID = """\
+  deep:
+    kind: pretrain
+    model: {{dim: 32, n_layers: 4, n_heads: 2, n_kv_heads: 1, head_dim: 16, ffn_dim: 64, vocab_size: 512}}
+    mixture: main
+    sequence_length: 32
+    global_batch_size: 4
+    budget: 8 steps
+    optimizer: {{lr: 1e-3}}
+    schedule: {{decay: none}}
+  half: {{kind: distill, teacher: deep, from: deep, mixture: main, budget: 4 steps, seed: 5,
+    mamba: {{layers: [2, 1], chunk: 16}}}}
+  more: {{kind: distill, teacher: deep, from: half, mixture: main, budget: 4 steps, mamba: {{layers: [0]}}}}
+  tuned: {{kind: cooldown, from: more, carry: [weights, optimizer], mixture: main, budget: 4 steps}}
+"""
+
+
+def hybrid(tmp_path: Path, store: Store, *overrides: str) -> Plan:
+    return make(load(write_recipe(tmp_path, RECIPE + HYBRID), overrides), store)
+
+
+def test_a_student_replaces_attention_layer_by_layer(tmp_path: Path, store: Store) -> None:
+    plan = hybrid(tmp_path, store)
+    half, more = (cast(DistillSegment, plan.graph.nodes[name].part) for name in ("half", "more"))
+    assert half.model.mamba_layers == [1, 2] and more.model.mamba_layers == [0, 1, 2]
+    assert half.teacher == more.teacher == segment(plan, "deep").model and not half.teacher.mamba_layers
+    assert (half.seed, more.seed) == (5, 28) and plan.graph.nodes["half"].inputs["parent"].node == "deep"
+    assert set(half.new_parameters) == {f"layers.{n}.attention.{name}" for n in (1, 2) for name in OWN}
+    assert segment(plan, "tuned").model == more.model and segment(plan, "tuned").new_parameters == ()
+    control = cast(
+        DistillSegment, hybrid(tmp_path, store, "stages.half.mamba.initial=random").graph.nodes["half"].part
+    )
+    assert control.new_parameters == ("layers.1.attention.*", "layers.2.attention.*")
+    assert changed(plan, hybrid(tmp_path, store, "stages.half.mamba.layers=[1, 2]")) == set()
+    assert changed(plan, hybrid(tmp_path, store, "stages.half.seed=6")) == {"half", "more", "tuned"}
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("stages.half.mamba.layers=[1, 1]", "names no layer, or one twice"),
+        ("stages.half.mamba.layers=[4]", "there is no layer 4, the last is 3"),
+        ("stages.more.mamba.layers=[0, 2]", "layers 2 of 'half' have no attention"),
+        ("stages.more.mamba.conv_width=3", "the convolutions of 'half' have width 4, not 3"),
+        ("stages.half.carry=[weights, optimizer]", "new parameters, which no optimizer knows"),
+        ("stages.student.mamba={layers: [0]}", "mamba replaces the attention of a checkpoint"),
+        ("stages.deep.model.repeats={start: 0, layers: 1, times: 2}", "mamba and repeats in one model"),
+        ("stages.half.launch={processes: 2, parallel: {cp: 2}}", "goes through a whole sequence, of which"),
+    ],
+)
+def test_mixers_that_cannot_be_replaced_are_refused(
+    tmp_path: Path, store: Store, override: str, told: str
+) -> None:
+    recipe = write_recipe(tmp_path, RECIPE + HYBRID + (STAGE if "student" in override else ""))
+    with pytest.raises(SpecError) as caught:
+        make(load(recipe, [override]), store)
+    assert told in str(caught.value)

@@ -1,0 +1,217 @@
+"""Layers that mix tokens by Mamba-2 (arXiv 2405.21060) with the projections of attention (arXiv 2408.15237).
+
+    c, b, x = silu(conv(norm(wq u))), silu(conv(norm(wk u))), silu(conv(wv u))    u: the normed input
+    dt = softplus(dt_proj u + dt_bias),  a = exp(-exp(a_log) dt)                  one number for each head
+    S_t = a_t S_{t-1} + dt_t b_t x_t',  y_t = S_t' c_t + d x_t                    S: (head_dim, head_dim)
+    out = wo(norm(y silu(z_proj u)))                                              the norm of each head
+
+Keys and values belong to groups of heads, as in attention. A head's matrix of tokens has softmax's place:
+M_ts = (c_t . b_s) a_{s+1} ... a_t dt_s for s <= t of the same document. It is computed for chunks of tokens;
+between chunks goes the state. Sums and the state are float32 at least.
+
+The convolution begins as the identity, so that a layer with the projections of attention begins with their
+queries, keys and values; steps and decays are drawn as in Mamba-2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import spmd_types as spmd
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torchtitan.models.common import Linear
+from torchtitan.models.common.attention import GQAttention
+from torchtitan.models.common.decoder_sharding import colwise_config, dense_param_placement
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.protocols.sharding import ShardingConfig
+
+from apertus_model.model.attention import document_numbers, projected
+from apertus_model.model.init import local_part
+
+STEPS = (1e-3, 0.1)  # sizes of steps of a new model, log-uniform
+DECAYS = (1.0, 16.0)  # exp(a_log), uniform
+
+
+class Recurrence(NamedTuple):
+    """What the states of heads are made of: float32 at least. T tokens, H heads, N the width of a head."""
+
+    c: torch.Tensor  # (batch, T, H, N): reads the state
+    b: torch.Tensor  # the same: where the state is written
+    x: torch.Tensor  # the same: what is written
+    dt: torch.Tensor  # (batch, T, H): sizes of steps
+    log_a: torch.Tensor  # (batch, T, H): logarithms of decays, at most 0
+    documents: torch.Tensor  # (batch, T) int64: which document a token belongs to, not decreasing
+
+
+def products_of_decays(log_a: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
+    """(..., T, H), (..., T) -> (..., H, T, T): at [t, s] the product of a over s+1 .. t, and 0 for s > t or
+    another document."""
+    total = log_a.cumsum(dim=-2).transpose(-1, -2)
+    exponents = total[..., :, None] - total[..., None, :]
+    same = documents[..., :, None] == documents[..., None, :]
+    return exponents.masked_fill(~same.tril().unsqueeze(-3), -math.inf).exp()
+
+
+def matrix(of: Recurrence) -> torch.Tensor:
+    """(batch, H, T, T): M of the module's docstring."""
+    scores = torch.einsum("...thn,...shn->...hts", of.c, of.b)
+    return scores * products_of_decays(of.log_a, of.documents) * of.dt.transpose(-1, -2).unsqueeze(-2)
+
+
+def scan(of: Recurrence, chunk: int) -> torch.Tensor:
+    """M x, (batch, T, H, N), by chunks of tokens."""
+    length = of.x.shape[1]
+    chunk = min(chunk, length)
+    if left := -length % chunk:  # tokens that write nothing, at the end of the last document
+        rest = [F.pad(one, (0, 0) * (one.ndim - 2) + (0, left)) for one in of[:-1]]
+        last_document = of.documents[:, -1:].expand(-1, left)
+        of = Recurrence._make([*rest, torch.cat([of.documents, last_document], dim=1)])
+    chunks = Recurrence(*(one.unflatten(1, (-1, chunk)) for one in of))
+    inside = torch.einsum("bghts,bgshn->bgthn", matrix(chunks), chunks.x)
+
+    total = chunks.log_a.cumsum(dim=2)
+    last = chunks.documents[:, :, -1]
+    # what the tokens of a chunk leave in the state at its end
+    kept = (total[:, :, -1:] - total).exp() * chunks.dt * (chunks.documents == last[..., None])[..., None]
+    left_behind = torch.einsum("bgsh,bgshn,bgshp->bghnp", kept, chunks.b, chunks.x)
+    # what is there at the end of each chunk, of all chunks so far
+    passed = products_of_decays(total[:, :, -1], last)
+    states = torch.einsum("bhgf,bfhnp->bghnp", passed, left_behind)
+    before = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
+    document_before = torch.cat([last[:, :1], last[:, :-1]], dim=1)
+    seen = total.exp() * (chunks.documents == document_before[..., None])[..., None]
+    across = torch.einsum("bgth,bgthn,bghnp->bgthp", seen, chunks.c, before)
+    return (inside + across).flatten(1, 2)[:, :length]
+
+
+def causal_convolution(x: torch.Tensor, taps: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
+    """Each channel's sum over the last tokens of its document, then silu.
+
+    Args:
+        x: (batch, T, channels).
+        taps: (channels, width); the last one is of the token itself.
+        documents: (batch, T) int64.
+    """
+    total = x * taps[:, -1]
+    for back in range(1, min(taps.shape[1], x.shape[1])):
+        same = documents[:, back:] == documents[:, :-back]
+        earlier = (x[:, :-back] * same[..., None]) * taps[:, -1 - back]
+        total = total + F.pad(earlier, (0, 0, back, 0))
+    return F.silu(total)
+
+
+class MambaMixer(GQAttention):
+    """In the place of a layer's attention, whose projections and norms it has. The rotary embedding and the
+    inner attention are not used."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GQAttention.Config):
+        conv_width: int
+        chunk: int
+        z_proj: Linear.Config
+        dt_proj: Linear.Config
+
+    _sharding_config: ShardingConfig | None
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.chunk, self.norm_eps = config.chunk, config.qk_norm.eps
+        self.z_proj, self.dt_proj = config.z_proj.build(), config.dt_proj.build()
+        heads, key_heads = config.n_heads, config.n_kv_heads or config.n_heads
+        assert config.head_dim is not None
+        for name, size in (("c", heads), ("b", key_heads), ("x", key_heads)):
+            taps = torch.empty(size * config.head_dim, config.conv_width)
+            self.register_parameter(f"conv_{name}", nn.Parameter(taps))
+        for name in PER_HEAD:
+            self.register_parameter(name, nn.Parameter(torch.empty(heads)))
+        self.out_norm = nn.Parameter(torch.empty(heads * config.head_dim))
+
+    def initial(self, name: str, size: torch.Size, generator: torch.Generator) -> torch.Tensor | None:
+        """A new model's value of the whole parameter; None where it is that of any matrix or norm."""
+        if name.startswith("conv_"):
+            return torch.cat([torch.zeros(size[0], size[1] - 1), torch.ones(size[0], 1)], dim=1)
+        if name not in ("a_log", "dt_bias"):
+            return None
+        drawn = torch.rand(size, generator=generator, dtype=torch.float64)
+        if name == "a_log":
+            return (DECAYS[0] + drawn * (DECAYS[1] - DECAYS[0])).log().float()
+        low, high = map(math.log, STEPS)
+        return torch.expm1((low + drawn * (high - low)).exp()).log().float()  # softplus of it is the step
+
+    def parallelize(self, parallel_dims: Any) -> None:
+        """Tensor-parallel ranks have what belongs to their own heads."""
+        assert self._sharding_config is not None
+        own = dict.fromkeys(OWN, dense_param_placement(tp=spmd.S(0)))
+        self._sharding_config = dataclasses.replace(self._sharding_config, state_shardings=own)
+        super().parallelize(parallel_dims)
+
+    def recurrence(self, u_BLD: torch.Tensor, positions: torch.Tensor) -> Recurrence:
+        """Of this rank's heads; `positions` (batch, T) int64, 0 at the first token of a document."""
+        documents = document_numbers(positions)
+        taps = [local_part(getattr(self, name)) for name in CONVOLUTIONS]
+        heads = []
+        for part, own in zip(projected(self, u_BLD), taps, strict=True):
+            whole = local_part(part)
+            mixed = causal_convolution(whole.flatten(2), own.to(whole.dtype), documents)
+            heads.append(wide(mixed.unflatten(2, whole.shape[2:])))
+        c, b, x = heads
+        again = c.shape[2] // b.shape[2]
+        dt = wide(local_part(self.dt_proj(u_BLD)))
+        dt = F.softplus(dt + local_part(self.dt_bias).to(dt.dtype))
+        log_a = -local_part(self.a_log).to(dt.dtype).exp() * dt
+        b, x = (one.repeat_interleave(again, dim=2) for one in (b, x))
+        return Recurrence(c, b, x, dt, log_a, documents)
+
+    def forward(
+        self, x_BLD: torch.Tensor, attention_masks: Any = None, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(batch, seq_len, dim) -> (batch, seq_len, dim)."""
+        assert positions is not None, "the borders of documents"
+        of = self.recurrence(x_BLD, positions)
+        skip = local_part(self.d).to(of.x.dtype)[:, None] * of.x
+        gates = self.z_proj(x_BLD)
+        gated = (scan(of, self.chunk) + skip) * F.silu(wide(local_part(gates)).view_as(of.x))
+        scales = local_part(self.out_norm).to(gated.dtype).view(gated.shape[2:])
+        normed = gated * (gated.square().mean(dim=-1, keepdim=True) + self.norm_eps).rsqrt() * scales
+        out = normed.flatten(2).to(x_BLD.dtype)
+        if isinstance(gates, DTensor):
+            out = DTensor.from_local(out, gates.device_mesh, gates.placements, run_check=False)
+        return self.wo(out)
+
+
+CONVOLUTIONS = ("conv_c", "conv_b", "conv_x")
+PER_HEAD = ("a_log", "dt_bias", "d")
+OWN = (*CONVOLUTIONS, *PER_HEAD, "out_norm")
+"""Parameters that attention does not have, but for matrices."""
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """In float32, or in its own precision where that is higher."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def mixing(plain: GQAttention.Config, conv_width: int, chunk: int) -> MambaMixer.Config:
+    """The mixer of a layer, with the modules of `plain`."""
+    fields = {one.name: getattr(plain, one.name) for one in dataclasses.fields(plain)}
+    del fields["param_init"]
+    wq = plain.qkv_linear.wq
+    return MambaMixer.Config(
+        **fields,
+        conv_width=conv_width,
+        chunk=chunk,
+        z_proj=dataclasses.replace(wq),
+        dt_proj=dataclasses.replace(wq, out_features=plain.n_heads),
+        param_init=dict.fromkeys(OWN, skip_param_init),
+    )
+
+
+def set_mixer_sharding(mixer: MambaMixer.Config) -> None:
+    """Gates and sizes of steps of a tensor-parallel rank's heads."""
+    mixer.z_proj.sharding_config = colwise_config()
+    mixer.dt_proj.sharding_config = colwise_config()

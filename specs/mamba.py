@@ -1,0 +1,76 @@
+"""Layers that mix tokens by Mamba-2 instead of attention."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from specs.base import Spec, execution, identity
+from specs.layer_schedule import MOST_LAYERS
+
+OWN = ("conv_c", "conv_b", "conv_x", "a_log", "dt_bias", "d", "out_norm", "z_proj.weight", "dt_proj.weight")
+"""Parameters of such a layer that attention does not have."""
+
+
+class Mamba(Spec):
+    """Mamba-2 (arXiv 2405.21060) in the place of attention, in the form of arXiv 2408.15237: every query head
+    has a state of head_dim x head_dim, which it decays at each token, writes with its key (B) and value (x),
+    and reads with its query (C). The projections of queries, keys and values, the norms of queries and keys
+    and the output projection are those of attention, with its names and shapes, so that a model that begins
+    with the weights of attention begins with these. There are no rotary positions. State and convolution
+    begin anew with every document."""
+
+    layers: list[Annotated[int, Field(ge=0, le=MOST_LAYERS)]] | Literal["all"] = identity(
+        description="numbers of the layers, from 0; the others keep attention"
+    )
+    conv_width: int = identity(
+        4, ge=1, le=64, description="tokens that the convolution of queries, keys and values sees"
+    )
+    chunk: int = execution(
+        64,
+        ge=1,
+        le=4096,
+        description="tokens that are mixed by one matrix; the state goes from one chunk to the next. The"
+        " result is the same but for rounding",
+    )
+
+    @field_validator("layers")
+    @classmethod
+    def _in_order(cls, layers: list[int] | Literal["all"]) -> list[int] | Literal["all"]:
+        if layers == "all":
+            return layers
+        if not layers or len(set(layers)) < len(layers):
+            raise ValueError(f"{layers} names no layer, or one twice; name each layer once, or all of them")
+        return sorted(layers)
+
+    def numbers(self, n_layers: int) -> list[int]:
+        """The layers without attention."""
+        return list(range(n_layers)) if self.layers == "all" else list(self.layers)
+
+    def obstacle(self, n_layers: int) -> str | None:
+        """Why a model of that many layers has no such layers; None where it has."""
+        last = max(self.numbers(n_layers))
+        return None if last < n_layers else f"there is no layer {last}, the last is {n_layers - 1}"
+
+    def products(self, heads: int, head_dim: int, sequence_length: float) -> float:
+        """Multiply-adds of a layer per token beside its projections: the matrix of a chunk and what it mixes;
+        what a chunk adds to the state, what it reads of it, and how states of chunks are passed on."""
+        chunk = min(self.chunk, sequence_length)
+        chunks = sequence_length / chunk
+        return heads * head_dim * (2 * chunk + 2 * head_dim + head_dim * chunks / chunk)
+
+
+class NewMixers(Mamba):
+    """Layers of a checkpoint whose attention becomes Mamba-2."""
+
+    initial: Literal["attention", "random"] = identity(
+        "attention",
+        description="attention: projections and norms begin with those of the layer's attention, and only"
+        " what attention does not have is drawn. random: all of a mixer is drawn, which is the control",
+    )
+
+    def new_parameters(self, n_layers: int) -> tuple[str, ...]:
+        """Patterns of the parameters that do not begin with the checkpoint's."""
+        names = OWN if self.initial == "attention" else ("*",)
+        return tuple(f"layers.{layer}.attention.{name}" for layer in self.numbers(n_layers) for name in names)
