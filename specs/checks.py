@@ -279,6 +279,9 @@ def _check_layout(
             message,
             f"give '{name}' a launch.parallel of its own, with dp_shard, dp_replicate or cp.",
         )
+    if parallel.tp > 1 and (obstacle := stage.obstacle("tp")):
+        message = f"'{name}' cannot divide layers (tp {parallel.tp}): {obstacle}"
+        yield Problem((*at, "tp"), message, f"give '{name}' a launch.parallel of its own, with dp_shard.")
     if parallel.cp > 1 and (obstacle := stage.obstacle("cp")):
         message = f"'{name}' cannot cut sequences (cp {parallel.cp}): {obstacle}"
         yield Problem((*at, "cp"), message, f"give '{name}' a launch.parallel of its own, with dp_shard.")

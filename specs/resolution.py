@@ -29,6 +29,7 @@ from specs.piecewise import (
     whole_budget,
 )
 from specs.schedule import Schedule, ScheduleSpec
+from specs.stages.distill import DistillStage
 from specs.stages.merge import MergeStage
 from specs.stages.mixture import Anneal, MixtureStage
 from specs.stages.preference_training import PreferenceTraining
@@ -370,6 +371,11 @@ def _trainable(phase: Phase, model: ModelSpec, parent: Trajectory | None) -> tup
     """The patterns of the parameters that a phase trains. SpecError for those that fit none, and for
     optimizer states to carry that the parent does not have."""
     patterns, at = phase.settings.trainable, (*phase.path, "trainable")
+    if isinstance(phase.settings, DistillStage) and phase.settings.loss.compare != "logits":
+        if not model.mamba_layers:
+            message = f"no layer of '{phase.parent}' mixes tokens by Mamba-2, so there is nothing to compare"
+            raise SpecError.of((*phase.path, "loss"), message, "state mamba, or compare: logits.")
+        patterns = patterns or [f"layers.{layer}.attention.*" for layer in model.mamba_layers]
     found = problems(at, model, patterns)
     if patterns and getattr(phase.settings, "lora", None) is not None:
         message = "with lora, adapters are trained and no parameter of the model"

@@ -123,10 +123,14 @@ class ApertusBlock(TransformerBlock):
         positions: torch.Tensor | None = None,
         branch: Branch | None = None,
         earlier: Sequence[KeysValues] | None = None,
+        mixer: Callable[..., Any] | None = None,
     ) -> Any:
         """(batch, seq_len, dim) -> (batch, seq_len, dim); masks as made by
         `ApertusModel.get_attention_masks`. With `branch`, what that one alone would add to x. With `earlier`,
-        which `EarlierKeysAttention` sees as well, also the layer's own keys and values."""
+        which `EarlierKeysAttention` sees as well, also the layer's own keys and values. With `mixer`, what
+        that makes of the attention, its input and the positions."""
+        if mixer is not None:
+            return mixer(self.attention, self.attention_norm(x), positions)
         if branch == "feed_forward":
             return self.feed_forward(self.ffn_norm(x))
         if earlier is not None:
@@ -191,6 +195,7 @@ class ApertusModel(Decoder):
         attention_masks: AttentionMasksType | torch.Tensor | None = None,
         labels: torch.Tensor | OnHost | None = None,
         loss_fn: LossFunction | None = None,
+        run: Callable[..., Any] | None = None,
     ) -> Any:
         """Logits of the next token, or a loss that is computed without them (see `output`). In a pipeline, a
         stage that is not the last returns hidden states.
@@ -202,6 +207,8 @@ class ApertusModel(Decoder):
             attention_masks: as made by `get_attention_masks`, which is called when they are not given.
             labels: (batch, seq_len) int64, passed to `loss_fn` where they are.
             loss_fn: computes the loss in the output layer.
+            run: called with the layers by name, the embedded tokens, masks and positions, instead of what
+                follows the embedding; its result is returned.
 
         Returns:
             (batch, seq_len, vocab_size), float32 unless mixed precision says otherwise; the result of
@@ -213,6 +220,8 @@ class ApertusModel(Decoder):
             attention_masks = self.get_attention_masks(positions)
         positions = copy_to(positions, tokens.device)
         hidden = self.tok_embeddings(tokens) if self.tok_embeddings is not None else tokens
+        if run is not None:
+            return run(self.layers, hidden, attention_masks, positions)
         if self.schedule is not None:
             hidden = self.schedule(self.layers, hidden, attention_masks, positions)
         else:

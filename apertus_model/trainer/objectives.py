@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -117,6 +118,14 @@ class Objective(ABC):
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
         """The contribution of a micro-batch of whole rows to the denominator: float64, a scalar or one number
         per sum of the loss."""
+
+    def forward(
+        self, model: torch.nn.Module, tokens: Tensor, labels: Any, batch: MicroBatch
+    ) -> MicroBatchLoss:
+        """The forward pass of a micro-batch, with its loss. Where layers are not split into a pipeline."""
+        loss_fn = partial(self.loss, batch=batch)
+        found: MicroBatchLoss = model(tokens, **batch.arguments, labels=labels, loss_fn=loss_fn)
+        return found
 
     @abstractmethod
     def loss(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from apertus_model.trainer.alignment import Alignment
 from apertus_model.trainer.distillation import Distillation, StoredDistillation
 from apertus_model.trainer.domain_weights import DomainWeights
 from apertus_model.trainer.objectives import (
@@ -27,6 +28,7 @@ _OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
     "dpo": lambda segment: Dpo(segment.loss),
     "bradley-terry": lambda segment: BradleyTerry(segment.loss),
     "distillation": lambda segment: Distillation(segment.loss, segment.z_loss, segment.teacher),
+    "alignment": lambda segment: Alignment(segment.loss.compare, segment.model, segment.teacher),
     "stored-distillation": lambda segment: StoredDistillation(segment.loss, segment.z_loss),
     "domain-weights": lambda segment: DomainWeights(
         segment.update,

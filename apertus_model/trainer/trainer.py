@@ -43,7 +43,6 @@ from apertus_model.trainer.objectives import (
     CrossEntropy,
     ExtraPass,
     MicroBatch,
-    MicroBatchLoss,
     Objective,
     PipelinedLoss,
     SeparateGradients,
@@ -304,14 +303,11 @@ class ApertusTrainer(Trainer):
             return super().forward_backward_step(
                 input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
             )
-        tokens, own_labels, arguments, batch = self._micro_batch(
+        tokens, own_labels, _, batch = self._micro_batch(
             self._objective, input_dict, labels, self._denominator
         )
-        loss_fn = partial(self._objective.loss, batch=batch)
         with self.train_context():
-            micro_batch: MicroBatchLoss = self.model_parts[0](
-                tokens, **arguments, labels=own_labels, loss_fn=loss_fn
-            )
+            micro_batch = self._objective.forward(self.model_parts[0], tokens, own_labels, batch)
             micro_batch.loss.backward()
         for name, column in micro_batch.columns.items():
             self._columns[name] = self._columns.get(name, 0) + column

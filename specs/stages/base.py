@@ -60,7 +60,7 @@ class Stage(Spec):
         kind."""
         return cls.RESULT or cls.kind_name()
 
-    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+    def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         """Why a pipeline cannot divide the model of the stage, context parallelism its sequences, or why its
         linear layers cannot multiply in float8; "" where they can."""
         return "it needs the logits on every process" if to == "pp" else ""

@@ -27,8 +27,19 @@ from specs.units import Reference
 class DistillLoss(Spec):
     """weight T^2 KL + (1 - weight) ce: a mean over the trained tokens of a step, where KL is the divergence
     between softmax(logits / T) of teacher and student (arXiv 1503.02531), and ce the cross-entropy of the
-    labels."""
+    labels. Or what the student's layers of Mamba-2 do, beside the teacher's attention."""
 
+    compare: Literal["logits", "matrix", "hidden"] = identity(
+        "logits",
+        neutral="logits",
+        description=(
+            "matrix, hidden: each layer of Mamba-2 reads what the teacher's attention reads there, and"
+            " nothing else is trained or computed (arXiv 2408.10189). matrix: the Frobenius norm of the"
+            " difference of its matrix of tokens, with d on the diagonal, from softmax(Q K'), a mean over"
+            " heads and sequences; it takes 4 bytes for each head and pair of tokens of each such layer."
+            " hidden: the length of the difference of what a token gets, a mean over tokens"
+        ),
+    )
     direction: Literal["forward", "reverse"] = identity(
         "forward",
         description=(
@@ -38,6 +49,13 @@ class DistillLoss(Spec):
     )
     temperature: float = identity(1.0, ge=0.01, le=100, description="T")
     weight: float = identity(1.0, gt=0, le=1, description="of the divergence beside cross-entropy")
+
+    @model_validator(mode="after")
+    def _of_logits(self) -> DistillLoss:
+        stated = self.model_fields_set - {"compare"}
+        if self.compare != "logits" and stated:
+            raise ValueError(f"{min(stated)} belongs to compare: logits, and it is {self.compare}")
+        return self
 
 
 class DistillStage(MixtureTraining, TrainingStage):
@@ -80,6 +98,16 @@ class DistillStage(MixtureTraining, TrainingStage):
             )
         if self.mamba is not None and self.carry != ["weights"]:
             raise ValueError("mamba makes new parameters, which no optimizer knows; state carry: [weights]")
+        stated = {
+            "top_k": self.top_k is not None,
+            "compile": self.compile,
+            "activation_checkpointing": self.activation_checkpointing != "none",
+        }
+        if self.loss.compare != "logits" and any(stated.values()):
+            field = next(name for name in stated if stated[name])
+            raise ValueError(
+                f"{field} is for whole forward passes, and mixers alone are compared; leave it out"
+            )
         if self.top_k is not None and self.model is not None and self.top_k >= self.model.vocab_size:
             raise ValueError(
                 f"top_k {self.top_k} leaves no word of a vocabulary of {self.model.vocab_size} out; state"
@@ -89,7 +117,12 @@ class DistillStage(MixtureTraining, TrainingStage):
 
     @property
     def objective(self) -> str:
-        return "distillation"
+        return "distillation" if self.loss.compare == "logits" else "alignment"
+
+    def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
+        if self.loss.compare == "logits":
+            return super().obstacle(to)
+        return "a process compares whole layers of whole sequences, in the parameters' precision"
 
     def phases(self, name: str) -> list[Phase]:
         carry = () if self.from_ is None else tuple(self.carry)
@@ -113,6 +146,8 @@ class DistillSegment(Segment):
 
     @property
     def objective(self) -> str:
+        if self.loss.compare != "logits":
+            return "alignment"
         return "distillation" if self.top_k is None else "stored-distillation"
 
 

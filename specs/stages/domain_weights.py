@@ -80,7 +80,7 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
     def objective(self) -> str:
         return "domain-weights"
 
-    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+    def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         return "it needs the gradient of each source by itself" if to == "pp" else super().obstacle(to)
 
     def phases(self, name: str) -> list[Phase]:

@@ -42,7 +42,7 @@ class PairTraining(FromParent, Training):
     def objective(self) -> str:
         return self.kind
 
-    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+    def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         return "its loss needs the whole sequences of a batch at once" if to == "pp" else ""
 
 
@@ -56,7 +56,7 @@ class PreferenceTraining(PairTraining):
         "error", description="whether a prompt of several sets is an error, or is kept in the first of them"
     )
 
-    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+    def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         if to == "float8":
             return "a log-ratio would not begin at zero, since scales depend on the rows of a batch"
         return super().obstacle(to)

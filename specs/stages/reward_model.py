@@ -68,7 +68,7 @@ class RewardModelStage(PairTraining):
             raise ValueError("the head is new, and so are the optimizer's states; state carry: [weights]")
         return carry
 
-    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+    def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         return NO_FLOAT8 if to == "float8" and self.lora is not None else super().obstacle(to)
 
     def phases(self, name: str) -> list[Phase]:

@@ -142,7 +142,7 @@ class SftStage(SftLoss, FromParent, Training):
     )
     lora: Lora | None = identity(None)
 
-    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+    def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         if to == "pp" and self.objective != "cross-entropy":
             return f"the weights of its tokens ({self.objective}) do not reach the last process"
         if to == "cp" and self.inverse_rl is not None:

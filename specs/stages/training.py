@@ -217,7 +217,7 @@ class TrainingStage(Stage):
         """What it minimises, for the optimizers that cannot (`specs.optimizer.refused_objective`)."""
         return "cross-entropy"
 
-    def obstacle(self, to: Literal["pp", "cp", "float8"]) -> str:
+    def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         return ""
 
     def phases(self, name: str) -> list[Phase]:

@@ -24,12 +24,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flows.planning.estimate import alignment
 from flows.planning.estimate.memory import OF_SCORES, layers_of_rank
 from flows.planning.estimate.teacher import teacher_of
 from flows.planning.estimate.trained import adapters
 from specs.cluster import Gpu
 from specs.mamba import OWN
 from specs.model import ModelSpec
+from specs.stages.distill import DistillSegment
 from specs.stages.domain_weights import DomainWeightsSegment
 from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
@@ -91,6 +93,8 @@ def decode(model: ModelSpec, prompt: float, tokens: float) -> int:
 def training(segment: Segment) -> int:
     """Per token, without recomputation; with the forward pass of a teacher. With LoRA the frozen matrices
     have no weight gradient, and nothing below the first adapter of the first layer has gradients."""
+    if isinstance(segment, DistillSegment) and segment.objective == "alignment":
+        return alignment.training(segment)
     model, once = segment.model, forward(segment.model, segment.sequence_length)
     lora = segment.lora if isinstance(segment, AdaptedSegment) else None
     if lora is None and segment.trainable:

@@ -36,6 +36,9 @@ def add_teacher(
     if stage.top_k is not None and stage.top_k >= student.vocab_size:
         message = f"top_k {stage.top_k} leaves no word of a vocabulary of {student.vocab_size} out"
         builder.problem((*phase.path, "top_k"), message, "state less, or leave it out.")
+    if stage.loss.compare != "logits" and trajectory.model != student.model_copy(update={"mamba": None}):
+        message = f"the layers of '{stage.teacher}' are not those of the student, with attention in all"
+        builder.problem(path, message, "name the checkpoint whose attention was replaced.")
     imported = isinstance(builder.graph.nodes[teacher.name].part, ImportModelPart)
     models = teacher if imported else builder.tokenizer_of(teacher)
     builder.same_tokenizer(path, inputs["mixture"].name, inputs["tokenizer"], models)

@@ -25,6 +25,7 @@ from specs.mamba import Mamba
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.repeats import Repeats
+from specs.stages.distill import DistillLoss
 from specs.stages.sft import Lora
 from specs.stages.training import Precision
 from tests.apertus_model.harness import ListedSamples, segment, train
@@ -36,6 +37,7 @@ OTHER = FLAT.model_copy(update={"vocab_size": 512})
 GATED = GROUPED.model_copy(update={"activation": "swiglu"})
 REPEATED = GROUPED.model_copy(update={"repeats": Repeats(start=1, layers=2, times=3)})
 HYBRID = GROUPED.model_copy(update={"mamba": Mamba(layers=[0, 2], chunk=16)})
+ALIGNED = {"sequence_length": 64, "teacher": GROUPED, "trainable": ["layers.[02].attention.*"]}
 PAIRED = GROUPED.model_copy(update={"layer_pairs": LayerPairs(start=1, layers=2)})
 ADAMW = OptimizerSpec(name="adamw", lr=1e-3).resolved({})
 
@@ -101,6 +103,8 @@ def counted(folder: Path, spec: Any) -> int:
         slow("pretrain", HYBRID, {"sequence_length": 64, "activation_checkpointing": "selective"}),
         slow("pretrain", HYBRID, {"sequence_length": 64, "trainable": ["layers.2.attention.*"]}),
         ("distill", GROUPED, {"sequence_length": 64, "teacher": OTHER}),
+        ("distill", HYBRID, {**ALIGNED, "loss": DistillLoss(compare="hidden")}),
+        ("distill", HYBRID, {**ALIGNED, "loss": DistillLoss(compare="matrix")}),
         ("pretrain", GROUPED, {"sequence_length": 64, "trainable": ["layers.[12].*"]}),
         ("pretrain", GATED, {"sequence_length": 64, "trainable": ["layers.2.feed_forward.*"]}),
         pytest.param(

@@ -131,6 +131,8 @@ HYBRID = """\
     schedule: {{decay: none}}
   half: {{kind: distill, teacher: deep, from: deep, mixture: main, budget: 4 steps, seed: 5,
     mamba: {{layers: [2, 1], chunk: 16}}}}
+  aligned: {{kind: distill, teacher: deep, from: half, mixture: main, budget: 4 steps,
+    loss: {{compare: hidden}}}}
   more: {{kind: distill, teacher: deep, from: half, mixture: main, budget: 4 steps, mamba: {{layers: [0]}}}}
   tuned: {{kind: cooldown, from: more, carry: [weights, optimizer], mixture: main, budget: 4 steps}}
 """
@@ -147,13 +149,21 @@ def test_a_student_replaces_attention_layer_by_layer(tmp_path: Path, store: Stor
     assert half.teacher == more.teacher == segment(plan, "deep").model and not half.teacher.mamba_layers
     assert (half.seed, more.seed) == (5, 28) and plan.graph.nodes["half"].inputs["parent"].node == "deep"
     assert set(half.new_parameters) == {f"layers.{n}.attention.{name}" for n in (1, 2) for name in OWN}
+    aligned = segment(plan, "aligned")
+    assert aligned.trainable == ["layers.1.attention.*", "layers.2.attention.*"]
+    assert (aligned.objective, half.objective) == ("alignment", "distillation")
     assert segment(plan, "tuned").model == more.model and segment(plan, "tuned").new_parameters == ()
     control = cast(
         DistillSegment, hybrid(tmp_path, store, "stages.half.mamba.initial=random").graph.nodes["half"].part
     )
     assert control.new_parameters == ("layers.1.attention.*", "layers.2.attention.*")
     assert changed(plan, hybrid(tmp_path, store, "stages.half.mamba.layers=[1, 2]")) == set()
-    assert changed(plan, hybrid(tmp_path, store, "stages.half.seed=6")) == {"half", "more", "tuned"}
+    assert changed(plan, hybrid(tmp_path, store, "stages.half.seed=6")) == {
+        "half",
+        "aligned",
+        "more",
+        "tuned",
+    }
 
 
 @pytest.mark.parametrize(
@@ -166,6 +176,16 @@ def test_a_student_replaces_attention_layer_by_layer(tmp_path: Path, store: Stor
         ("stages.half.carry=[weights, optimizer]", "new parameters, which no optimizer knows"),
         ("stages.student.mamba={layers: [0]}", "mamba replaces the attention of a checkpoint"),
         ("stages.deep.model.repeats={start: 0, layers: 1, times: 2}", "mamba and repeats in one model"),
+        (
+            "stages.tuned={kind: distill, teacher: deep, from: deep, mixture: main, budget: 4 steps,"
+            " loss: {compare: hidden}}",
+            "nothing to compare",
+        ),
+        ("stages.aligned.loss.weight=0.5", "weight belongs to compare: logits"),
+        ("stages.aligned.top_k=4", "top_k is for whole forward passes"),
+        ("stages.aligned.activation_checkpointing=full", "activation_checkpointing is for whole"),
+        ("stages.aligned.launch={processes: 2, parallel: {tp: 2}}", "cannot divide layers (tp 2)"),
+        ("stages.aligned.teacher=pretrain", "layers of 'pretrain' are not those of the student"),
         ("stages.half.launch={processes: 2, parallel: {cp: 2}}", "goes through a whole sequence, of which"),
     ],
 )

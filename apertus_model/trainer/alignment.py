@@ -1,0 +1,137 @@
+"""The objectives that bring the mixers of a student close to the attention of its teacher, layer by layer
+(MOHAWK, arXiv 2408.10189, stages 1 and 2). Every mixer reads what the teacher's attention reads there, so
+layers do not depend on each other, and nothing after a mixer is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchtitan.models.common.attention import GQAttention
+
+from apertus_model.losses.cross_entropy import VocabShard
+from apertus_model.model.attention import document_mask, projected
+from apertus_model.model.mamba import MambaMixer, matrix, wide
+from apertus_model.trainer.objectives import Extras, LoadModel, MicroBatch, MicroBatchLoss, Objective
+from specs.model import ModelSpec
+
+Layers = Mapping[str, nn.Module]
+
+
+def attention_matrix(attention: GQAttention, read: Tensor, positions: Tensor) -> Tensor:
+    """softmax(Q K') of the layer's input `read` (batch, T, dim), (batch, heads, T, T): 0 for later tokens and
+    those of other documents; float32 at least."""
+    queries, keys, _ = projected(attention, read)
+    queries, keys = attention.rope(queries, keys, positions)
+    queries, keys = wide(queries), wide(keys).repeat_interleave(queries.shape[2] // keys.shape[2], dim=2)
+    scores = torch.einsum("bthn,bshn->bhts", queries, keys) * attention.scaling
+    return scores.masked_fill(~document_mask(positions), -torch.inf).softmax(dim=-1)
+
+
+def mixer_matrix(mixer: MambaMixer, read: Tensor, positions: Tensor) -> Tensor:
+    """What a mixer has in the place of that matrix: that of its states, with d on the diagonal."""
+    whole = matrix(mixer.recurrence(read, positions))
+    skip = torch.eye(whole.shape[-1], device=whole.device, dtype=whole.dtype) * mixer.d[:, None, None]
+    return whole + skip
+
+
+def mixed(mixer: MambaMixer, read: Tensor, positions: Tensor) -> Tensor:
+    """What a mixer adds to the residual stream, (batch, T, dim), float32 at least."""
+    return wide(mixer(read, None, positions))
+
+
+class Comparison(NamedTuple):
+    """What of both is compared."""
+
+    of_teacher: Callable[..., Tensor] | None  # None: what its attention adds to the residual stream
+    of_student: Callable[..., Tensor]
+    distance: Callable[[Tensor], Tensor]  # of a difference: the sum over rows
+
+
+COMPARISONS = {
+    "matrix": Comparison(
+        attention_matrix,
+        mixer_matrix,
+        lambda difference: torch.linalg.matrix_norm(difference).mean(dim=1).sum(),
+    ),
+    "hidden": Comparison(None, mixed, lambda difference: torch.linalg.vector_norm(difference, dim=-1).sum()),
+}
+
+
+class Alignment(Objective):
+    """matrix: the Frobenius norm of the difference of a head's matrices over a row, a mean over heads.
+    hidden: the length of the difference of what a token gets. Both are a mean over all rows, or tokens, of a
+    step, and over the layers that have no attention."""
+
+    def __init__(self, compared: Literal["matrix", "hidden"], student: ModelSpec, teacher: ModelSpec) -> None:
+        self._by_row, self._comparison = compared == "matrix", COMPARISONS[compared]
+        self._layers, self._spec = set(student.mamba_layers), teacher
+
+    def begin(self, load: LoadModel) -> None:
+        self._teacher = load("teacher", self._spec)
+
+    def count(self, labels: Tensor, extras: Extras) -> Tensor:
+        number = len(labels) if self._by_row else labels.numel()
+        return torch.tensor(number * len(self._layers), dtype=torch.float64)
+
+    def forward(self, model: nn.Module, tokens: Tensor, labels: Any, batch: MicroBatch) -> MicroBatchLoss:
+        with torch.no_grad():
+            wanted = self._teacher(tokens, **batch.arguments, run=self._read)
+        found: MicroBatchLoss = model(tokens, **batch.arguments, run=partial(self._compare, batch, wanted))
+        return found
+
+    def _read(
+        self, layers: Layers, hidden: Tensor, masks: Any, positions: Tensor
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """What the teacher's layers read, and what is wanted of the mixers there."""
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, layer in layers.items():
+            added = layer(hidden, masks, positions, branch="attention")
+            if int(name) in self._layers:
+                way = self._comparison.of_teacher
+                found[name] = (
+                    hidden,
+                    wide(added) if way is None else layer(hidden, masks, positions, mixer=way),
+                )
+                if len(found) == len(self._layers):
+                    break
+            hidden = hidden + added
+            hidden = hidden + layer(hidden, masks, positions, branch="feed_forward")
+        return found
+
+    def _compare(
+        self,
+        batch: MicroBatch,
+        wanted: Mapping[str, tuple[Tensor, Tensor]],
+        layers: Layers,
+        hidden: Tensor,
+        masks: Any,
+        positions: Tensor,
+    ) -> MicroBatchLoss:
+        distances = {
+            name: self._comparison.distance(
+                layers[name](read, masks, positions, mixer=self._comparison.of_student) - target
+            )
+            for name, (read, target) in wanted.items()
+        }
+        columns = {
+            f"distance_{name}": torch.stack([one.detach().double(), self._number(hidden)])
+            for name, one in distances.items()
+        }
+        total = torch.stack(list(distances.values())).sum()
+        return MicroBatchLoss(total / batch.denominator.to(total.dtype), columns=columns)
+
+    def _number(self, hidden: Tensor) -> Tensor:
+        """Rows, or tokens, of a micro-batch: float64."""
+        rows, length = hidden.shape[:2]
+        return torch.tensor(
+            rows if self._by_row else rows * length, dtype=torch.float64, device=hidden.device
+        )
+
+    def loss(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
+    ) -> MicroBatchLoss:
+        raise NotImplementedError("the output layer is not asked")

@@ -1,0 +1,39 @@
+"""Floating-point operations of a step that compares the mixers of a student with its teacher's attention
+(`apertus_model.trainer.alignment`): the teacher runs as far as the last of these layers, and of the student
+its mixers alone, whose inputs have no gradients. Recomputation does not exist there."""
+
+from __future__ import annotations
+
+from specs.stages.distill import DistillSegment
+
+
+def training(segment: DistillSegment) -> int:
+    """Per token, with the teacher."""
+    return teacher(segment) + student(segment)
+
+
+def teacher(segment: DistillSegment) -> int:
+    """Per token: attention of every layer up to the last that is compared, the feed-forward of those before;
+    for matrices, projections and scores of the compared ones again."""
+    model, length = segment.teacher, segment.sequence_length
+    compared = segment.model.mamba_layers
+    read = 2 * model.dim * (model.query_dim + 2 * model.key_dim)
+    attention = read + 2 * model.query_dim * model.dim + 2 * int(model.scores(length))
+    feed_forward = 2 * model.ffn_matrices * model.dim * model.ffn_dim
+    total = (compared[-1] + 1) * attention + compared[-1] * feed_forward
+    if segment.loss.compare == "matrix":
+        total += len(compared) * (read + 2 * model.query_dim * length)
+    return total
+
+
+def student(segment: DistillSegment) -> int:
+    """Per token, of all mixers: forward; backward for each trained matrix once, and twice for products and
+    for the output projection, whose input has a gradient."""
+    model, length = segment.model, segment.sequence_length
+    keys, queries = 2 * model.dim * model.key_dim, 2 * model.dim * model.query_dim
+    steps, products = 2 * model.dim * model.n_heads, 2 * int(model.mamba_products(length))
+    if segment.loss.compare == "matrix":  # neither values nor gates lead to it
+        one = 2 * (queries + keys + steps) + keys + 3 * 2 * model.query_dim * length
+    else:
+        one = 2 * (2 * queries + 2 * keys + steps) + 3 * (queries + products)
+    return len(model.mamba_layers) * one
