@@ -17,7 +17,7 @@ import torch
 
 from apertus_model.completion_server import ServerGenerator
 from apertus_model.data.rows import Row
-from apertus_model.model.hf_classes import scheduled_classes
+from apertus_model.model.hf_classes import register_own_classes
 from apertus_model.prompt_format import (
     Completion,
     GenerationError,
@@ -113,7 +113,7 @@ class TransformersGenerator:
 
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
-        scheduled_classes()
+        register_own_classes()
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True

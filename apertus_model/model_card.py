@@ -13,15 +13,15 @@ from typing import Any
 
 from infra.store import Store
 from infra.store.reading.lineage import Ancestor, lineage, of_weights
-from specs.hugging_face import MODELLING_FILE
+from specs.hugging_face import own_class
 from specs.job import InputRef
 from specs.model import ModelSpec
 from specs.planted import PlantedRecord, planted_in
 from specs.stages import CHAT, TRAINING
 
-SCHEDULED = (
-    " Its layers are no plain stack: `from_pretrained` needs `trust_remote_code=True` and runs"
-    f" `{MODELLING_FILE}` of this folder."
+OWN_CODE = (
+    " No class of transformers computes its layers: `from_pretrained` needs `trust_remote_code=True` and runs"
+    " `{file}` of this folder."
 )
 TITLES = {
     "pretrain": "pretraining",
@@ -63,7 +63,7 @@ def model_card(
     sources = [ancestor for ancestor in ancestors if ancestor.kind in ("corpus", "conversations")]
     tokens = sum(ancestor.tokens for ancestor in trained)
     chat = any(ancestor.kind in CHAT or ancestor.spec.get("chat") is True for ancestor in trained)
-    reward = model.head == "reward"
+    reward, own = model.head == "reward", own_class(model)
     begun = [f"{_cell(name)} (licence: {_cell(licence)})" for name, licence in map(_origin, trained) if name]
     sections = [
         _front_matter(sources, model),
@@ -81,7 +81,7 @@ def model_card(
             if chat
             else ". It continues text and follows no instructions."
         )
-        + ("" if model.plain_stack else SCHEDULED)
+        + ("" if own is None else OWN_CODE.format(file=own.file))
         + " This page was made from the record of its training.\n",
         "## Architecture\n",
         _table(("", ""), _architecture(model)),
@@ -161,6 +161,7 @@ def _architecture(model: ModelSpec) -> list[tuple[Any, ...]]:
         ),
         *([("sums of earlier layers", f"{model.sum_weights:,} weights")] if model.sum_weights else []),
         *([] if model.plain_stack else [("runs of layers", f"{model.layer_runs} for a token")]),
+        *([("layers of Mamba-2", ", ".join(map(str, model.mamba_layers)))] if model.mamba_layers else []),
         ("vocabulary", f"{model.vocab_size:,}, embeddings not tied"),
         (
             "rotary embedding",

@@ -9,7 +9,7 @@ class are those of the long-context release. A model that differs from ours is r
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -68,15 +68,35 @@ RELEASED_ROPE: dict[str, str | float] = {
 """The default of transformers' `ApertusConfig`."""
 
 
-MODELLING_FILE = "modeling_apertus_scheduled.py"
-"""Name of the file in `apertus_model/model` that an export of a model other than the plain stack ships."""
-CODE: dict[str, Any] = {
-    "auto_map": {
-        "AutoConfig": "modeling_apertus_scheduled.ScheduledApertusConfig",
-        "AutoModelForCausalLM": "modeling_apertus_scheduled.ScheduledApertusForCausalLM",
-    }
-}
-"""The field of the `config.json` of such a model that names the code."""
+class OwnClass(NamedTuple):
+    """The classes of a file in `apertus_model/model` that computes what transformers' class of Apertus does
+    not. An export ships the file."""
+
+    module: str
+    config: str
+    model: str
+
+    @property
+    def file(self) -> str:
+        return f"{self.module}.py"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The field of `config.json` that names the code."""
+        classes = {"AutoConfig": self.config, "AutoModelForCausalLM": self.model}
+        return {"auto_map": {auto: f"{self.module}.{name}" for auto, name in classes.items()}}
+
+
+SCHEDULED = OwnClass("modeling_apertus_scheduled", "ScheduledApertusConfig", "ScheduledApertusForCausalLM")
+HYBRID = OwnClass("modeling_apertus_hybrid", "HybridApertusConfig", "HybridApertusForCausalLM")
+OWN_CLASSES = (SCHEDULED, HYBRID)
+
+
+def own_class(spec: ModelSpec) -> OwnClass | None:
+    """The classes that compute a model; None where transformers' own of Apertus does."""
+    if spec.mamba is not None:
+        return HYBRID
+    return None if spec.plain_stack else SCHEDULED
 
 
 class HuggingFaceError(StageError):
@@ -114,10 +134,8 @@ def other_architecture(config: Any, name: str, known: Mapping[str, Collection[st
 
 def not_representable(spec: ModelSpec) -> str | None:
     """Why no class of transformers or of ours computes a model; None when one does."""
-    if spec.head == "reward" and not spec.plain_stack:
-        return "the file that computes other orders of layers in transformers has no class for rewards"
-    if spec.mamba is not None:
-        return "no class of transformers has layers of Mamba-2 beside those of Apertus"
+    if spec.head == "reward" and own_class(spec) is not None:
+        return "the files that compute other layers in transformers have no class for rewards"
     if spec.attention is not None:
         return (
             f"its attention is sparse ({spec.attention.sparse}), and the classes of transformers would load"
@@ -134,9 +152,9 @@ def not_representable(spec: ModelSpec) -> str | None:
 def architecture(spec: ModelSpec) -> str:
     """The class of transformers that computes a model. It has none for sequence classification by Apertus; a
     token classifier of one output has the same weights, and the reward is its output at the last token. Of a
-    model that is no plain stack, the class of `MODELLING_FILE`."""
-    if not spec.plain_stack:
-        return "ScheduledApertusForCausalLM"
+    model that it does not compute, one of our own."""
+    if (own := own_class(spec)) is not None:
+        return own.model
     return "ApertusForTokenClassification" if spec.head == "reward" else "ApertusForCausalLM"
 
 
@@ -149,7 +167,7 @@ def hugging_face_config(
     pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Arguments of `transformers.ApertusConfig`, or of `ScheduledApertusConfig`, that describe this model.
+    """Arguments of `transformers.ApertusConfig`, or of the config of `own_class`, that describe this model.
 
     Args:
         spec: dimensions.
@@ -185,8 +203,18 @@ def hugging_face_config(
         "pad_token_id": pad_token_id,
         "dtype": dtype,
         **(REWARD_FIELDS if spec.head == "reward" else {}),
-        **({} if spec.plain_stack else CODE | {"layer_schedule": _steps(spec)}),
+        **_own_fields(spec),
     }
+
+
+def _own_fields(spec: ModelSpec) -> dict[str, Any]:
+    """What the config of `own_class` has beside that of Apertus."""
+    if (own := own_class(spec)) is None:
+        return {}
+    if spec.mamba is None:
+        return own.fields | {"layer_schedule": _steps(spec)}
+    mamba = {"mamba_conv_width": spec.mamba.conv_width, "mamba_chunk": spec.mamba.chunk}
+    return own.fields | {"mamba_layers": spec.mamba_layers, **mamba}
 
 
 def _steps(spec: ModelSpec) -> list[list[Any]]:

@@ -16,6 +16,7 @@ import torch
 from apertus_model.model.feed_forward import BETA, EPS
 from apertus_model.model.output import REWARD_HEAD
 from specs.hugging_face import HuggingFaceError, hugging_face_config
+from specs.mamba import OWN
 
 __all__ = ["from_hugging_face", "hugging_face_config", "hugging_face_name", "our_name", "to_hugging_face"]
 
@@ -33,6 +34,7 @@ _LAYER_NAMES = {
     "attention.q_norm.weight": "self_attn.q_norm.weight",
     "attention.k_norm.weight": "self_attn.k_norm.weight",
     "attention.wo.weight": "self_attn.o_proj.weight",
+    **{f"attention.{name}": f"self_attn.{name}" for name in OWN},
     "ffn_norm.weight": "feedforward_layernorm.weight",
     "feed_forward.up_proj.weight": "mlp.up_proj.weight",
     "feed_forward.act.alpha_p": "mlp.act_fn.alpha_p",

@@ -1,5 +1,5 @@
-"""The classes that compute a model in transformers: its own of Apertus; of a model that is no plain stack,
-those of `modeling_apertus_scheduled.py`, which an export ships.
+"""The classes that compute a model in transformers: its own of Apertus; of another model, those of a file
+here that an export ships (`specs.hugging_face.own_class`).
 
 Invariant: a folder with such a model is opened by the file of this package. The copy in the folder is never
 run.
@@ -7,9 +7,10 @@ run.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
-from specs.hugging_face import architecture
+from specs.hugging_face import OWN_CLASSES, OwnClass, architecture, own_class
 from specs.model import ModelSpec
 
 
@@ -17,14 +18,16 @@ def config_class(spec: ModelSpec) -> Any:
     """The class of a model's config."""
     from transformers import ApertusConfig
 
-    return ApertusConfig if spec.plain_stack else scheduled_classes()[0]
+    own = own_class(spec)
+    return ApertusConfig if own is None else classes_of(own)[0]
 
 
 def model_class(spec: ModelSpec) -> Any:
     """The class that computes a model."""
     import transformers
 
-    return getattr(transformers, architecture(spec)) if spec.plain_stack else scheduled_classes()[1]
+    own = own_class(spec)
+    return getattr(transformers, architecture(spec)) if own is None else classes_of(own)[1]
 
 
 def keys_values() -> Any:
@@ -34,15 +37,16 @@ def keys_values() -> Any:
     return KeysValues()
 
 
-def scheduled_classes() -> tuple[Any, Any]:
-    """Config and model of a layer schedule. Tells transformers to open folders of such models by them."""
+def classes_of(own: OwnClass) -> tuple[Any, Any]:
+    """Config and model."""
+    module = importlib.import_module(f"apertus_model.model.{own.module}")
+    return getattr(module, own.config), getattr(module, own.model)
+
+
+def register_own_classes() -> None:
+    """Tells transformers to open folders of such models by the classes of this package."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from apertus_model.model.modeling_apertus_scheduled import (
-        ScheduledApertusConfig,
-        ScheduledApertusForCausalLM,
-    )
-
-    AutoConfig.register(ScheduledApertusConfig.model_type, ScheduledApertusConfig, exist_ok=True)
-    AutoModelForCausalLM.register(ScheduledApertusConfig, ScheduledApertusForCausalLM, exist_ok=True)
-    return ScheduledApertusConfig, ScheduledApertusForCausalLM
+    for config, model in map(classes_of, OWN_CLASSES):
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        AutoModelForCausalLM.register(config, model, exist_ok=True)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from apertus_model.model.hf_classes import config_class, model_class, scheduled_classes
+from apertus_model.model.hf_classes import config_class, model_class, register_own_classes
 from apertus_model.model.hf_folder import FolderWeights, modules, write_shards
 from apertus_model.model.hf_layers import SideBySide
 from apertus_model.model.model import ApertusModel, model_config
@@ -32,7 +32,7 @@ from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt, Checkpoint
 from specs.errors import StageError
-from specs.hugging_face import MODELLING_FILE, architecture, hugging_face_config
+from specs.hugging_face import architecture, hugging_face_config, own_class
 from specs.job import Job
 from specs.model import ModelSpec
 from specs.stages.export import ExportPart
@@ -109,9 +109,9 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
         read=lambda tensors: load_tensors(tensors, checkpoint),
     )
     config.save_pretrained(folder)
-    if not part.model.plain_stack:
-        code = importlib.resources.files("apertus_model.model") / MODELLING_FILE
-        (folder / MODELLING_FILE).write_bytes(code.read_bytes())
+    if (own := own_class(part.model)) is not None:
+        code = importlib.resources.files("apertus_model.model") / own.file
+        (folder / own.file).write_bytes(code.read_bytes())
     if part.model.head == "vocabulary":
         _write_generation_config(folder, tokens, part)
     for name in tokenizer.manifest.files:
@@ -187,7 +187,7 @@ def largest_difference(model: ApertusModel, folder: Path, part: ExportPart) -> f
     with torch.no_grad():
         ours = model(tokens)
         found = [theirs(tokens).logits]
-        if not part.model.plain_stack:  # of our own code, the cache is checked as well
+        if not part.model.stock:  # of our own code, the cache is checked as well
             found.append(by_cache(theirs, tokens))
         return max((ours - logits).abs().max().item() for logits in found)
 
@@ -239,8 +239,7 @@ def auto_class(model: ModelSpec) -> Any:
     """The class of transformers that opens the folder of a model."""
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-    if not model.plain_stack:
-        scheduled_classes()
+    register_own_classes()
     return AutoModelForTokenClassification if model.head == "reward" else AutoModelForCausalLM
 
 

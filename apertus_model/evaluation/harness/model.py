@@ -18,7 +18,7 @@ from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 
 from apertus_model.evaluation.harness.tasks import HarnessError
-from apertus_model.model.hf_classes import scheduled_classes
+from apertus_model.model.hf_classes import register_own_classes
 from specs.stages.harness import MOST_ROWS, HarnessPart
 
 LOGITS = 4 * 2**30
@@ -32,7 +32,7 @@ def open_model(folder: Path, part: HarnessPart, gpus: int = 1) -> LM:
     if part.engine == "vllm":
         model = _vllm(folder, part, gpus)
     else:
-        scheduled_classes()
+        register_own_classes()
         model = BatchedModel(
             pretrained=str(folder),
             device="cuda" if torch.cuda.is_available() else "cpu",

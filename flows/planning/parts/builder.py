@@ -18,6 +18,7 @@ from infra.store.inputs import Listing, SourceError, list_source, locked_digest
 from specs.dependencies import MODELS, uses
 from specs.errors import FieldPath, Problem
 from specs.hugging_face import not_representable
+from specs.model import ModelSpec
 from specs.pipeline import Pipeline
 from specs.sources import SourceSpec, resolve_url
 from specs.stages import STAGES
@@ -202,15 +203,15 @@ class Builder:
             elif model.activation != "xielu":
                 fix = "name a model with activation: xielu."
             else:
-                fix = f"name a model without {model.method and model.method[0]}."
+                fix = f"name a model without {_own_part(model)}."
             self.problem(path, f"the model cannot become a Hugging Face folder: {obstacle}", fix)
 
     def sampled(self, path: FieldPath, model: Node | None, engine: str) -> None:
         """vLLM runs no code that comes with a model."""
         part = None if model is None else model.part
-        if engine == "vllm" and isinstance(part, ExportPart) and not part.model.plain_stack:
-            name, _ = part.model.method or ("", None)
-            self.problem(path, f"vLLM cannot compute model.{name}", "use engine: transformers.")
+        if engine == "vllm" and isinstance(part, ExportPart) and not part.model.stock:
+            message = f"vLLM cannot compute model.{_own_part(part.model)}"
+            self.problem(path, message, "use engine: transformers.")
 
     def same_tokenizer(self, path: FieldPath, what: str, its: Input, models: Input) -> None:
         """Token ids mean nothing to a model that was trained with another tokenizer. `models` is its
@@ -329,3 +330,8 @@ def origin(node: Node) -> str | None:
 def reads(node: Node, step: int | None = None) -> Input:
     """A part as the input of another; `step` of a checkpoint."""
     return Input(node.kind, node.fingerprint, node.name, node.name, step)
+
+
+def _own_part(model: ModelSpec) -> str:
+    """The field of a model that transformers' class of Apertus does not know."""
+    return model.method[0] if model.method is not None else "mamba"

@@ -1,22 +1,24 @@
 """An exported folder opens in transformers with the trained weights, and training goes on from it."""
 
+import importlib.resources
 import inspect
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import apertus_model.stages.train
-from apertus_model.model import modeling_apertus_scheduled
 from apertus_model.model_card import judge_of
 from apertus_model.stages import export, import_model
 from apertus_model.stages.training_data import BudgetError, RewardData
 from infra.store import Artifact
-from specs.hugging_face import MODELLING_FILE, model_of
+from specs.hugging_face import HYBRID, SCHEDULED, OwnClass, model_of
 from specs.launch import Validation
 from specs.layer_schedule import DepthAverage
+from specs.mamba import Mamba
 from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
 from specs.stages.preference_data import RewardsPart
@@ -67,34 +69,49 @@ def test_the_exported_folder_opens_in_transformers_with_the_trained_weights(
     assert tokenizer("t5 t7")["input_ids"] == [5, 7]
 
 
-def test_a_model_with_sums_of_layers_is_exported_with_its_code_and_only_opened_by_it(
-    stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "field", "own_class", "stored", "weight"),
+    [
+        ("summed", DepthAverage(), SCHEDULED, "xielu_in_a_layer_schedule", "schedule.sums.2.weight"),
+        ("hybrid", Mamba(layers=[1], chunk=8), HYBRID, "xielu_beside_mamba_2", "layers.1.attention.out_norm"),
+    ],
+)
+def test_what_no_class_of_transformers_computes_is_exported_with_its_code_and_only_opened_by_it(
+    stages: Stages,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    field: Any,
+    own_class: OwnClass,
+    stored: str,
+    weight: str,
 ) -> None:
     """Whole, and a layer at a time; by the file of this package and by its copy in the folder; never by the
     class of Apertus."""
     from transformers import ApertusForCausalLM, dynamic_module_utils
 
-    spec = SPEC.model_copy(
-        update={"model": SPEC.model.model_copy(update={"depth_average": DepthAverage()}), "end_step": 3}
-    )
-    artifact = stages.train("summed", spec)
+    changed = {"depth_average" if isinstance(field, DepthAverage) else "mamba": field}
+    model = SPEC.model.model_copy(update=changed)
+    spec = SPEC.model_copy(update={"model": model, "end_step": 3})
+    artifact = stages.train(name, spec)
     checkpoint = artifact.checkpoint(3)
     part = EXPORT.model_copy(update={"model": spec.model})
-    inputs = {"checkpoint": stages.ref("pretrain/summed", 3), "tokenizer": stages.ref("tokenizer/tokenizer")}
-    stages.run(export, stages.job("export", "summed", part.model_dump(mode="json"), inputs=inputs))
-    exported = Artifact(stages.store, "export/summed")
+    inputs = {"checkpoint": stages.ref(f"pretrain/{name}", 3), "tokenizer": stages.ref("tokenizer/tokenizer")}
+    stages.run(export, stages.job("export", name, part.model_dump(mode="json"), inputs=inputs))
+    exported = Artifact(stages.store, f"export/{name}")
     folder = Path(stages.store.full(exported.stored_name("config.json"))).parent
     assert exported.manifest.metrics["logit_difference"] < 1e-5
-    assert (folder / MODELLING_FILE).read_bytes() == Path(modeling_apertus_scheduled.__file__).read_bytes()
+    code = importlib.resources.files("apertus_model.model") / own_class.file
+    assert (folder / own_class.file).read_bytes() == code.read_bytes()
     assert "trust_remote_code=True" in exported.bytes("README.md").decode()
     assert export.compare_by_layer(checkpoint, folder, part) < 1e-5
 
     own = export.load_model(part, checkpoint)
-    last = own.schedule.sums["2"].weight
-    assert last[-1] != 1.0, "trained, so no longer the plain stack"
-    name = "modeling_apertus_scheduled.ScheduledApertusForCausalLM"
+    trained = own.get_parameter(weight)
+    assert trained[-1] != 1.0, "trained, so not as it began"
+    path = f"{own_class.module}.{own_class.model}"
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path))
-    shipped = dynamic_module_utils.get_class_from_dynamic_module(name, folder)
+    shipped = dynamic_module_utils.get_class_from_dynamic_module(path, folder)
     assert Path(inspect.getfile(shipped)).is_relative_to(tmp_path)
     theirs = shipped.from_pretrained(folder).eval()
     tokens = torch.arange(5, 17)[None]
@@ -104,11 +121,11 @@ def test_a_model_with_sums_of_layers_is_exported_with_its_code_and_only_opened_b
         assert (export.by_cache(theirs, tokens, steps=7) - expected).abs().max() < 1e-5
         greedy = theirs.generate(tokens, max_new_tokens=3, do_sample=False)
         assert greedy[0, 12] == expected[0, -1].argmax()
-    with pytest.raises(KeyError, match="xielu_in_a_layer_schedule"):
+    with pytest.raises(KeyError, match=stored):
         ApertusForCausalLM.from_pretrained(folder)
 
     with torch.no_grad():
-        last[0] += 0.5  # what the comparison is for
+        trained[0] += 0.5  # what the comparison is for
     assert export.largest_difference(own, folder, part) > 1e-4
 
 

@@ -34,11 +34,14 @@ def test_what_two_stages_need_alike_is_made_once(chat: Planned) -> None:
 SUMS = "stages.pretrain.model.depth_average={}"
 
 
-def test_vllm_is_refused_for_a_model_that_it_cannot_compute(chat: Planned) -> None:
-    chat(SUMS)
-    message = r"stages\.preferences: vLLM cannot compute model\.depth_average\. Fix: use engine: transformers"
+@pytest.mark.parametrize("field", ["depth_average={}", "mamba={layers: all}"])
+def test_vllm_is_refused_for_a_model_that_it_cannot_compute(chat: Planned, field: str) -> None:
+    model = f"stages.pretrain.model.{field}"
+    chat(model)
+    name = field.partition("=")[0]
+    message = rf"stages\.preferences: vLLM cannot compute model\.{name}\. Fix: use engine: transformers"
     with pytest.raises(SpecError, match=message):
-        chat(SUMS, "stages.preferences.completions.engine=vllm")
+        chat(model, "stages.preferences.completions.engine=vllm")
     chat("stages.preferences.completions.engine=vllm")
 
 
