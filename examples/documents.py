@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import random
+import string
 import warnings
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -40,6 +41,17 @@ def shuffled_docstrings(file: BinaryIO, source: SourceSpec, path: str) -> Parsed
             characters = list(text)
             random.Random(text).shuffle(characters)
             yield "".join(characters)
+        else:
+            yield text
+
+
+def repeated_letters(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
+    """As many documents as a Python file has docstrings: 12 letters that the text decides, seven times, which
+    after the first time can be known by looking back."""
+    for text in docstrings(file, source, path):
+        if isinstance(text, str):
+            letters = random.Random(text).choices(string.ascii_lowercase, k=12)
+            yield " ".join(7 * letters)
         else:
             yield text
 

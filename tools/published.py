@@ -59,7 +59,7 @@ OVERVIEW = (
     *("mini", "smoke", "smoke-chat", "wso-mini", "optimizer-consistency-mini", "goldfish-mini"),
     *("optimizer-benchmark-mini", "ladder-mini", "depth-average-mini", "continue-pretrain-mini"),
     *("layer-pairs-mini", "repeats-mini", "sparse-attention-mini", "distill-mini", "domain-weights-mini"),
-    "tokenizer-study-mini",
+    *("mamba-mini", "tokenizer-study-mini"),
     "rounds-mini",
 )
 

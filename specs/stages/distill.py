@@ -52,9 +52,12 @@ class DistillLoss(Spec):
 
     @model_validator(mode="after")
     def _of_logits(self) -> DistillLoss:
-        stated = self.model_fields_set - {"compare"}
-        if self.compare != "logits" and stated:
-            raise ValueError(f"{min(stated)} belongs to compare: logits, and it is {self.compare}")
+        fields = type(self).model_fields
+        others = [
+            name for name in fields if getattr(self, name) != fields[name].default and name != "compare"
+        ]
+        if self.compare != "logits" and others:
+            raise ValueError(f"{others[0]} belongs to compare: logits, and it is {self.compare}")
         return self
 
 

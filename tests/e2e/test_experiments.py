@@ -88,6 +88,7 @@ MINIATURES = {  # parts
     "layer-pairs-mini": 67,
     "sparse-attention-mini": 57,
     "repeats-mini": 21,
+    "mamba-mini": 36,
     "continue-pretrain-mini": 47,
     "rounds-mini": 100,
     "tokenizer-study-mini": 8,

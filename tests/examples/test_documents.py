@@ -52,6 +52,14 @@ def test_docstrings_are_read_without_running_the_file(tmp_path: Path) -> None:
     ]
 
 
+def test_repeated_letters_follow_from_a_docstring_and_from_nothing_else(tmp_path: Path) -> None:
+    found = [str(one).split() for one in _read(tmp_path / "a.py", PYTHON, "repeated_letters")]
+    assert found == [str(one).split() for one in _read(tmp_path / "b.py", PYTHON, "repeated_letters")]
+    assert len({tuple(letters) for letters in found}) == len(found) == 4
+    for letters in found:
+        assert letters == 7 * letters[:12] and all(len(one) == 1 and one.islower() for one in letters)
+
+
 def test_long_literals_are_documents_and_docstrings_are_not(tmp_path: Path) -> None:
     assert sorted(map(str, _read(tmp_path / "a.py", PYTHON, "literals"))) == [
         f"not a docstring, but long: {LONG}",

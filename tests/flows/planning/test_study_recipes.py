@@ -15,6 +15,7 @@ from specs.dependencies import order
 from specs.pipeline import Pipeline
 from specs.recipe import load
 from specs.resolution import resolve
+from specs.stages.distill import DistillSegment
 from specs.stages.evaluate import EvaluatePart
 from specs.trajectory import Trajectory
 from tests.flows.comparing import segment
@@ -227,3 +228,24 @@ def test_sparse_attention_and_its_control_cost_a_quarter_of_the_pairs(store: Sto
                     == nodes[f"evaluate-pretrain-{name}-{seed}"].inputs["checkpoint"]
                 )
                 assert cast(EvaluatePart, again.part).model == full.model
+
+
+def test_students_without_attention_differ_in_how_they_begin_and_read_equal_tokens(store: Store) -> None:
+    plan = planned("mamba-mini", store)
+    data = {"tokenizer": 1, "corpus": 2, "mixture": 1}
+    assert kinds(plan) == data | {"pretrain": 1, "distill": 18, "evaluate": 13}
+    teacher = segment(plan, "teacher")
+    for seed in (28, 29, 30):
+        attention, control = (
+            cast(DistillSegment, plan.graph.nodes[f"student-{name}-{seed}"].part)
+            for name in ("attention", "random")
+        )
+        assert attention.mamba is not None and control.mamba is not None
+        assert attention.mamba.model_copy(update={"initial": "random"}) == control.mamba
+        assert attention.model_copy(update={"mamba": control.mamba}) == control
+        assert attention.model.mamba_layers == [0, 1] and attention.teacher == teacher.model
+        assert segment(plan, f"student-hybrid-{seed}").model.mamba_layers == [0]
+        stages = [segment(plan, name + f"orient-{seed}") for name in ("", "align-", "staged-align-")]
+        assert [one.objective for one in stages] == ["alignment", "alignment", "distillation"]
+        assert sum(one.end_step for one in stages) == attention.end_step
+        assert {one.tokens_per_step for one in stages} == {attention.tokens_per_step}

@@ -151,6 +151,7 @@ def test_a_student_replaces_attention_layer_by_layer(tmp_path: Path, store: Stor
     assert set(half.new_parameters) == {f"layers.{n}.attention.{name}" for n in (1, 2) for name in OWN}
     aligned = segment(plan, "aligned")
     assert aligned.trainable == ["layers.1.attention.*", "layers.2.attention.*"]
+    assert DistillSegment.model_validate(aligned.model_dump(mode="json")) == aligned
     assert (aligned.objective, half.objective) == ("alignment", "distillation")
     assert segment(plan, "tuned").model == more.model and segment(plan, "tuned").new_parameters == ()
     control = cast(
