@@ -28,7 +28,7 @@ LR_AXIS = {"exponentformat": "power", "rangemode": "tozero"}
 
 def losses(curves: list[Curve], stages: Styles, sources: Styles) -> Figure | None:
     """Losses, learning rate, gradient norm and speed of all stages trained on the next token."""
-    shown = [curve for curve in curves if curve.kind not in OWN_LOSS]
+    shown = [curve for curve in curves if not _has_own_loss(curve)]
     heldout = [curve for curve in curves if curve.heldout]
     if not shown and not heldout:
         return None
@@ -49,7 +49,8 @@ def losses(curves: list[Curve], stages: Styles, sources: Styles) -> Figure | Non
 
 def own_losses(curve: Curve, stages: Styles) -> Figure:
     """All columns of one stage in small panels: for a loss of another kind, and for further columns."""
-    names = [*(name for name in COLUMNS if name in curve.columns and curve.kind in OWN_LOSS), *curve.extras]
+    own = _has_own_loss(curve)
+    names = [*(name for name in COLUMNS if name in curve.columns and own), *curve.extras]
     parts = []
     for name in names:
         title = f"loss ({curve.kind})" if name == "loss" else COLUMNS.get(name, name.replace("_", " "))
@@ -57,8 +58,13 @@ def own_losses(curve: Curve, stages: Styles) -> Figure:
         parts.append(Panel(title, 110, traces([curve], name, stages), axis))
     drawn, height = panels(parts, TOKENS_AXIS)
     alone = "Its loss is not per token, so it has a separate chart."
-    what = alone if curve.kind in OWN_LOSS else "Further recorded numbers."
+    what = alone if own else "Further recorded numbers."
     return Figure(curve.stage, what, height, drawn)
+
+
+def _has_own_loss(curve: Curve) -> bool:
+    """Whether it is not in nats per token; distances are those of mixers from attention."""
+    return curve.kind in OWN_LOSS or any(name.startswith("distance_") for name in curve.extras)
 
 
 def masked(curves: list[Curve], stages: Styles) -> Figure | None:

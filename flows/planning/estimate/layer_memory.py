@@ -35,6 +35,7 @@ class LayerMemory:
     resting: bool  # weights have no gradients (LoRA)
     reads: int = 0  # earlier steps of the schedule whose keys and values attention sees as well
     read_later: bool = False  # whether its own are read by later steps
+    mamba: bool = False  # whether it mixes tokens by Mamba-2
 
     def norm(self, width: float) -> float:
         """Bytes per token that a norm keeps, beside its result: its input; on CPU the input and, for its
@@ -54,10 +55,39 @@ class LayerMemory:
             + 4 * model.n_heads / self.tp
             + 8 * model.head_dim
         )
+        if self.mamba:
+            attention = self.mixing()
         statistics = 4 * (2 / self.spread + (model.n_heads + model.n_kv_heads) / self.tp)
         # xIELU keeps its input and its result; SwiGLU also the gate, before and after SiLU
         feed_forward = (4 if model.activation == "swiglu" else 2) * b * model.ffn_dim / self.tp
-        return self.tokens * (norms + attention + statistics + feed_forward) + self.mask() + self.chosen()
+        masks = 0.0 if self.mamba else self.mask() + self.chosen()
+        return self.tokens * (norms + attention + statistics + feed_forward) + masks
+
+    def compared(self, by_matrix: bool) -> float:
+        """Bytes that a mixer keeps whose result, or whose matrix, is compared with attention's
+        (`apertus_model.trainer.alignment`), with what it reads. Of matrices of whole rows: scores,
+        decays, their product, and the difference."""
+        model, b = self.model, self.b
+        read = 2 * b * model.dim + self.norm(model.query_dim + model.key_dim)
+        if not by_matrix:
+            return self.tokens * (read + self.mixing() + 4 * 2 * model.dim)
+        assert model.mamba is not None
+        convolved = b * (model.query_dim + 2 * model.key_dim) * (model.mamba.conv_width + 1)
+        whole = 4 * 4 * model.n_heads * self.tokens / self.rows
+        return self.tokens * (read + convolved + 4 * 4 * model.query_dim + whole)
+
+    def mixing(self) -> float:
+        """Bytes per token that a mixer of Mamba-2 keeps beside the norms: the inputs of its convolutions and
+        of each of their taps; in float32 four matrices of a chunk, what is multiplied with them and with the
+        states, and three states of each chunk. The number of the former was counted."""
+        mamba = self.model.mamba
+        assert mamba is not None
+        queries, keys = self.model.query_dim / self.tp, self.model.key_dim / self.tp
+        chunk = min(mamba.chunk, self.tokens / self.rows)
+        convolved = self.b * (queries + 2 * keys) * (mamba.conv_width + 1)
+        matrices = 4 * 4 * self.model.n_heads / self.tp * chunk
+        wide = 4 * queries * (13.7 + 3 * self.model.head_dim / chunk)
+        return convolved + matrices + wide + self.b * queries
 
     def mask(self) -> float:
         """Bytes of the mask that a layer keeps; the CPU's kernel, and none on a GPU, makes an additive one
@@ -91,7 +121,10 @@ class LayerMemory:
             kept += b * (model.query_dim + model.key_dim + model.ffn_dim) / self.tp
             if model.activation == "swiglu":  # the seventh product is the result
                 kept += b * model.dim
-            if self.device == "cuda":  # what attention gives, and its logarithms
+            if self.mamba:  # also products of more than two dimensions
+                chunk = min(model.mamba.chunk if model.mamba else 0, self.tokens / self.rows)
+                kept += 4 * (model.n_heads * chunk + 3 * model.query_dim) / self.tp
+            elif self.device == "cuda":  # what attention gives, and its logarithms
                 kept += (b * model.query_dim + 4 * model.n_heads) / self.tp
         kept = self.tokens * kept + self.sums()
         return kept + self.budget * (self.layer() - kept) if self.checkpointing == "memory_budget" else kept

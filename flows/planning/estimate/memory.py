@@ -35,6 +35,7 @@ from specs.layer_schedule import INPUT
 from specs.layout import micro_batch_size, micro_batches_in_flight, stage_layers
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
+from specs.stages.distill import DistillSegment
 from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 from specs.trainable import untouched
@@ -148,10 +149,15 @@ def state_gradients(model: ModelSpec) -> list[int]:
 
 
 def layer_runs(layer: LayerMemory, model: ModelSpec) -> list[list[LayerMemory]]:
-    """The layers of every step of the schedule: a plain layer with the keys that it sees and keeps."""
+    """The layers of every step of the schedule, with their mixer and the keys that it sees and keeps."""
     later = {number for step in model.schedule for number in step.reads}
     return [
-        [replace(layer, reads=len(step.reads), read_later=number in later)] * len(step.layers)
+        [
+            replace(
+                layer, reads=len(step.reads), read_later=number in later, mamba=index in model.mamba_layers
+            )
+            for index in step.layers
+        ]
         for number, step in enumerate(model.schedule, 1)
     ]
 
@@ -224,6 +230,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
         segment.activation_checkpointing,
         segment.memory_budget,
         isinstance(segment, AdaptedSegment) and segment.lora is not None,
+        mamba=pp > 1 and model.mamba is not None,  # a pipeline's layers are counted as if all were
     )
     count = parameters(model, tp)
     embedding, head = count.embedding * first, count.head * last
@@ -264,11 +271,17 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     state = tokens * b * model.dim / spread
     summed = sum(bool(step.summed) for step in model.schedule) * state  # outputs that are not passed on
     returned, working = 0.0, layer.backward()
-    if not model.plain_stack:
+    if not model.stock and not piped:
         runs = layer_runs(layer, model)
         reached_runs = [run.kept() for step in runs for run in step][untouched(model, segment.trainable) :]
         activations, lowest = sum(reached_runs), sum(reached_runs[1:])
         returned, working = busiest_step(model, runs, state)
+    aligned = segment.objective == "alignment"
+    if isinstance(segment, DistillSegment) and aligned:
+        # mixers alone, and no layer depends on another
+        one = replace(layer, mamba=True).compared(segment.loss.compare == "matrix")
+        activations, lowest, working = len(model.mamba_layers) * one, 0.0, one / 2
+        last = False  # no output is computed
     final = in_flight[-1] * tokens * (layer.norm(model.dim / spread) + b * model.dim) * last
     ahead = 1 if single else 2  # a group is gathered while another is computed
     prefetched = copies * b * count.layer * ahead if parallel.reshards else 0.0
@@ -292,7 +305,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     logits += chunk * model.dim * (4 if device == "cpu" else b) * last * bool(words)  # its states
     largest = max(head, count.matrices / 2) / shards
     teacher = TeacherMemory()
-    if last:
+    if last or aligned:
         teacher = teacher_memory(segment, tokens=tokens, b=b, shards=shards, single=single)
     base = Memory(4.0 * own / shards + positions + teacher.weights, 0.0, states, 0.0, 0.0, 0.0, 0.0, 0.0, "")
     head_copy = copies * b * count.head * last if parallel.reshards else 0.0

@@ -24,6 +24,7 @@ from flows.planning.estimate.trained import adapters
 from specs.launch import Parallel
 from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import DepthAverage
+from specs.mamba import Mamba
 from specs.model import ModelSpec
 from specs.optimizer import PUBLISHED, OptimizerSpec
 from specs.repeats import Repeats
@@ -256,6 +257,37 @@ def test_layers_keep_for_each_of_their_runs_what_they_read(
         update={"vocab_size": 1024, "repeats": Repeats(start=2, layers=4, times=3, **repeats)}
     )
     measured, expected = peak(tmp_path, model, length=256, micro=4, optimizer=ADAMW, **changes)
+    assert expected == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layers", "changes"),
+    [
+        ("all", {}),
+        ([0, 2, 3, 5, 6], {}),
+        ("all", {"activation_checkpointing": "full"}),
+        ("all", {"activation_checkpointing": "selective"}),
+        ("all", {"precision": BFLOAT16}),
+    ],
+)
+def test_layers_of_mamba_2_keep_the_matrices_of_their_chunks(
+    tmp_path: Path, layers: Any, changes: dict[str, Any]
+) -> None:
+    model = DEEP.model_copy(update={"vocab_size": 1024, "mamba": Mamba(layers=layers)})
+    measured, expected = peak(tmp_path, model, length=256, micro=4, optimizer=ADAMW, **changes)
+    assert expected == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compare", ["matrix", "hidden"])
+def test_mixers_that_are_compared_keep_their_matrices_or_what_they_give(tmp_path: Path, compare: Any) -> None:
+    teacher = DEEP.model_copy(update={"vocab_size": 1024})
+    student = teacher.model_copy(update={"mamba": Mamba(layers="all")})
+    measured, expected = peak(
+        tmp_path, student, length=256, micro=4, optimizer=ADAMW, kind="distill", teacher=teacher,
+        loss=DistillLoss(compare=compare), trainable=["layers.*.attention.*"],
+    )  # fmt: skip
     assert expected == pytest.approx(measured, rel=0.1)
 
 

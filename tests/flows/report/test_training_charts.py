@@ -1,0 +1,21 @@
+"""Charts of training stages: which of them share the axis of the loss per token."""
+
+from __future__ import annotations
+
+from flows.report.figures import STAGE_COLOURS, Styles
+from flows.report.history import Curve, Series
+from flows.report.training_charts import losses, own_losses
+
+STEPS = Series([10, 20], [2.0, 1.0])
+LOOK = Styles(["align", "distil"], STAGE_COLOURS)
+
+
+def test_distances_of_mixers_are_not_drawn_among_losses_in_nats_per_token() -> None:
+    rows = {"loss": STEPS, "distance_layer_0": STEPS}
+    aligned = Curve("align", "distill", 0, rows, smooth=rows)
+    distilled = Curve("distil", "distill", 0, {"loss": STEPS}, smooth={"loss": STEPS})
+    shared = losses([aligned, distilled], LOOK, LOOK)
+    assert shared is not None and [entry.text for entry in shared.legend] == ["distil"]
+    assert losses([aligned], LOOK, LOOK) is None
+    titles = [note["text"] for note in own_losses(aligned, LOOK).plot["layout"]["annotations"]]
+    assert titles == ["<b>loss (distill)</b>", "<b>distance layer 0</b>"]
