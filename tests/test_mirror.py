@@ -92,7 +92,6 @@ TESTED_IN = {
     "flows.provenance.picture": "tests/flows/provenance/test_lineage.py",
     "flows.report.figures": "tests/flows/report/test_result_charts.py",
     "flows.report.run_data": "tests/flows/report/test_content.py",
-    "flows.report.training_charts": "tests/flows/test_report.py",
     "infra.store.records": "tests/infra/store/files/test_integrity.py",
 }
 """Modules whose tests have another name: what they do shows in another module, or in a whole stage."""
