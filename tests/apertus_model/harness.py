@@ -39,6 +39,8 @@ from specs.stages.reward_model import RewardLoss, RewardSegment
 from specs.stages.sft import SftSegment
 from specs.stages.training import Precision, Segment
 
+torch.compile(torch.relu)  # makes the tables of torch's compiler here, so that the children need not
+
 MODEL = ModelSpec(
     dim=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=64, vocab_size=128, init_std=0.05
 )

@@ -119,12 +119,15 @@ def test_killed_and_interrupted_runs_end_in_the_same_bits(finished: Path, home: 
     assert result(store) == result(finished)
 
 
-@pytest.mark.parametrize(("how", "processes"), [("kill -9 of the launcher", 2), slow("Ctrl-C", 1)])
+@pytest.mark.parametrize(
+    ("how", "processes"),
+    [("kill -9 of the launcher", 1), slow("kill -9 of the launcher", 2), slow("Ctrl-C", 1)],
+)
 def test_when_the_launcher_is_gone_its_stages_commit_and_end(
     finished: Path, home: Path, how: str, processes: int
 ) -> None:
     longer = "stages.cooldown.budget=500 steps"
-    store = home / how.replace(" ", "-")
+    store = home / f"{how}-{processes}".replace(" ", "-")
     run = cooling_run(finished, store, home, longer, processes=processes)
     annealing = Artifact(Store.open(str(store)), plan_of(store, longer).graph.nodes["cooldown"].path)
     run.wait_for(lambda: len(annealing.checkpoint_steps()) >= 2)

@@ -22,6 +22,7 @@ from specs.job import Failure, Job
 from specs.launch import Launch
 from specs.recipe import load
 from tests.infra.sealed import sealed
+from tests.machine import slow
 
 QUICK = Timing(seconds=2.0, look=0.02, settle=0.0)
 OVER = 20.0  # seconds after which a test has hung
@@ -103,7 +104,7 @@ class Run(Runner):
         raise AssertionError(f"it did not happen; notes: {self.notes}, error: {self.error}")
 
 
-@pytest.fixture(params=["file", "memory", "s3"])
+@pytest.fixture(params=["file", "memory", slow("s3")])
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "s3":
         endpoint = request.getfixturevalue("moto").endpoint

@@ -22,12 +22,14 @@ def expected(bench: Any, documents: Path, tokenizer: Artifact) -> Artifact:
     return bench.run("corpus", "expected", corpus_of(documents, "text"), {"tokenizer": tokenizer})
 
 
+FILTER: TypeAdapter[FilterSpec] = TypeAdapter(FilterSpec)
+
+
 @pytest.fixture
 def judge(tmp_path: Path) -> Callable[..., Drop | None]:
     """`judge({"filter": ..., ...}, text, column=value, ...)`."""
 
     def run(spec: dict[str, Any], text: str = "some text", **metadata: Any) -> Drop | None:
-        parsed: FilterSpec = TypeAdapter(FilterSpec).validate_python(spec)
-        return make_check(parsed, tmp_path)(Document(text, "file/0", metadata=metadata))
+        return make_check(FILTER.validate_python(spec), tmp_path)(Document(text, "file/0", metadata=metadata))
 
     return run

@@ -22,6 +22,7 @@ from apertus_model.data.rejects import read_rejects
 from infra.store import Artifact
 from specs.filters import ExactDuplicatesFilter, NearDuplicatesFilter, labels
 from specs.stages.corpus import CorpusSource
+from tests.machine import slow
 
 Item = tuple[str, dict[str, Any]]
 LISTS = {
@@ -99,7 +100,9 @@ def _plainly(
     return Counter(text for text, _ in left), dropped
 
 
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize(
+    "name", ["both, and filters around", "no comparison", *map(slow, ("exact in the middle", "near first"))]
+)
 def test_deduplication_keeps_its_place_among_the_filters(
     name: str, bench: Any, tokenizer: Artifact, tmp_path: Path
 ) -> None:

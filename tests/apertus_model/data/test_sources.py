@@ -20,6 +20,7 @@ from infra.store import Artifact
 from infra.store.inputs import SourceError
 from specs.errors import StageError
 from tests.apertus_model.data.sources import compare, corpus_of
+from tests.machine import slow
 
 Write = Callable[[Path, list[str]], None]
 
@@ -98,7 +99,7 @@ def test_text_in_a_web_archive_gives_the_same_corpus(
     compare(bench, "archive", corpus_of(tmp_path / "archive", "warc"), tokenizer, expected)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, slow(2)])
 def test_a_file_that_is_cut_off_ends_the_stage_with_its_name(
     bench: Any, tmp_path: Path, tokenizer: Artifact, texts: list[str], workers: int
 ) -> None:

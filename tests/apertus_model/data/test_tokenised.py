@@ -20,6 +20,7 @@ from infra.store import Artifact
 from infra.store.inputs import SourceError
 from specs.errors import StageError
 from tests.apertus_model.data.sources import compare, corpus_of, files_of
+from tests.machine import slow
 
 
 def _digest(tokenizer: Artifact) -> str:
@@ -104,7 +105,7 @@ def test_documents_without_tokens_or_with_a_marker_inside_are_counted(
     assert sorted(_tokens(corpus, tmp_path)) == sorted(kept)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, slow(2)])
 def test_tokens_of_another_tokenizer_are_refused(
     bench: Any, documents: Path, tokenizer: Artifact, workers: int
 ) -> None:

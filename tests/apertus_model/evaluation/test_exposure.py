@@ -23,6 +23,7 @@ from specs.planted import Canaries
 from specs.stages.memorisation import Exposure
 from tests.apertus_model.harness import MODEL
 from tests.apertus_model.model.theirs import their_config
+from tests.machine import slow
 
 CANARIES = Canaries(template="No. {number} is {secret}.", length=2, count=6)
 DOCUMENTS = [
@@ -79,7 +80,7 @@ def encode(text: str) -> list[int]:
     return [1, *text.encode()]
 
 
-@pytest.mark.parametrize("most", [40, 1000])
+@pytest.mark.parametrize("most", [40, slow(1000)])
 def test_canaries_are_ranked_by_the_loss_that_transformers_computes(most: int) -> None:
     from transformers import ApertusForCausalLM
 

@@ -24,7 +24,6 @@ from apertus_model.trainer.inference import load_evaluator
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from tests.apertus_model.harness import SyntheticSamples, in_processes, segment, train
-from tests.machine import slow
 
 TINY = ModelSpec(
     dim=4, n_layers=1, n_heads=2, n_kv_heads=2, head_dim=4, ffn_dim=4, vocab_size=128, init_std=0.3
@@ -170,9 +169,10 @@ def test_the_weights_are_afterwards_what_they_were(exact: dict[str, Any]) -> Non
     assert exact["unchanged"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parallel",
-    [slow(Parallel()), slow(Parallel(dp_replicate=2, dp_shard=1)), slow(Parallel(cp=2)), Parallel(tp=2)],
+    [Parallel(), Parallel(dp_replicate=2, dp_shard=1), Parallel(cp=2), Parallel(tp=2)],
 )
 def test_the_layout_changes_nothing(
     tmp_path: Path, checkpoints: Path, exact: dict[str, Any], parallel: Parallel

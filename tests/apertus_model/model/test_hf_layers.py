@@ -11,6 +11,7 @@ from apertus_model.model.hf_layers import SideBySide
 from apertus_model.model.model import model_config
 from specs.model import ModelSpec
 from tests.apertus_model.model.theirs import random_weights, their_config
+from tests.machine import slow
 from tests.numerics import Numerics, largest_difference
 
 
@@ -51,8 +52,8 @@ def test_a_piece_at_a_time_gives_the_logits_of_the_whole_on_both_sides(numerics:
 
 @pytest.mark.parametrize(
     ("flavour", "theta"),
-    [("0.5b", 500_000.0), ("1.5b", 1e6), ("3b", 4e6)]
-    + [pytest.param(flavour, 12e6, marks=pytest.mark.slow) for flavour in ("8b", "70b")],  # 70b: 4 GB
+    [("0.5b", 500_000.0), slow("1.5b", 1e6), slow("3b", 4e6)]
+    + [slow(flavour, 12e6) for flavour in ("8b", "70b")],  # 70b: 4 GB
 )
 def test_a_layer_of_every_size_equals_that_of_transformers(
     flavour: str, theta: float, numerics: Numerics

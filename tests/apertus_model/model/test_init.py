@@ -12,6 +12,7 @@ from apertus_model.model.model import ApertusModel, model_config
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from tests.apertus_model.harness import MODEL, segment, train
+from tests.machine import slow
 from tests.numerics import Numerics, largest_difference
 
 NARROW = ModelSpec(flavour="8b", dim=256, n_layers=1, n_heads=4, n_kv_heads=2, ffn_dim=1344, vocab_size=1024)
@@ -80,7 +81,7 @@ def test_norms_begin_at_one_and_xielu_with_its_published_slopes() -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    [Parallel(dp_shard=2), Parallel(tp=2), Parallel(dp_shard=2, tp=2)],
+    [slow(Parallel(dp_shard=2)), slow(Parallel(tp=2)), Parallel(dp_shard=2, tp=2)],
     ids=["fsdp", "tp", "fsdp and tp"],
 )
 def test_every_layout_begins_with_the_bits_of_one_process(

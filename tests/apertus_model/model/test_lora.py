@@ -136,7 +136,7 @@ def test_the_checkpoint_holds_the_scale_that_it_was_trained_with(trained: tuple[
     assert {value.item() for value in scales.values()} == {2.0}
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [slow(1), 2])
 def test_resuming_with_adapters_gives_the_same_bits(parent: Path, tmp_path: Path, processes: int) -> None:
     whole = train(tmp_path / "whole", adapted(), processes=processes, source=begin(parent), begin_step=0)[0]
     rest = train(
@@ -155,7 +155,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", ["sharded", "context", slow("tensor"), "sequence"])
+@pytest.mark.parametrize("layout", ["sharded", slow("context"), slow("tensor"), slow("sequence")])
 def test_adapters_train_alike_on_every_layout(
     parent: Path, trained: tuple[Path, Result], tmp_path: Path, layout: str
 ) -> None:

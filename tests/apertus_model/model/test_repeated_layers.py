@@ -18,6 +18,7 @@ from apertus_model.model.model import ApertusModel, model_config
 from apertus_model.model.parallelize import compile_layers
 from specs.model import ModelSpec
 from specs.repeats import Repeats
+from tests.machine import slow
 from tests.numerics import largest_difference
 
 PLAIN = ModelSpec(
@@ -113,7 +114,7 @@ def after(block: Any, passes: list[torch.Tensor], places: torch.Tensor) -> torch
     return x + block.feed_forward(rms(x, block.ffn_norm.weight))
 
 
-@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("norm", [True, slow(False)])
 def test_passes_are_attended_to_like_one_interleaved_sequence(
     norm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from apertus_model.optimizers.extra_pass import WithExtraPass
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
 from tests.apertus_model.harness import segment, train
+from tests.machine import slow
 
 NOTES = ("passes", "extra", "last")
 
@@ -60,7 +61,9 @@ class EveryOtherStep(WithExtraPass):
         return found
 
 
-@pytest.mark.parametrize(("processes", "parallel"), [(1, Parallel()), (2, Parallel()), (2, Parallel(cp=2))])
+@pytest.mark.parametrize(
+    ("processes", "parallel"), [(1, Parallel()), slow(2, Parallel()), (2, Parallel(cp=2))]
+)
 def test_the_extra_gradients_are_those_of_the_whole_batch(
     processes: int, parallel: Parallel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from apertus_model.optimizers import gauss_newton
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
 from tests.apertus_model.harness import MODEL, SyntheticSamples, segment, train
+from tests.machine import slow
 from tests.numerics import Numerics
 
 Tensor = torch.Tensor
@@ -76,7 +77,10 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     return engine(tmp_path_factory.mktemp("one"))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+SLOW = {"accumulation", "fsdp", "replicas"}  # others do it too
+
+
+@pytest.mark.parametrize("layout", [slow(name) if name in SLOW else name for name in LAYOUTS])
 def test_the_estimate_is_the_same_on_every_layout(
     layout: str, one_process: dict[str, Tensor], tmp_path: Path, numerics: Numerics
 ) -> None:

@@ -16,6 +16,7 @@ from infra.store.inputs import SourceError
 from specs.errors import StageError
 from tests.apertus_model.attempts import Interrupted, StopsAfterOneUnit, stored_bytes, units_of
 from tests.apertus_model.corpora import corpus_spec, tokens_of
+from tests.machine import slow
 
 
 def test_the_counts_account_for_every_document_and_token(
@@ -69,7 +70,7 @@ def test_the_bytes_do_not_depend_on_workers_tasks_or_file_names(
     assert {name: renamed.bytes(name) for name in names} == {name: one.bytes(name) for name in names}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [slow(1), 2])
 def test_a_killed_stage_redoes_only_what_was_not_committed(
     bench: Any, documents: Path, tokenizer: Artifact, workers: int
 ) -> None:
@@ -165,7 +166,7 @@ def test_a_source_of_which_nothing_is_left_says_where_it_went(
         bench.run("corpus", "c", corpus_spec(documents, filters=filters), {"tokenizer": tokenizer})
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, slow(2)])
 def test_a_missing_column_ends_the_stage_with_file_and_line(
     bench: Any, tmp_path: Path, tokenizer: Artifact, workers: int
 ) -> None:

@@ -25,6 +25,7 @@ from specs.stages.preference_data import RewardsPart
 from specs.stages.sft import Lora
 from tests.apertus_model.harness import segment
 from tests.apertus_model.stages.training import SPEC, Stages, weights_of
+from tests.machine import slow
 
 EXPORT = ExportPart(model=SPEC.model, sequence_length=16, max_shard_size=20_000, tolerance=1e-4)
 
@@ -211,7 +212,7 @@ def put_pairs(stages: Stages) -> None:
     attempt.commit(metrics={}, facts={"pad_id": 3})
 
 
-@pytest.mark.parametrize("lora", [None, Lora(rank=2)])
+@pytest.mark.parametrize("lora", [None, slow(Lora(rank=2))])
 def test_a_reward_model_is_trained_from_a_checkpoint_and_opens_in_transformers_with_its_rewards(
     stages: Stages, trained: Artifact, lora: Lora | None
 ) -> None:

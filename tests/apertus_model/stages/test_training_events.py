@@ -20,6 +20,7 @@ from infra.store.writing.lease import LeaseLost
 from specs.anomalies import Anomalies
 from tests.apertus_model.stages.training import SPEC, Stages, weights_of
 from tests.infra.moto import Moto
+from tests.machine import slow
 
 NAN_AT = 5
 SHORT = SPEC.model_copy(
@@ -90,7 +91,7 @@ def test_a_skipped_step_is_in_the_manifest_the_history_and_the_tracker(
     assert "loss" not in manifest[0] and manifest[0]["grad_norm"] > 0
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, slow(2)])
 def test_the_history_keeps_an_anomaly_that_stopped_training_when_a_later_attempt_passes_it(
     stages: Stages, watched: Path, one_nan: None, processes: int
 ) -> None:

@@ -92,7 +92,7 @@ def test_the_best_checkpoints_so_far_are_kept_beside_the_last(tuned: Artifact) -
     assert set(tuned.checkpoint_steps()) == {*best, 6}
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [slow(1), 2])
 def test_interrupted_fine_tuning_with_adapters_resumes_to_the_same_bits(
     stages: Stages, processes: int
 ) -> None:

@@ -22,6 +22,7 @@ from specs.stages.distill import DistillLoss
 from tests.apertus_model.harness import MODEL, Result, losses, same, segment, train
 from tests.apertus_model.trainer.checkpoints import at
 from tests.apertus_model.trainer.layouts import HELDOUT, PackedSamples
+from tests.machine import slow
 from tests.numerics import largest_difference
 
 TEACHER = MODEL.model_copy(update={"n_layers": 4})
@@ -56,7 +57,7 @@ def run(folder: Path, spec: Any, teacher: str, processes: int = 1, **arguments: 
     )
 
 
-@pytest.fixture(scope="module", params=["matrix", "hidden"])
+@pytest.fixture(scope="module", params=[slow("matrix"), "hidden"])
 def whole(request: Any, tmp_path_factory: pytest.TempPathFactory, teacher: str) -> tuple[str, Path, Result]:
     """Four steps of one process."""
     folder = tmp_path_factory.mktemp("whole")

@@ -210,7 +210,7 @@ def test_a_skipped_step_changes_neither_weights_nor_moments_and_training_continu
 ROLLBACK = Anomalies(nonfinite="rollback", rollback_interval=2, rollback_margin=1)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [slow(1), 2])
 def test_a_rollback_brings_an_earlier_state_back_and_jumps_over_the_data(
     tmp_path: Path, processes: int
 ) -> None:
@@ -225,7 +225,7 @@ def test_a_rollback_brings_an_earlier_state_back_and_jumps_over_the_data(
     assert steps == {2 + STEPS - POISONED}
 
 
-@pytest.mark.parametrize("begin", [3, 4, 6])
+@pytest.mark.parametrize("begin", [3, slow(4), slow(6)])
 def test_resuming_before_and_after_a_rollback_gives_the_same_bits(tmp_path: Path, begin: int) -> None:
     whole = run(tmp_path, spec_of(anomalies=ROLLBACK))
     source = Source(str(tmp_path / f"step-{begin}"), begin, optimizer=True)
@@ -237,7 +237,7 @@ def test_resuming_before_and_after_a_rollback_gives_the_same_bits(tmp_path: Path
     assert rest.facts[STEPS] == whole.facts[STEPS]
 
 
-@pytest.mark.parametrize("begin", [3, 6])
+@pytest.mark.parametrize("begin", [3, slow(6)])
 def test_resuming_among_spikes_gives_the_same_decisions_and_bits(tmp_path: Path, begin: int) -> None:
     spec = spec_of(anomalies=Anomalies(nonfinite="skip", spike="skip", window=2, spike_threshold=0.1))
     whole = run(tmp_path / "whole", spec)
@@ -251,7 +251,7 @@ def test_resuming_among_spikes_gives_the_same_decisions_and_bits(tmp_path: Path,
     assert losses(rest) == [row["loss"] for row in whole.rows if row["step"] > begin]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [slow(1), 2])
 def test_what_is_not_finite_ends_a_run_with_an_error_and_its_last_checkpoint(
     tmp_path: Path, processes: int
 ) -> None:

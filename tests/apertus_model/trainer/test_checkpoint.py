@@ -13,9 +13,10 @@ from apertus_model.trainer.checkpoint_reader import CheckpointError, reader
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
 from tests.apertus_model.harness import PreferenceRows, difference, losses, same, segment, train
+from tests.machine import slow
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [slow(1), 2])
 def test_an_interval_of_time_is_rank_0s_and_all_ranks_save_after_the_same_step(
     tmp_path: Path, processes: int
 ) -> None:

@@ -28,6 +28,7 @@ from tests.apertus_model.harness import (
     train,
 )
 from tests.apertus_model.trainer.checkpoints import at
+from tests.machine import slow
 
 LARGER = MODEL.model_copy(update={"dim": 48, "n_layers": 3, "n_heads": 6, "ffn_dim": 96})
 STUDENT = MODEL.model_copy(update={"n_layers": 4})
@@ -159,7 +160,7 @@ def test_the_teacher_is_stored_in_the_precision_of_the_pass_and_stays_as_it_is(
     train(tmp_path, spec, teacher=teacher, inspect=check)
 
 
-@pytest.mark.parametrize("initial", ["attention", "random"])
+@pytest.mark.parametrize("initial", ["attention", slow("random")])
 def test_a_student_with_new_mixers_begins_with_what_its_parent_has_of_them(
     tmp_path: Path, teacher: str, initial: Any
 ) -> None:

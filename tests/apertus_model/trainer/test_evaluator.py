@@ -9,6 +9,7 @@ from apertus_model.model.model import model_config
 from apertus_model.trainer.loader import collate
 from specs.launch import Parallel
 from tests.apertus_model.harness import MODEL, Sample, SyntheticSamples, same, segment, train
+from tests.machine import slow
 
 # Held-out loss and generation
 
@@ -23,7 +24,8 @@ def direct_loss(weights: dict[str, torch.Tensor], samples: list[Sample]) -> floa
 
 
 @pytest.mark.parametrize(
-    ("processes", "parallel"), [(1, Parallel()), (2, Parallel()), (2, Parallel(cp=2)), (2, Parallel(tp=2))]
+    ("processes", "parallel"),
+    [(1, Parallel()), slow(2, Parallel()), (2, Parallel(cp=2)), slow(2, Parallel(tp=2))],
 )
 def test_held_out_loss_per_source_equals_the_mean_over_its_labels(
     tmp_path: Path, processes: int, parallel: Parallel

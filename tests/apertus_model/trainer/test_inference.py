@@ -18,7 +18,7 @@ from specs.launch import Parallel
 from tests.apertus_model.harness import MODEL, PreferenceRows, SyntheticSamples, in_processes, segment, train
 from tests.machine import slow
 
-LAYOUTS = [(1, Parallel()), (2, Parallel()), (2, Parallel(cp=2)), (2, Parallel(tp=2))]
+LAYOUTS = [(1, Parallel()), slow(2, Parallel()), slow(2, Parallel(cp=2)), (2, Parallel(tp=2))]
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +84,9 @@ def test_a_sequence_has_the_log_probability_of_its_completion(
 
 
 ZERO = [
-    (1, Parallel(), "float32", 2),
+    slow(1, Parallel(), "float32", 2),
     (1, Parallel(), "bfloat16", 2),
-    (2, Parallel(), "float32", 1),
+    slow(2, Parallel(), "float32", 1),
     (2, Parallel(), "bfloat16", 2),
     slow(2, Parallel(cp=2), "float32", 2),
     (2, Parallel(cp=2, cp_load_balancer="head-tail"), "float32", 2),

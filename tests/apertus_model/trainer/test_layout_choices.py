@@ -38,7 +38,7 @@ from tests.machine import compiles, slow
 @pytest.mark.parametrize(
     "parallel",
     [
-        Parallel(cp=2),
+        slow(Parallel(cp=2)),
         Parallel(cp=2, cp_load_balancer="head-tail"),
         Parallel(tp=2, sequence_parallel=True),
     ],
@@ -127,7 +127,8 @@ def test_reshard_after_forward_changes_no_bit(tmp_path: Path, name: str, other: 
     assert same(results[1].optimizer, results[0].optimizer)
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, slow(2)])  # as stages and more; fewer
+@pytest.mark.slow
+@pytest.mark.parametrize("micro_batch_size", [1, 2])  # as stages and more; fewer
 def test_more_stages_in_a_process_train_alike(tmp_path: Path, micro_batch_size: int) -> None:
     deeper = MODEL.model_copy(update={"n_layers": 10})
     default, three = (
@@ -150,7 +151,7 @@ def test_more_stages_in_a_process_train_alike(tmp_path: Path, micro_batch_size: 
     assert difference(three.optimizer, default.optimizer) < 1e-6
 
 
-@pytest.mark.parametrize("kind", ["full", "selective"])
+@pytest.mark.parametrize("kind", [slow("full"), "selective"])
 @pytest.mark.parametrize(
     "name",
     [None, *(pytest.param(name, marks=pytest.mark.slow) for name in ("FSDP", "TP with SP", "CP", "PP"))],

@@ -119,7 +119,8 @@ def test_a_pipeline_and_one_process_resume_from_a_checkpoint_of_a_pipeline(
 ADAPTED = Lora(rank=3, alpha=6.0, targets=["wq", "wv", "wo", "up_proj", "down_proj"])
 
 
-@pytest.mark.parametrize("schedule", [slow("1f1b"), "interleaved-1f1b"])
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b"])
 def test_adapters_train_alike_in_a_pipeline_and_their_sum_is_read_there(
     tmp_path: Path, alone: tuple[Path, Result], schedule: Any
 ) -> None:

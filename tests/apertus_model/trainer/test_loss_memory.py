@@ -29,7 +29,7 @@ DATA: dict[str, Any] = {"qrpo": PreferenceRows, "sft": WeightedSamples}
 @pytest.mark.parametrize(
     ("processes", "parallel"), [(1, Parallel()), slow(2, Parallel()), (2, Parallel(tp=2))]
 )
-@pytest.mark.parametrize("kind", ["pretrain", slow("sft"), "qrpo"])
+@pytest.mark.parametrize("kind", [slow("pretrain"), slow("sft"), "qrpo"])
 def test_no_step_makes_a_tensor_of_all_tokens_by_the_vocabulary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, processes: int, parallel: Parallel
 ) -> None:
@@ -64,7 +64,7 @@ def test_no_step_makes_a_tensor_of_all_tokens_by_the_vocabulary(
     train(tmp_path, spec, processes=processes, inspect=check, **kinds)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", slow("gpipe")])
 def test_the_last_stage_of_a_pipeline_has_a_chunk_of_logits_and_the_others_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: Any
 ) -> None:

@@ -166,7 +166,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "head and tail of the context": (2, {"parallel": Parallel(cp=2, cp_load_balancer="head-tail")}),
 }
 
-SLOW = {"sharded", "context"}  # others do it too
+SLOW = {"accumulated", "sharded", "context"}  # others do it too
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
@@ -234,7 +234,7 @@ def test_the_metrics_of_a_preference_step_are_means_over_the_whole_batch(tmp_pat
         )
 
 
-@pytest.mark.parametrize(("name", "processes"), [("qrpo", 1), ("qrpo", 2), slow("reward_model", 2)])
+@pytest.mark.parametrize(("name", "processes"), [slow("qrpo", 1), ("qrpo", 2), slow("reward_model", 2)])
 def test_preference_training_resumes_from_a_checkpoint_with_the_same_bits(
     tmp_path: Path, name: str, processes: int
 ) -> None:

@@ -151,7 +151,7 @@ def test_layout_and_accumulation_change_neither_loss_nor_gradient(
     assert difference(result.weights, reference.weights) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["plw, by sequence", "irl, ln-plw"])
+@pytest.mark.parametrize("name", [slow("plw, by sequence"), "irl, ln-plw"])
 def test_one_conversation_to_a_sequence_has_the_loss_of_the_same_ones(tmp_path: Path, name: str) -> None:
     """Padding counts nowhere."""
     data: Any = partial(Rows, VARIANTS[name], "none")

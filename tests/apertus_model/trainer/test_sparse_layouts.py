@@ -45,9 +45,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        ("hash", "TP with SP"),
+        slow("hash", "TP with SP"),
         slow("drop", "TP with SP"),
-        slow("hash", "FSDP"),
+        ("hash", "FSDP"),
         slow("drop", "TP"),
         slow("hash", "PP"),
     ],

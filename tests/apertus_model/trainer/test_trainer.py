@@ -19,6 +19,7 @@ from tests.apertus_model.harness import (
     train,
 )
 from tests.apertus_model.trainer.checkpoints import at, full_weights
+from tests.machine import slow
 
 
 def without_timing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -35,7 +36,7 @@ def test_resuming_from_a_checkpoint_gives_the_same_bits(tmp_path: Path, processe
     assert without_timing(rest.rows) == without_timing(whole.rows[3:])
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [slow(1), 2])
 def test_a_stop_asked_of_one_rank_ends_all_with_a_checkpoint_that_continues_exactly(
     tmp_path: Path, processes: int
 ) -> None:
@@ -56,7 +57,7 @@ def test_a_stop_before_the_first_step_leaves_nothing_behind(tmp_path: Path) -> N
     assert result.committed == []
 
 
-@pytest.mark.parametrize(("processes", "micro_batch_size"), [(1, 4), (1, 1), (2, 2), (2, 1)])
+@pytest.mark.parametrize(("processes", "micro_batch_size"), [(1, 4), slow(1, 1), slow(2, 2), (2, 1)])
 def test_every_layout_trains_on_the_same_batches_in_the_same_order(
     tmp_path: Path, processes: int, micro_batch_size: int
 ) -> None:

@@ -146,7 +146,8 @@ print("directly:", bool(urllib.request.proxy_bypass("storage.example")))
 """
 
 
-@pytest.mark.parametrize("stated", [None, slow("no_proxy"), slow("NO_PROXY")])
+@pytest.mark.slow
+@pytest.mark.parametrize("stated", [None, "no_proxy", "NO_PROXY"])
 def test_a_proxy_is_not_asked_for_this_machine(stated: str | None, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key.lower() != "no_proxy"}
     environment |= {"PREFECT_HOME": str(tmp_path), "http_proxy": "http://127.0.0.1:9"}  # nobody answers

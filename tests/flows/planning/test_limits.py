@@ -17,7 +17,6 @@ from specs.compose import compose
 from specs.document import Document
 from specs.errors import FieldPath, SpecError
 from specs.recipe import validate
-from tests.machine import slow
 from tests.recipes import CHAT, write_recipe
 from tools.reference import models
 
@@ -352,7 +351,8 @@ def test_a_negative_integer_is_refused_at_its_field(full: Document, store: Store
     assert set(places) - refused(full, store, places, -1) == set()
 
 
-@pytest.mark.parametrize("value", [slow(2**63 - 1), -(2**63) + 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [2**63 - 1, -(2**63) + 1])
 def test_the_largest_integers_are_planned_or_refused_with_problems(
     full: Document, store: Store, value: int
 ) -> None:

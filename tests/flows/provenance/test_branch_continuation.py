@@ -25,13 +25,13 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     ("recipe", "stage"),
     [
-        *((name, "pretrain") for name in ("apertus-8b", "mini", "smoke")),
-        slow("apertus-70b", "pretrain"),
+        *((name, "pretrain") for name in ("apertus-8b", "smoke")),
+        *(slow(name, "pretrain") for name in ("apertus-70b", "mini")),
         *(slow("apertus-1.5b-100b", f"pretrain-{name}") for name in ("baseline", "xielu")),
         ("apertus-1.5b-100b", "pretrain-apertus"),
         ("continue-pretrain", "continue"),
         ("goldfish-mini", "pretrain-goldfish"),
-        ("wso-mini", "base-wso"),
+        slow("wso-mini", "base-wso"),
         slow("wso-mini", "base-cosine-0.1"),
         slow("optimizer-consistency-mini", "base-muon-28"),
         slow("apertus-8b", "sft"),
