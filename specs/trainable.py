@@ -30,7 +30,7 @@ def sizes(model: ModelSpec) -> dict[str, int]:
         "attention.qkv_linear.wq.weight": dim * queries,
         "attention.qkv_linear.wk.weight": dim * keys,
         "attention.qkv_linear.wv.weight": dim * keys,
-        **({name: model.head_dim for name in QK_NORMS} if model.qk_norm else {}),
+        **(dict.fromkeys(QK_NORMS, model.head_dim) if model.qk_norm else {}),
         "attention.wo.weight": queries * dim,
         "ffn_norm.weight": dim,
         **{f"feed_forward.{name}": size for name, size in feed_forward.items()},

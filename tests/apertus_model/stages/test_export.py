@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import apertus_model.stages.train
+from apertus_model.model import modeling_apertus_reward
 from apertus_model.model_card import judge_of
 from apertus_model.stages import export, import_model
 from apertus_model.stages.training_data import BudgetError, RewardData
@@ -246,6 +247,8 @@ def test_a_reward_model_is_trained_from_a_checkpoint_and_opens_in_transformers_w
     folder = Path(stages.store.full(exported.stored_name("config.json"))).parent
     theirs = AutoModelForTokenClassification.from_pretrained(folder).eval()
     assert type(theirs).__name__ == "ApertusForTokenClassification"
+    code = Path(modeling_apertus_reward.__file__)
+    assert (folder / code.name).read_bytes() == code.read_bytes()
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
     classifier = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
     assert type(classifier).__name__ == "ApertusForSequenceClassification"
