@@ -74,8 +74,10 @@ def model_card(
         + (f" beginning with {' and '.join(begun)}; " if begun else "; ")
         + f"context of {sequence_length:,} tokens"
         + (
-            ". transformers opens it with `AutoModelForTokenClassification`; the reward of a conversation,"
-            " rendered by `tokenizer.apply_chat_template`, is the output at its last token."
+            ". `AutoModelForSequenceClassification` with `trust_remote_code=True` gives the reward of a"
+            " conversation, rendered by `tokenizer.apply_chat_template`. transformers' own"
+            " `AutoModelForTokenClassification` opens it without code: the reward is then the output at the"
+            " last token."
             if reward
             else ", with a chat template (`tokenizer.apply_chat_template`)."
             if chat

@@ -55,6 +55,9 @@ REWARD_FIELDS: dict[str, Any] = {
     "num_labels": 1,
     "token_classification_bias": False,
     "classifier_dropout": 0.0,
+    "auto_map": {
+        "AutoModelForSequenceClassification": "modeling_apertus_reward.ApertusForSequenceClassification"
+    },
 }
 """Fields of the `config.json` of a reward model."""
 RELEASED_ROPE: dict[str, str | float] = {
@@ -99,6 +102,14 @@ def own_class(spec: ModelSpec) -> OwnClass | None:
     return None if spec.plain_stack else SCHEDULED
 
 
+def own_file(spec: ModelSpec) -> str | None:
+    """The file with code that an export ships: of `own_class`, or what opens a reward model as a sequence
+    classifier."""
+    if (own := own_class(spec)) is not None:
+        return own.file
+    return "modeling_apertus_reward.py" if spec.head == "reward" else None
+
+
 class HuggingFaceError(StageError):
     """A Hugging Face model that cannot be read or that this program cannot compute. The message names field
     and value."""
@@ -141,6 +152,8 @@ def not_representable(spec: ModelSpec) -> str | None:
             f"its attention is sparse ({spec.attention.sparse}), and the classes of transformers would load"
             " its weights and compute full attention, for which they were not trained"
         )
+    if not spec.qk_norm:
+        return "it has no QK-norm, which transformers' ApertusForCausalLM computes in every layer"
     if spec.activation == "xielu":
         return None
     return (

@@ -130,6 +130,12 @@ class ModelSpec(Spec):
         "model can be neither exported nor sampled from, since ApertusForCausalLM has no gate. Its three "
         "matrices have as many parameters as xielu's two with 2/3 of the ffn_dim",
     )
+    qk_norm: bool = identity(
+        True,
+        neutral=True,
+        description="a norm of queries and keys before RoPE. A model without one is for comparison: it can be"
+        " neither exported nor sampled from, since ApertusForCausalLM has it",
+    )
     head: Literal["vocabulary", "reward"] = identity(
         "vocabulary",
         neutral="vocabulary",
@@ -218,6 +224,8 @@ class ModelSpec(Spec):
         for name in ("attention", *self._methods):
             if getattr(self, name) is not None:
                 return f"no layer is computed with mamba and {name} in one model; state one of the two"
+        if not self.qk_norm:
+            return "mamba begins with the norms of queries and keys; leave out qk_norm: false"
         obstacle = self.mamba.obstacle(self.n_layers)
         return f"mamba: {obstacle}" if obstacle else None
 
@@ -308,7 +316,7 @@ class ModelSpec(Spec):
     @property
     def layer_vectors(self) -> int:
         """Parameters of a layer in norms, and the scalars of xIELU."""
-        return 2 * self.dim + 2 * self.head_dim + 2 * (self.activation == "xielu")
+        return 2 * self.dim + 2 * self.head_dim * self.qk_norm + 2 * (self.activation == "xielu")
 
     @property
     def layer_matrices(self) -> int:

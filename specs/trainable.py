@@ -15,6 +15,7 @@ from specs.model import ModelSpec
 
 MATRICES = (".wq.", ".wk.", ".wv.", ".wo.", "_proj.")
 """Parts of the names of matrices in layers."""
+QK_NORMS = ("attention.q_norm.weight", "attention.k_norm.weight")
 
 
 def sizes(model: ModelSpec) -> dict[str, int]:
@@ -29,8 +30,7 @@ def sizes(model: ModelSpec) -> dict[str, int]:
         "attention.qkv_linear.wq.weight": dim * queries,
         "attention.qkv_linear.wk.weight": dim * keys,
         "attention.qkv_linear.wv.weight": dim * keys,
-        "attention.q_norm.weight": model.head_dim,
-        "attention.k_norm.weight": model.head_dim,
+        **(dict.fromkeys(QK_NORMS, model.head_dim) if model.qk_norm else {}),
         "attention.wo.weight": queries * dim,
         "ffn_norm.weight": dim,
         **{f"feed_forward.{name}": size for name, size in feed_forward.items()},

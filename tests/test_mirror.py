@@ -62,6 +62,7 @@ TESTED_IN = {
     "apertus_model.data.found": "tests/apertus_model/data/test_documents.py",
     "apertus_model.evaluation.perplexity": "tests/apertus_model/stages/test_evaluate.py",
     "apertus_model.model.modeling_apertus_hybrid": "tests/apertus_model/model/test_hf_classes.py",
+    "apertus_model.model.modeling_apertus_reward": "tests/apertus_model/stages/test_export.py",
     "apertus_model.model.modeling_apertus_scheduled": "tests/apertus_model/model/test_hf_classes.py",
     "apertus_model.model.parallelize": "tests/apertus_model/trainer/test_layouts.py",
     "apertus_model.model.sharding": "tests/apertus_model/trainer/test_layouts.py",

@@ -123,10 +123,12 @@ class FlashAttention(Module):
 
 
 def projected(attention: GQAttention, x_BLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries and keys after their norm, before RoPE, and values: (batch, seq_len, heads, head_dim) each."""
+    """Queries and keys after their norm, if there is one, before RoPE, and values: (batch, seq_len, heads,
+    head_dim) each."""
     queries, keys, values = attention.qkv_linear(x_BLD)
-    assert attention.q_norm is not None and attention.k_norm is not None, "every model here has both"
-    return attention.q_norm(queries), attention.k_norm(keys), values
+    if attention.q_norm is not None and attention.k_norm is not None:
+        queries, keys = attention.q_norm(queries), attention.k_norm(keys)
+    return queries, keys, values
 
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]

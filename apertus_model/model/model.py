@@ -308,7 +308,7 @@ def model_config(
                 wq=linear(spec.dim, spec.query_dim),
                 wkv=linear(spec.dim, spec.key_dim),
             ),
-            qk_norm=norm(spec.head_dim),
+            qk_norm=norm(spec.head_dim) if spec.qk_norm else None,
             rope=rope_config(spec, sequence_length),
             inner_attention=inner_attention(attention),
             wo=linear(spec.query_dim, spec.dim),

@@ -50,13 +50,14 @@ def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
         if isinstance(layer.attention, MambaMixer.Config):
             set_mixer_sharding(layer.attention)
         set_gqa_inner_attention_local_map(layer.attention.inner_attention)
-        layer.attention.qk_norm.sharding_config = ShardingConfig(
-            state_shardings={"weight": replicated},
-            in_src_shardings={"input": heads},
-            in_dst_shardings={"input": heads},
-            out_src_shardings=heads,
-            out_dst_shardings=heads,
-        )
+        if layer.attention.qk_norm is not None:
+            layer.attention.qk_norm.sharding_config = ShardingConfig(
+                state_shardings={"weight": replicated},
+                in_src_shardings={"input": heads},
+                in_dst_shardings={"input": heads},
+                out_src_shardings=heads,
+                out_dst_shardings=heads,
+            )
         feed_forward = layer.feed_forward
         feed_forward.sharding_config = ShardingConfig(
             in_src_shardings={"x": block_input},

@@ -7,9 +7,9 @@ several), tokenizer files with the chat template, and `README.md`, the model car
 Invariants:
 - A folder is committed only if transformers opens it with the logits of the trained model: as
   `ApertusForCausalLM`, or, a reward model, as `ApertusForTokenClassification` of one output, since it has no
-  sequence classification for Apertus; a model that is no plain stack as the class of the modelling file that
-  lies in the folder and, where it is opened as a whole, with the key-value cache too. The metric `verified`
-  says how that was checked.
+  sequence classification for Apertus (a file in the folder adds it); a model that is no plain stack as the
+  class of the modelling file that lies in the folder and, where it is opened as a whole, with the key-value
+  cache too. The metric `verified` says how that was checked.
 - Memory is that of one shard, for any size of the model.
 """
 
@@ -32,7 +32,7 @@ from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt, Checkpoint
 from specs.errors import StageError
-from specs.hugging_face import architecture, hugging_face_config, own_class
+from specs.hugging_face import architecture, hugging_face_config, own_file
 from specs.job import Job
 from specs.model import ModelSpec
 from specs.stages.export import ExportPart
@@ -109,9 +109,9 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
         read=lambda tensors: load_tensors(tensors, checkpoint),
     )
     config.save_pretrained(folder)
-    if (own := own_class(part.model)) is not None:
-        code = importlib.resources.files("apertus_model.model") / own.file
-        (folder / own.file).write_bytes(code.read_bytes())
+    if (file := own_file(part.model)) is not None:
+        code = importlib.resources.files("apertus_model.model") / file
+        (folder / file).write_bytes(code.read_bytes())
     if part.model.head == "vocabulary":
         _write_generation_config(folder, tokens, part)
     for name in tokenizer.manifest.files:

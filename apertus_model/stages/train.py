@@ -228,9 +228,11 @@ class SegmentRecorder:
 
     def facts(self) -> Facts:
         """The facts of a checkpoint about the last step and the last held-out losses."""
+        speed = _median(self._speeds) if self._speeds else 0.0
         return {
             **{name: value for name, value in self._last.items() if name not in NOT_A_FACT},
-            "tokens_per_second": round(_median(self._speeds), 1) if self._speeds else 0.0,
+            "tokens_per_second": round(speed, 1),
+            "ms_per_step": round(1e3 * self._segment.tokens_per_step / speed, 2) if speed else 0.0,
             "validation": self._heldout,
             "validation_step": self._heldout_step,
         }

@@ -16,9 +16,9 @@ class ExportStage(FromCheckpoint):
     """Writes `ApertusForCausalLM` as safetensors, with config, generation config, tokenizer, chat
     template, and a model card made from the lineage.
 
-    transformers has no sequence classification for Apertus. A reward model is written as its
-    `ApertusForTokenClassification` of one output without bias, which has the same weights: the reward is the
-    output at the last token of the conversation."""
+    A reward model is opened by `AutoModelForSequenceClassification` with `trust_remote_code`: transformers
+    has no such class for Apertus, so the folder brings it. Its own `ApertusForTokenClassification` of one
+    output opens the same folder without code; the reward is then the output at the last token."""
 
     VERSION: ClassVar[int] = 4
     kind: Literal["export"] = identity()

@@ -81,7 +81,7 @@ MINIATURES = {  # parts
     "optimizer-consistency-mini": 64,
     "goldfish-mini": 16,
     "optimizer-benchmark-mini": 69,
-    "ladder-mini": 30,
+    "ladder-mini": 33,
     "distill-mini": 28,
     "domain-weights-mini": 60,
     "depth-average-mini": 18,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specs.hugging_face import not_representable
 from specs.model import ModelSpec
 
 
@@ -30,6 +31,15 @@ def test_the_name_of_a_flavour_bears_no_identity() -> None:
 
 def test_a_stated_dimension_wins_over_the_flavour() -> None:
     assert ModelSpec.model_validate({"flavour": "8b", "n_layers": 2}).n_layers == 2
+
+
+def test_only_a_model_without_qk_norm_says_so_and_transformers_has_no_class_for_it() -> None:
+    stated = ModelSpec.model_validate({"flavour": "mini", "qk_norm": False})
+    assert stated.identity_fields()["qk_norm"] is False
+    assert "qk_norm" not in ModelSpec.model_validate({"flavour": "mini"}).identity_fields()
+    assert "has no QK-norm" in (not_representable(stated) or "")
+    with pytest.raises(ValueError, match="mamba begins with the norms of queries and keys"):
+        ModelSpec.model_validate({"flavour": "mini", "qk_norm": False, "mamba": {"layers": "all"}})
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ REPEATS: dict[str, Any] = {"repeats": {"start": 1, "layers": 2, "times": 3}}
     "changes",
     [
         {},
-        {"activation": "swiglu"},
+        {"activation": "swiglu", "qk_norm": False},
         {"head": "reward"},
         {"depth_average": {"period": 2}},
         REPEATS,

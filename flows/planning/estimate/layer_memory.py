@@ -48,7 +48,7 @@ class LayerMemory:
         dim, queries, keys = model.dim / self.spread, model.query_dim / self.tp, model.key_dim / self.tp
         # tensor parallelism gathers the results of the norms along the sequence before the matrices
         whole = model.dim
-        norms = 2 * (self.norm(dim) + b * whole) + self.norm(queries + keys)
+        norms = 2 * (self.norm(dim) + b * whole) + self.norm(queries + keys) * model.qk_norm
         attention = (
             b * (queries + 2 * keys * self.cp * (1 + self.reads))
             + b * queries
@@ -57,7 +57,8 @@ class LayerMemory:
         )
         if self.mamba:
             attention = self.mixing()
-        statistics = 4 * (2 / self.spread + (model.n_heads + model.n_kv_heads) / self.tp)
+        heads = (model.n_heads + model.n_kv_heads) * model.qk_norm
+        statistics = 4 * (2 / self.spread + heads / self.tp)
         # xIELU keeps its input and its result; SwiGLU also the gate, before and after SiLU
         feed_forward = (4 if model.activation == "swiglu" else 2) * b * model.ffn_dim / self.tp
         masks = 0.0 if self.mamba else self.mask() + self.chosen()

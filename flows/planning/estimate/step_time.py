@@ -217,7 +217,7 @@ class _Work:
         widths = {
             "residual": model.dim / self.spread,
             "whole": model.dim,
-            "heads": (model.query_dim + model.key_dim) / tp,
+            "heads": (model.query_dim + model.key_dim) / tp * (1 if model.qk_norm else 0.5),
             model.activation: model.ffn_dim / tp,
             "gather": 2 * model.dim * self.split,
         }

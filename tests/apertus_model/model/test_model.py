@@ -1,6 +1,8 @@
 """The Apertus model against transformers, against the published parameter counts, and against its own
 promises."""
 
+import re
+
 import pytest
 import torch
 
@@ -55,6 +57,44 @@ def test_logits_equal_those_of_transformers(scaled: bool, numerics: Numerics) ->
         f"logits of 3 layers, {'all regions of the RoPE scaling in use' if scaled else 'no RoPE scaling'}",
         source="arXiv 2509.14233, section 2.1",
         against="ApertusForCausalLM of transformers, random weights",
+        difference=largest_difference(ours, expected),
+        allowed=2e-5,
+    )
+
+
+def test_without_qk_norm_a_gated_model_is_llama(numerics: Numerics) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    spec = TINY.model_copy(update={"qk_norm": False, "activation": "swiglu", "rope_scaling": None})
+    model = build(spec)
+    assert not any("q_norm" in name or "k_norm" in name for name in model.state_dict())
+    theirs = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=256, hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=6,
+            num_key_value_heads=2, head_dim=16, rms_norm_eps=spec.norm_eps, rope_theta=spec.rope_theta,
+        )
+    )  # fmt: skip
+    renamed = {
+        "tok_embeddings": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head",
+        "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+        "attention.qkv_linear.wq": "self_attn.q_proj", "attention.qkv_linear.wk": "self_attn.k_proj",
+        "attention.qkv_linear.wv": "self_attn.v_proj", "attention.wo": "self_attn.o_proj",
+        **{f"feed_forward.{name}_proj": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+    }  # fmt: skip
+
+    def their_name(name: str) -> str:
+        if (layer := re.match(r"layers\.(\d)\.(.+)\.weight", name)) is None:
+            return f"{renamed[name.removesuffix('.weight')]}.weight"
+        return f"model.layers.{layer[1]}.{renamed[layer[2]]}.weight"
+
+    theirs.load_state_dict({their_name(name): w for name, w in model.state_dict().items()}, strict=True)
+    with torch.no_grad():
+        ours, expected = model(tokens()), theirs.eval()(tokens()).logits
+    numerics(
+        "model",
+        "logits of 3 layers with SwiGLU, without QK-norm",
+        source="arXiv 2302.13971",
+        against="LlamaForCausalLM of transformers, random weights",
         difference=largest_difference(ours, expected),
         allowed=2e-5,
     )

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import apertus_model.stages.train
+from apertus_model.model import modeling_apertus_reward
 from apertus_model.model_card import judge_of
 from apertus_model.stages import export, import_model
 from apertus_model.stages.training_data import BudgetError, RewardData
@@ -214,11 +215,9 @@ def put_pairs(stages: Stages) -> None:
 
 @pytest.mark.parametrize("lora", [None, slow(Lora(rank=2))])
 def test_a_reward_model_is_trained_from_a_checkpoint_and_opens_in_transformers_with_its_rewards(
-    stages: Stages, trained: Artifact, lora: Lora | None
+    stages: Stages, trained: Artifact, lora: Lora | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import AutoModelForTokenClassification
-    from transformers.modeling_layers import GenericForSequenceClassification
-    from transformers.models.apertus.modeling_apertus import ApertusPreTrainedModel
+    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
     if not Artifact(stages.store, "labelled_pairs/pairs").complete:
         put_pairs(stages)
@@ -249,9 +248,11 @@ def test_a_reward_model_is_trained_from_a_checkpoint_and_opens_in_transformers_w
     folder = Path(stages.store.full(exported.stored_name("config.json"))).parent
     theirs = AutoModelForTokenClassification.from_pretrained(folder).eval()
     assert type(theirs).__name__ == "ApertusForTokenClassification"
-    # the class that TRL's users write, which transformers does not have
-    kind = type("Classifier", (GenericForSequenceClassification, ApertusPreTrainedModel), {})
-    classifier = kind.from_pretrained(folder).eval()
+    code = Path(modeling_apertus_reward.__file__)
+    assert (folder / code.name).read_bytes() == code.read_bytes()
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    classifier = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
+    assert type(classifier).__name__ == "ApertusForSequenceClassification"
     tokens = torch.tensor([[5, 9, 77, 30, 8]])
     own = export.load_model(part, artifact.checkpoint(2))
     with torch.no_grad():

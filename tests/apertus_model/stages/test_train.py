@@ -24,6 +24,7 @@ def test_a_trained_segment_is_a_checkpoint_with_its_history(trained: Artifact) -
     rows = [row for row in trained.history() if "loss" in row]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert rows[-1]["loss"] == metrics["loss"]
+    assert metrics["ms_per_step"] == pytest.approx(1000 * 64 / metrics["tokens_per_second"], rel=1e-2)
     assert [row["step"] for row in trained.history() if "validation" in row] == [4, 6]
     assert all(0 < row["masked_share"] < 0.5 for row in rows)
 

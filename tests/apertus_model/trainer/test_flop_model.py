@@ -34,7 +34,7 @@ from tests.machine import slow
 GROUPED = ModelSpec(dim=64, n_layers=4, n_heads=8, n_kv_heads=2, head_dim=16, ffn_dim=336, vocab_size=512)
 FLAT = ModelSpec(dim=96, n_layers=2, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=160, vocab_size=1024)
 OTHER = FLAT.model_copy(update={"vocab_size": 512})
-GATED = GROUPED.model_copy(update={"activation": "swiglu"})
+GATED = GROUPED.model_copy(update={"activation": "swiglu", "qk_norm": False})
 REPEATED = GROUPED.model_copy(update={"repeats": Repeats(start=1, layers=2, times=3)})
 HYBRID = GROUPED.model_copy(update={"mamba": Mamba(layers=[0, 2], chunk=16)})
 ALIGNED = {"sequence_length": 64, "teacher": GROUPED, "trainable": ["layers.[02].attention.*"]}

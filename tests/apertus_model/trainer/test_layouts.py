@@ -140,3 +140,14 @@ def test_adapters_train_alike_in_a_pipeline_and_their_sum_is_read_there(
     merged = run(tmp_path / "merged", spec_of(), **begin, stop_at=0)
     spread = run(tmp_path / "spread", spec_of(parallel=parallel), 2, **begin, stop_at=0)
     assert same(spread.weights, merged.weights)
+
+
+@pytest.mark.slow
+def test_a_model_like_llama_trains_alike_on_ranks_that_share_its_heads(tmp_path: Path) -> None:
+    model = spec_of().model.model_copy(update={"activation": "swiglu", "qk_norm": False})
+    reference = run(tmp_path / "alone", spec_of(model=model), 1)
+    processes, parallel = ALL["TP with SP"]
+    found = Differences.between(
+        run(tmp_path / "shared", spec_of(model=model, parallel=parallel), processes), reference
+    )
+    assert found.loss < 2e-6 and found.grad_norm < 1e-5 and found.weights < 1e-5

@@ -39,7 +39,7 @@ from tests.machine import slow
 DEVICE: Device = "cuda" if torch.cuda.is_available() else "cpu"
 WIDE = ModelSpec(dim=256, n_layers=4, n_heads=8, n_kv_heads=2, head_dim=32, ffn_dim=1344, vocab_size=4096)
 WIDER = WIDE.model_copy(update={"dim": 512, "n_layers": 6, "n_heads": 16, "n_kv_heads": 4})
-GATED = WIDE.model_copy(update={"activation": "swiglu"})
+GATED = WIDE.model_copy(update={"activation": "swiglu", "qk_norm": False})
 DEEP = ModelSpec(dim=128, n_layers=8, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=512, vocab_size=16_384)
 FLAT = ModelSpec(dim=512, n_layers=3, n_heads=8, n_kv_heads=4, head_dim=64, ffn_dim=2688, vocab_size=1024)
 SUMMED = DEEP.model_copy(update={"vocab_size": 1024, "depth_average": DepthAverage()})

@@ -89,6 +89,7 @@ def test_the_ablation_changes_one_thing_at_a_time() -> None:
     choices = {
         name: (
             run.model.activation,
+            run.model.qk_norm,
             run.optimizer.name,
             run.segments[-1].schedule.decay,
             run.goldfish is not None,
@@ -96,10 +97,11 @@ def test_the_ablation_changes_one_thing_at_a_time() -> None:
         for name, run in trajectories.items()
     }
     assert choices == {
-        "pretrain-baseline": ("swiglu", "adamw", "cosine", False),
-        "pretrain-ademamix": ("swiglu", "ademamix", "cosine", False),
-        "pretrain-xielu": ("xielu", "adamw", "cosine", False),
-        "pretrain-wsd": ("swiglu", "adamw", "1-sqrt", False),
-        "pretrain-goldfish": ("swiglu", "adamw", "cosine", True),
-        "pretrain-apertus": ("xielu", "ademamix", "1-sqrt", True),
+        "pretrain-baseline": ("swiglu", False, "adamw", "cosine", False),
+        "pretrain-ademamix": ("swiglu", False, "ademamix", "cosine", False),
+        "pretrain-xielu": ("xielu", False, "adamw", "cosine", False),
+        "pretrain-qk-norm": ("swiglu", True, "adamw", "cosine", False),
+        "pretrain-wsd": ("swiglu", False, "adamw", "1-sqrt", False),
+        "pretrain-goldfish": ("swiglu", False, "adamw", "cosine", True),
+        "pretrain-apertus": ("xielu", True, "ademamix", "1-sqrt", True),
     }
