@@ -34,6 +34,7 @@ from torchtitan.protocols.sharding import ShardingConfig
 
 from apertus_model.model.attention import document_numbers, projected
 from apertus_model.model.init import local_part
+from specs.mamba import Mamba
 
 STEPS = (1e-3, 0.1)  # sizes of steps of a new model, log-uniform
 DECAYS = (1.0, 16.0)  # exp(a_log), uniform
@@ -123,6 +124,11 @@ class MambaMixer(GQAttention):
         z_proj: Linear.Config
         dt_proj: Linear.Config
 
+        def set_own_sharding(self) -> None:
+            """Gates and sizes of steps of a tensor-parallel rank's heads."""
+            self.z_proj.sharding_config = colwise_config()
+            self.dt_proj.sharding_config = colwise_config()
+
     _sharding_config: ShardingConfig | None
 
     def __init__(self, config: Config) -> None:
@@ -202,22 +208,19 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def mixing(plain: GQAttention.Config, conv_width: int, chunk: int) -> MambaMixer.Config:
+def mixing(plain: GQAttention.Config, settings: Mamba) -> MambaMixer.Config:
     """The mixer of a layer, with the modules of `plain`."""
     fields = {one.name: getattr(plain, one.name) for one in dataclasses.fields(plain)}
     del fields["param_init"]
     wq = plain.qkv_linear.wq
     return MambaMixer.Config(
         **fields,
-        conv_width=conv_width,
-        chunk=chunk,
+        conv_width=settings.conv_width,
+        chunk=settings.chunk,
         z_proj=dataclasses.replace(wq),
-        dt_proj=dataclasses.replace(wq, out_features=plain.n_heads),
+        # a number for each head: neither as precise nor as many as float8 asks
+        dt_proj=Linear.Config(
+            in_features=wq.in_features, out_features=plain.n_heads, param_init=wq.param_init
+        ),
         param_init=dict.fromkeys(OWN, skip_param_init),
     )
-
-
-def set_mixer_sharding(mixer: MambaMixer.Config) -> None:
-    """Gates and sizes of steps of a tensor-parallel rank's heads."""
-    mixer.z_proj.sharding_config = colwise_config()
-    mixer.dt_proj.sharding_config = colwise_config()

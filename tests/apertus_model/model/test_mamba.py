@@ -144,6 +144,19 @@ def test_rounding_does_not_grow_with_what_was_forgotten() -> None:
     assert (torch.einsum("bhts,bshn->bthn", matrix(of), x) - exact).abs().max() < 2e-6 * exact.abs().max()
 
 
+def test_steps_are_not_multiplied_in_float8() -> None:
+    """Which multiplies sizes of multiples of 16 only: a rank's heads are fewer."""
+    from torchtitan.models.common import Linear
+
+    class Marked(Linear.Config):
+        """In the place of float8."""
+
+    config = model_config(SPEC, sequence_length=LENGTH, attention="sdpa", linear_config=Marked)
+    mixing = config.layers[0].attention
+    assert isinstance(mixing.qkv_linear.wq, Marked) and isinstance(mixing.z_proj, Marked)
+    assert type(mixing.dt_proj) is Linear.Config and mixing.dt_proj.out_features == SPEC.n_heads
+
+
 def test_documents_of_a_row_are_mixed_like_documents_alone() -> None:
     """Also where the row begins inside of a document."""
     one, first = mixer(), states()[:1]
