@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specs.launch import Parallel
 from specs.layer_pairs import LayerPairs
-from tests.apertus_model.harness import Result, same
-from tests.apertus_model.trainer.test_layouts import ALL, DEEP, Differences, run, spec_of
+from tests.apertus_model.harness import Result, difference, losses, same
+from tests.apertus_model.trainer.layouts import ALL, DEEP, Differences, run, spec_of
+from tests.machine import compiles
 
 PAIRED = DEEP.model_copy(update={"layer_pairs": LayerPairs(start=1, layers=4)})
 LAYOUTS = ("TP with SP", "FSDP", "TP", "CP", "FSDP x TP with SP")
@@ -44,6 +45,15 @@ def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
 def test_recomputation_changes_no_bit(tmp_path: Path, alone: Result, kind: str) -> None:
     found = run(tmp_path, spec_of(model=PAIRED, activation_checkpointing=kind))
     assert same(found.weights, alone.weights)
+
+
+@compiles
+@pytest.mark.slow
+def test_compiled_layers_train_alike(tmp_path: Path, alone: Result, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tests.apertus_model.harness.RUN_SECONDS", 280)
+    found = run(tmp_path, spec_of(model=PAIRED, compile=True))
+    assert losses(found) == pytest.approx(losses(alone), abs=2e-6)
+    assert difference(found.weights, alone.weights) < 1e-5
 
 
 class Exchanges(TorchDispatchMode):
