@@ -228,8 +228,7 @@ def _own_fields(spec: ModelSpec) -> dict[str, Any]:
     if (own := own_class(spec)) is None:
         return {}
     if spec.method is not None:
-        name, method = spec.method
-        made_by = {name: method.model_dump(mode="json")}
+        made_by = spec.model_dump(mode="json", include={spec.method[0]})
         return own.fields | {"layer_schedule": _steps(spec), "layer_schedule_of": made_by}
     assert spec.mamba is not None
     mamba = {"mamba_conv_width": spec.mamba.conv_width, "mamba_chunk": spec.mamba.chunk}

@@ -44,7 +44,7 @@ def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
 @pytest.mark.parametrize(("kind", "name"), [("full", None), ("selective", None), ("full", "FSDP")])
 def test_recomputation_changes_no_bit(tmp_path: Path, alone: Result, kind: str, name: str | None) -> None:
     processes, parallel = ALL[name] if name else (1, Parallel())
-    changes = {"model": PAIRED, "parallel": parallel}
+    changes: dict[str, Any] = {"model": PAIRED, "parallel": parallel}
     kept = alone if name is None else run(tmp_path / "kept", spec_of(**changes), processes)
     found = run(tmp_path / "again", spec_of(**changes, activation_checkpointing=kind), processes)
     assert same(found.weights, kept.weights)

@@ -36,8 +36,9 @@ def test_sampling_makes_the_products_that_are_expected(mamba: Mamba | None) -> N
 
     from apertus_model.model.hf_classes import config_class, model_class
 
-    shape = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96}
-    model = ModelSpec(**shape, vocab_size=256, mamba=mamba)
+    model = ModelSpec(
+        dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=96, vocab_size=256, mamba=mamba
+    )
     config = hugging_face_config(model, max_position_embeddings=128, bos_token_id=1, eos_token_id=2)
     network = model_class(model)(config_class(model)(**config)).eval()
     prompts = torch.randint(3, 256, (3, 17))
