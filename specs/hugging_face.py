@@ -78,6 +78,8 @@ class OwnClass(NamedTuple):
     module: str
     config: str
     model: str
+    model_type: str
+    activation: str  # the `hidden_act` of its folders, which the class of Apertus refuses
 
     @property
     def file(self) -> str:
@@ -90,8 +92,20 @@ class OwnClass(NamedTuple):
         return {"auto_map": {auto: f"{self.module}.{name}" for auto, name in classes.items()}}
 
 
-SCHEDULED = OwnClass("modeling_apertus_scheduled", "ScheduledApertusConfig", "ScheduledApertusForCausalLM")
-HYBRID = OwnClass("modeling_apertus_hybrid", "HybridApertusConfig", "HybridApertusForCausalLM")
+SCHEDULED = OwnClass(
+    "modeling_apertus_scheduled",
+    "ScheduledApertusConfig",
+    "ScheduledApertusForCausalLM",
+    "apertus_scheduled",
+    "xielu_in_a_layer_schedule",
+)
+HYBRID = OwnClass(
+    "modeling_apertus_hybrid",
+    "HybridApertusConfig",
+    "HybridApertusForCausalLM",
+    "apertus_hybrid",
+    "xielu_beside_mamba_2",
+)
 OWN_CLASSES = (SCHEDULED, HYBRID)
 
 
@@ -116,7 +130,8 @@ class HuggingFaceError(StageError):
 
 
 def other_architecture(config: Any, name: str, known: Mapping[str, Collection[str]]) -> str | None:
-    """The architecture of a causal language model that is not Apertus; None for Apertus.
+    """The architecture of a causal language model that is not Apertus; None for Apertus, and for what an
+    export here made of it.
 
     Args:
         config: content of `config.json`.
@@ -131,7 +146,8 @@ def other_architecture(config: Any, name: str, known: Mapping[str, Collection[st
     except ForeignError as error:
         raise HuggingFaceError(f"{name} cannot be read: {error}") from error
     named = kind.architectures or []
-    if kind.model_type in (None, "apertus") or "ApertusForCausalLM" in named:
+    ours = (None, "apertus", *(own.model_type for own in OWN_CLASSES))
+    if kind.model_type in ours or "ApertusForCausalLM" in named:
         return None  # a folder that has to be Apertus is read by `model_of`, which names what is wrong
     architectures = known.get(str(kind.model_type), ())
     if found := [one for one in named or list(architectures)[:1] if one in architectures]:
@@ -224,8 +240,10 @@ def _own_fields(spec: ModelSpec) -> dict[str, Any]:
     """What the config of `own_class` has beside that of Apertus."""
     if (own := own_class(spec)) is None:
         return {}
-    if spec.mamba is None:
-        return own.fields | {"layer_schedule": _steps(spec)}
+    if spec.method is not None:
+        made_by = spec.model_dump(mode="json", include={spec.method[0]})
+        return own.fields | {"layer_schedule": _steps(spec), "layer_schedule_of": made_by}
+    assert spec.mamba is not None
     mamba = {"mamba_conv_width": spec.mamba.conv_width, "mamba_chunk": spec.mamba.chunk}
     return own.fields | {"mamba_layers": spec.mamba_layers, **mamba}
 
@@ -281,17 +299,20 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
     except ForeignError as error:
         raise HuggingFaceError(f"{name} cannot be represented: {error}") from error
     architectures = kind.architectures or ["ApertusForCausalLM"]
-    if kind.model_type != "apertus" or architectures != ["ApertusForCausalLM"]:
+    own = next((one for one in OWN_CLASSES if one.model_type == kind.model_type), None)
+    expected = ("apertus", "ApertusForCausalLM") if own is None else (own.model_type, own.model)
+    if (kind.model_type, *architectures) != expected:
         raise HuggingFaceError(
             f"{name} describes {shown(', '.join(architectures))} of model_type {shown(kind.model_type)}; only"
-            " ApertusForCausalLM of model_type 'apertus' can be read"
+            " ApertusForCausalLM of model_type 'apertus' can be read, and what an export here made of it"
         )
+    fixed = FIXED if own is None else FIXED | {"hidden_act": own.activation}
     wrong = [
         f"{field} is {shown(config[field])}, this model computes with {value!r}"
-        for field, value in FIXED.items()
+        for field, value in fixed.items()
         if config.get(field, value) != value
     ]
-    if config.get("auto_map"):
+    if config.get("auto_map") and (own is None or config["auto_map"] != own.fields["auto_map"]):
         wrong.append(f"auto_map is {shown(config['auto_map'])}; code that comes with a model is never run")
     try:
         stated = checked(Config, config)
@@ -309,10 +330,23 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
         "norm_eps": stated.rms_norm_eps,
         "init_std": stated.initializer_range,
     }
+    if own is HYBRID:
+        values["mamba"] = {
+            field: getattr(stated, f"mamba_{field}") for field in ("layers", "conv_width", "chunk")
+        }
+    elif own is SCHEDULED:
+        values |= stated.layer_schedule_of
     try:
         model = ModelSpec.model_validate(values)
     except ValidationError as error:
         raise HuggingFaceError(f"{name} cannot be represented: {explained(error, values, THEIRS)}") from error
+    made_by = stated.layer_schedule_of
+    one = own is not SCHEDULED or (len(made_by) == 1 and _steps(model) == stated.layer_schedule)
+    if own_class(model) is not own or not one:
+        raise HuggingFaceError(
+            f"{name} cannot be represented: layer_schedule is not what layer_schedule_of makes, which is"
+            f" {shown(made_by)}"
+        )
     if model.rope_scaling is None:
         return model
     return model.model_copy(update={"rope_scaling": _original(model.rope_scaling)})

@@ -40,6 +40,12 @@ class Config(Foreign):
     initializer_range: float = 0.02
     max_position_embeddings: int = Field(65_536, gt=0, le=MOST)
     eos_token_id: Ids = None
+    # of the classes that exports bring along
+    layer_schedule: list[Any] | None = None
+    layer_schedule_of: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    mamba_layers: list[int] | None = None
+    mamba_conv_width: int = 4
+    mamba_chunk: int = 64
 
 
 class OtherConfig(Foreign):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -55,10 +56,25 @@ class Mamba(Spec):
 
     def products(self, heads: int, head_dim: int, sequence_length: float) -> float:
         """Multiply-adds of a layer per token beside its projections: the matrix of a chunk and what it mixes;
-        what a chunk adds to the state, what it reads of it, and how states of chunks are passed on."""
+        what a chunk adds to the state, what it reads of it, and how states of chunks are passed on. The last
+        chunk is filled up."""
         chunk = min(self.chunk, sequence_length)
-        chunks = sequence_length / chunk
-        return heads * head_dim * (2 * chunk + 2 * head_dim + head_dim * chunks / chunk)
+        filled = math.ceil(sequence_length / chunk) * chunk / sequence_length
+        each = heads * head_dim * (2 * chunk + 2 * head_dim) * filled
+        return each + self.passed_on(heads, head_dim, sequence_length)
+
+    def passed_on(self, heads: int, head_dim: int, sequence_length: float) -> float:
+        """Of these, how states of chunks are passed on."""
+        chunks = math.ceil(sequence_length / min(self.chunk, sequence_length))
+        return heads * head_dim**2 * chunks**2 / sequence_length
+
+    def reading(self, heads: int, head_dim: int, tokens: float) -> float:
+        """The same for all of some tokens that an export's class reads after others, whose state it has."""
+        chunks, rest = divmod(tokens, self.chunk)
+        return sum(
+            heads * head_dim * 2 * (size + head_dim) * size * number
+            for size, number in ((self.chunk, chunks), (rest, 1))
+        )
 
 
 class NewMixers(Mamba):

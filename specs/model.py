@@ -337,11 +337,24 @@ class ModelSpec(Spec):
             return 0
         return (self.query_dim + 2 * self.key_dim) * self.mamba.conv_width + self.query_dim + 3 * self.n_heads
 
-    def mamba_products(self, sequence_length: float) -> float:
+    def mamba_products(self, sequence_length: float) -> int:
         """Multiply-adds of such a layer per token, beside its projections."""
         if self.mamba is None:
-            return 0.0
-        return self.mamba.products(self.n_heads, self.head_dim, sequence_length)
+            return 0
+        return round(self.mamba.products(self.n_heads, self.head_dim, sequence_length))
+
+    def mamba_reading(self, tokens: float) -> float:
+        """Multiply-adds of such a layer of an export for tokens after others, beside its projections."""
+        return 0.0 if self.mamba is None else self.mamba.reading(self.n_heads, self.head_dim, tokens)
+
+    @property
+    def mamba_state(self) -> tuple[int, int]:
+        """Numbers that such a layer keeps of a sequence: of its state, and of the tokens before its
+        convolution."""
+        if self.mamba is None:
+            return 0, 0
+        width = self.query_dim + 2 * self.key_dim
+        return self.query_dim * self.head_dim, (self.mamba.conv_width - 1) * width
 
     @property
     def outputs(self) -> int:
@@ -360,6 +373,6 @@ class ModelSpec(Spec):
         """Training FLOPs per token: 3 x forward, 2 per multiply-add, full (not halved) attention scores
         (report, appendix E)."""
         layers = self.layer_runs * self.layer_matrices + self.score_runs * int(self.scores(sequence_length))
-        mixing = self.mamba_matrices + int(self.mamba_products(sequence_length))
+        mixing = self.mamba_matrices + self.mamba_products(sequence_length)
         layers += len(self.mamba_layers) * mixing
         return 3 * 2 * (layers + (self.sum_weights + self.outputs) * self.dim)

@@ -7,7 +7,8 @@
 
 Keys and values belong to groups of heads, as in attention. A head's matrix of tokens has softmax's place:
 M_ts = (c_t . b_s) a_{s+1} ... a_t dt_s for s <= t of the same document. It is computed for chunks of tokens;
-between chunks goes the state. Sums and the state are float32 at least.
+between chunks goes the state. Its sums and the state are float32 at least, and no rounding depends on other
+documents; the convolution has the precision of what it reads.
 
 The convolution begins as the identity, so that a layer with the projections of attention begins with their
 queries, keys and values; steps and decays are drawn as in Mamba-2.
@@ -33,6 +34,7 @@ from torchtitan.protocols.sharding import ShardingConfig
 
 from apertus_model.model.attention import document_numbers, projected
 from apertus_model.model.init import local_part
+from specs.mamba import Mamba
 
 STEPS = (1e-3, 0.1)  # sizes of steps of a new model, log-uniform
 DECAYS = (1.0, 16.0)  # exp(a_log), uniform
@@ -51,17 +53,22 @@ class Recurrence(NamedTuple):
 
 def products_of_decays(log_a: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
     """(..., T, H), (..., T) -> (..., H, T, T): at [t, s] the product of a over s+1 .. t, and 0 for s > t or
-    another document."""
-    total = log_a.cumsum(dim=-2).transpose(-1, -2)
-    exponents = total[..., :, None] - total[..., None, :]
+    another document. Logarithms are added from s+1 on: a difference of two long sums would have the rounding
+    of both, and depend on other documents."""
+    length = log_a.shape[-2]
+    upper = torch.ones(length, length, dtype=torch.bool, device=log_a.device).triu()
+    added = log_a.transpose(-1, -2)[..., None].expand(*log_a.shape[:-2], -1, -1, length)
+    exponents = added.masked_fill(upper, 0.0).cumsum(dim=-2)
     same = documents[..., :, None] == documents[..., None, :]
     return exponents.masked_fill(~same.tril().unsqueeze(-3), -math.inf).exp()
 
 
-def matrix(of: Recurrence) -> torch.Tensor:
-    """(batch, H, T, T): M of the module's docstring."""
+def matrix(of: Recurrence, decays: torch.Tensor | None = None) -> torch.Tensor:
+    """(..., H, T, T): M of the module's docstring. `decays`: `products_of_decays`, where they are known."""
+    if decays is None:
+        decays = products_of_decays(of.log_a, of.documents)
     scores = torch.einsum("...thn,...shn->...hts", of.c, of.b)
-    return scores * products_of_decays(of.log_a, of.documents) * of.dt.transpose(-1, -2).unsqueeze(-2)
+    return scores * decays * of.dt.transpose(-1, -2).unsqueeze(-2)
 
 
 def scan(of: Recurrence, chunk: int) -> torch.Tensor:
@@ -73,14 +80,14 @@ def scan(of: Recurrence, chunk: int) -> torch.Tensor:
         last_document = of.documents[:, -1:].expand(-1, left)
         of = Recurrence._make([*rest, torch.cat([of.documents, last_document], dim=1)])
     chunks = Recurrence(*(one.unflatten(1, (-1, chunk)) for one in of))
-    inside = torch.einsum("bghts,bgshn->bgthn", matrix(chunks), chunks.x)
+    decays = products_of_decays(chunks.log_a, chunks.documents)
+    inside = torch.einsum("bghts,bgshn->bgthn", matrix(chunks, decays), chunks.x)
 
-    total = chunks.log_a.cumsum(dim=2)
-    last = chunks.documents[:, :, -1]
     # what the tokens of a chunk leave in the state at its end
-    kept = (total[:, :, -1:] - total).exp() * chunks.dt * (chunks.documents == last[..., None])[..., None]
+    kept = decays[..., -1, :].transpose(-1, -2) * chunks.dt
     left_behind = torch.einsum("bgsh,bgshn,bgshp->bghnp", kept, chunks.b, chunks.x)
     # what is there at the end of each chunk, of all chunks so far
+    last, total = chunks.documents[:, :, -1], chunks.log_a.cumsum(dim=2)
     passed = products_of_decays(total[:, :, -1], last)
     states = torch.einsum("bhgf,bfhnp->bghnp", passed, left_behind)
     before = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
@@ -116,6 +123,11 @@ class MambaMixer(GQAttention):
         chunk: int
         z_proj: Linear.Config
         dt_proj: Linear.Config
+
+        def set_own_sharding(self) -> None:
+            """Gates and sizes of steps of a tensor-parallel rank's heads."""
+            self.z_proj.sharding_config = colwise_config()
+            self.dt_proj.sharding_config = colwise_config()
 
     _sharding_config: ShardingConfig | None
 
@@ -196,22 +208,19 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def mixing(plain: GQAttention.Config, conv_width: int, chunk: int) -> MambaMixer.Config:
+def mixing(plain: GQAttention.Config, settings: Mamba) -> MambaMixer.Config:
     """The mixer of a layer, with the modules of `plain`."""
     fields = {one.name: getattr(plain, one.name) for one in dataclasses.fields(plain)}
     del fields["param_init"]
     wq = plain.qkv_linear.wq
     return MambaMixer.Config(
         **fields,
-        conv_width=conv_width,
-        chunk=chunk,
+        conv_width=settings.conv_width,
+        chunk=settings.chunk,
         z_proj=dataclasses.replace(wq),
-        dt_proj=dataclasses.replace(wq, out_features=plain.n_heads),
+        # a number for each head: neither as precise nor as many as float8 asks
+        dt_proj=Linear.Config(
+            in_features=wq.in_features, out_features=plain.n_heads, param_init=wq.param_init
+        ),
         param_init=dict.fromkeys(OWN, skip_param_init),
     )
-
-
-def set_mixer_sharding(mixer: MambaMixer.Config) -> None:
-    """Gates and sizes of steps of a tensor-parallel rank's heads."""
-    mixer.z_proj.sharding_config = colwise_config()
-    mixer.dt_proj.sharding_config = colwise_config()

@@ -42,12 +42,11 @@ from apertus_model.model.feed_forward import XIELU, ApertusFeedForward, GatedFee
 from apertus_model.model.init import initialise_parameters
 from apertus_model.model.layer_schedule import Branch, LayerSchedule, layer_schedule_config
 from apertus_model.model.lora import add_adapters
-from apertus_model.model.mamba import mixing
 from apertus_model.model.on_host import OnHost, copy_to, host_tensor
 from apertus_model.model.output import LossFunction, OutputLayer, RewardHead
 from apertus_model.model.rotation import rotate
 from apertus_model.model.sharding import set_sharding
-from apertus_model.model.sparse_attention import choosing
+from apertus_model.model.token_mixers import token_mixer
 from specs.model import ModelSpec
 from specs.stages.sft import Lora
 from specs.trainable import fits
@@ -317,12 +316,8 @@ def model_config(
         feed_forward=feed_forward,  # torchtitan accepts any Module here
     )
     layers = [_copy(layer) for _ in range(spec.n_layers)]
-    if spec.attention is not None:
-        for index, one in enumerate(layers):
-            one.attention = choosing(one.attention, spec.attention, index)
-    for index in spec.mamba_layers:
-        assert spec.mamba is not None
-        layers[index].attention = mixing(layers[index].attention, spec.mamba.conv_width, spec.mamba.chunk)
+    for index, one in enumerate(layers):
+        one.attention = token_mixer(one.attention, spec, index)
     head: Module.Config  # torchtitan accepts any Module here, too
     if spec.head == "reward":
         head = RewardHead.Config(in_features=spec.dim, param_init={"score": skip_param_init})

@@ -36,6 +36,7 @@ class ScheduledApertusConfig(ApertusConfig):
 
     model_type = "apertus_scheduled"
     layer_schedule: list | None = None
+    layer_schedule_of: dict | None = None  # what made it, for the program that trained the model
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.hidden_act = "xielu"

@@ -9,12 +9,19 @@ from typing import Any
 
 import torch
 import torch._dynamo.config as dynamo
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.compile import apply_compile
 from torchtitan.distributed.context_parallel import apply_cp_to_forward
-from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
+from torchtitan.distributed.fsdp import apply_fsdp_to_decoder, get_fsdp_reshard_after_forward_policy
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.models.common.attention import FlexAttention
 from torchtitan.protocols.model_spec import ModelSpec as TitanModelSpec
@@ -47,9 +54,12 @@ def parallelize(
         model.parallelize(parallel_dims)
     if ac_config is not None:
         ac_config.build(dump_folder=dump_folder).apply(model)
-    if compile_config.enable and "model" in compile_config.components:
+    compiled = compile_config.enable and "model" in compile_config.components
+    if compiled:
         compile_layers(model, compile_config, parallel_dims)
     axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
+    if not compiled:  # graphs of whole layers have no gathers inside
+        _gather_halves(model, parallel_dims.get_mesh(axes), training, parallelism, parallel_dims.pp_enabled)
     apply_fsdp_to_decoder(
         model,
         parallel_dims.get_mesh(axes),
@@ -92,6 +102,26 @@ def _share_sequences(model: ApertusModel, parallel_dims: ParallelDims) -> None:
     for attention in attentions:
         assert isinstance(attention, SdpaAttention), "resolve_backend refuses the other backends"
         attention.cp_mesh = mesh
+
+
+def _gather_halves(
+    model: ApertusModel, mesh: DeviceMesh, training: TrainingConfig, parallelism: ParallelismConfig, pp: bool
+) -> None:
+    """Layers of one step run a half at a time, so FSDP gathers, and reduces, each half by itself. It would do
+    so twice with all of them."""
+    steps = () if model.schedule is None else model.schedule.steps
+    policy = MixedPrecisionPolicy(
+        param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
+        reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
+        cast_forward_inputs=False,
+    )
+    reshard = get_fsdp_reshard_after_forward_policy(parallelism.fsdp_reshard_after_forward, pp)
+    offload = CPUOffloadPolicy() if training.enable_cpu_offload else OffloadPolicy()
+    for layer in (model.layers[str(index)] for step in steps if step.beside for index in step.layers):
+        for half in (layer.attention, layer.feed_forward):
+            fully_shard(
+                half, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, offload_policy=offload
+            )
 
 
 def _sum_gradients_plainly(model: ApertusModel) -> None:

@@ -11,7 +11,7 @@ sums those of its scalars in every micro-batch, since softplus is not linear; it
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import spmd_types as spmd
 from torchtitan.models.common.decoder_sharding import (
@@ -27,8 +27,15 @@ from torchtitan.models.common.decoder_sharding import (
 )
 from torchtitan.protocols.sharding import ShardingConfig
 
-from apertus_model.model.mamba import MambaMixer, set_mixer_sharding
 from apertus_model.model.output import RewardHead
+
+
+@runtime_checkable
+class HasOwnSharding(Protocol):
+    """The config of a mixer of tokens with more modules than attention."""
+
+    def set_own_sharding(self) -> None:
+        """Fills the `sharding_config` of these."""
 
 
 def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
@@ -47,8 +54,8 @@ def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
         layer.attention_norm.sharding_config = norm_config(enable_sp=sequence_parallel)
         layer.ffn_norm.sharding_config = norm_config(enable_sp=sequence_parallel)
         set_gqa_attention_sharding(layer.attention, enable_sp=sequence_parallel)
-        if isinstance(layer.attention, MambaMixer.Config):
-            set_mixer_sharding(layer.attention)
+        if isinstance(layer.attention, HasOwnSharding):
+            layer.attention.set_own_sharding()
         set_gqa_inner_attention_local_map(layer.attention.inner_attention)
         if layer.attention.qk_norm is not None:
             layer.attention.qk_norm.sharding_config = ShardingConfig(

@@ -9,9 +9,12 @@ engine and precision. Neither the place of a sample in a batch nor the division 
 from __future__ import annotations
 
 import torch.distributed as dist
+from torch import Tensor
 
 from apertus_model.data.samples import MixtureSamples
 from apertus_model.data.teacher_tokens import Predicted
+from apertus_model.losses.cross_entropy import VocabShard
+from apertus_model.losses.distillation import top_tokens
 from apertus_model.progress import Progress
 from apertus_model.stages.log_probabilities import agreed, as_in_training
 from apertus_model.stages.training_data import open_mixture
@@ -62,5 +65,9 @@ def compute(
 ) -> list[Predicted]:
     """What the teacher predicts for a range of the part's samples, the same on every rank. Collective."""
     rows = [samples[part.first_sample + index] for index in span]
-    words, log_p = evaluator.top_tokens(rows, part.top_k, part.temperature)
+
+    def likeliest(hidden: Tensor, weight: Tensor, _: object, vocab: VocabShard) -> tuple[Tensor, Tensor]:
+        return top_tokens(hidden, weight, part.top_k, part.temperature, vocab)
+
+    words, log_p = evaluator.of_places(rows, likeliest)
     return [Predicted(*both) for both in zip(words.numpy(), log_p.numpy(), strict=True)]

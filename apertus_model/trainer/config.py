@@ -48,8 +48,6 @@ from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 
 PIPELINE_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B"}
-# objectives that need neither whole sequences nor more of the last stage than a number
-PIPELINED = ("cross-entropy", "distillation", "stored-distillation")
 LOAD_BALANCERS = {"none": None, "head-tail": "headtail"}
 COLLECTIVE_TIMEOUT_SECONDS = 1800  # for processes without a `HangWatch`
 
@@ -117,7 +115,7 @@ def trainer_config(
     objective = objective_of(segment)
     if isinstance(objective, SeparateGradients) and lifecycle.objective:
         objective.resume(lifecycle.objective)
-    if segment.objective not in PIPELINED and segment.parallel.pp > 1:
+    if segment.objective not in layout.PIPELINED and segment.parallel.pp > 1:
         raise ValueError(
             f"the objective {segment.objective!r} cannot run in a pipeline (pp: {segment.parallel.pp}); use"
             " another layout"

@@ -17,8 +17,7 @@ from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.context_parallel import cp_shard
 
-from apertus_model.losses.cross_entropy import IGNORE_INDEX, VocabShard, log_probabilities
-from apertus_model.losses.distillation import top_tokens
+from apertus_model.losses.cross_entropy import IGNORE_INDEX, log_probabilities
 from apertus_model.losses.divergence import kl_divergence
 from apertus_model.losses.rewards import token_rewards
 from apertus_model.losses.sequences import sequence_log_probabilities
@@ -164,28 +163,19 @@ class Evaluator:
         return self._by_sequence(rows, sequences, token_rewards)
 
     @torch.no_grad()
-    def top_tokens(
-        self, rows: Sequence[SampleLike], k: int, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`losses.distillation.top_tokens` at every place of the rows, (rows, sequence, k) and (rows,
-        sequence, k + 1) on CPU, the same on every rank. Collective.
+    def of_places(self, rows: Sequence[SampleLike], loss_fn: LossFunction) -> tuple[torch.Tensor, ...]:
+        """What `loss_fn` gives at every place of the rows, (rows, sequence, ...) on CPU, the same on every
+        rank. Collective.
 
         Args:
             rows: the same on every rank.
-            k: words of a token.
-            temperature: that divides the logits.
+            loss_fn: gives several tensors (batch, local sequence, ...) of hidden states, weight and words.
         """
-
-        def found(hidden: torch.Tensor, weight: torch.Tensor, _: Any, vocab: VocabShard) -> Any:
-            return top_tokens(hidden, weight, k, temperature, vocab)
-
-        turns: list[tuple[torch.Tensor, torch.Tensor]] = []
+        turns = []
         for own in self._batches_of_rank(rows):
-            both, _, _ = self._of_labels(*self._tensors(own), found)
-            words, log_p = (self._gather_rows(self._whole_rows(one)).cpu() for one in both)
-            turns.append((words, log_p))
-        words, log_p = (torch.cat(parts)[: len(rows)] for parts in zip(*turns, strict=True))
-        return words, log_p
+            found, _, _ = self._of_labels(*self._tensors(own), loss_fn)
+            turns.append([self._gather_rows(self._whole_rows(one)).cpu() for one in found])
+        return tuple(torch.cat(parts)[: len(rows)] for parts in zip(*turns, strict=True))
 
     def _by_sequence(self, rows: Sequence[SampleLike], sequences: int, loss_fn: LossFunction) -> torch.Tensor:
         """The sums over each sequence of what `loss_fn` gives for its labels."""

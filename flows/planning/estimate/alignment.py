@@ -31,7 +31,7 @@ def student(segment: DistillSegment) -> int:
     for the output projection, whose input has a gradient."""
     model, length = segment.model, segment.sequence_length
     keys, queries = 2 * model.dim * model.key_dim, 2 * model.dim * model.query_dim
-    steps, products = 2 * model.dim * model.n_heads, 2 * int(model.mamba_products(length))
+    steps, products = 2 * model.dim * model.n_heads, 2 * model.mamba_products(length)
     if segment.loss.compare == "matrix":  # neither values nor gates lead to it
         one = 2 * (queries + keys + steps) + keys + 3 * 2 * model.query_dim * length
     else:

@@ -1,10 +1,11 @@
 """Seconds of sampling, token by token, from the shapes alone.
 
 A step gives every sequence in flight one token. It reads all weights, and the keys and values of every
-sequence; its products are too small to keep a GPU busy, so the bandwidth of memory decides as long as few
-sequences are in flight:
+sequence; of layers without attention it reads and writes the states. Its products are too small to keep a
+GPU busy, so the bandwidth of memory decides as long as few sequences are in flight:
 
-    step = max(weights, products) + max(keys and values, scores) + sums over the GPUs that share the layers
+    step = max(weights, products) + max(keys and values, scores) + states
+           + sums over the GPUs that share the layers
 
 with the rates of a rehearsal (`apertus_model.rehearsal.rates`).
 
@@ -39,9 +40,24 @@ class Replica:
         again = (model.layer_runs - model.n_layers) * (model.layer_matrices + model.layer_vectors)
         return self.width * (model.parameters + again - model.vocab_size * model.dim)
 
-    def cached(self, context: float) -> float:
+    def keys(self, context: float) -> float:
         """Bytes of the keys and values of a sequence, which a layer has for each time that it runs."""
-        return self.width * 2 * self.model.layer_runs * self.model.key_dim * context
+        return self.width * 2 * self.attentions * self.model.key_dim * context
+
+    @property
+    def attentions(self) -> int:
+        """Runs of layers with attention."""
+        return self.model.layer_runs - len(self.model.mamba_layers)
+
+    @property
+    def states(self) -> float:
+        """Bytes of the states of a sequence, in float32, and of the tokens before convolutions."""
+        state, window = self.model.mamba_state
+        return len(self.model.mamba_layers) * (4 * state + self.width * window)
+
+    def cached(self, context: float) -> float:
+        """Bytes that are kept of a sequence."""
+        return self.keys(context) + self.states
 
     def room(self, context: float) -> int:
         """Sequences of `context` tokens whose keys and values fit beside the weights."""
@@ -51,11 +67,13 @@ class Replica:
     def step(self, sequences: float, context: float) -> float:
         """Seconds of a step of so many sequences, each with `context` tokens before it."""
         model, rates, gpus = self.model, self.rates, self.gpus
-        products = 2 * sequences * (model.layer_runs * model.layer_matrices + model.vocab_size * model.dim)
+        matrices = model.layer_runs * model.layer_matrices + len(model.mamba_layers) * model.mamba_matrices
+        products = 2 * sequences * (matrices + model.vocab_size * model.dim)
         scores = 4 * sequences * model.score_runs * model.query_dim * context
         seconds = rates.compute(products / gpus, self.weights / gpus, "matrix", self.width)
-        moved = sequences * self.cached(context) * model.score_runs / max(1, model.layer_runs) / gpus
-        seconds += rates.compute(scores / gpus, moved, "attention", self.width)
+        read = self.keys(context) * model.score_runs / max(1, self.attentions)
+        seconds += rates.compute(scores / gpus, sequences * read / gpus, "attention", self.width)
+        seconds += rates.compute(0, sequences * 2 * self.states / gpus, "memory", self.width)
         states = self.width * sequences * model.dim
         return seconds + 2 * model.layer_runs * rates.between("all-reduce", states, gpus, 1)
 

@@ -64,7 +64,7 @@ def forward(model: ModelSpec, sequence_length: int) -> Forward:
         model.score_runs * 2 * int(model.scores(sequence_length)),
         2 * model.outputs * model.dim,
         2 * model.sum_weights * model.dim,
-        2 * mixers * int(model.mamba_products(sequence_length)),
+        2 * mixers * model.mamba_products(sequence_length),
     )
 
 
@@ -79,7 +79,8 @@ def scored(model: ModelSpec, tokens: float, sequence_length: float) -> int:
 def prefill(model: ModelSpec, tokens: float) -> int:
     """Of reading a prompt of `tokens` tokens into the key-value cache, with the logits of the last one."""
     once = forward(model, 1)
-    return round(tokens * (once.projections + once.sums + once.scores * tokens) + once.output)
+    scans = 2 * len(model.mamba_layers) * model.mamba_reading(tokens)
+    return round(tokens * (once.projections + once.sums + once.scores * tokens) + scans + once.output)
 
 
 def decode(model: ModelSpec, prompt: float, tokens: float) -> int:
@@ -87,7 +88,8 @@ def decode(model: ModelSpec, prompt: float, tokens: float) -> int:
     first of them, and the last is not read: step i of tokens - 1 sees prompt + i keys."""
     once, steps = forward(model, 1), max(0.0, tokens - 1)
     keys = steps * prompt + steps * (steps + 1) / 2
-    return round(steps * (once.projections + once.sums + once.output) + keys * once.scores)
+    scans = 2 * len(model.mamba_layers) * model.mamba_reading(1)
+    return round(steps * (once.projections + once.sums + scans + once.output) + keys * once.scores)
 
 
 def training(segment: Segment) -> int:
@@ -105,7 +107,11 @@ def training(segment: Segment) -> int:
     below = 0
     if {"wq", "wk", "wv"} <= set(lora.targets):
         below = 2 * model.dim * (model.query_dim + 2 * model.key_dim) + 3 * 2 * lora.rank * model.dim
-    return 2 * (once.projections + once.output + once.sums) + 3 * (once.scores + adapted) - below
+        if model.mamba is not None and 0 in model.mamba_layers:  # nor have decays and gates gradients there
+            passed = model.mamba.passed_on(model.n_heads, model.head_dim, segment.sequence_length)
+            below += 2 * (model.mamba_matrices + int(passed))
+    products_of_tokens = once.scores + once.scans
+    return 2 * (once.projections + once.output + once.sums) + 3 * (products_of_tokens + adapted) - below
 
 
 def backward(segment: Segment) -> int:
@@ -136,7 +142,7 @@ def backward(segment: Segment) -> int:
                     others = ("q_norm.weight", "k_norm.weight", *OWN)
                     read = any(parts) or any(f"{layer}.attention.{one}" in own for one in others)
                     keys = int(model.scores(length)) * (1 + len(step.reads))
-                    mixed = int(model.mamba_products(length)) if f"{layer}.attention.d" in every else keys
+                    mixed = model.mamba_products(length) if f"{layer}.attention.d" in every else keys
                     total += read * 2 * 2 * mixed
                     given.append(product(f"{layer}.attention.wo", read))
                     continue

@@ -17,6 +17,19 @@ Device = Literal["cuda", "cpu"]
 BLOCK = 128
 
 
+def mixing(model: ModelSpec, length: float, b: int, tp: int) -> float:
+    """Bytes per token that a mixer of Mamba-2 keeps beside the norms: the inputs of its convolutions and of
+    each of their taps; in float32 four matrices of a chunk, what is multiplied with them and with the states,
+    and three states of each chunk. The number of the former was counted. `length`: of a row, in tokens."""
+    assert model.mamba is not None
+    queries, keys = model.query_dim / tp, model.key_dim / tp
+    chunk = min(model.mamba.chunk, length)
+    convolved = b * (queries + 2 * keys) * (model.mamba.conv_width + 1)
+    matrices = 4 * 4 * model.n_heads / tp * chunk
+    wide = 4 * queries * (13.7 + 3 * model.head_dim / chunk)
+    return convolved + matrices + wide + b * queries
+
+
 @dataclass(frozen=True)
 class LayerMemory:
     """Bytes of one layer for a micro-batch, from the shapes of a rank."""
@@ -78,17 +91,8 @@ class LayerMemory:
         return self.tokens * (read + convolved + 4 * 4 * model.query_dim + whole)
 
     def mixing(self) -> float:
-        """Bytes per token that a mixer of Mamba-2 keeps beside the norms: the inputs of its convolutions and
-        of each of their taps; in float32 four matrices of a chunk, what is multiplied with them and with the
-        states, and three states of each chunk. The number of the former was counted."""
-        mamba = self.model.mamba
-        assert mamba is not None
-        queries, keys = self.model.query_dim / self.tp, self.model.key_dim / self.tp
-        chunk = min(mamba.chunk, self.tokens / self.rows)
-        convolved = self.b * (queries + 2 * keys) * (mamba.conv_width + 1)
-        matrices = 4 * 4 * self.model.n_heads / self.tp * chunk
-        wide = 4 * queries * (13.7 + 3 * self.model.head_dim / chunk)
-        return convolved + matrices + wide + self.b * queries
+        """Bytes per token that a mixer of Mamba-2 keeps beside the norms."""
+        return mixing(self.model, self.tokens / self.rows, self.b, self.tp)
 
     def mask(self) -> float:
         """Bytes of the mask that a layer keeps; the CPU's kernel, and none on a GPU, makes an additive one

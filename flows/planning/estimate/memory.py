@@ -125,9 +125,12 @@ def state_bytes(
         queries, keys, dim, ffn = model.query_dim, model.key_dim, model.dim, model.ffn_dim
         sides = [(queries, dim), (keys, dim), (keys, dim), (dim, queries), (ffn, dim), (dim, ffn)]
         tables = [(model.vocab_size, dim)] * 2 if others else []
+        mixers = layers * len(model.mamba_layers) / model.n_layers if model.n_layers else 0.0
+        mixing = [(queries, dim), (model.n_heads, dim)]  # gates and sizes of steps; then convolutions
+        mixing += [(size, model.mamba.conv_width) for size in (queries, keys, keys) if model.mamba]
         squares = [
             number * side**2
-            for number, pairs in ((layers, sides), (1, tables))
+            for number, pairs in ((layers, sides), (mixers, mixing), (1, tables))
             for pair in pairs
             for side in pair
             if side <= SOAP_LARGEST

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from apertus_model.rehearsal.rates import Rates, hidden_seconds, unmasked
 from apertus_model.rehearsal.records import PAIRS
+from flows.planning.estimate.layer_memory import mixing
 from flows.planning.estimate.memory import (
     CHUNK_TOKENS,
     OF_SCORES,
@@ -211,6 +212,21 @@ class _Work:
         moved = 2 * self.b * self.tokens * (model.query_dim + model.key_dim * cp * seen) / tp
         return self.rates.compute(flops, moved, "attention", self.b)
 
+    @cached_property
+    def mixing(self) -> float:
+        """What Mamba-2 takes in the place of scores, forward, in the mean of all layers: gates, sizes of
+        steps, and products by chunks in float32, of which each tensor that is kept is written and read."""
+        model, tp = self.model, self.parallel.tp
+        if model.mamba is None:
+            return 0.0
+        gates, steps = (
+            self.product(self.tokens, model.dim, n / tp) for n in (model.query_dim, model.n_heads)
+        )
+        kept = mixing(model, self.tokens / self.rows, self.b, tp)
+        flops = 2 * self.tokens * model.mamba_products(self.length) / tp
+        scan = self.rates.compute(flops, 2 * self.tokens * kept, "matrix", 4)
+        return (gates + steps + scan) * len(model.mamba_layers) / model.n_layers
+
     def passes(self) -> Passes:
         """Memory-bound operators of a layer, in seconds."""
         model, tp = self.model, self.parallel.tp
@@ -234,10 +250,9 @@ class _Work:
         """Computation and waiting of a layer and a micro-batch."""
         products, repeated = self.matrices
         passes, scores = self.passes(), self.attention
-        compute = products * (3 if self.trains else 2) + scores * (1 + 5 / 2) + sum(passes)
-        compute += {
-            "none": 0.0, "selective": repeated + passes.forward, "full": products + scores + passes.forward,
-        }[self.again]  # fmt: skip
+        compute = products * (3 if self.trains else 2) + scores * (1 + 5 / 2) + sum(passes) + 3 * self.mixing
+        every = products + scores + self.mixing + passes.forward
+        compute += {"none": 0.0, "selective": repeated + passes.forward, "full": every}[self.again]
         return compute, self.layer_exchanges()
 
     def layer_exchanges(self) -> float:
@@ -309,7 +324,7 @@ class _Work:
             return 0.0, 0.0, 0.0
         alone = {"model": model, "top_k": 1, "activation_checkpointing": "none", "compile": False}
         work = _Work(self.segment.model_copy(update=alone), self.processes, self.rates)
-        layer = sum(work.products) + work.attention + work.passes().forward
+        layer = sum(work.products) + work.attention + work.mixing + work.passes().forward
         words = model.vocab_size / self.parallel.tp
         compute = model.layer_runs * layer + work.product(self.tokens, model.dim, words)
         count = work.count

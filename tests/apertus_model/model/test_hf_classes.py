@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Any
 
 import pytest
@@ -9,12 +11,12 @@ import torch
 
 from apertus_model.model import modeling_apertus_hybrid, modeling_apertus_scheduled
 from apertus_model.model.hf import to_hugging_face
-from apertus_model.model.hf_classes import config_class, model_class
+from apertus_model.model.hf_classes import classes_of, config_class, model_class
 from apertus_model.model.hf_folder import modules, shapes
 from apertus_model.model.hf_layers import SideBySide
 from apertus_model.model.model import model_config
 from apertus_model.stages.export import by_cache
-from specs.hugging_face import hugging_face_config
+from specs.hugging_face import OWN_CLASSES, HuggingFaceError, hugging_face_config, model_of
 from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import DepthAverage
 from specs.mamba import Mamba
@@ -69,6 +71,9 @@ def test_a_class_of_ours_gives_the_same_logits_there_with_a_cache_and_a_layer_at
         else modeling_apertus_scheduled.ScheduledApertusForCausalLM
     )
     assert type(theirs) is own and type(config) is own.config_class
+    written = json.loads(config.to_json_string()) | {"architectures": [own.__name__]}
+    numbered = spec.mamba and spec.mamba.model_copy(update={"layers": spec.mamba_layers})
+    assert model_of(written) == spec.model_copy(update={"mamba": numbered})
     theirs.load_state_dict(to_hugging_face(weights), strict=True)
     tokens = torch.randint(4, 256, (2, LENGTH), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -88,6 +93,35 @@ def test_a_class_of_ours_gives_the_same_logits_there_with_a_cache_and_a_layer_at
         difference = sides.advance(module, {name: weights[name] for name in members})
     assert torch.equal(sides.ours, expected)
     assert difference < allowed
+
+
+def test_a_folder_that_an_export_did_not_write_is_refused() -> None:
+    spec = PLAIN.model_copy(update={"repeats": Repeats(start=1, layers=2, times=3)})
+    numbers = hugging_face_config(spec, max_position_embeddings=LENGTH, bos_token_id=1, eos_token_id=2)
+    config = config_class(spec)(architectures=["ScheduledApertusForCausalLM"], **numbers)
+    written = json.loads(config.to_json_string())
+    assert model_of(written) == spec
+    fewer = {"repeats": {"start": 1, "layers": 2, "times": 2}}
+    for changes, told in (
+        ({"layer_schedule": written["layer_schedule"][:-1]}, "is not what layer_schedule_of makes"),
+        ({"layer_schedule_of": fewer}, "is not what layer_schedule_of makes"),
+        ({"layer_schedule_of": {}}, "is not what layer_schedule_of makes"),
+        ({"layer_schedule_of": written["layer_schedule_of"] | {"rope_scaling": {}}}, "is not what"),
+        ({"layer_schedule_of": {"mamba": {"layers": [1]}}}, "is not what layer_schedule_of makes"),
+        ({"hidden_act": "xielu"}, "hidden_act is 'xielu'"),
+        ({"auto_map": {"AutoConfig": "other.Config"}}, "code that comes with a model is never run"),
+        ({"architectures": ["ApertusForCausalLM"]}, "what an export here made of it"),
+        ({"model_type": "apertus"}, "what an export here made of it"),
+    ):
+        with pytest.raises(HuggingFaceError, match=told):
+            model_of(written | changes)
+
+
+def test_the_specs_know_the_names_in_the_files_of_these_classes() -> None:
+    for own in OWN_CLASSES:
+        config, model = classes_of(own)
+        assert (config.model_type, model.__name__) == (own.model_type, own.model)
+        assert own.activation == sys.modules[config.__module__].STORED_ACTIVATION
 
 
 def test_the_cache_of_generation_has_a_place_for_each_run_of_a_layer() -> None:

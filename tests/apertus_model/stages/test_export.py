@@ -126,6 +126,15 @@ def test_what_no_class_of_transformers_computes_is_exported_with_its_code_and_on
     with pytest.raises(KeyError, match=stored):
         ApertusForCausalLM.from_pretrained(folder)
 
+    # and imported again, without its code
+    described = model_of(exported.json("config.json"))
+    assert described == model
+    again = ImportModelPart(model=described, url=str(folder), reference=str(folder))
+    stages.run(import_model, stages.job("import_model", name, again.model_dump(mode="json")))
+    before = weights_of(artifact, 3)
+    imported = weights_of(Artifact(stages.store, f"import_model/{name}"), 1) | {"progress.step": [3]}
+    assert imported == {key: before[key] for key in imported} and weight in imported
+
     with torch.no_grad():
         trained[0] += 0.5  # what the comparison is for
     assert export.largest_difference(own, folder, part) > 1e-4

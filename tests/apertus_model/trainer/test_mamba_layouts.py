@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specs.mamba import Mamba
-from tests.apertus_model.harness import Result, losses, same
+from tests.apertus_model.harness import Result, difference, losses, same
 from tests.apertus_model.trainer.layouts import ALL, DEEP, Differences, run, spec_of
-from tests.machine import slow
+from tests.machine import compiles, slow
 
 HYBRID = DEEP.model_copy(update={"mamba": Mamba(layers=[0, 2], chunk=8)})
 
@@ -39,3 +40,12 @@ def test_recomputation_changes_no_bit(tmp_path: Path, alone: Result, kind: str) 
     found = run(tmp_path, spec_of(model=HYBRID, activation_checkpointing=kind))
     assert losses(found) == losses(alone)
     assert same(found.weights, alone.weights) and same(found.optimizer, alone.optimizer)
+
+
+@compiles
+@pytest.mark.slow
+def test_compiled_layers_train_alike(tmp_path: Path, alone: Result, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tests.apertus_model.harness.RUN_SECONDS", 560)
+    found = run(tmp_path, spec_of(model=HYBRID, compile=True, validation={"interval": 0}))
+    assert losses(found) == pytest.approx(losses(alone), abs=2e-6)
+    assert difference(found.weights, alone.weights) < 1e-5

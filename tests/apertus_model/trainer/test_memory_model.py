@@ -314,14 +314,24 @@ def test_other_kinds_of_training_take_what_is_expected(
 SMALL = ModelSpec(dim=16, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=8, ffn_dim=40, vocab_size=128)
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, "ademamix in bfloat16"])
-def test_states_of_an_optimizer_have_the_size_that_is_expected(name: str) -> None:
+WITH_MAMBA = SMALL.model_copy(update={"n_layers": 3, "mamba": Mamba(layers=[1])})
+
+
+@pytest.mark.parametrize(
+    ("name", "small"),
+    [
+        *((name, SMALL) for name in (*PUBLISHED, "ademamix in bfloat16")),
+        ("soap", WITH_MAMBA),
+        ("muon", WITH_MAMBA),
+    ],
+)
+def test_states_of_an_optimizer_have_the_size_that_is_expected(name: str, small: ModelSpec) -> None:
     spec = OptimizerSpec(
         name=name.split()[0], lr=1e-3, state_dtype="bfloat16" if " " in name else None  # type: ignore[arg-type]
     ).resolved({})  # fmt: skip
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    model = model_config(SMALL, sequence_length=16, attention="sdpa").build()
+    model = model_config(small, sequence_length=16, attention="sdpa").build()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)
     state = optimizer_config(spec).build(model_parts=[model]).state_dict()
@@ -332,7 +342,7 @@ def test_states_of_an_optimizer_have_the_size_that_is_expected(name: str) -> Non
         for tensor in state.values()
         if tensor.numel() > 1 or tensor.dtype != torch.float64
     )
-    assert checkpoint_bytes(segment(model=SMALL, optimizer=spec)) == pytest.approx(found, rel=0.01)
+    assert checkpoint_bytes(segment(model=small, optimizer=spec)) == pytest.approx(found, rel=0.01)
 
 
 def test_constants_that_cannot_be_imported_without_torch_are_those_of_the_engine() -> None:

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specs.launch import Parallel
 from specs.layer_pairs import LayerPairs
-from tests.apertus_model.harness import Result, same
-from tests.apertus_model.trainer.test_layouts import ALL, DEEP, Differences, run, spec_of
+from tests.apertus_model.harness import Result, difference, losses, same
+from tests.apertus_model.trainer.layouts import ALL, DEEP, Differences, run, spec_of
+from tests.machine import compiles
 
 PAIRED = DEEP.model_copy(update={"layer_pairs": LayerPairs(start=1, layers=4)})
 LAYOUTS = ("TP with SP", "FSDP", "TP", "CP", "FSDP x TP with SP")
@@ -40,10 +41,22 @@ def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["full", "selective"])
-def test_recomputation_changes_no_bit(tmp_path: Path, alone: Result, kind: str) -> None:
-    found = run(tmp_path, spec_of(model=PAIRED, activation_checkpointing=kind))
-    assert same(found.weights, alone.weights)
+@pytest.mark.parametrize(("kind", "name"), [("full", None), ("selective", None), ("full", "FSDP")])
+def test_recomputation_changes_no_bit(tmp_path: Path, alone: Result, kind: str, name: str | None) -> None:
+    processes, parallel = ALL[name] if name else (1, Parallel())
+    changes: dict[str, Any] = {"model": PAIRED, "parallel": parallel}
+    kept = alone if name is None else run(tmp_path / "kept", spec_of(**changes), processes)
+    found = run(tmp_path / "again", spec_of(**changes, activation_checkpointing=kind), processes)
+    assert same(found.weights, kept.weights)
+
+
+@compiles
+@pytest.mark.slow
+def test_compiled_layers_train_alike(tmp_path: Path, alone: Result, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tests.apertus_model.harness.RUN_SECONDS", 280)
+    found = run(tmp_path, spec_of(model=PAIRED, compile=True))
+    assert losses(found) == pytest.approx(losses(alone), abs=2e-6)
+    assert difference(found.weights, alone.weights) < 1e-5
 
 
 class Exchanges(TorchDispatchMode):
@@ -85,6 +98,40 @@ def test_a_pair_makes_two_sums_over_tensor_parallel_processes_instead_of_four(tm
     paired = exchanges(tmp_path / "paired", PAIRED)
     assert plain["all_reduce"] >= 2 * DEEP.n_layers
     assert plain - paired == {"all_reduce": 2 * 2} and not paired - plain
+
+
+def gathered(folder: Path, model: Any) -> int:
+    """Numbers that FSDP gathers for a forward and a backward pass."""
+    folder.mkdir()
+
+    def count(trainer: Any) -> None:
+        sizes: list[int] = []
+        plain = torch.distributed.all_gather_single  # as FSDP calls it
+
+        def counting(output: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+            sizes.append(output.numel())
+            return plain(output, *arguments, **named)
+
+        (model,) = trainer.model_parts
+        tokens = torch.zeros(1, 32, dtype=torch.int64)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(torch.distributed, "all_gather_single", counting)
+            model(tokens).sum().backward()
+        model.zero_grad()
+        if torch.distributed.get_rank() == 0:
+            (folder / "gathered").write_text(str(sum(sizes)))
+
+    run(folder, spec_of(model=model, end_step=1, validation={"interval": 0}), 2, inspect=count)
+    return int((folder / "gathered").read_text())
+
+
+@pytest.mark.slow
+def test_the_weights_of_a_pair_are_gathered_as_often_as_those_of_any_layer(tmp_path: Path) -> None:
+    """But for two norms of each of its layers, whose gathers are two."""
+    plain = gathered(tmp_path / "plain", DEEP)
+    paired = gathered(tmp_path / "paired", PAIRED)
+    assert plain > 1.5 * DEEP.parameters
+    assert plain < paired <= plain + 2 * 4 * 2 * DEEP.dim
 
 
 @pytest.mark.slow

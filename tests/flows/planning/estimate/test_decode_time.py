@@ -6,6 +6,7 @@ import pytest
 
 from apertus_model.rehearsal.rates import Rates, clock
 from flows.planning.estimate.decode_time import CACHE, Replica, decode_seconds
+from specs.mamba import Mamba
 from specs.model import ModelSpec
 from specs.repeats import Repeats
 
@@ -55,3 +56,14 @@ def test_sequences_beyond_the_memory_wait() -> None:
     assert seconds == pytest.approx(10 * 499 * replica().step(room, 750))
     assert decode_seconds(replica(), 10, 4, 500, 500) == pytest.approx(2.5 * 499 * replica().step(4, 750))
     assert decode_seconds(replica(), 1, 1, 10**6, 1) is None
+
+
+def test_layers_of_mamba_2_keep_a_state_of_one_size() -> None:
+    """24 of 32 layers: float32 states of 32 heads x 128 x 128, and three tokens before the convolutions."""
+    hybrid = EIGHT.model_copy(update={"mamba": Mamba(layers=list(range(24)))})
+    model = Replica(hybrid, 1, 2, Rates("GH200", 4))
+    states = 24 * (4 * 32 * 128 * 128 + 2 * 3 * (4096 + 2 * 1024))
+    assert model.cached(0) == states and model.cached(1000) == states + 1000 * PER_TOKEN / 4
+    weights = 2 * (hybrid.parameters - 131_072 * 4096)
+    read = weights + 10 * (1000 * PER_TOKEN / 4 + 2 * states)
+    assert model.step(10, 1000) == pytest.approx(read / BANDWIDTH)

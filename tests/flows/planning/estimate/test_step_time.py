@@ -8,6 +8,7 @@ from apertus_model.rehearsal.rates import Rates
 from flows.planning.estimate import flops
 from flows.planning.estimate.step_time import StepTime, bubble, of_rank, of_step
 from specs.launch import Parallel
+from specs.mamba import Mamba
 from specs.model import ModelSpec
 from tests.flows.planning.segments import segment
 
@@ -86,3 +87,20 @@ def test_a_step_takes_what_its_busiest_rank_takes() -> None:
     ranks = [of_rank(one, 4, rank, RATES).total for rank in range(4)]
     assert of_step(one, 4, RATES).total == max(ranks)
     assert len(set(ranks)) == 4 - 1 or len(set(ranks)) == 4
+
+
+def test_mamba_2_takes_gates_and_its_products_in_the_place_of_scores() -> None:
+    """In half of the layers. A token of a longer sequence takes little more."""
+    eight = ModelSpec(flavour="8b")
+    hybrid = eight.model_copy(update={"mamba": Mamba(layers=list(range(16)))})
+
+    def scores(length: int) -> float:
+        return length * flops.forward(eight, length).scores / 2 * 7 / 2 / RATES.speed("attention", 2)
+
+    found = []
+    for length in (4096, 32_768):
+        plain, half = (step(1, model=one, sequence_length=length).compute for one in (eight, hybrid))
+        found.append((half - (plain - scores(length) / 2)) / length)
+    gates = 16 * 3 * 2 * hybrid.mamba_matrices / RATES.speed("matrix", 2)
+    assert found[0] == pytest.approx(found[1], rel=0.1) and gates < found[0]
+    assert step(1, model=hybrid, activation_checkpointing="full").total > step(1, model=hybrid).total
