@@ -49,8 +49,9 @@ class LayerMemory:
         # tensor parallelism gathers the results of the norms along the sequence before the matrices
         whole = model.dim
         norms = 2 * (self.norm(dim) + b * whole) + self.norm(queries + keys)
+        seen = queries if self.by_operators else keys  # keys and values then exist for each head
         attention = (
-            b * (queries + 2 * keys * self.cp * (1 + self.reads))
+            b * (queries + 2 * seen * self.cp * (1 + self.reads))
             + b * queries
             + 4 * model.n_heads / self.tp
             + 8 * model.head_dim
@@ -89,10 +90,16 @@ class LayerMemory:
         wide = 4 * queries * (13.7 + 3 * self.model.head_dim / chunk)
         return convolved + matrices + wide + self.b * queries
 
+    @property
+    def by_operators(self) -> bool:
+        """Whether no kernel computes attention: those of a GPU refuse a mask where heads share keys."""
+        return self.device == "cuda" and self.masked and self.model.n_kv_heads < self.model.n_heads
+
     def mask(self) -> float:
-        """Bytes of the mask that a layer keeps; the CPU's kernel, and none on a GPU, makes an additive one
-        of the boolean one. Sparse attention has one for every head."""
-        heads = 1 if self.model.attention is None else self.model.n_heads / self.tp
+        """Bytes of the mask that a layer keeps: the CPU's kernel makes an additive one of the boolean one.
+        Sparse attention has one for every head; without a kernel each head keeps its softmax."""
+        one = self.model.attention is None and not self.by_operators
+        heads = 1 if one else self.model.n_heads / self.tp
         whole = (self.tokens / self.rows) * self.cp * (1 + self.reads)
         return self.b * heads * self.tokens * whole if self.masked else 0.0
 

@@ -213,7 +213,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     layers = sum(own_layers)
     first, last = rank == 0, rank == pp - 1
     b = WIDTH[segment.precision.param]
-    masked = device == "cpu" or segment.attention == "sdpa"
+    # the only backend that sees keys of earlier steps
+    masked = device == "cpu" or segment.attention == "sdpa" or any(step.reads for step in model.schedule)
     spread = tp if parallel.sequence_parallel else 1
     tokens = rows * segment.sequence_length / cp
     some = trained_part(segment, tp)
@@ -297,8 +298,9 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     kept_table = 0.0 if segment.objective in OF_SCORES else summed_table
     shard = 4.0 * trained / shards
     every = 4.0 * trained if piped else shard
-    # where all micro-batches wait at once, none has had its backward pass
-    before = every if sum(in_flight) < micro_batches * len(own_layers) else 0.0
+    # where all micro-batches that a gradient sums wait at once, none has had its backward pass
+    summed_batches = micro_batches // segment.separate_gradients
+    before = every if sum(in_flight) < summed_batches * len(own_layers) else 0.0
     # losses of log-probabilities take the tokens of one row at a time
     chunk = min(CHUNK_TOKENS, tokens / rows if segment.objective in OF_SCORES else tokens)
     logits = chunk * words * (4 * chunks(segment) + (b if b == 2 else 0)) * last
