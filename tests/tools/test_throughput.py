@@ -21,7 +21,7 @@ def test_formulas_predict_float8_and_async_tp() -> None:
     """Which change the speed of a row by what they do, in the direction that was published."""
     found = {(row.name, row.gpus): by_formulas(row).speed / row.speed for row in ROWS}
     assert all(
-        0.9 <= ratio < 1.15 for (name, gpus), ratio in found.items() if "float8" in name and gpus != 32
+        0.85 < ratio < 1.15 for (name, gpus), ratio in found.items() if "float8" in name and gpus != 32
     )
     whole = {row.name: by_formulas(row).speed for row in ROWS}
     assert whole["Llama 70B float8"] < whole["Llama 70B float8 async"]
