@@ -71,11 +71,16 @@ class LayerMemory:
         model, b = self.model, self.b
         read = 2 * b * model.dim + self.norm(model.query_dim + model.key_dim)
         if not by_matrix:
-            return self.tokens * (read + self.mixing() + 4 * 2 * model.dim)
+            return self.tokens * (read + self.mixing()) + 2 * self.result(by_matrix)
         assert model.mamba is not None
         convolved = b * (model.query_dim + 2 * model.key_dim) * (model.mamba.conv_width + 1)
-        whole = 4 * 4 * model.n_heads * self.tokens / self.rows
-        return self.tokens * (read + convolved + 4 * 4 * model.query_dim + whole)
+        wide = self.tokens * (read + convolved + 4 * 4 * model.query_dim)
+        return wide + 4 * self.result(by_matrix)
+
+    def result(self, by_matrix: bool) -> float:
+        """Bytes of what is compared: the matrices of all heads and rows, or what each token gets."""
+        matrix = self.model.n_heads * self.tokens / self.rows
+        return 4 * self.tokens * (matrix if by_matrix else self.model.dim)
 
     def mixing(self) -> float:
         """Bytes per token that a mixer of Mamba-2 keeps beside the norms: the inputs of its convolutions and

@@ -280,8 +280,9 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     aligned = segment.objective == "alignment"
     if isinstance(segment, DistillSegment) and aligned:
         # mixers alone, and no layer depends on another
-        one = replace(layer, mamba=True).compared(segment.loss.compare == "matrix")
-        activations, lowest, working = len(model.mamba_layers) * one, 0.0, one / 2
+        mixer, by_matrix = replace(layer, mamba=True), segment.loss.compare == "matrix"
+        activations, lowest = len(model.mamba_layers) * mixer.compared(by_matrix), 0.0
+        working = 2 * mixer.result(by_matrix)  # their difference, and its gradient
         last = False  # no output is computed
     final = in_flight[-1] * tokens * (layer.norm(model.dim / spread) + b * model.dim) * last
     ahead = 1 if single else 2  # a group is gathered while another is computed
@@ -318,7 +319,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
             communication=buffered + gathered + head_copy + teacher.head, moment="loss",
         ),
         replace(
-            base, gradients=before, activations=activations + summed + final, working=teacher.layer,
+            base, gradients=before, working=teacher.layer,
+            activations=0.0 if aligned else activations + summed + final,  # it is done before mixers begin
             communication=buffered + gathered + head_copy + teacher.layers, moment="teacher",
         ),
         replace(
