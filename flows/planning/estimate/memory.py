@@ -271,7 +271,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     activations, lowest = waiting * layer.kept(), max(0, reached[0] - 1) * layer.kept()
     state = tokens * b * model.dim / spread
     summed = sum(bool(step.summed) for step in model.schedule) * state  # outputs that are not passed on
-    returned, working = 0.0, layer.backward()
+    returned = 0.0
+    working = ending = layer.backward()
     if not model.stock and not piped:
         runs = layer_runs(layer, model)
         reached_runs = [run.kept() for step in runs for run in step][untouched(model, segment.trainable) :]
@@ -282,7 +283,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
         # mixers alone, and no layer depends on another
         mixer, by_matrix = replace(layer, mamba=True), segment.loss.compare == "matrix"
         activations, lowest = len(model.mamba_layers) * mixer.compared(by_matrix), 0.0
-        working = 2 * mixer.result(by_matrix)  # their difference, and its gradient
+        working = ending = 2 * mixer.result(by_matrix)  # their difference, and its gradient
         last = False  # no output is computed
     final = in_flight[-1] * tokens * (layer.norm(model.dim / spread) + b * model.dim) * last
     ahead = 1 if single else 2  # a group is gathered while another is computed
@@ -334,7 +335,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
         replace(
             base, gradients=max(before, every - 4.0 * embedding / shards),
             activations=activations - lowest,
-            working=layer.backward(), output=kept_table + states_gradient,
+            working=ending, output=kept_table + states_gradient,
             communication=buffered + left + last_layer + (0.0 if piped else reduced), moment="end",
         ),
         replace(

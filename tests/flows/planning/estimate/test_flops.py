@@ -59,4 +59,6 @@ def test_a_rank_without_a_pipeline_has_its_part_of_all_operations(compare: str) 
         "loss": DistillLoss(compare=compare),
     }
     one = DistillSegment.model_validate(fields)
-    assert flops.of_rank(one, 8, 0) * 8 == one.tokens_per_step * (flops.training(one) + flops.recomputation(one))
+    assert flops.of_rank(one, 8, 0) * 8 == one.tokens_per_step * (
+        flops.training(one) + flops.recomputation(one)
+    )
