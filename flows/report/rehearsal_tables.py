@@ -23,7 +23,7 @@ class Table:
 
     title: str
     headings: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     numbers: int = 1
 
 
