@@ -22,45 +22,60 @@ class Sheet(NamedTuple):
     network: float  # of its network card, bytes per second in one direction
     capability: tuple[int, int]
     matrix: float  # fraction of the peak that large products of random numbers reach
+    float8: float  # the same of those in float8, with the power that it may draw; 0 without float8
     source: str
     clock: float = 1.0  # speed of its products beside that of a GPU that may draw its design power
+    peers: int | None = None  # GPUs of a node among which its links are divided; None: a switch
 
 
 # Large products of normally distributed bfloat16, by the GPU's generation. Sources: H. He, Strangely, Matrix
 # Multiplications on GPUs Run Faster When Given "Predictable" Data (A100); SemiAnalysis, MI300X vs H100 vs
 # H200 Benchmark Part 1: Training, December 2024 (Hopper, and the MI300X with the public software of then).
 AMPERE, HOPPER, CDNA3 = 257 / 312, 720 / 989.5, 620 / 1307
-BLACKWELL = HOPPER  # no source
+HOPPER_FLOAT8, CDNA3_FLOAT8 = 1280 / 1979, 990 / 2614.9
+BLACKWELL, BLACKWELL_FLOAT8 = HOPPER, HOPPER_FLOAT8  # no source
 # An H100 limited to 500 W: 585, 575 and 546 TFLOP/s in bfloat16, and 1,126, 1,083 and 1,141 in float8, for
-# three shapes of 8,192 rows and more (pytorch/FBGEMM, pull request 2546). So products in float8 reach the
-# same fraction of their peak, within 4%.
+# three shapes of 8,192 rows and more (pytorch/FBGEMM, pull request 2546).
 HOPPER_500W = (585.23 + 575.12 + 546.31) / 3 / 989.5
+HOPPER_FLOAT8_500W = (1125.51 + 1082.75 + 1141.38) / 3 / 1979
+
+
+def at_power(watts: float, limited: float, full: float) -> float:
+    """Of a Hopper GPU that may draw so much of its 700 W: a line through what is measured at 500 and 700."""
+    return full + (limited - full) * (700 - watts) / (700 - 500)
 
 
 def clock(watts: float) -> float:
-    """Of a Hopper GPU that may draw so much of its 700 W: a line through what is measured."""
-    return 1 - (1 - HOPPER_500W / HOPPER) * (700 - watts) / (700 - 500)
+    """Of a Hopper GPU that may draw so much of its 700 W."""
+    return at_power(watts, HOPPER_500W, HOPPER) / HOPPER
+
+
+def float8(watts: float) -> float:
+    """The same for the fraction of its peak in float8."""
+    return at_power(watts, HOPPER_FLOAT8_500W, HOPPER_FLOAT8)
 
 
 SHEETS: dict[str, Sheet] = {
-    "A100-40GB": Sheet(1.555e12, 19.5e12, 300e9, 25e9, (8, 0), AMPERE,
+    "A100-40GB": Sheet(1.555e12, 19.5e12, 300e9, 25e9, (8, 0), AMPERE, 0.0,
         "A100: 1,555 GB/s, FP32 19.5 TFLOP/s, NVLink 600 GB/s both ways; DGX A100: 200 Gb/s a GPU"),
-    "A100": Sheet(2.039e12, 19.5e12, 300e9, 25e9, (8, 0), AMPERE,
+    "A100": Sheet(2.039e12, 19.5e12, 300e9, 25e9, (8, 0), AMPERE, 0.0,
         "A100: 2,039 GB/s, FP32 19.5 TFLOP/s, NVLink 600 GB/s both ways; DGX A100: 200 Gb/s a GPU"),
-    "H100": Sheet(3.35e12, 67e12, 450e9, 50e9, (9, 0), HOPPER,
+    "H100": Sheet(3.35e12, 67e12, 450e9, 50e9, (9, 0), HOPPER, float8(700),
         "H100 SXM: 3.35 TB/s, FP32 67 TFLOP/s, NVLink 900 GB/s both ways; DGX H100: 400 Gb/s a GPU"),
-    "H100-HBM2e": Sheet(2.4e12, 67e12, 450e9, 50e9, (9, 0), HOPPER,
+    "H100-HBM2e": Sheet(2.4e12, 67e12, 450e9, 50e9, (9, 0), HOPPER, float8(500),
         "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: 96 GB at 2.4 TB/s, limited to 500 W,"
         " 400 Gb/s a GPU; otherwise an H100 SXM", clock=clock(500)),
-    "H200": Sheet(4.8e12, 67e12, 450e9, 50e9, (9, 0), HOPPER,
+    "H200": Sheet(4.8e12, 67e12, 450e9, 50e9, (9, 0), HOPPER, float8(700),
         "H200 SXM: 4.8 TB/s, FP32 67 TFLOP/s, NVLink 900 GB/s both ways; DGX H200: 400 Gb/s a GPU"),
-    "GH200": Sheet(4.0e12, 67e12, 450e9, 25e9, (9, 0), HOPPER,
-        "GH200: HBM3 4 TB/s, FP32 67 TFLOP/s, NVLink 900 GB/s both ways; Slingshot: 200 Gb/s a GPU; 560 W as"
-        " the Apertus report measured, since CPU and GPU share the power of the module", clock=clock(560)),
-    "B200": Sheet(8.0e12, 75e12, 900e9, 50e9, (10, 0), BLACKWELL,
+    "GH200": Sheet(4.0e12, 67e12, 450e9, 25e9, (9, 0), HOPPER, float8(560),
+        "GH200: HBM3 4 TB/s, FP32 67 TFLOP/s; 150 GB/s of NVLink to each of three others (arXiv 2408.11556,"
+        " figure 1, Alps); Slingshot: 200 Gb/s a GPU; 560 W as the Apertus report measured, since CPU and GPU"
+        " share the power of the module", clock=clock(560), peers=3),
+    "B200": Sheet(8.0e12, 75e12, 900e9, 50e9, (10, 0), BLACKWELL, BLACKWELL_FLOAT8,
         "DGX B200, for 8: 64 TB/s, FP32 600 TFLOP/s, NVLink 14.4 TB/s both ways; 400 Gb/s a GPU"),
-    "MI300X": Sheet(5.3e12, 163.4e12, 448e9, 50e9, (9, 4), CDNA3,
-        "MI300X: 5.3 TB/s, FP32 163.4 TFLOP/s, 7 links of 128 GB/s both ways; network as of an H100"),
+    "MI300X": Sheet(5.3e12, 163.4e12, 448e9, 50e9, (9, 4), CDNA3, CDNA3_FLOAT8,
+        "MI300X: 5.3 TB/s, FP32 163.4 TFLOP/s, 7 links of 128 GB/s both ways; network as of an H100",
+        peers=7),
 }  # fmt: skip
 assert set(SHEETS) == set(GPUS)
 
@@ -116,9 +131,11 @@ class Rates:
             ValueError: the GPU has no float8.
         """
         sheet, gpu = SHEETS[self.name], GPUS[self.name]
-        peak = gpu.float8_flops if width == 1 else gpu.bf16_flops if width == 2 else sheet.float32_flops
-        if peak is None:
-            raise ValueError(f"{self.name} multiplies nothing in float8")
+        if width == 1:
+            if gpu.float8_flops is None:
+                raise ValueError(f"{self.name} multiplies nothing in float8")
+            return gpu.float8_flops * sheet.float8
+        peak = gpu.bf16_flops if width == 2 else sheet.float32_flops
         return peak * sheet.clock * (sheet.matrix if kind == "matrix" else ATTENTION)
 
     def compute(self, operations: float, moved: float, kind: str, width: int) -> float:
@@ -130,8 +147,8 @@ class Rates:
 
     def bound(self, seconds: Mapping[str, float]) -> float:
         """The most of its peak that the GPU can use, were nothing waited for: the share of matrix products
-        and attention in the time of all operators, at the rates of the data sheet. `seconds`: predicted ones
-        by class."""
+        and attention in the time of all operators, at the rates of the data sheet in bfloat16. `seconds`:
+        predicted ones by class."""
         sheet = SHEETS[self.name]
         products = sheet.clock * (seconds["matrix"] * sheet.matrix + seconds["attention"] * ATTENTION)
         return products / (products + seconds["memory"] * MEMORY)
@@ -143,11 +160,14 @@ class Rates:
 
     def between(self, kind: str, size: float, number: int, nodes: int) -> float:
         """Seconds of a collective of `number` ranks on `nodes` nodes: alpha-beta. Bytes go around a ring;
-        over the network through the cards of all its GPUs in a node. Its steps are as many as a tree's."""
+        over the network through the cards of all its GPUs in a node, and without a switch over the links
+        between those. Its steps are as many as a tree's."""
         if number < 2:
             return 0.0
         sheet, level = SHEETS[self.name], "node" if nodes == 1 else "network"
         bandwidth = sheet.link * LINK
+        if sheet.peers is not None:
+            bandwidth *= max(1, number // nodes - 1) / sheet.peers
         if nodes > 1:
             bandwidth = min(bandwidth, sheet.network * number / nodes)
         passes, hops = 1.0, (number - 1).bit_length()

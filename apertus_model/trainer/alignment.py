@@ -127,9 +127,7 @@ class Alignment(Objective):
     def _number(self, hidden: Tensor) -> Tensor:
         """Rows, or tokens, of a micro-batch: float64."""
         rows, length = hidden.shape[:2]
-        return torch.tensor(
-            rows if self._by_row else rows * length, dtype=torch.float64, device=hidden.device
-        )
+        return hidden.new_full((), rows if self._by_row else rows * length, dtype=torch.float64)
 
     def loss(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch

@@ -3,8 +3,9 @@ the update.
 
 The rows of a batch are those of source 0, then of source 1, and so on, equally many. The gradient of each
 source's mean loss is taken when its last micro-batch is done; all of them are held until the step's last, k
-times the memory of one. Under FSDP and tensor parallelism a rank holds shards: the sums over elements are
-added up over the ranks that have different ones, and a parameter that ranks repeat counts once.
+times the memory of one. Weights stay on the GPU, so that no step waits for them. Under FSDP and tensor
+parallelism a rank holds shards: the sums over elements are added up over the ranks that have different ones,
+and a parameter that ranks repeat counts once.
 
 Invariant: all ranks have the same weights, bit for bit: rank 0 tells the others what it measured.
 """
@@ -12,7 +13,7 @@ Invariant: all ranks have the same weights, bit for bit: rank 0 tells the others
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,15 +22,17 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from apertus_model.losses.cross_entropy import VocabShard, cross_entropy, total_weight
 from apertus_model.model.init import local_part
+from apertus_model.model.on_host import copy_to
 from apertus_model.trainer.objectives import Extras, MicroBatch, MicroBatchLoss, SeparateGradients
 from specs.stages.domain_weights import WeightUpdate
 
 POINTS = 64  # of the trajectory in the facts of a checkpoint; rows of metrics have every step
 Pairs = Sequence[tuple[Tensor, Tensor]]
+Weights = TypeVar("Weights")
 
 
 def inner_products(pairs_of_parameters: Iterable[Pairs]) -> Tensor:
-    """The sums over parameters of <a, b>: (products,), float64, on the host, the same on all ranks. Each item
+    """The sums over parameters of <a, b>: (products,), float64, the same on all ranks. Each item
     has one pair for each product, of gradients of the same parameter: tensors, or DTensors without pending
     sums. Collective where there are ranks."""
     groups: dict[Any, Tensor] = {}  # sums of this rank, by how it shares parameters with others
@@ -48,7 +51,7 @@ def inner_products(pairs_of_parameters: Iterable[Pairs]) -> Tensor:
     total = torch.stack(whole).sum(0)
     if dist.is_initialized():
         dist.broadcast(total, 0)
-    return total.cpu()
+    return total
 
 
 def scores(products: Tensor, norms: Tensor, largest: float) -> Tensor:
@@ -71,7 +74,7 @@ def updated(log_weights: Tensor, found: Tensor, rate: float, settings: WeightUpd
     return new
 
 
-def thinned(trajectory: dict[str, list[float]]) -> dict[str, list[float]]:
+def thinned(trajectory: dict[str, Weights]) -> dict[str, Weights]:
     """The steps of a trajectory that are multiples of the smallest power of two that leaves `POINTS` or
     fewer up to the last."""
     every, last = 1, max(map(int, trajectory))
@@ -116,11 +119,11 @@ class DomainWeights(SeparateGradients):
         self._log_weights = torch.full((k,), 1 / k, dtype=torch.float64).log()
         self._sum = torch.zeros(k, dtype=torch.float64)
         self._steps = 0
-        self._trajectory: dict[str, list[float]] = {}
+        self._trajectory: dict[str, Tensor] = {}
 
     @property
     def weights(self) -> Tensor:
-        """Of the last step: (sources with a weight,), float64, on the host."""
+        """Of the last step: (sources with a weight,), float64."""
         return self._log_weights.exp()
 
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
@@ -154,36 +157,38 @@ class DomainWeights(SeparateGradients):
     def combine(self, parameters: Sequence[Tensor], step: int) -> dict[str, Tensor]:
         gradients, self._gradients = self._gradients, []
         norms = inner_products([(one, one) for one in of] for of in zip(*gradients, strict=True)).sqrt()
-        scales = (self._clip / norms).clamp(max=1.0)
-        products = scales[self._weighted] * inner_products(
-            self._with_goal(of, scales.tolist()) for of in zip(*gradients, strict=True)
+        scales = (self._clip / norms).clamp(max=1.0).unbind()
+        weighted = torch.stack([scales[source] for source in self._weighted])
+        products = weighted * inner_products(
+            self._with_goal(of, scales) for of in zip(*gradients, strict=True)
         )
-        found = scores(products, norms * scales, self._settings.largest)
-        self._log_weights = updated(self._log_weights, found, self._rate(step - 1), self._settings)
-        self._sum = self._sum + self.weights
+        found = scores(products, norms * torch.stack(scales), self._settings.largest)
+        before = copy_to(self._log_weights, found.device)
+        self._log_weights = updated(before, found, self._rate(step - 1), self._settings)
+        self._sum = copy_to(self._sum, found.device) + self.weights
         self._steps += 1
-        self._trajectory = thinned({**self._trajectory, str(step): self.weights.tolist()})
-        factors = (self.weights * scales[self._weighted]).tolist()
+        self._trajectory = thinned({**self._trajectory, str(step): self.weights})
+        factors = (self.weights * weighted).unbind()
         for index, parameter in enumerate(parameters):
             total = torch.zeros_like(parameter)
             for source, factor in zip(self._weighted, factors, strict=True):
-                total.add_(gradients[source][index], alpha=factor)
+                total.add_(gradients[source][index] * factor)
             parameter.grad = total
-        return self._columns(products, parameters[0].device)
+        return self._columns(products)
 
-    def _with_goal(self, gradients: Sequence[Tensor], scales: Sequence[float]) -> Pairs:
+    def _with_goal(self, gradients: Sequence[Tensor], scales: Sequence[Tensor]) -> Pairs:
         """The gradient of each source that has a weight, with the sum of the targets' clipped ones."""
         goal = torch.zeros_like(gradients[0])
         for target in self._targets:
-            goal.add_(gradients[target], alpha=scales[target])
+            goal.add_(gradients[target] * scales[target])
         return [(gradients[source], goal) for source in self._weighted]
 
-    def _columns(self, products: Tensor, device: torch.device) -> dict[str, Tensor]:
+    def _columns(self, products: Tensor) -> dict[str, Tensor]:
         mean = self._sum / self._steps
         return {
-            f"{name}/{source}": torch.tensor([value, 1.0], dtype=torch.float64, device=device)
+            f"{name}/{source}": torch.stack([value, torch.ones_like(value)])
             for name, values in (("weight", self.weights), ("mean_weight", mean), ("alignment", products))
-            for source, value in zip(self._names, values.tolist(), strict=True)
+            for source, value in zip(self._names, values.unbind(), strict=True)
         }
 
     def state(self) -> dict[str, Any]:
@@ -194,16 +199,16 @@ class DomainWeights(SeparateGradients):
                 "log": self._log_weights.tolist(),
                 "sum": self._sum.tolist(),
                 "steps": self._steps,
-                "trajectory": self._trajectory,
+                "trajectory": {step: weights.tolist() for step, weights in self._trajectory.items()},
             }
         }
 
     def results(self) -> dict[str, Any]:
         """The weight of each source by step."""
         return {
-            f"trajectory/{source}/{step}": weights[position]
-            for position, source in enumerate(self._names)
+            f"trajectory/{source}/{step}": weight
             for step, weights in self._trajectory.items()
+            for source, weight in zip(self._names, weights.tolist(), strict=True)
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -211,4 +216,6 @@ class DomainWeights(SeparateGradients):
         self._log_weights = torch.tensor(stored["log"], dtype=torch.float64)
         self._sum = torch.tensor(stored["sum"], dtype=torch.float64)
         self._steps = stored["steps"]
-        self._trajectory = stored["trajectory"]
+        self._trajectory = {
+            step: torch.tensor(weights, dtype=torch.float64) for step, weights in stored["trajectory"].items()
+        }

@@ -33,6 +33,7 @@ from flows.report.content import collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
 from flows.report.memorisation import MEASURES, Memorised
 from flows.report.rehearsal_charts import RehearsedPart, rehearsals
+from flows.report.rehearsal_tables import by_stage, tables
 from flows.report.results import PROMPTS, agreement_rows, numbers, undrawn
 from flows.report.run_data import Part, Run
 from specs.stages.evaluate_tokenizers import OF_LANGUAGE, OF_VOCABULARY, OVER_LANGUAGES
@@ -57,6 +58,8 @@ def render(plan: Plan, rehearsed: Sequence[RehearsedPart] = ()) -> str:
     return environment.from_string(_asset("template.html.jinja")).render(
         run=run,
         charts=charts,
+        rehearsed=by_stage(rehearsed),
+        rehearsed_tables=tables,
         drawing=draw({box.name: box.reads for box in run.boxes}, {box.name: box.after for box in run.boxes}),
         box={"width": WIDTH, "height": HEIGHT},
         boxes={stage.name: stage for stage in run.boxes},
@@ -103,7 +106,7 @@ class Charts:
     rewards: list[Figure] = field(default_factory=list)
     tokenizers: list[Figure] = field(default_factory=list)
     languages: list[Figure] = field(default_factory=list)
-    rehearsals: list[Figure] = field(default_factory=list)
+    rehearsals: dict[str, list[Figure]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run, rehearsed: Sequence[RehearsedPart] = ()) -> Charts:
@@ -156,7 +159,7 @@ class Charts:
             *self.rewards,
             *self.tokenizers,
             *self.languages,
-            *self.rehearsals,
+            *(figure for figures in self.rehearsals.values() for figure in figures),
         ]
 
     @property

@@ -32,6 +32,7 @@ NAMES = {
 class RehearsedPart:
     """A part of a stage, with the ranks that were rehearsed."""
 
+    stage: str
     name: str
     gpus: int
     gpu: str
@@ -39,16 +40,23 @@ class RehearsedPart:
     bubble: float  # as a fraction of the time of the busiest rank
     tokens_per_second_per_gpu: float | None
     ranks: dict[int, Rehearsed]
+    planned: dict[int, float]  # bytes at the peak, by the formulas
+    failures: list[str]  # of ranks that do not build
+
+    @property
+    def busiest(self) -> tuple[int, Rehearsed]:
+        """The rank with the largest peak."""
+        return max(self.ranks.items(), key=lambda item: item[1].memory.total)
 
 
-def rehearsals(parts: Sequence[RehearsedPart]) -> list[Figure]:
-    """Two charts for each part that was rehearsed."""
-    return [figure for part in parts if part.ranks for figure in (_memory(part), _time(part))]
+def rehearsals(parts: Sequence[RehearsedPart]) -> dict[str, list[Figure]]:
+    """Two charts for each part that was rehearsed, by its name."""
+    return {part.name: [_memory(part), _time(part)] for part in parts if part.ranks}
 
 
 def _memory(part: RehearsedPart) -> Figure:
     """Of the rank with the largest peak."""
-    rank, found = max(part.ranks.items(), key=lambda item: item[1].memory.total)
+    rank, found = part.busiest
     used = [
         index
         for index, kind in enumerate(KINDS)

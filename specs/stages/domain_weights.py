@@ -49,7 +49,7 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
     targets. `learned: {from: <this stage>}` of a mixture reads the mean of the weights. No training starts
     from the model itself."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     RESULT: ClassVar[str] = "domain_weights"
     kind: Literal["domain_weights"] = identity()
     model: ModelSpec = identity()

@@ -9,19 +9,28 @@ import pytest
 from apertus_model.losses import cross_entropy
 from specs.launch import Launch
 from specs.layout import misfits
-from tools.throughput import MARK, MODELS, PAGE, Row, apertus, by_formulas, torchtitan
+from tools.throughput import (
+    FRAGMENTS,
+    MARK,
+    MODELS,
+    PAGE,
+    UNKNOWN,
+    Row,
+    apertus,
+    by_formulas,
+    torchtitan,
+)
 
 TEXT = PAGE.read_text().partition(f"<!-- {MARK} -->")[2].partition(f"<!-- end of {MARK} -->")[0]
 LINES = [line.strip() for line in TEXT.strip().splitlines()][1:]
 ROWS = [*torchtitan(), *apertus()]
-LIGHTER = ("Llama 8B", "Llama 405B float8 async 1f1b")  # by more than 10%
 
 
 def test_formulas_predict_float8_and_async_tp() -> None:
     """Which change the speed of a row by what they do, in the direction that was published."""
     found = {(row.name, row.gpus): by_formulas(row).speed / row.speed for row in ROWS}
     assert all(
-        0.9 <= ratio < 1.15 for (name, gpus), ratio in found.items() if "float8" in name and gpus != 32
+        0.85 < ratio < 1.15 for (name, gpus), ratio in found.items() if "float8" in name and gpus != 32
     )
     whole = {row.name: by_formulas(row).speed for row in ROWS}
     assert whole["Llama 70B float8"] < whole["Llama 70B float8 async"]
@@ -55,20 +64,15 @@ def test_the_table_has_every_row_in_order() -> None:
 @pytest.mark.parametrize(
     "index", range(len(ROWS)), ids=lambda index: f"{ROWS[index].name} {ROWS[index].gpus}"
 )
-def test_a_speed_is_predicted_within_15_percent_or_the_row_says_why_not(index: int) -> None:
+def test_a_row_says_why_its_speed_is_15_percent_off_or_its_memory_10(index: int) -> None:
     line, row = LINES[index], ROWS[index]
-    published, _, predicted, ratio = re.split(r" {2,}", line)[3:7]
+    published, memory, predicted, ratio, _, peak, *why = [*re.split(r" {2,}", line)[3:], ""]
     found = float(predicted.replace(",", "")) / float(published.replace(",", ""))
     assert found == pytest.approx(float(ratio), abs=0.006)
-    assert (0.85 < found < 1.15) == (not row.off)
-    assert line.endswith(row.off)
-
-
-@pytest.mark.parametrize("index", range(len(ROWS)))
-def test_memory_is_predicted_within_10_percent_or_the_page_says_why_not(index: int) -> None:
-    memory, ratio = re.split(r" {2,}", LINES[index])[4], re.split(r" {2,}", LINES[index])[8:9]
-    if memory != "-" and not 0.9 <= float(ratio[0]) <= 1.1:
-        assert ROWS[index].name in LIGHTER
+    fits = memory == "-" or 0.9 <= float(peak) <= 1.1
+    assert (row.off == UNKNOWN) == (not 0.85 < found < 1.15)
+    assert (row.off == FRAGMENTS) == (not fits)
+    assert why[0] == row.off
 
 
 def test_whole_logits_take_what_the_chunks_of_ours_do_not() -> None:

@@ -121,6 +121,7 @@ def _write_report(target: Path, made: Plan, found: list[rehearsal.PartResult]) -
 
     parts = [
         RehearsedPart(
+            stage=part.stage,
             name=part.part,
             gpus=part.gpus,
             gpu=part.gpu,
@@ -130,6 +131,8 @@ def _write_report(target: Path, made: Plan, found: list[rehearsal.PartResult]) -
             ranks={
                 rank.rank: rank.report.rehearsed for rank in part.ranks if rank.report.rehearsed is not None
             },
+            planned={rank.rank: rank.planned_memory["total"] for rank in part.ranks},
+            failures=[f"rank {rank}: {failure.error} ({failure.place})" for rank, failure in part.failures],
         )
         for part in found
     ]

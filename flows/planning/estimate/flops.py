@@ -210,6 +210,8 @@ def of_rank(segment: Segment, processes: int, rank: int) -> float:
     """Of one step, with recomputation, on each GPU with index `rank` in its pipeline."""
     model, parallel = segment.model, segment.parallel
     whole = training(segment) + recomputation(segment)
+    if parallel.pp == 1:
+        return segment.tokens_per_step * whole / processes
     empty = model.without_method.model_copy(update={"n_layers": 0, "mamba": None})
     none = segment.model_copy(update={"model": empty})
     output = training(none) + recomputation(none)

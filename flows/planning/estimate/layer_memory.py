@@ -62,8 +62,9 @@ class LayerMemory:
         # tensor parallelism gathers the results of the norms along the sequence before the matrices
         whole = model.dim
         norms = 2 * (self.norm(dim) + b * whole) + self.norm(queries + keys) * model.qk_norm
+        seen = queries if self.by_operators else keys  # keys and values then exist for each head
         attention = (
-            b * (queries + 2 * keys * self.cp * (1 + self.reads))
+            b * (queries + 2 * seen * self.cp * (1 + self.reads))
             + b * queries
             + 4 * model.n_heads / self.tp
             + 8 * model.head_dim
@@ -84,20 +85,31 @@ class LayerMemory:
         model, b = self.model, self.b
         read = 2 * b * model.dim + self.norm(model.query_dim + model.key_dim)
         if not by_matrix:
-            return self.tokens * (read + self.mixing() + 4 * 2 * model.dim)
+            return self.tokens * (read + self.mixing()) + 2 * self.result(by_matrix)
         assert model.mamba is not None
         convolved = b * (model.query_dim + 2 * model.key_dim) * (model.mamba.conv_width + 1)
-        whole = 4 * 4 * model.n_heads * self.tokens / self.rows
-        return self.tokens * (read + convolved + 4 * 4 * model.query_dim + whole)
+        wide = self.tokens * (read + convolved + 4 * 4 * model.query_dim)
+        return wide + 4 * self.result(by_matrix)
+
+    def result(self, by_matrix: bool) -> float:
+        """Bytes of what is compared: the matrices of all heads and rows, or what each token gets."""
+        matrix = self.model.n_heads * self.tokens / self.rows
+        return 4 * self.tokens * (matrix if by_matrix else self.model.dim)
 
     def mixing(self) -> float:
         """Bytes per token that a mixer of Mamba-2 keeps beside the norms."""
         return mixing(self.model, self.tokens / self.rows, self.b, self.tp)
 
+    @property
+    def by_operators(self) -> bool:
+        """Whether no kernel computes attention: those of a GPU refuse a mask where heads share keys."""
+        return self.device == "cuda" and self.masked and self.model.n_kv_heads < self.model.n_heads
+
     def mask(self) -> float:
-        """Bytes of the mask that a layer keeps; the CPU's kernel, and none on a GPU, makes an additive one
-        of the boolean one. Sparse attention has one for every head."""
-        heads = 1 if self.model.attention is None else self.model.n_heads / self.tp
+        """Bytes of the mask that a layer keeps: the CPU's kernel makes an additive one of the boolean one.
+        Sparse attention has one for every head; without a kernel each head keeps its softmax."""
+        one = self.model.attention is None and not self.by_operators
+        heads = 1 if one else self.model.n_heads / self.tp
         whole = (self.tokens / self.rows) * self.cp * (1 + self.reads)
         return self.b * heads * self.tokens * whole if self.masked else 0.0
 

@@ -216,7 +216,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     layers = sum(own_layers)
     first, last = rank == 0, rank == pp - 1
     b = WIDTH[segment.precision.param]
-    masked = device == "cpu" or segment.attention == "sdpa"
+    # the only backend that sees keys of earlier steps
+    masked = device == "cpu" or segment.attention == "sdpa" or any(step.reads for step in model.schedule)
     spread = tp if parallel.sequence_parallel else 1
     tokens = rows * segment.sequence_length / cp
     some = trained_part(segment, tp)
@@ -273,7 +274,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     activations, lowest = waiting * layer.kept(), max(0, reached[0] - 1) * layer.kept()
     state = tokens * b * model.dim / spread
     summed = sum(bool(step.summed) for step in model.schedule) * state  # outputs that are not passed on
-    returned, working = 0.0, layer.backward()
+    returned = 0.0
+    working = ending = layer.backward()
     if not model.stock and not piped:
         runs = layer_runs(layer, model)
         reached_runs = [run.kept() for step in runs for run in step][untouched(model, segment.trainable) :]
@@ -282,8 +284,9 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     aligned = segment.objective == "alignment"
     if isinstance(segment, DistillSegment) and aligned:
         # mixers alone, and no layer depends on another
-        one = replace(layer, mamba=True).compared(segment.loss.compare == "matrix")
-        activations, lowest, working = len(model.mamba_layers) * one, 0.0, one / 2
+        mixer, by_matrix = replace(layer, mamba=True), segment.loss.compare == "matrix"
+        activations, lowest = len(model.mamba_layers) * mixer.compared(by_matrix), 0.0
+        working = ending = 2 * mixer.result(by_matrix)  # their difference, and its gradient
         last = False  # no output is computed
     final = in_flight[-1] * tokens * (layer.norm(model.dim / spread) + b * model.dim) * last
     ahead = 1 if single else 2  # a group is gathered while another is computed
@@ -300,8 +303,9 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     kept_table = 0.0 if segment.objective in OF_SCORES else summed_table
     shard = 4.0 * trained / shards
     every = 4.0 * trained if piped else shard
-    # where all micro-batches wait at once, none has had its backward pass
-    before = every if sum(in_flight) < micro_batches * len(own_layers) else 0.0
+    # where all micro-batches that a gradient sums wait at once, none has had its backward pass
+    summed_batches = micro_batches // segment.separate_gradients
+    before = every if sum(in_flight) < summed_batches * len(own_layers) else 0.0
     # losses of log-probabilities take the tokens of one row at a time
     chunk = min(CHUNK_TOKENS, tokens / rows if segment.objective in OF_SCORES else tokens)
     logits = chunk * words * (4 * chunks(segment) + (b if b == 2 else 0)) * last
@@ -319,7 +323,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
             communication=buffered + gathered + head_copy + teacher.head, moment="loss",
         ),
         replace(
-            base, gradients=before, activations=activations + summed + final, working=teacher.layer,
+            base, gradients=before, working=teacher.layer,
+            activations=0.0 if aligned else activations + summed + final,  # it is done before mixers begin
             communication=buffered + gathered + head_copy + teacher.layers, moment="teacher",
         ),
         replace(
@@ -333,7 +338,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
         replace(
             base, gradients=max(before, every - 4.0 * embedding / shards),
             activations=activations - lowest,
-            working=layer.backward(), output=kept_table + states_gradient,
+            working=ending, output=kept_table + states_gradient,
             communication=buffered + left + last_layer + (0.0 if piped else reduced), moment="end",
         ),
         replace(

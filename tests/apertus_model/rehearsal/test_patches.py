@@ -14,6 +14,7 @@ from apertus_model.rehearsal.patches import MissingTarget, Patch
 from apertus_model.rehearsal.rates import (
     ATTENTION,
     HOPPER,
+    LINK,
     MEMORY,
     SHEETS,
     Rates,
@@ -91,7 +92,7 @@ def test_an_operator_takes_the_longer_of_computing_and_moving() -> None:
     assert RATES.compute(989.5e12, 0, "matrix", 4) == pytest.approx(989.5 / 67 / HOPPER)
     assert RATES.compute(989.5e12, 0, "attention", 2) == pytest.approx(1 / ATTENTION)
     assert RATES.compute(1, 3.35e12, "attention", 2) == pytest.approx(1 / MEMORY)
-    assert RATES.compute(1979e12, 0, "matrix", 1) == pytest.approx(1 / HOPPER)
+    assert RATES.compute(1280e12, 0, "matrix", 1) == pytest.approx(1)
     with pytest.raises(ValueError, match="A100 multiplies nothing in float8"):
         Rates("A100", 8).compute(1, 0, "matrix", 1)
     limited = Rates("H100-HBM2e", 8)
@@ -112,8 +113,10 @@ def test_a_gpu_with_a_lower_power_limit_multiplies_more_slowly() -> None:
     """Measured at 500 W: 569 of 720 TFLOP/s in bfloat16, and on average 1,117 in float8."""
     assert clock(700) == 1
     assert clock(500) == pytest.approx(568.9 / 720, rel=1e-3)
-    assert 1979 * HOPPER * clock(500) == pytest.approx((1125.51 + 1082.75 + 1141.38) / 3, rel=0.04)
     assert clock(600) == pytest.approx((1 + clock(500)) / 2)
+    assert Rates("H200", 8).speed("matrix", 1) == pytest.approx(1280e12)
+    assert Rates("H100-HBM2e", 8).speed("matrix", 1) == pytest.approx(1117e12, rel=1e-3)
+    assert Rates("GH200", 4).speed("matrix", 1) == pytest.approx((0.7 * 1117 + 0.3 * 1280) * 1e12, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -151,3 +154,19 @@ def test_a_collective_takes_its_latency_and_its_bytes_over_the_slowest_link(
     kind: str, ranks: list[int], seconds: float
 ) -> None:
     assert RATES.collective(kind, 1e9, ranks) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "seconds"),
+    [
+        ("all-gather", [0, 1], 0.5 * 1e9 / 150e9),
+        ("send", [0, 3], 1e9 / 150e9),
+        ("all-gather", [0, 1, 2, 3], 0.75 * 1e9 / 450e9),
+        ("all-gather", [0, 1, 4, 5], 0.75 * 1e9 / 50e9 * LINK),  # the network's two cards are slower
+    ],
+)
+def test_without_a_switch_two_gpus_have_the_links_between_them_alone(
+    kind: str, ranks: list[int], seconds: float
+) -> None:
+    """Four GH200 of a node, each with a third of its links to each of the others."""
+    assert Rates("GH200", 4).collective(kind, 1e9, ranks) == pytest.approx(seconds / LINK, rel=0.01)

@@ -12,7 +12,7 @@ import torch
 from apertus_model.rehearsal import fake_cuda
 from apertus_model.rehearsal.observer import _blocks
 from apertus_model.rehearsal.records import Task
-from flows.execution.rehearsal import run_rank
+from flows.execution.rehearsal import rehearse, run_rank
 from specs.stages.training import Segment
 from tools.published import plan_of
 
@@ -59,6 +59,25 @@ def test_the_host_waits_for_the_gpu_once_in_a_step(recipe: str) -> None:
                 for line in report.rehearsed.synchronisations
             ]
             assert waits == [("apertus_model/trainer/lifecycle.py", "tolist", 1)], layout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not fake_cuda.possible(), reason=f"no {fake_cuda.COMPILER}, which compiles the fake CUDA")
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        ("domain-weights-mini", "proxy-target-28"),
+        ("mamba-mini", "align-orient-28"),
+        ("distill-mini", "student-forward-28"),
+        ("mini", "align-qrpo"),
+    ],
+)
+def test_so_it_does_with_other_objectives(recipe: str, name: str) -> None:
+    part = next(one for one in plan_of(recipe).estimates.parts if one.node.name == name)
+    found = rehearse(part, "H100", 8, 0).ranks[0].report
+    assert found.rehearsed is not None, found.failure
+    waits = [(line.place.split(":")[0], line.calls) for line in found.rehearsed.synchronisations]
+    assert waits == [("apertus_model/trainer/lifecycle.py", 1)]
 
 
 @pytest.mark.parametrize(

@@ -195,9 +195,9 @@ def test_tasks_whose_steps_do_the_same_are_one(change: dict[str, Any], same: boo
 
 @pytest.mark.slow
 @needs_compiler
-def test_tables_show_each_rank_and_the_largest_tensors(tiny: str, tmp_path: Path) -> None:
-    layout = "stages.cooldown.launch={processes: 4, parallel: {pp: 2}}"
-    result = run(tiny, "cooldown", "--set", layout, "--gpu", "A100", store=tmp_path)
+def test_tables_and_report_show_each_rank_and_the_largest_tensors(tiny: str, tmp_path: Path) -> None:
+    layout, page = "stages.cooldown.launch={processes: 4, parallel: {pp: 2}}", tmp_path / "report.html"
+    result = run(tiny, "cooldown", "--set", layout, "--gpu", "A100", "--report", str(page), store=tmp_path)
     assert result.exit_code == 0, result.output
     for text in (
         "cooldown: 4 GPUs",
@@ -207,6 +207,8 @@ def test_tables_show_each_rank_and_the_largest_tensors(tiny: str, tmp_path: Path
         "on A100",
     ):
         assert text in result.output
+    for text in ("Rehearsal of cooldown", "Collectives of a step of rank", "of the A100", "reduce-scatter"):
+        assert text in page.read_text()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -34,15 +35,17 @@ def rehearsed(peak: int, *, waited: float = 2.0) -> Rehearsed:
     )  # fmt: skip
 
 
-def part(name: str = "pretrain/1") -> RehearsedPart:
+def part(name: str = "pretrain/1", stage: str = "pretrain") -> RehearsedPart:
     return RehearsedPart(
-        name=name, gpus=4096, gpu="GH200", limit=96e9, bubble=0.5, tokens_per_second_per_gpu=812.0,
+        stage=stage, name=name, gpus=4096, gpu="GH200", limit=96e9, bubble=0.5,
+        tokens_per_second_per_gpu=812.0,
         ranks={0: rehearsed(60 * GB), 512: rehearsed(70 * GB, waited=0.75)},
+        planned={0: 63 * GB, 512: 70 * GB}, failures=[],
     )  # fmt: skip
 
 
 def test_memory_is_stacked_by_kind_for_the_rank_with_the_largest_peak() -> None:
-    memory, _ = rehearsals([part()])
+    memory, _ = rehearsals([part()])["pretrain/1"]
     assert memory.title == "Memory of a step: pretrain/1, rank 512 of 4,096"
     assert memory.summary == "Peak 70.0 GB; dashed: the 96 GB of the GH200."
     drawn = {trace["name"]: list(trace["y"]) for trace in memory.plot["data"] if trace.get("stackgroup")}
@@ -53,7 +56,7 @@ def test_memory_is_stacked_by_kind_for_the_rank_with_the_largest_peak() -> None:
 
 
 def test_the_bars_of_a_rank_are_the_time_of_its_step() -> None:
-    _, time = rehearsals([part()])
+    _, time = rehearsals([part()])["pretrain/1"]
     bars = {trace["name"]: list(trace["x"]) for trace in time.plot["data"]}
     assert bars == {
         "matrix products": [3, 3],
@@ -66,15 +69,23 @@ def test_the_bars_of_a_rank_are_the_time_of_its_step() -> None:
     assert time.summary == "812 tokens per second and GPU."
 
 
-def test_the_page_has_a_section_for_what_was_rehearsed(planned: Callable[..., Plan]) -> None:
+def test_the_report_has_a_page_for_each_stage_that_was_rehearsed(planned: Callable[..., Plan]) -> None:
     hostile = "</script><img src=x onerror=alert(2)>"
-    page = Page(render(planned(), [part(), part(hostile)]))
+    refused = replace(part("sft", "sft"), ranks={}, failures=["rank 3: 7 heads for tp 2"])
+    page = Page(render(planned(), [part(), part(hostile), refused]))
     assert "A step of single ranks" in page.text and hostile in page.text
     assert not [element for element in page.elements if element[0] == "img"]
     assert len(page.figures) == 1 + 4
+    pages = [facts["id"] for name, facts in page.elements if facts.get("class") == "page"]
+    assert pages == ["rehearsal-1", "rehearsal-2"]
+    links = [facts["href"] for name, facts in page.elements if name == "a" and "href" in facts]
+    assert {f"#{name}" for name in pages} <= {*links}
+    assert "sft, rank 3: 7 heads for tp 2" in page.text
+    for text in ("GB at the peak of a step", "+5.0%", "Collectives of a step of rank 512"):
+        assert text in page.text
     assert "A step of single ranks" not in Page(render(planned())).text
 
 
-@pytest.mark.parametrize("parts", [[], [RehearsedPart("p", 1, "H100", 80e9, 0.0, None, {})]])
+@pytest.mark.parametrize("parts", [[], [replace(part(), ranks={})]])
 def test_what_does_not_build_has_no_charts(parts: list[RehearsedPart]) -> None:
-    assert rehearsals(parts) == []
+    assert rehearsals(parts) == {}

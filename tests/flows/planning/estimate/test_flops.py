@@ -8,6 +8,7 @@ from flows.planning.estimate import flops
 from specs.hugging_face import hugging_face_config
 from specs.mamba import Mamba
 from specs.model import ModelSpec
+from specs.stages.distill import DistillLoss, DistillSegment
 from tests.flows.planning.segments import segment
 
 
@@ -54,3 +55,18 @@ def test_sampling_makes_the_products_that_are_expected(mamba: Mamba | None) -> N
         network(prompts)
     if mamba is None:  # else as in training, by chunks that are filled up
         assert counter.get_total_flops() == flops.scored(model, 3 * 17, 17)
+
+
+@pytest.mark.parametrize("compare", ["logits", "hidden", "matrix"])
+def test_a_rank_without_a_pipeline_has_its_part_of_all_operations(compare: str) -> None:
+    """Also of mixers that are compared with a teacher's attention, where no output layer runs."""
+    model = ModelSpec(flavour="1.5b").model_copy(update={"mamba": Mamba(layers=[0, 2])})
+    fields = segment("1.5b").model_dump() | {
+        "model": model,
+        "teacher": ModelSpec(flavour="1.5b"),
+        "loss": DistillLoss(compare=compare),
+    }
+    one = DistillSegment.model_validate(fields)
+    assert flops.of_rank(one, 8, 0) * 8 == one.tokens_per_step * (
+        flops.training(one) + flops.recomputation(one)
+    )

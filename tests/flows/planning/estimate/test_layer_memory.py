@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from specs.launch import Parallel
+from specs.repeats import Repeats
 from tests.flows.planning.estimate.test_memory_formula import MODEL, TOKENS, memory
 
 
@@ -42,3 +43,21 @@ def test_swiglu_keeps_its_gate_and_as_many_products_as_it_has(again: str, more: 
     )
     assert plain.moment == found.moment == "loss"
     assert found.activations - plain.activations == 6 * 4 * TOKENS * 2 * more
+
+
+def test_attention_without_a_kernel_keeps_softmax_keys_and_values_of_every_head() -> None:
+    """Keys of earlier steps need a mask, which no kernel of a GPU takes where heads share keys. Twice a layer
+    with two passes, whose second sees 1,024 keys: three times the keys and the scores of one pass."""
+    own, all_passes = (
+        memory(
+            1,
+            Parallel(),
+            model=MODEL.model_copy(update={"repeats": Repeats(start=4, layers=1, times=2, keys=keys)}),
+        )
+        for keys in ("own", "all")
+    )
+    assert own.moment == all_passes.moment == "loss"
+    runs, seen, kept = 7, 8, 2 * 64  # runs of layers, passes that they see, keys and values of a run
+    heads = 2 * 8 * TOKENS
+    more = seen * (2 * 2 * 256 + heads) - runs * 2 * kept
+    assert all_passes.activations - own.activations == TOKENS * more

@@ -12,6 +12,7 @@ from specs.layout import micro_batches_in_flight
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
+from specs.stages.domain_weights import DomainWeightsSegment, WeightUpdate
 from specs.stages.qrpo import QrpoLoss, QrpoSegment
 from specs.stages.training import Precision, Segment
 
@@ -127,3 +128,14 @@ def test_the_parameters_of_a_rank_without_tensor_parallelism_are_those_of_the_mo
     model = MODEL.model_copy(update={"activation": activation})
     found = parameters(model)
     assert model.n_layers * found.layer + found.embedding + found.head == model.parameters
+
+
+@pytest.mark.parametrize(("rows", "sums"), [(4, 0), (2, 1)])
+def test_sources_that_are_learned_from_hold_a_gradient_each(rows: int, sums: int) -> None:
+    """Of two sources with four rows each, the second is under way: beside the gradient of the first there is
+    a sum where it has several micro-batches."""
+    model = MODEL.model_copy(update={"vocab_size": 65_536})
+    fields = {"model": model, "sources": 2, "update": WeightUpdate(), "micro_batch_size": rows}
+    found = memory(1, Parallel(), kind=DomainWeightsSegment, **fields)
+    assert found.moment == "loss"
+    assert found.gradients == (1 + sums) * 4 * model.parameters
