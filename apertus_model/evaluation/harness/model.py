@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 
 from apertus_model.evaluation.harness.tasks import installed_version
 from apertus_model.model.hf_classes import register_own_classes
+from apertus_model.prompt_format import config_of
 from apertus_model.vllm_client import VllmProcess
 from specs.stages.harness import MOST_ROWS, HarnessPart
 
@@ -130,7 +131,8 @@ class VllmModel(LM):
     def __init__(self, folder: Path, part: HarnessPart, gpus: int) -> None:
         super().__init__()
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        harness = installed_version()
+        harness, length = installed_version(), part.suite.max_length
+        longer = length is not None and length > config_of(folder).context
         self._process = VllmProcess(
             {
                 "lm_eval": harness,
@@ -138,7 +140,9 @@ class VllmModel(LM):
                 "dtype": "auto",
                 "tensor_parallel_size": gpus,
                 "batch_size": "auto",
-                "max_length": part.suite.max_length,
+                "max_length": length,
+                # it refuses a length that the folder does not state
+                "hf_overrides": {"max_position_embeddings": length} if longer else None,
                 "trust_remote_code": False,
                 "load_format": "safetensors",
                 "seed": part.suite.seed,
