@@ -13,16 +13,58 @@ from typing import Any
 from specs.errors import StageError
 
 VLLM_PYTHON = "APERTUS_VLLM_PYTHON"  # the interpreter of the environment that has vLLM
-VLLM_FIX = (
-    "Fix: python -m venv FOLDER && FOLDER/bin/pip install vllm, on a machine with a GPU, and"
-    f" {VLLM_PYTHON}=FOLDER/bin/python; or choose engine: transformers"
-)
 # Variables that vLLM must not inherit.
 OURS = ("PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class VllmError(StageError):
     """vLLM cannot be used."""
+
+
+class VllmProcess:
+    """The process, which opens a model and then answers questions (`apertus_model.vllm_process`).
+
+    Args:
+        engine: arguments of the model.
+        packages: that its environment needs, as pip installs them.
+
+    Raises:
+        VllmError: one of them is not there.
+    """
+
+    def __init__(self, engine: dict[str, Any], packages: str = "vllm") -> None:
+        fix = (
+            f"Fix: python -m venv FOLDER && FOLDER/bin/pip install {packages}, on a machine with a GPU, and"
+            f" {VLLM_PYTHON}=FOLDER/bin/python; or choose engine: transformers"
+        )
+        python = os.environ.get(VLLM_PYTHON) or sys.executable
+        try:
+            self._process = subprocess.Popen(
+                [python, "-P", str(Path(__file__).with_name("vllm_process.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={name: value for name, value in os.environ.items() if name not in OURS},
+            )
+        except OSError as error:
+            raise VllmError(f"{VLLM_PYTHON} names {python}, which cannot be run ({error}). {fix}") from error
+        answer = self.ask({name: value for name, value in engine.items() if value is not None})
+        if "error" in answer:
+            raise VllmError(
+                f"engine: vllm is chosen, but {python} cannot import vLLM ({answer['error']}). {fix}"
+            )
+
+    def ask(self, question: dict[str, Any]) -> Any:
+        """The answer to a line."""
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            print(json.dumps(question), file=process.stdin, flush=True)
+        except BrokenPipeError:
+            pass  # it has ended, which is seen below
+        if not (line := process.stdout.readline()):
+            raise RuntimeError(f"vLLM ended with exit code {process.wait()}; its log above says why")
+        return json.loads(line)
 
 
 class Vllm:
@@ -38,40 +80,24 @@ class Vllm:
     """
 
     def __init__(self, folder: Path, gpus: int, max_tokens: int | None = None) -> None:
-        python = os.environ.get(VLLM_PYTHON) or sys.executable
-        try:
-            self._process = subprocess.Popen(
-                [python, "-P", str(Path(__file__).with_name("vllm_process.py"))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={name: value for name, value in os.environ.items() if name not in OURS},
-            )
-        except OSError as error:
-            raise VllmError(
-                f"{VLLM_PYTHON} names {python}, which cannot be run ({error}). {VLLM_FIX}"
-            ) from error
-        engine = {
-            "model": str(folder),
-            "tensor_parallel_size": gpus,
-            "dtype": "bfloat16",
-            "enable_prefix_caching": True,
-            "trust_remote_code": False,
-            "load_format": "safetensors",
-            "max_model_len": max_tokens,
-        }
-        answer = self._ask({name: value for name, value in engine.items() if value is not None})
-        if "error" in answer:
-            raise VllmError(
-                f"engine: vllm is chosen, but {python} cannot import vLLM ({answer['error']}). {VLLM_FIX}"
-            )
+        self._process = VllmProcess(
+            {
+                "model": str(folder),
+                "tensor_parallel_size": gpus,
+                "dtype": "bfloat16",
+                "enable_prefix_caching": True,
+                "trust_remote_code": False,
+                "load_format": "safetensors",
+                "max_model_len": max_tokens,
+            }
+        )
 
     def complete(
         self, prompts: Sequence[list[int]], seeds: Sequence[int], sampling: dict[str, Any]
     ) -> list[list[list[int]]]:
         """Ids of the completions of each prompt, which has its own seed. `sampling`: arguments of vLLM's
         `SamplingParams`."""
-        found: list[list[list[int]]] = self._ask(
+        found: list[list[list[int]]] = self._process.ask(
             {"prompts": prompts, "sampling": [sampling | {"seed": seed} for seed in seeds]}
         )
         return found
@@ -79,19 +105,8 @@ class Vllm:
     def log_probabilities(self, prompts: Sequence[list[int]], tokens: list[int]) -> list[list[float]]:
         """log p of each of the tokens as the first one after each prompt, among the whole vocabulary.
         VllmError for a release of vLLM that does not tell them."""
-        answer = self._ask({"prompts": prompts, "tokens": tokens})
+        answer = self._process.ask({"prompts": prompts, "tokens": tokens})
         if isinstance(answer, dict):
             raise VllmError(f"{answer['error']}. Fix: a later release of vLLM")
         found: list[list[float]] = answer
         return found
-
-    def _ask(self, question: dict[str, Any]) -> Any:
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            print(json.dumps(question), file=process.stdin, flush=True)
-        except BrokenPipeError:
-            pass  # it has ended, which is seen below
-        if not (line := process.stdout.readline()):
-            raise RuntimeError(f"vLLM ended with exit code {process.wait()}; its log above says why")
-        return json.loads(line)

@@ -1,16 +1,18 @@
 """A process that runs vLLM, for `apertus_model.vllm_client`. vLLM needs other releases of FastAPI and torch
 than this project, so it has a separate environment, whose interpreter runs this file: it imports only the
-standard library and vLLM.
+standard library, vLLM, and for tasks lm-evaluation-harness.
 
-Standard input has a line of JSON with the arguments of the engine, then one for each batch of prompts, lists
-of ids. Standard output has `{}`, or `{"error": text}` where vLLM cannot be imported, then an answer to each:
+Standard input has a line of JSON with the arguments of the engine, then one for each batch. Standard output
+has `{}`, or `{"error": text}` where something cannot be imported, then an answer to each:
 
 - to `{"prompts", "sampling": [arguments of SamplingParams, for each prompt]}`, the ids of the completions of
   each prompt, `[[[id]]]`;
 - to `{"prompts", "tokens": [id]}`, for each prompt the logarithm of the probability of each of the tokens
-  after it, `[[float]]`, or `{"error": text}` where this release of vLLM cannot tell them.
+  after it, `[[float]]`, or `{"error": text}` where this release of vLLM cannot tell them;
+- to `{"kind", "requests"}`, where the first line had the version of the harness as `lm_eval`, the answers of
+  the harness's own model for vLLM to requests of one type, such as `loglikelihood`.
 
-Output of vLLM goes to standard error.
+Prompts are lists of ids. Output of vLLM goes to standard error.
 
 Invariant: the process ends with its standard input.
 """
@@ -20,9 +22,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
+from importlib.metadata import version
 from typing import IO, Any
 
 MOST_TOKENS = 128  # whose probabilities vLLM tells at once
+Answer = Callable[[dict[str, Any]], Any]
 
 
 def main(lines: IO[str], answers: IO[str]) -> None:
@@ -33,21 +38,48 @@ def main(lines: IO[str], answers: IO[str]) -> None:
 
     engine = json.loads(lines.readline())
     try:
-        import vllm
+        answer = harness_model(**engine) if "lm_eval" in engine else model_of_tokens(**engine)
     except ImportError as error:
         say({"error": str(error)})
         return
-    model = vllm.LLM(**engine)
     say({})
     for line in lines:
-        batch = json.loads(line)
+        say(answer(json.loads(line)))
+
+
+def model_of_tokens(**engine: Any) -> Answer:
+    """vLLM's model, asked for completions or probabilities of tokens."""
+    import vllm
+
+    model = vllm.LLM(**engine)
+
+    def answer(batch: dict[str, Any]) -> Any:
         prompts = [{"prompt_token_ids": ids} for ids in batch["prompts"]]
         if "tokens" in batch:
-            say(log_probabilities(vllm, model, prompts, batch["tokens"]))
-            continue
+            return log_probabilities(vllm, model, prompts, batch["tokens"])
         parameters = [vllm.SamplingParams(**stated) for stated in batch["sampling"]]
         found = model.generate(prompts, parameters, use_tqdm=False)
-        say([[list(output.token_ids) for output in answer.outputs] for answer in found])
+        return [[list(output.token_ids) for output in answer.outputs] for answer in found]
+
+    return answer
+
+
+def harness_model(lm_eval: str, **engine: Any) -> Answer:
+    """The harness's model for vLLM. `lm_eval`: the version that wrote the requests; ImportError for another
+    one."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.vllm_causallms import VLLM
+
+    if (found := version("lm_eval")) != lm_eval:
+        raise ImportError(f"lm_eval {found} is there, and {lm_eval} here")
+    model = VLLM(**engine)
+
+    def answer(batch: dict[str, Any]) -> Any:
+        kind = batch["kind"]
+        requests = [Instance(kind, {}, tuple(one), index) for index, one in enumerate(batch["requests"])]
+        return getattr(model, kind)(requests)
+
+    return answer
 
 
 def log_probabilities(vllm: Any, model: Any, prompts: list[Any], tokens: list[int]) -> Any:

@@ -15,6 +15,13 @@ class DeclaredModel(Spec):
     model: ModelSpec | None = execution(
         None, description="dimensions of an Apertus; without them, a model of another architecture"
     )
+    shape: ModelSpec | None = execution(
+        None,
+        description=(
+            "of a model of another architecture, for estimates: the dimensions of a dense decoder, with"
+            " activation: swiglu where its feed-forward has a gate"
+        ),
+    )
     context: int = execution(65_536, ge=1, description="length of its longest sequences, in tokens")
     chat: bool = execution(
         False,

@@ -88,6 +88,11 @@ class Stored(Foreign):
     vocab_size: int | None = None
     hidden_size: int | None = None
     num_hidden_layers: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int | None = None
+    hidden_act: str | None = None
 
     @property
     def width(self) -> int | None:

@@ -12,6 +12,7 @@ from specs.units import HELD_OUT, Duration, PositiveDuration
 
 MOST_PROCESSES = 2**20  # of a launch: more than any cluster has GPUs
 MOST_THREADS = 4096  # threads or processes of one machine
+Executor = Literal["local", "slurm", "kubernetes"]
 
 
 class Parallel(Spec):
@@ -155,7 +156,7 @@ class Launch(Spec):
             " by default"
         ),
     )
-    executor: Literal["local", "slurm", "kubernetes"] | None = execution(
+    executor: Executor | None = execution(
         None,
         description=(
             "where the workers run that share the units of corpora, conversations, sampling, scoring and"

@@ -15,6 +15,7 @@ from pydantic import StringConstraints, ValidationError, field_validator, model_
 from specs.base import Spec, execution
 from specs.document import Document, read
 from specs.errors import Problem, SpecError, did_you_mean
+from specs.launch import Executor, Launch, Workers
 from specs.redaction import is_secret
 from specs.units import Duration
 
@@ -155,6 +156,12 @@ class Profile(Spec):
     environment: dict[str, str] = execution(
         default_factory=dict, description="variables of the stage's processes; no secrets"
     )
+    executor: Executor | None = execution(
+        None, description="where the workers of a stage run whose recipe states no launch.executor"
+    )
+    workers: Workers | None = execution(
+        None, description="those of a stage whose recipe states no launch.workers"
+    )
     slurm: SlurmProfile = execution(default_factory=SlurmProfile)
     kubernetes: KubernetesProfile | None = execution(None)
 
@@ -177,6 +184,10 @@ class Profile(Spec):
             raise ValueError("modules and setup are for Slurm; put what a pod needs into its image")
         return self
 
+    def launch_of(self, stated: Launch) -> Launch:
+        """The launch settings of a part, with those of its workers that only the profile states."""
+        return stated.over(Launch(executor=self.executor, workers=self.workers))
+
 
 def load_profile(path: str | Path | None) -> Profile:
     """Reads a profile; without a path, the one of a single machine. SpecError with every problem found."""
@@ -194,6 +205,7 @@ def _problem(document: Document, details: Any) -> Problem:
     if details["type"] == "extra_forbidden":
         models: dict[tuple[Any, ...], type[Spec]] = {
             (): Profile,
+            ("workers",): Workers,
             ("slurm",): SlurmProfile,
             ("kubernetes",): KubernetesProfile,
         }

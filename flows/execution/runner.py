@@ -227,7 +227,7 @@ class Runner:
     def _process(self, job: Job, node: Node) -> Launched:
         return launch_job(
             job,
-            node.launch,
+            job.launch,
             self.profile,
             distributed=node.part.ON_ENGINE,
             in_units=node.part.WORKERS > 0,
@@ -303,7 +303,7 @@ class Runner:
             spec=node.part.to_json(),
             identity=node.identity,
             inputs=inputs,
-            launch=node.launch,
+            launch=self.profile.launch_of(node.launch),
             store=self.plan.store.url,
             path=node.path,
             attempt=lease.holder.attempt,

@@ -94,8 +94,9 @@ def _refuse_unset_keys(plan: Plan, stages: set[str], profile: Profile) -> None:
         if node.stage not in stages or step.action == "reuse" or not isinstance(part, CompletionsPart):
             continue
         pods = profile.launcher == "kubernetes" and profile.stages == "all"
+        pods |= profile.launch_of(node.launch).executor == "kubernetes"
         server = part.sampling.server
-        if server is not None and server.unset_key and not pods and node.launch.executor != "kubernetes":
+        if server is not None and server.unset_key and not pods:
             trains = isinstance(plan.pipeline.stages[node.stage], PreferenceDataStage)
             field: FieldPath = ("completions",) if trains else ("generation", "sampling")
             message = f"'{node.stage}' asks a server whose key is in {server.key}, which is not set here"

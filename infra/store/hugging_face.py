@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fsspec
 from fsspec import AbstractFileSystem
@@ -75,7 +75,7 @@ _HUB_ID = re.compile(r"^(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?$")
 class HubModel:
     """A folder with a model. `files` are config.json and what holds the weights; `chat`: it ends its
     turns (Apertus), or has a chat template (another architecture); `context`: in tokens; `weight_bytes`: as
-    stored, 0 if unknown."""
+    stored, 0 if unknown; `shape`: the dimensions of another architecture, where they are known."""
 
     reference: str
     url: str
@@ -88,6 +88,8 @@ class HubModel:
     tokenizer_digest: str
     architecture: str = "ApertusForCausalLM"
     weight_bytes: int = 0
+    shape: ModelSpec | None = None
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
 
     @property
     def facts(self) -> dict[str, str]:
@@ -153,6 +155,8 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
     generation = stated(Generation, "generation_config.json")
     ends = (generation if "eos_token_id" in generation.model_fields_set else settings).eos_token_id
     turn = {token.id for token in added if token.content == END_OF_TURN}
+    weight_bytes = sum(sizes[name] for name in files if name.endswith(".safetensors"))
+    stored = stored_model(url)
     card = _card((read("README.md") or b"").decode(errors="replace"), f"{url}/README.md")
     return HubModel(
         reference=reference,
@@ -169,7 +173,9 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
         language=_words(card.language),
         tokenizer_digest=hashlib.sha256(tokenizer).hexdigest(),
         architecture=other or "ApertusForCausalLM",
-        weight_bytes=sum(sizes[name] for name in files if name.endswith(".safetensors")),
+        weight_bytes=weight_bytes,
+        shape=dense_shape(stored, weight_bytes) if other is not None else None,
+        dtype="float32" if stored.width == 4 else "bfloat16",
     )
 
 
@@ -191,6 +197,38 @@ def stored_model(url: str) -> Stored:
         return checked(Stored, parse_json(config))
     except (OSError, ValueError):
         return Stored()
+
+
+def dense_shape(stored: Stored, weight_bytes: int) -> ModelSpec | None:
+    """The dimensions of a dense decoder by the usual names in `config.json`; None where they are unknown, or
+    do not make as many parameters as are stored within 5%, with the embedding once or twice (experts).
+
+    Args:
+        stored: with SiLU, as in Llama, Qwen and OLMo, its feed-forward has a gate.
+        weight_bytes: 0 if unknown.
+    """
+    dim, heads, words = stored.hidden_size, stored.num_attention_heads, stored.vocab_size
+    if dim is None or heads is None or words is None or heads < 1:
+        return None
+    try:
+        shape = ModelSpec.model_validate(
+            {
+                "dim": dim,
+                "n_layers": stored.num_hidden_layers,
+                "n_heads": heads,
+                "n_kv_heads": stored.num_key_value_heads or heads,
+                "head_dim": stored.head_dim or dim // heads,
+                "ffn_dim": stored.intermediate_size,
+                "vocab_size": -(-words // 128) * 128,
+                "activation": "swiglu" if stored.hidden_act == "silu" else "xielu",
+            }
+        )
+    except ValueError:
+        return None
+    held = weight_bytes / (stored.width or 2)
+    once = shape.parameters - shape.vocab_size * shape.dim
+    fits = not held or any(abs(held - number) < 0.05 * held for number in (once, shape.parameters))
+    return shape if fits else None
 
 
 @cache

@@ -171,7 +171,11 @@ class Harness(Spec):
         min_length=1,
         description="folder with your task files; `installed:examples/tasks` has an example",
     )
-    engine: Literal["transformers", "vllm"] = identity("transformers", neutral="transformers")
+    engine: Literal["transformers", "vllm"] = identity(
+        "transformers",
+        neutral="transformers",
+        description="vllm: in a separate environment, which has the harness too, on launch.parallel.tp GPUs",
+    )
 
     @model_validator(mode="after")
     def _names(self) -> Harness:

@@ -3,9 +3,10 @@ adds it to a stage that samples from the model or runs tasks on it."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from specs.base import execution
+from specs.model import ModelSpec
 from specs.stages.base import Part
 
 
@@ -18,5 +19,7 @@ class ModelFolderPart(Part):
     files: list[str] = execution(description="their names in the folder")
     reference: str = execution(description="as in the recipe, without hf:")
     weight_bytes: int = execution(0, description="size of the weights as stored")
+    shape: ModelSpec | None = execution(None, description="its dimensions, where they are known: for plans")
+    dtype: Literal["float32", "bfloat16"] = execution("bfloat16", description="of the weights as stored")
     license: str = execution("", description="from the model card of the folder")
     language: str = execution("")

@@ -94,3 +94,36 @@ def test_a_missing_vllm_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # type: ignore[arg-type]  # not importable
     (found,) = answered({}, {"prompts": [[1]], "sampling": [{}]})
     assert "vllm" in found["error"]
+
+
+class HarnessModel:
+    """The harness's model for vLLM: says for each request its type, its arguments and its number."""
+
+    def __init__(self, **engine: Any) -> None:
+        assert engine == {"pretrained": "/folder"}
+
+    def generate_until(self, requests: list[Any]) -> list[Any]:
+        return [[one.request_type, *one.args, one.idx] for one in requests]
+
+
+@pytest.mark.parametrize("harness", ["0.4.13", "0.4.9"])
+def test_requests_of_tasks_are_answered_by_the_same_harness(
+    harness: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = lambda kind, _, args, idx: SimpleNamespace(request_type=kind, args=args, idx=idx)  # noqa: E731
+    for name, module in {
+        "lm_eval": {},
+        "lm_eval.api": {},
+        "lm_eval.api.instance": {"Instance": instance},
+        "lm_eval.models": {},
+        "lm_eval.models.vllm_causallms": {"VLLM": HarnessModel},
+    }.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**module))
+    monkeypatch.setattr("apertus_model.vllm_process.version", {"lm_eval": "0.4.13"}.__getitem__)
+    asked = {"kind": "generate_until", "requests": [["a", {"until": ["."]}], ["b", {}]]}
+    found = answered({"lm_eval": harness, "pretrained": "/folder"}, asked)
+    if harness == "0.4.13":
+        told = [["generate_until", "a", {"until": ["."]}, 0], ["generate_until", "b", {}, 1]]
+        assert found == [{}, told]
+    else:
+        assert found == [{"error": "lm_eval 0.4.13 is there, and 0.4.9 here"}]

@@ -82,7 +82,8 @@ def test_flash_attn_has_one_version() -> None:
 def test_the_image_has_vllm_where_it_says() -> None:
     recipe = (FOLDER / "Dockerfile").read_text()
     (folder,) = re.findall(rf"^ENV {VLLM_PYTHON}=(\S+)/bin/python$", recipe, re.M)
-    assert re.search(rf"{folder}/bin/pip install .*vllm==", recipe)
+    assert re.search(rf"{folder}/bin/pip install .*vllm==\S+ \$\(grep \^lm_eval= constraints.txt\)", recipe)
+    assert len(re.findall(r"^lm_eval=", (ROOT / "constraints.txt").read_text(), re.M)) == 1
     assert f"COPY --from=build {folder} {folder}\n" in recipe
 
 

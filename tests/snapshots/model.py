@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 VOCABULARY = 2048
 CONTEXT = 4608
@@ -15,9 +16,9 @@ CHAT = (
 SPECIAL = ["<s>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 
-def write_model(folder: Path, texts: Iterable[str]) -> Path:
-    """The folder. `texts`: what its byte-level BPE is trained on. A prompt of the tasks must be at most a few
-    bytes to a token: `ruler_cwe` never ends with a tokenizer whose 4,096 tokens do not hold 320 words."""
+def write_model(folder: Path, texts: Iterable[str], **more: Any) -> Path:
+    """The folder. `texts`: what its byte-level BPE is trained on; `more`: of its config. A token has to hold a
+    few bytes: `ruler_cwe` never ends where 4,096 tokens do not hold 320 words."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -54,6 +55,7 @@ def write_model(folder: Path, texts: Iterable[str]) -> Path:
         eos_token_id=1,
         pad_token_id=1,
         tie_word_embeddings=True,
+        **more,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from specs.errors import SpecError
+from specs.launch import Launch
 from specs.profiles import Profile, SlurmProfile, load_profile
 from specs.units import Duration
 
@@ -84,3 +85,14 @@ def test_a_stage_that_would_be_told_to_stop_as_it_begins_is_refused() -> None:
     with pytest.raises(ValidationError, match="stop_before_end is 300s and time_limit 300s"):
         SlurmProfile(time_limit=Duration(300))
     assert SlurmProfile(time_limit=Duration(301)).stop_before_end == Duration(300)
+
+
+def test_workers_of_a_recipe_win_over_those_of_the_profile() -> None:
+    workers = {"units_per_job": 50, "count": 100}
+    profile = Profile.model_validate({"executor": "slurm", "workers": workers})
+    found = profile.launch_of(Launch(threads=2))
+    assert (found.executor, found.threads) == ("slurm", 2)
+    assert found.workers is not None and found.workers.stated() == workers
+    stated = Launch.model_validate({"executor": "local", "workers": {"count": 1}})
+    assert profile.launch_of(stated) == stated
+    assert Profile().launch_of(stated) == stated

@@ -16,9 +16,12 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
+from transformers import AutoTokenizer
 
-from apertus_model.evaluation.harness.tasks import HarnessError
+from apertus_model.evaluation.harness.tasks import installed_version
 from apertus_model.model.hf_classes import register_own_classes
+from apertus_model.prompt_format import config_of
+from apertus_model.vllm_client import VllmProcess
 from specs.stages.harness import MOST_ROWS, HarnessPart
 
 LOGITS = 4 * 2**30
@@ -28,43 +31,19 @@ Answer = Callable[[list[Instance], bool], list[Any]]
 
 def open_model(folder: Path, part: HarnessPart, gpus: int = 1) -> LM:
     """An exported folder as the harness's model. With several `gpus` the layers, or each layer with vLLM,
-    are spread over all that this process sees. HarnessError when vLLM is not installed."""
+    are spread over all that this process sees. VllmError when vLLM is not installed."""
     if part.engine == "vllm":
-        model = _vllm(folder, part, gpus)
-    else:
-        register_own_classes()
-        model = BatchedModel(
-            pretrained=str(folder),
-            device="cuda" if torch.cuda.is_available() else "cpu",
-            dtype="auto",
-            parallelize=gpus > 1,
-            batch_size="auto",
-            max_length=part.suite.max_length,
-            trust_remote_code=False,
-        )
-    return model
-
-
-def _vllm(folder: Path, part: HarnessPart, gpus: int) -> LM:
-    try:
-        from lm_eval.models.vllm_causallms import VLLM
-
-        model: LM = VLLM(
-            pretrained=str(folder),
-            dtype="auto",
-            tensor_parallel_size=gpus,
-            batch_size="auto",
-            max_length=part.suite.max_length,
-            trust_remote_code=False,
-            load_format="safetensors",
-            **({} if part.suite.seed is None else {"seed": part.suite.seed}),
-        )
-    except ModuleNotFoundError as error:
-        raise HarnessError(
-            f"engine: vllm is chosen, and vLLM cannot be imported ({error}). Fix: pip install vllm into the"
-            " environment of the stage, on a machine with a GPU, or choose engine: transformers"
-        ) from error
-    return model
+        return VllmModel(folder, part, gpus)
+    register_own_classes()
+    return BatchedModel(
+        pretrained=str(folder),
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        dtype="auto",
+        parallelize=gpus > 1,
+        batch_size="auto",
+        max_length=part.suite.max_length,
+        trust_remote_code=False,
+    )
 
 
 def rows_in(longest: int, vocab_size: int) -> int:
@@ -143,3 +122,43 @@ class BatchedModel(HFLM):
                 print(
                     f"{self._rows} requests at once exceed the memory: {error}; now half as many", flush=True
                 )
+
+
+class VllmModel(LM):
+    """The harness's own model for vLLM, in the environment that has both; all requests of a unit are in
+    flight."""
+
+    def __init__(self, folder: Path, part: HarnessPart, gpus: int) -> None:
+        super().__init__()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        harness, length = installed_version(), part.suite.max_length
+        longer = length is not None and length > config_of(folder).context
+        self._process = VllmProcess(
+            {
+                "lm_eval": harness,
+                "pretrained": str(folder),
+                "dtype": "auto",
+                "tensor_parallel_size": gpus,
+                "batch_size": "auto",
+                "max_length": length,
+                # it refuses a length that the folder does not state
+                "hf_overrides": {"max_position_embeddings": length} if longer else None,
+                "trust_remote_code": False,
+                "load_format": "safetensors",
+                "seed": part.suite.seed,
+            },
+            f"vllm lm_eval=={harness}",
+        )
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
+        return self._ask("loglikelihood", requests)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
+        return self._ask("loglikelihood_rolling", requests)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
+        return self._ask("generate_until", requests)
+
+    def _ask(self, kind: str, requests: list[Instance]) -> list[Any]:
+        answers: list[Any] = self._process.ask({"kind": kind, "requests": [one.args for one in requests]})
+        return answers

@@ -195,7 +195,8 @@ def sampling_memory(context: Context) -> Iterator[Advice]:
             continue
         engine, model = asked.engine, context.graph.nodes[node.inputs[asked.role].node or ""].part
         if isinstance(model, ModelFolderPart):
-            halves = weights = model.weight_bytes
+            known = 2 * model.shape.parameters if model.shape is not None else 0
+            halves = weights = model.weight_bytes or known
         else:
             assert isinstance(model, ExportPart)
             halves = model.model.parameters * 2

@@ -163,6 +163,8 @@ def _reward_model(known: Known, node: Node) -> tuple[float, int]:
         width = stored_model(folder.url).width
         if width is not None and folder.weight_bytes:
             return folder.weight_bytes / width, width
+        if reward.parameters is None and folder.shape is not None:
+            return folder.shape.parameters, WIDTH["bfloat16"]
     listing = known.graph.listings.get(f"{node.stage}.reward")
     width = stored_model(listing.url).width if listing is not None else None
     if listing is not None and width is not None:

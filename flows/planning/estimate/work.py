@@ -17,6 +17,7 @@ from infra.store import Artifact, Store, StoreError
 from infra.store.documents import Manifest
 from specs.model import ModelSpec
 from specs.stages.export import ExportPart
+from specs.stages.model_folder import ModelFolderPart
 
 SOURCES = ("measured", "declared", "files", "at most")  # the least certain last
 WIDTH = {"bfloat16": 2, "float32": 4}
@@ -61,6 +62,13 @@ class Work(NamedTuple):
             forward_flops=self.forward_flops + other.forward_flops,
             source=weakest([self.source, other.source]),
         )
+
+
+class Opened(NamedTuple):
+    """A model that a part asks."""
+
+    model: ModelSpec
+    dtype: str  # of its weights
 
 
 class Asked(NamedTuple):
@@ -108,13 +116,17 @@ class Known:
         """The part that a part reads in this role."""
         return self.graph.nodes[node.inputs[role].node or ""]
 
-    def model(self, node: Node) -> ExportPart:
-        """The exported model that a part asks."""
+    def model(self, node: Node) -> Opened:
+        """The model that a part asks: an exported one, or the folder of another architecture."""
         read = node.inputs.get("model")
         part = self.graph.nodes[read.node or ""].part if read is not None else None
-        if not isinstance(part, ExportPart):
-            raise NotCounted("a model that is not exported here")
-        return part
+        if isinstance(part, ExportPart):
+            return Opened(part.model, part.dtype)
+        if not isinstance(part, ModelFolderPart):
+            raise NotCounted("the model of a server")
+        if part.shape is None:
+            raise NotCounted(f"the dimensions of {part.reference} (assumed_inputs.models)")
+        return Opened(part.shape, part.dtype)
 
 
 Count = Callable[[Known, Node], Work | None]

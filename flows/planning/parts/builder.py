@@ -276,6 +276,8 @@ class Builder:
             files=files,
             reference=model.reference,
             weight_bytes=model.weight_bytes,
+            shape=model.shape,
+            dtype=model.dtype,
             license=model.license,
             language=model.language,
         )

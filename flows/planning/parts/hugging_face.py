@@ -104,5 +104,6 @@ def _absent(
         license="",
         language="",
         tokenizer_digest=builder.graph.digests[f"{ref}{TOKENIZER}"],
+        shape=declared.shape,
         architecture="model of another architecture" if declared.model is None else "ApertusForCausalLM",
     )

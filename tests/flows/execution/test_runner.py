@@ -18,7 +18,7 @@ from infra.slurm import SlurmError
 from infra.store import Artifact, StorageError, Store
 from infra.store.writing.retention import referred_steps
 from specs.job import Failure
-from specs.launch import Retries
+from specs.launch import Launch, Retries
 from specs.profiles import Profile
 from specs.units import Duration
 from tests.flows.conftest import finish
@@ -104,6 +104,28 @@ def test_a_stage_stopped_from_outside_interrupts_the_run(
         runner.run(first)
     with pytest.raises(Interrupted, match="was not started: the job ends in 300 s"):
         runner.run(first)
+
+
+def test_a_job_has_the_workers_of_the_profile_where_the_recipe_states_none(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Launch] = []
+
+    class Stage(Process):
+        def run(self, *arguments: Any) -> Ended:
+            assert self.job.launch == self.launch
+            seen.append(self.launch)
+            return Ended(0, "", (), Failure(message="seen", interrupted=True))
+
+    monkeypatch.setattr("infra.launchers.Process", Stage)
+    profile = Profile.model_validate({"executor": "slurm", "workers": {"units_per_job": 50, "count": 9}})
+    for plan in planned(), planned("stages.corpus.launch={executor: local, workers: {count: 1}}"):
+        runner = Runner(plan, Notes(), profile=profile)
+        runner.prepare()
+        with pytest.raises(Interrupted):
+            runner.run("corpus/notes")
+    found = [(one.executor, one.worker_count) for one in seen]
+    assert found == [("slurm", 9), ("local", 1)]
 
 
 def test_a_job_that_the_cluster_did_not_take_is_worth_another_try(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from infra.store.hugging_face import open_model
+from infra.store.hugging_face import dense_shape, open_model
 from infra.store.inputs import SourceError
 from specs.hugging_face import HuggingFaceError
+from specs.hugging_face_files import Stored
 from tests.models import MODEL, model_folder, other_model_folder
 
 
@@ -88,6 +90,51 @@ def test_a_folder_of_another_architecture_states_what_can_be_asked(tmp_path: Pat
     assert not open_model(str(folder)).chat
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     assert open_model(str(folder)).chat
+
+
+LLAMA = {  # 3.1 8B, which has 8,030,261,248 parameters
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14_336,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+}
+QWEN = {  # 3 0.6B, with one matrix for both embeddings: 596,049,920 parameters
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "computed"),
+    [
+        (LLAMA, 8_030_261_248, 8_030_261_248),
+        (LLAMA, 0, 8_030_261_248),  # weights of unknown size
+        (QWEN, 596_049_920, 596_049_920 + 151_936 * 1024),
+        (LLAMA, 47_000_000_000, None),  # experts
+        (LLAMA | {"num_hidden_layers": None}, 8_030_261_248, None),
+        (LLAMA | {"num_attention_heads": 0}, 8_030_261_248, None),
+        ({"n_embd": 768}, 124_439_808, None),
+    ],
+)
+def test_the_shape_of_a_dense_decoder_is_that_of_its_weights(
+    config: dict[str, Any], parameters: int, computed: int | None
+) -> None:
+    shape = dense_shape(Stored.model_validate(config), 2 * parameters)
+    if computed is None:
+        assert shape is None
+    else:
+        assert shape is not None and shape.parameters == pytest.approx(computed, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -14,6 +17,8 @@ from apertus_model.evaluation.harness.needs import Reads
 from apertus_model.evaluation.harness.tasks import HarnessError
 from infra.store.inputs import list_source
 from tests.apertus_model.evaluation.task_data import ARC, write_arc, write_dataset, write_jsonl
+from tests.infra.integrity import bucket
+from tests.machine import slow
 
 datasets = pytest.importorskip("datasets", reason="the extra `harness` is not installed")
 
@@ -128,15 +133,27 @@ def test_files_of_the_web_are_read_beside_the_data_sets(tmp_path: Path) -> None:
         assert found["test"]["a"][:] == [2]
 
 
-def test_remote_data_sets_are_copied(tmp_path: Path) -> None:
-    import fsspec
+@pytest.fixture
+def remote(request: pytest.FixtureRequest) -> Iterator[str]:
+    """URL of an empty folder in memory, or of a bucket."""
+    if request.param == "s3":
+        yield from bucket()
+        return
+    yield "memory://tasks-test"
+    fsspec.filesystem("memory").rm("/tasks-test", recursive=True)
 
+
+@pytest.mark.parametrize("remote", ["memory", slow("s3")], indirect=True)
+def test_remote_data_sets_are_copied(tmp_path: Path, remote: str) -> None:
     write_arc(tmp_path)
     assert local_snapshots(str(tmp_path), [ARC], tmp_path / "s") == tmp_path
-    memory = fsspec.filesystem("memory")
-    memory.put(str(tmp_path / ARC), f"/tasks-test/{ARC}", recursive=True)
-    copied = local_snapshots("memory://tasks-test", [ARC], tmp_path / "s")
+    fs, root = fsspec.core.url_to_fs(remote)
+    for path in (path for path in (tmp_path / ARC).rglob("*") if path.is_file()):
+        fs.pipe_file(f"{root}/{path.relative_to(tmp_path).as_posix()}", path.read_bytes())
+    copied = local_snapshots(remote, [ARC], tmp_path / "s")
     assert len(load(copied, tmp_path / "v", ARC, "ARC-Easy")["test"]) == 6
-    remote = snapshot_source("memory://tasks-test", ARC)
-    assert Snapshot(list_source(remote)).missing(Reads(ARC, "ARC-Easy", ("test",), (), ("question",))) is None
-    memory.rm("/tasks-test", recursive=True)
+    here, there = (list_source(snapshot_source(folder, ARC)) for folder in (str(tmp_path), remote))
+    assert [(one.path, one.size) for one in here.files] == [(one.path, one.size) for one in there.files]
+    asked = Reads(ARC, "ARC-Easy", ("test",), (), ("question",))
+    assert Snapshot(there).missing(asked) is None
+    assert "no column hint" in str(Snapshot(there).missing(replace(asked, columns=("hint",))))

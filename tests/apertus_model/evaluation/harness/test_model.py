@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import sys
-from importlib.util import find_spec
-from types import SimpleNamespace
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,8 @@ pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 from lm_eval.api.instance import Instance
 
 from apertus_model.evaluation.harness.model import LOGITS, MOST_ROWS, BatchedModel, open_model, rows_in
-from apertus_model.evaluation.harness.tasks import HarnessError
+from apertus_model.evaluation.harness.tasks import installed_version
+from apertus_model.vllm_client import VLLM_PYTHON
 from specs.stages.harness import HarnessPart, Suite
 from tests.snapshots.model import write_model
 
@@ -98,25 +98,68 @@ def test_one_request_that_exceeds_the_memory_is_an_error(model: Any, monkeypatch
         model.loglikelihood([Instance("loglikelihood", {}, ("which", " number"), 0)])
 
 
-def test_vllm_that_is_not_installed_is_a_message(tmp_path: Any) -> None:
-    if find_spec("vllm"):
-        pytest.skip("vLLM is installed")
-    with pytest.raises(HarnessError, match="engine: vllm is chosen, and vLLM cannot be imported"):
-        open_model(tmp_path, HarnessPart(suite=Suite(tasks=["x"]), engine="vllm"))
+class Told:
+    """Stands for the process of vLLM: answers with the kind, and the texts of the requests."""
+
+    def __init__(self, engine: dict[str, Any], packages: str) -> None:
+        self.engine, self.packages = engine, packages
+
+    def ask(self, question: dict[str, Any]) -> list[Any]:
+        return [[question["kind"], one[0]] for one in question["requests"]]
 
 
-def test_vllm_is_asked_for_the_folder_on_all_gpus(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = SimpleNamespace(VLLM=lambda **stated: SimpleNamespace(stated=stated, tokenizer=None))
-    monkeypatch.setitem(sys.modules, "lm_eval.models.vllm_causallms", engine)
+def test_vllm_is_asked_through_the_harness_of_its_environment_on_all_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apertus_model.evaluation.harness.model.VllmProcess", Told)
+    folder = write_model(tmp_path / "model", ["which number is it"])
     suite = Suite(tasks=["x"], max_length=512, seed=3)
-    opened: Any = open_model(tmp_path, HarnessPart(suite=suite, engine="vllm"), gpus=4)
-    assert opened.stated == {
-        "pretrained": str(tmp_path),
+    opened: Any = open_model(folder, HarnessPart(suite=suite, engine="vllm"), gpus=4)
+    told, harness = opened._process, installed_version()
+    assert told.engine == {
+        "lm_eval": harness,
+        "pretrained": str(folder),
         "dtype": "auto",
         "tensor_parallel_size": 4,
         "batch_size": "auto",
         "max_length": 512,
+        "hf_overrides": None,
         "trust_remote_code": False,
         "load_format": "safetensors",
         "seed": 3,
     }
+    longer: Any = open_model(folder, HarnessPart(suite=Suite(tasks=["x"], max_length=4609), engine="vllm"))
+    assert longer._process.engine["hf_overrides"] == {"max_position_embeddings": 4609}
+    assert told.packages == f"vllm lm_eval=={harness}"
+    for kind, arguments in {
+        "loglikelihood": ("which", " number"),
+        "loglikelihood_rolling": ("which number",),
+        "generate_until": ("which", {"until": ["."]}),
+    }.items():
+        assert getattr(opened, kind)([Instance(kind, {}, arguments, 0)]) == [[kind, arguments[0]]]
+    assert opened.tokenizer("number")["input_ids"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(VLLM_PYTHON not in os.environ, reason=f"needs vLLM, in an environment of {VLLM_PYTHON}")
+def test_vllm_answers_what_transformers_does(tmp_path: Path) -> None:
+    """In bfloat16, which may change which of two tokens is the more likely one."""
+    folder = write_model(
+        tmp_path / "model", ["which number is it, and how many words"], head_dim=32, initializer_range=0.3
+    )
+    part = HarnessPart(suite=Suite(tasks=["x"]))
+    ours, theirs = (
+        open_model(folder, part.model_copy(update={"engine": engine})) for engine in ("transformers", "vllm")
+    )
+    asked = [(f"number {index} is", " how many") for index in range(20)]
+    requests = [Instance("loglikelihood", {}, one, index) for index, one in enumerate(asked)]
+    found = np.array(theirs.loglikelihood(requests), float)
+    np.testing.assert_allclose(found, np.array(ours.loglikelihood(requests), float), atol=0.1)
+    whole = [Instance("loglikelihood_rolling", {}, (f"{index} words",), index) for index in range(3)]
+    np.testing.assert_allclose(
+        theirs.loglikelihood_rolling(whole), ours.loglikelihood_rolling(whole), atol=0.1
+    )
+    arguments = {"max_gen_toks": 4, "until": []}
+    (text,) = theirs.generate_until([Instance("generate_until", {}, (asked[0][0], arguments), 0)])
+    ((_, greedy),) = theirs.loglikelihood([Instance("loglikelihood", {}, (asked[0][0], text), 0)])
+    assert len(theirs.tokenizer(text)["input_ids"]) == 4 and greedy

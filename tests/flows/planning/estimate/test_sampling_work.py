@@ -120,15 +120,35 @@ def test_a_judge_reads_completions_and_two_for_each_comparison(chat: Chat, tmp_p
     assert parts(served)["rewards"]["not_counted"] == "the model of a server"
 
 
+def test_sampling_by_another_architecture_is_counted_by_its_dimensions(chat: Chat) -> None:
+    """Those of the tiny model, so the counts are the same."""
+    by = "stages.preferences.sampler=hf:a/b"
+    dims = "dim: 32, n_layers: 2, n_heads: 2, n_kv_heads: 1, head_dim: 16, ffn_dim: 64, vocab_size: 512"
+
+    def found(more: str) -> dict[str, Any]:
+        assumed = f"assumed_inputs={{models: {{'hf:a/b': {{context: 256, chat: true{more}}}}}}}"
+        return parts(chat(DECLARED, *EXPECTED, by, assumed))["completions"]
+
+    own = parts(chat(DECLARED, *EXPECTED))["completions"]
+    assert numbers(found(f", shape: {{{dims}}}")) == numbers(own)
+    gated = found(f", shape: {{{dims}, activation: swiglu}}")  # a third matrix of the feed-forward
+    assert gated["flops"] - own["flops"] == 2 * 2 * 32 * 64 * 128 * (20 + 9)
+    assert found("")["not_counted"] == "the dimensions of a/b (assumed_inputs.models)"
+
+
 def test_an_unavailable_judge_is_counted_as_declared(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "c.md").write_text("1. Be kind.")
     judge = f"{{from: 'hf:a/b', constitution: {tmp_path}/c.md}}"
+    dims = "dim: 32, n_layers: 2, n_heads: 2, n_kv_heads: 1, head_dim: 16, ffn_dim: 64, vocab_size: 512"
     assumed = "assumed_inputs={models: {'hf:a/b': {context: 256, chat: true}}}"
+    shaped = assumed.replace("true", f"true, shape: {{{dims}}}")
     changes = (DECLARED, *EXPECTED, "stages.preferences.offline=false", assumed)
     stated = f"stages.preferences.reward={{judge: {judge}, max_tokens: 256, parameters: 1000}}"
     assert parts(chat(*changes, stated))["rewards"]["flops"] == 2 * 1000 * 128 * 30
     without = f"stages.preferences.reward={{judge: {judge}, max_tokens: 256}}"
     assert parts(chat(*changes, without))["rewards"]["not_counted"] == "parameters (reward.parameters)"
+    own = chat().graph.trajectories["sft"].model.parameters  # of the same dimensions
+    assert parts(chat(*changes[:-1], shaped, without))["rewards"]["flops"] == 2 * own * 128 * 30
 
 
 @pytest.mark.parametrize(
