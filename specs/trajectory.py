@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from specs.errors import FieldPath, SpecError
 from specs.model import ModelSpec
@@ -49,12 +49,17 @@ class Point:
     step: int  # steps done in that phase
 
 
+Origin = Literal["training", "merge", "rewrite", "import"]
+"""What made the checkpoints of a trajectory. `rewrite`: another order of a checkpoint's layers, or another
+attention. `import`: a Hugging Face model, which has weights only."""
+
+
 @dataclass(frozen=True)
 class Trajectory:
     """A phase of a training stage with every setting resolved.
 
-    Merges, rewrites and Hugging Face models are trajectories of one step in which nothing is trained. A
-    selection is the trajectory of the checkpoint that it chose."""
+    Merges, rewrites and Hugging Face models are trajectories of one step that trains nothing. A selection is
+    the trajectory of the checkpoint that it chose."""
 
     stage: str
     model: ModelSpec
@@ -72,9 +77,7 @@ class Trajectory:
     leftover_tokens: int  # tokens of the budget that do not make a whole batch
     context_length: int  # longest sequences that the model was trained on, here or before
     chat: bool = False  # whether the model ends its turns
-    merged: bool = False  # whether it is a merge
-    rewritten: bool = False  # whether it is a checkpoint that is computed in another way, and trains nothing
-    imported: bool = False  # whether it is a Hugging Face model, which has weights only
+    origin: Origin = "training"
     z_loss: float = 0.0  # weight of the square of ln Z in the loss
     trainable: tuple[str, ...] = ()  # patterns of the parameters that are trained, sorted; all without
     stands_for: Point | None = None  # of a selection: the checkpoint that it chose
@@ -82,7 +85,7 @@ class Trajectory:
     @property
     def trains(self) -> bool:
         """Whether it is a phase of training, and not a checkpoint of another."""
-        return not (self.merged or self.imported or self.rewritten or self.stands_for)
+        return self.origin == "training" and self.stands_for is None
 
     @property
     def steps(self) -> int:
@@ -141,7 +144,7 @@ def imported(reference: str, model: ModelSpec, *, context: int, chat: bool) -> T
         leftover_tokens=0,
         context_length=context,
         chat=chat,
-        imported=True,
+        origin="import",
     )
 
 

@@ -140,7 +140,7 @@ class Plan:
         } | {"parts": len(todo)}
         trajectories = list(self.graph.trajectories.values())
         # of an imported one, it may be the tokenizer that is read
-        own = [t for t in trajectories if not t.imported] or trajectories
+        own = [t for t in trajectories if t.origin != "import"] or trajectories
         totals["parameters"] = max((t.model.parameters for t in own), default=0)
         return totals
 

@@ -1,4 +1,4 @@
-"""Segments: whole batches, exact borders, and nothing before a border depends on what lies behind it."""
+"""Segments: whole batches, exact breakpoints, and no dependence on what comes after a breakpoint."""
 
 from __future__ import annotations
 
@@ -353,3 +353,19 @@ def test_a_rest_that_there_is_not_is_refused(
 ) -> None:
     with pytest.raises(SpecError, match=message):
         trajectories(STAGE | stage, **others)
+
+
+@pytest.mark.parametrize("stage", ["merge", "select"])
+def test_checkpoints_of_different_models_are_refused_by_the_fields_that_differ(stage: str) -> None:
+    model = {"flavour": "mini", "n_layers": 5, "activation": "swiglu"}
+    budget = {"global_batch_size": 4, "budget": "20 steps", "validation": {"interval": 5}}
+    both = {"both": {"kind": stage, "checkpoints": ["pretrain", "other"]}}
+    if stage == "select":
+        both["both"]["metric"] = "val_loss"
+    other = {"kind": "pretrain", "mixture": "m", "sequence_length": 10, "optimizer": {"lr": 1e-3}}
+    with pytest.raises(
+        SpecError,
+        match=r"both\.checkpoints\[1\]: 'other' and 'pretrain' differ in n_layers \(5, 3\),"
+        r" activation \(swiglu, xielu\)\. Fix: .* of the same dimensions",
+    ):
+        trajectories(budget, other={**other, **budget, "model": model}, **both)
