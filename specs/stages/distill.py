@@ -118,6 +118,10 @@ class DistillStage(MixtureTraining, TrainingStage):
             )
         return self
 
+    @classmethod
+    def segment(cls) -> type[DistillSegment]:
+        return DistillSegment
+
     @property
     def objective(self) -> str:
         return "distillation" if self.loss.compare == "logits" else "alignment"

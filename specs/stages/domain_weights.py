@@ -76,6 +76,10 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
             )
         return self
 
+    @classmethod
+    def segment(cls) -> type[DomainWeightsSegment]:
+        return DomainWeightsSegment
+
     @property
     def objective(self) -> str:
         return "domain-weights"
