@@ -257,8 +257,8 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Point, overrides: lis
         draft.notes.append(
             f"{those}: a matrix states that for all of its variants; state stages that read {draft.name}"
         )
-    behind = plan.graph.segments(start.phase)[start.segment :]
-    if start.step < trajectory.steps and any(plan.steps[node.name].action != "reuse" for node in behind):
+    segments = plan.graph.segments(start.phase)[start.segment :]
+    if start.step < trajectory.steps and any(plan.steps[node.name].action != "reuse" for node in segments):
         if isinstance(stage, Training) and not left and not draft.is_variant(ref.stage):
             draft.add(
                 ("stages", ref.stage, "stop_at"),
@@ -303,7 +303,7 @@ def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Point) -> list[str
     say so."""
     pipeline, trajectories = plan.pipeline, plan.graph.trajectories
     phases = [phase.name for phase in pipeline.stages[ref.stage].phases(ref.stage)]  # type: ignore[attr-defined]  # a stage that trains
-    behind = set(phases[phases.index(start.phase) :])
+    following = set(phases[phases.index(start.phase) :])
     left: dict[str, None] = {}
 
     def state(path: FieldPath, value: Any, comment: str) -> None:
@@ -318,7 +318,7 @@ def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Point) -> list[str
                 continue
             there = point_of(other, trajectories, path, plan.graph.best)
             last = not other.selector or other.best is not None
-            if there.phase not in behind or (
+            if there.phase not in following or (
                 there.phase == start.phase and there.step <= start.step and not last
             ):
                 continue
