@@ -125,6 +125,6 @@ class Transformer:
             embeddings = getattr(
                 getattr(self._model.base_model, "embeddings", None), "position_embeddings", None
             )
-            behind = getattr(embeddings, "padding_idx", None)
-            found.append(int(positions) - (behind + 1 if behind is not None else 0))
+            padding = getattr(embeddings, "padding_idx", None)
+            found.append(int(positions) - (padding + 1 if padding is not None else 0))
         return min(found)

@@ -90,8 +90,8 @@ class Retry:
 
     def call(self, what: str, function: Callable[[], T], *, guard: float | None = None) -> T:
         """What `function` returns. `guard`: seconds beyond `stall` after which a try counts as failed, its
-        thread left behind; None for a call that cannot be left (a write on local disk would go on beside the
-        next try).
+        thread left behind; None for a call that cannot be left (a write on local disk would continue beside
+        the next try).
 
         Raises:
             StorageError: every try failed, or the disk is full. Errors that no other try can mend are passed
