@@ -1,5 +1,5 @@
-"""What the model sees: the samples of a step of training, decoded, with document borders, what is trained and
-where each comes from.
+"""What the model sees: the samples of a step of training, decoded, with document boundaries, what is trained
+and where each comes from.
 
 A token is *trained* when the model is asked to predict it: the label of the place before it is not ignored.
 The first token of a document is never predicted. In text, what is not trained was left out by the Goldfish
