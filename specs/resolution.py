@@ -100,7 +100,7 @@ def resolve(
     return found
 
 
-def _different_fields(a: ModelSpec, b: ModelSpec) -> str:
+def different_fields(a: ModelSpec, b: ModelSpec) -> str:
     """The fields in which two models differ, each with both values: `n_layers (8, 12)`; "" for none."""
     differing = changes(flatten(a.identity_fields()), flatten(b.identity_fields()))
     of_a, of_b = flatten(a.to_json()), flatten(b.to_json())
@@ -116,7 +116,7 @@ def _merged(name: str, stage: MergeStage, found: dict[str, Trajectory], best: Be
     parents = [found[start.phase] for start in branches]
     first = next((parent for parent in parents if parent.origin != "import"), parents[0])
     for ref, other, path in zip(stage.parents, parents, paths, strict=True):
-        if fields := _different_fields(other.model, first.model):
+        if fields := different_fields(other.model, first.model):
             message = f"'{ref}' and '{stage.parents[parents.index(first)]}' differ in {fields}"
             raise SpecError.of(path, message, "merge checkpoints of the same dimensions.")
     return replace(_alone(name, first, branches[parents.index(first)]), parent=None, origin="merge")
@@ -161,7 +161,7 @@ def _selected(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best:
     starts = [point_of(ref, found, path, best) for path, ref in among]
     models = [found[start.phase].model.without_method for start in starts]
     for (path, ref), model in zip(among, models, strict=True):
-        if fields := _different_fields(model, models[0]):
+        if fields := different_fields(model, models[0]):
             message = f"'{ref}' and '{among[0][1]}' differ in {fields}"
             raise SpecError.of(path, message, "choose among checkpoints of the same dimensions.")
     chosen = starts[best.get(name, 0)]

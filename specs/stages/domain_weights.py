@@ -85,7 +85,7 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
         return "domain-weights"
 
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
-        return "it needs the gradient of each source by itself" if to == "pp" else super().obstacle(to)
+        return "it needs a separate gradient for each source" if to == "pp" else super().obstacle(to)
 
     def phases(self, name: str) -> list[Phase]:
         return [Phase(name, name, ("stages", name), self, None, model=self.model, seed=self.seed)]

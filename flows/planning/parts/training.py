@@ -298,7 +298,7 @@ def add_merge(builder: Builder, name: str) -> None:
     if stage.base is not None:
         inputs["base"] = builder.checkpoint(stage.base, ("stages", name, "base"))[0]
         if inputs["base"].hashed in {checkpoint.hashed for checkpoint, _ in read}:
-            message = f"'{stage.base}' is one of checkpoints, so its difference from base is nothing"
+            message = f"'{stage.base}' is both base and one of checkpoints, so they do not differ"
             builder.problem(("stages", name, "base"), message, "name what the others were trained from.")
     for role, checkpoint in inputs.items():
         path = ("stages", name, role.partition(":")[0].replace("checkpoint", "checkpoints"))

@@ -174,7 +174,7 @@ def test_a_student_replaces_attention_layer_by_layer(tmp_path: Path, store: Stor
         ("stages.half.mamba.layers=[4]", "there is no layer 4, the last is 3"),
         ("stages.more.mamba.layers=[0, 2]", "layers 2 of 'half' have no attention"),
         ("stages.more.mamba.conv_width=3", "the convolutions of 'half' have width 4, not 3"),
-        ("stages.half.carry=[weights, optimizer]", "new parameters, which no optimizer knows"),
+        ("stages.half.carry=[weights, optimizer]", "new parameters, without optimizer states"),
         ("stages.student.mamba={layers: [0]}", "mamba replaces the attention of a checkpoint"),
         ("stages.deep.model.repeats={start: 0, layers: 1, times: 2}", "mamba and repeats in one model"),
         (
@@ -182,12 +182,18 @@ def test_a_student_replaces_attention_layer_by_layer(tmp_path: Path, store: Stor
             " loss: {compare: hidden}}",
             "nothing to compare",
         ),
-        ("stages.aligned.loss.weight=0.5", "weight belongs to compare: logits"),
+        ("stages.aligned.loss.weight=0.5", "weight has no meaning with compare: hidden"),
         ("stages.aligned.top_k=4", "top_k is for whole forward passes"),
         ("stages.aligned.activation_checkpointing=full", "activation_checkpointing is for whole"),
         ("stages.aligned.launch={processes: 2, parallel: {tp: 2}}", "cannot divide layers (tp 2)"),
-        ("stages.aligned.teacher=pretrain", "layers of 'pretrain' are not those of the student"),
-        ("stages.half.launch={processes: 2, parallel: {cp: 2}}", "goes through a whole sequence, of which"),
+        (
+            "stages.aligned.teacher=pretrain",
+            "'pretrain' and the student with attention in all layers differ in",
+        ),
+        (
+            "stages.half.launch={processes: 2, parallel: {cp: 2}}",
+            "goes through a whole sequence, and each process has a part",
+        ),
     ],
 )
 def test_mixers_that_cannot_be_replaced_are_refused(
