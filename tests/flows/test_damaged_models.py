@@ -207,7 +207,7 @@ def test_a_value_that_is_none_is_refused_with_file_and_field(
     assert "Fix: correct its files" in said
 
 
-def test_a_config_that_is_a_list_is_there(sound: Path, tmp_path: Path) -> None:
+def test_a_config_that_is_a_list_is_refused_and_not_called_missing(sound: Path, tmp_path: Path) -> None:
     said = damaged(sound, tmp_path, lambda folder: (folder / "config.json").write_text("[1]"))
     assert "config.json" in said and "it holds [1], not an object" in said
     assert "there is no config.json" not in said

@@ -94,7 +94,7 @@ def test_what_is_asked_is_identity(change: dict[str, Any]) -> None:
     assert identity(**change) != identity()
 
 
-def test_where_the_constitution_lies_is_not_identity() -> None:
+def test_the_place_of_the_constitution_is_not_identity() -> None:
     """The plan adds its content as an input."""
     assert identity(constitution="elsewhere.txt") == identity()
 

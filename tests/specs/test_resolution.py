@@ -263,7 +263,7 @@ def test_what_is_stated_beside_the_rest_of_the_parent_replaces_it() -> None:
     )
 
 
-def test_at_the_end_of_the_parent_its_last_batch_and_mixture_go_on() -> None:
+def test_at_the_end_of_the_parent_its_last_batch_and_mixture_continue() -> None:
     one = trajectories(STAGE, one=rest("pretrain", budget="3 steps"))["one"]
     assert (shape(one), one.lr_at(2)) == ([("n", 8, 0, 3)], 1e-3)
 
@@ -348,7 +348,7 @@ SFT = {
         ),
     ],
 )
-def test_a_rest_that_there_is_not_is_refused(
+def test_rest_of_parent_is_refused_where_the_parent_has_none(
     stage: dict[str, Any], others: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecError, match=message):

@@ -217,7 +217,7 @@ def moved(chosen: Selection) -> Selection:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_no_pair_lies_outside_of_the_blocks(name: str) -> None:
+def test_the_blocks_contain_every_pair(name: str) -> None:
     size, found = 32, moved(long(METHODS[name]))
     pairs = found.pairs()
     rows, columns = (-side % size for side in pairs.shape[-2:])
@@ -237,7 +237,7 @@ def computed_share(selection: Selection, size: int) -> float:
     return int(blocks.sum()) / (blocks.shape[0] * blocks.shape[1] * count * (count + 1) // 2)
 
 
-def test_the_blocks_are_about_a_bucketth_of_causal_ones_when_sorted_and_nearly_all_when_not() -> None:
+def test_sorting_leaves_one_block_per_bucket_of_the_causal_ones() -> None:
     for buckets in (4, 8):
         method = Hashed(sparse="hash", buckets=buckets)
         generator = torch.Generator().manual_seed(2)

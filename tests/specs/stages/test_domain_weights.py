@@ -84,7 +84,7 @@ def test_the_stage_and_its_mixtures_are_read(tmp_path: Path) -> None:
         ("stages.thirds.weights={learned: 1}", "the stages form a cycle"),
     ],
 )
-def test_mistakes_are_told(tmp_path: Path, override: str, told: str) -> None:
+def test_mistakes_are_refused_with_place_and_reason(tmp_path: Path, override: str, told: str) -> None:
     found = problems(write_recipe(tmp_path, LEARNED), override)
     assert told in found
 

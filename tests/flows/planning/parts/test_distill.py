@@ -55,7 +55,7 @@ def test_predictions_are_stored_before_each_segment(tmp_path: Path, store: Store
         )
 
 
-def test_only_what_changes_the_predictions_makes_them_anew(tmp_path: Path, store: Store) -> None:
+def test_only_what_changes_the_predictions_computes_them_again(tmp_path: Path, store: Store) -> None:
     before = planned(tmp_path, store, STORED)
     for override, reruns in (
         ("stages.student.optimizer.lr=2e-2", {"student"}),
