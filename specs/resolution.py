@@ -16,8 +16,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from specs.base import flatten
-from specs.differences import changes
 from specs.errors import FieldPath, Problem, SpecError
 from specs.mamba import Mamba, NewMixers
 from specs.model import ModelSpec
@@ -46,6 +44,7 @@ from specs.trajectory import (
     SegmentPlan,
     Trajectory,
     candidates,
+    different_fields,
     phase_of,
     phases,
     point_of,
@@ -98,13 +97,6 @@ def resolve(
     if problems:
         raise SpecError(problems)
     return found
-
-
-def different_fields(a: ModelSpec, b: ModelSpec) -> str:
-    """The fields in which two models differ, each with both values: `n_layers (8, 12)`; "" for none."""
-    differing = changes(flatten(a.identity_fields()), flatten(b.identity_fields()))
-    of_a, of_b = flatten(a.to_json()), flatten(b.to_json())
-    return ", ".join(f"{one.name} ({of_a.get(one.name)}, {of_b.get(one.name)})" for one in differing)
 
 
 def _merged(name: str, stage: MergeStage, found: dict[str, Trajectory], best: Best) -> Trajectory:

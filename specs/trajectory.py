@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from specs.base import flatten
+from specs.differences import changes
 from specs.errors import FieldPath, SpecError
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
@@ -148,6 +150,13 @@ def imported(reference: str, model: ModelSpec, *, context: int, chat: bool) -> T
     )
 
 
+def different_fields(a: ModelSpec, b: ModelSpec) -> str:
+    """The fields in which two models differ, each with both values: `n_layers (8, 12)`; "" for none."""
+    differing = changes(flatten(a.identity_fields()), flatten(b.identity_fields()))
+    of_a, of_b = flatten(a.to_json()), flatten(b.to_json())
+    return ", ".join(f"{one.name} ({of_a.get(one.name)}, {of_b.get(one.name)})" for one in differing)
+
+
 def phase_of(ref: Reference, found: Mapping[str, Trajectory]) -> str:
     """Name of the phase that a reference means: the phase that it names, or the last one of the stage. The
     reference's own name where there is no such phase."""
@@ -177,7 +186,7 @@ def point_of(
         step = inside.start_step + min((sample - inside.start_sample) // inside.batch, inside.steps)
     if not 0 < step <= parent.steps or (ref.tokens or 0) > parent.tokens:
         message = (
-            f"'{ref}' lies outside stage '{phase}', which has {parent.steps} steps ({parent.tokens:,} tokens)"
+            f"'{ref}' is outside stage '{phase}', which has {parent.steps} steps ({parent.tokens:,} tokens)"
         )
         raise SpecError.of(path, message, "name a step inside it, or raise its budget.")
     return Point(phase, parent.segment_of(step), step)

@@ -315,7 +315,7 @@ SFT = {
         (
             {"stop_at": "5 steps"},
             {"one": rest("pretrain@step=6")},
-            "'pretrain@step=6' lies outside stage 'pretrain', which has 5 steps",
+            "'pretrain@step=6' is outside stage 'pretrain', which has 5 steps",
         ),
         (
             {"budget": "rest of parent"},

@@ -7,11 +7,10 @@ from typing import Any
 
 from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder, reads
-from specs.resolution import different_fields
 from specs.stages.distill import DistillStage, TeacherTokensPart
 from specs.stages.import_model import ImportModelPart
 from specs.stages.training import Phase
-from specs.trajectory import SegmentPlan
+from specs.trajectory import SegmentPlan, different_fields
 
 MIXTURE_INPUTS = ("mixture", "packed:", "excluded:")
 

@@ -175,7 +175,7 @@ def test_a_branch_omits_parts_after_its_point_that_are_not_trained_yet(
     [
         ("pretrian@step=3", [], r"there is no stage 'pretrian'\. Fix: did you mean 'pretrain'"),
         ("corpus/notes", [], "'corpus' is a corpus, which has no training to continue"),
-        ("pretrain@step=17", [], "lies outside stage 'pretrain', which has 16 steps"),
+        ("pretrain@step=17", [], "is outside stage 'pretrain', which has 16 steps"),
         (
             "pretrain@last",
             [],

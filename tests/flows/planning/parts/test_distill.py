@@ -82,7 +82,7 @@ def test_a_pipeline_shares_the_teachers_weights_while_it_predicts(tmp_path: Path
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("stages.student.teacher=pretrain@step=99", "lies outside stage 'pretrain', which has 16 steps"),
+        ("stages.student.teacher=pretrain@step=99", "is outside stage 'pretrain', which has 16 steps"),
         (
             "stages.student.model.vocab_size=640",
             "the vocabulary of 'pretrain' has 512 words, the student's 640",
