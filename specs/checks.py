@@ -25,7 +25,6 @@ from specs.stages.corpus import CorpusSource, CorpusStage
 from specs.stages.distill import DistillStage
 from specs.stages.evaluate import EvaluateStage
 from specs.stages.memorisation import Memorisation
-from specs.stages.merge import MergeStage
 from specs.stages.mixture import MixtureStage
 from specs.stages.preference_data import PreferenceSet
 from specs.stages.select import SelectStage
@@ -125,12 +124,9 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
             message = f"'{ref}' names a step, but {a(target.kind)} such as '{ref.stage}' has no steps"
             yield Problem(path, message, f"write '{ref.target}'.")
             continue
-        if ref.best is not None and isinstance(target, MergeStage):
-            yield Problem(
-                path,
-                f"'{ref}' chooses by held-out loss, but '{ref.stage}' is a merge and has one result",
-                f"write '{ref.stage}'.",
-            )
+        if ref.best is not None and not isinstance(target, (TrainingStage, SelectStage)):
+            one = f"'{ref.stage}' is {a(target.kind)} and has one result"
+            yield Problem(path, f"'{ref}' chooses by held-out loss, but {one}", f"write '{ref.stage}'.")
             continue
         if isinstance(target, MixtureStage) and isinstance(stage, MixtureStage) and target.anneal is not None:
             yield Problem(

@@ -369,3 +369,13 @@ def test_checkpoints_of_different_models_are_refused_by_the_fields_that_differ(s
         r" activation \(swiglu, xielu\)\. Fix: .* of the same dimensions",
     ):
         trajectories(budget, other={**other, **budget, "model": model}, **both)
+
+
+def test_the_best_step_of_a_rewrite_is_refused() -> None:
+    pairs = {"kind": "rewrite", "from": "pretrain", "layer_pairs": {"start": 0, "layers": 2}}
+    later = {"kind": "export", "from": "pairs@best:val_loss"}
+    stage = {"global_batch_size": 4, "budget": "20 steps", "validation": {"interval": 5}}
+    with pytest.raises(
+        SpecError, match=r"export\.from: .* but 'pairs' is a rewrite and has one result. Fix: write 'pairs'"
+    ):
+        trajectories(stage, pairs=pairs, export=later)
