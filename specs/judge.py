@@ -164,7 +164,7 @@ class Judge(Spec):
         neutral=None,
         description=(
             "the best completions are also compared two by two, each pair in both orders; their scores are"
-            " given anew, in the order of the mean probability to be preferred"
+            " given again, in the order of the mean probability to be preferred"
         ),
     )
 

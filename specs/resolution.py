@@ -314,7 +314,7 @@ def _trajectory(
     breakpoints = {begin for begin, _ in pieces} | {begin for begin, _ in mixtures} | {total}
     if isinstance(stage.schedule, ScheduleSpec):
         full = full_schedule(at, stage.schedule, budget, optimizer.lr, pieces, length)
-        # a decay over the whole stage leaves nothing that could stand alone
+        # a decay over the whole stage leaves no segment before it
         cut = full.decay != "none" and stage.schedule.decay_over is not None
     else:
         assert start is not None and parent is not None

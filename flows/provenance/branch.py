@@ -115,21 +115,21 @@ def branch(
     tokens = plan.graph.trajectories[start.phase].tokens_at(start.step)
     head = [
         f"A branch of {Path(spec).name} at step {start.step:,} of {start.phase} ({tokens:,} tokens):",
-        "what comes before is shared, what comes after is trained anew. Made by:",
+        "what comes before is shared, what comes after is trained again. Made by:",
         f"  {command}",
     ]
     text = written(draft, head)
     branched = make(validate(expand(extended(path, text))), opened)
     if (changed := _changed(plan, branched, start)) is not None:
         raise _not_shared(*changed, name)
-    stands = path.exists()
-    if stands and path.read_text(encoding="utf-8") != text:
+    existed = path.exists()
+    if existed and path.read_text(encoding="utf-8") != text:
         raise StoreError(
             f"'{path}' exists and is another file; choose another name, or --output, or remove it"
         )
     before = {node.path for node in plan.graph.nodes.values()}
     _refer(branched, before)
-    if not stands:
+    if not existed:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     shared = [node.name for node in branched.graph.nodes.values() if node.path in before]
@@ -137,7 +137,7 @@ def branch(
     return Made(
         path,
         text,
-        not stands,
+        not existed,
         shared,
         stored,
         [part for part in branched.graph.nodes if part not in shared],
@@ -186,7 +186,7 @@ def _check_kept(plan: Plan, ref: Reference, start: Point, point: str) -> None:
             f" {', '.join(map(str, kept)) or 'none'}"
         )
         fix = (
-            "branch at one of these; a step that a recipe starts from, or that stands in"
+            "branch at one of these; a step that a recipe starts from, or that is in"
             " checkpoint.milestones, is kept."
         )
         raise SpecError.of((), message, fix, point)

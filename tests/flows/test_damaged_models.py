@@ -239,7 +239,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 CARDS = [
     (BOMB + "license: *i", "README.md:2: more than 100000 values; do aliases repeat each other?"),
-    ("license: &a [*a]", "an alias stand inside what it names"),
+    ("license: &a [*a]", "an alias inside what it names"),
     ("license: {a: 1}", "license is {'a': 1}"),
     ("license: [[x]]", "license[0] is ['x']"),
     ("license: mit\nlicense: apache", "README.md:3: license: this key is already on line 2"),

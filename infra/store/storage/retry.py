@@ -111,15 +111,15 @@ class Retry:
                     ) from error
                 if not is_transient(error):
                     raise
-                told = f"{type(error).__name__}: {error}"
+                said = f"{type(error).__name__}: {error}"
                 if number == self.attempts:
                     raise StorageError(
-                        f"the storage failed {number} times: {what}; the last time with {told}. Run again"
+                        f"the storage failed {number} times: {what}; the last time with {said}. Run again"
                         " when it works"
                     ) from error
                 pause = self.pause(number)
                 logger.warning(
-                    "%s failed, try %d of %d (%s); again in %.1f s", what, number, self.attempts, told, pause
+                    "%s failed, try %d of %d (%s); again in %.1f s", what, number, self.attempts, said, pause
                 )
                 self.sleep(pause)
         raise AssertionError("at least one attempt is made")
