@@ -294,14 +294,6 @@ class SourceRow(TypedDict):
     tokens_trained_on: int
 
 
-class FileRows(TypedDict):
-    """The files of a source; None where they were not recorded."""
-
-    name: str
-    digest: str
-    files: list[dict[str, str | int]] | None  # path, bytes and SHA-256 (`infra.store.inputs.FileRow`)
-
-
 def sources_table(found: Lineage) -> Table:
     """Every source with licence and language, and what was trained on of it."""
     counted = ("files", "size", "tokens held", "tokens trained on")
@@ -373,15 +365,16 @@ def source_rows(found: Lineage) -> list[SourceRow]:
     return rows
 
 
-def file_rows(found: Lineage) -> list[FileRows]:
-    """Every source file with its size and SHA-256, by source."""
+def file_rows(found: Lineage) -> list[dict[str, Any]]:
+    """Every source file with its size and SHA-256, by source; `files` is None where they were not
+    recorded."""
     return [
         {"name": documents.name, "digest": digest, "files": _files(found.store, digest)}
         for digest, documents in found.documents.items()
     ]
 
 
-def _files(store: Store, digest: str) -> list[dict[str, str | int]] | None:
+def _files(store: Store, digest: str) -> list[dict[str, Any]] | None:
     rows = recorded_files(store, digest)
     return None if rows is None else [row.model_dump() for row in rows]
 
