@@ -4,7 +4,7 @@ plain reading of the file.
     python -m benchmarks.data_loader [--tokens 100_000_000] [--rounds 5] [--only throughput ...]
 
 Sections: `throughput`, `parts`, `text` (torchtitan's loader on the same text), `startup`, `memory`, `remote`
-(moto's S3 server on this machine, and a file system that answers after 20 ms). Everything lies in a temporary
+(moto's S3 server on this machine, and a file system that answers after 20 ms). Everything is in a temporary
 folder, about 5 bytes a token, that goes at the end.
 
 Megatron-core is a peer and no dependency; without it its rows are left out. To have them:
@@ -292,11 +292,11 @@ opened = memory()
 for _ in range(2000):
     next(batches)
 after = memory()
-told = ", ".join(
+said = ", ".join(
     f"{name} +{opened[name] - before[name]:.0f}, then +{after[name] - opened[name]:.0f}" for name in before
 )
 libraries = f"MiB over the {before['peak']:.0f} of the libraries"
-print(f"{len(shards)} shards; {libraries}, at the first batch and after 2,000 more: {told}")
+print(f"{len(shards)} shards; {libraries}, at the first batch and after 2,000 more: {said}")
 """
 
 

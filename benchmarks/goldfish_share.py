@@ -7,7 +7,7 @@ values. How often that happens depends on which frequent ids are even, so on the
 Measured on rows of 4,096 labels, windows across documents, as in pretraining:
 
     uniform      ids uniform in the vocabulary
-    Zipf         the n-th id behind those of special tokens with probability 1/n: frequent ids first, as a
+    Zipf         the n-th id after those of special tokens with probability 1/n: frequent ids first, as a
                  tokenizer makes them
     text, code   installed documentation and Python files under a byte-level BPE that is trained on them, with
                  1,000 ids in front for

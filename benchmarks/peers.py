@@ -81,7 +81,7 @@ class MegatronLoader:
         )
 
     def batch(self, first: int, size: int) -> dict[str, torch.Tensor]:
-        """Samples first to first + size - 1, from the start again behind the last one."""
+        """Samples first to first + size - 1, from the start again after the last one."""
         return default_collate([self._data[(first + i) % len(self._data)] for i in range(size)])
 
 

@@ -57,7 +57,7 @@ def repeated_letters(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
 
 
 def literals(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
-    """Long strings of a Python file, but those that stand alone as a statement: docstrings are not
+    """Long strings of a Python file, but those that are a statement of their own: docstrings are not
     literals."""
     tree = syntax_tree(file)
     if isinstance(tree, Rejection):
@@ -126,7 +126,7 @@ def gettext_messages(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
 
 
 def gettext_originals(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
-    """The same messages untranslated, in English, without the context that may stand before them."""
+    """The same messages untranslated, in English, without the context that may precede them."""
     catalogue = _catalogue(file)
     if isinstance(catalogue, Rejection):
         yield catalogue

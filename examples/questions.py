@@ -114,7 +114,7 @@ def _functions(tree: ast.Module, module: str) -> Iterator[Function | Rejection]:
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    """Definitions of a body, also those that stand under a condition."""
+    """Definitions of a body, also those under a condition."""
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node

@@ -94,7 +94,7 @@ CODES: dict[str, Code] = {
     ),
     "slow-inference": Code(
         "a stage samples or scores for over an hour, and for longer than all training",
-        "What comes behind it waits.",
+        "Later stages wait for it.",
         "docs/estimates.md",
     ),
     "slow-corpus": Code(

@@ -47,5 +47,5 @@ class AssumedInputs(Spec):
     )
 
     def covers(self, url: str) -> bool:
-        """Whether a url is one of `files`, or lies below one."""
+        """Whether a url is one of `files`, or is below one."""
         return any(url == root or url.startswith(f"{root.rstrip('/')}/") for root in self.files)

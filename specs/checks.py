@@ -17,22 +17,17 @@ from specs.model import ModelSpec
 from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.pipeline import Pipeline
 from specs.resolution import resolve
-from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec
+from specs.sources import CONVERSATIONAL, TOKENISED
 from specs.sparse_attention import BACKENDS
 from specs.stages import TRAINING
 from specs.stages.base import FromCheckpoint, Stage
-from specs.stages.classifier import ClassifierStage
-from specs.stages.conversations import ConversationsStage
-from specs.stages.corpus import CorpusSource, CorpusStage, needs_text
+from specs.stages.corpus import CorpusSource, CorpusStage
 from specs.stages.distill import DistillStage
 from specs.stages.evaluate import EvaluateStage
-from specs.stages.evaluate_tokenizers import PARALLEL, EvaluateTokenizersStage
 from specs.stages.memorisation import Memorisation
-from specs.stages.merge import MergeStage
 from specs.stages.mixture import MixtureStage
 from specs.stages.preference_data import PreferenceSet
 from specs.stages.select import SelectStage
-from specs.stages.tokenizer import TokenizerStage
 from specs.stages.training import Phase, TrainingStage
 from specs.trajectory import Trajectory, phase_of, phases
 from specs.units import Reference
@@ -77,66 +72,31 @@ def _check_planted(pipeline: Pipeline, name: str, stage: CorpusStage) -> Iterato
 
 
 def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[str]) -> Iterator[Problem]:
-    if isinstance(
-        stage,
-        (TokenizerStage, ClassifierStage, CorpusStage, ConversationsStage, EvaluateTokenizersStage),
-    ):
-        listed = isinstance(stage, (TokenizerStage, EvaluateTokenizersStage))
-        read: dict[str, FieldPath] = {
-            source: ("stages", name, "sources", index if listed else source)
-            for index, source in enumerate(stage.sources)
-        }
-        if isinstance(stage, ClassifierStage) and stage.reference is not None:
-            read[stage.reference] = ("stages", name, "reference")
-        for source, where in read.items():
-            if source not in pipeline.sources:
-                yield Problem(
-                    where,
-                    f"there is no source '{source}' under sources:",
-                    did_you_mean(source, pipeline.sources),
-                )
-            elif (found := pipeline.sources[source]) is not None:
-                talks = found.format in CONVERSATIONAL
-                if talks != isinstance(stage, ConversationsStage):
-                    wanted = ", ".join(CONVERSATIONAL) if not talks else "text"
-                    yield Problem(
-                        where,
-                        f"source '{source}' has format {found.format}; {a(stage.kind)} needs {wanted}",
-                    )
-                elif (
-                    isinstance(stage, CorpusStage)
-                    and found.declared is not None
-                    and found.declared.tokens is None
-                ):
-                    message = f"source '{source}' declares no tokens; the plan of a corpus needs their number"
-                    yield Problem(("sources", source, "declared"), message, "state declared.tokens.")
-                elif found.format in TOKENISED and isinstance(stage, (TokenizerStage, ClassifierStage)):
-                    message = f"source '{source}' is already tokenised; a {stage.kind} is trained on text"
-                    yield Problem(where, message, "name another source.")
-                elif (
-                    found.format in TOKENISED
-                    and isinstance(stage, CorpusStage)
-                    and (fields := needs_text(stage.sources[source]))
-                ):
-                    text = f"source '{source}' is already tokenised; {', '.join(fields)} would need its text"
-                    fix = "state pii: false, and no other step; apply them before the source is tokenised."
-                    yield Problem((*where, fields[0]), text, fix)
-                elif isinstance(stage, EvaluateTokenizersStage):
-                    yield from _check_parallel(stage, source, found, where)
+    for source, field in stage.source_fields().items():
+        at: FieldPath = ("stages", name, *field)
+        found = pipeline.sources.get(source)
+        if found is None:
+            message = f"there is no source '{source}' under sources:"
+            yield Problem(at, message, did_you_mean(source, pipeline.sources))
+        elif (found.format in CONVERSATIONAL) != (stage.READS == "conversations"):
+            wanted = ", ".join(CONVERSATIONAL) if stage.READS == "conversations" else stage.READS
+            yield Problem(at, f"source '{source}' has format {found.format}; {a(stage.kind)} needs {wanted}")
+        else:
+            yield from stage.source_problems(source, found, at)
     for index, other in enumerate(stage.after):
         if other not in names:
             yield Problem(
                 ("stages", name, "after", index), f"there is no stage '{other}'", did_you_mean(other, names)
             )
     excluded = stage.exclude if isinstance(stage, MixtureStage) else []
-    told: list[tuple[FieldPath, Reference, tuple[str, ...]]] = [
+    references: list[tuple[FieldPath, Reference, tuple[str, ...]]] = [
         (use.path, use.reference, use.kinds) for use in uses(name, stage)
     ]
-    told += [
+    references += [
         (("stages", name, "exclude", index), Reference.parse(ref), TRAINING)
         for index, ref in enumerate(excluded)
     ]
-    for path, ref, kinds in told:
+    for path, ref, kinds in references:
         target = pipeline.stages.get(ref.stage)
         if target is None:
             if ref.stage in names:
@@ -164,12 +124,9 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
             message = f"'{ref}' names a step, but {a(target.kind)} such as '{ref.stage}' has no steps"
             yield Problem(path, message, f"write '{ref.target}'.")
             continue
-        if ref.best is not None and isinstance(target, MergeStage):
-            yield Problem(
-                path,
-                f"'{ref}' chooses by held-out loss, but '{ref.stage}' is a merge and has one result",
-                f"write '{ref.stage}'.",
-            )
+        if ref.best is not None and not isinstance(target, (TrainingStage, SelectStage)):
+            one = f"'{ref.stage}' is {a(target.kind)} and has one result"
+            yield Problem(path, f"'{ref}' chooses by held-out loss, but {one}", f"write '{ref.stage}'.")
             continue
         if isinstance(target, MixtureStage) and isinstance(stage, MixtureStage) and target.anneal is not None:
             yield Problem(
@@ -178,15 +135,15 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
                 "name a constant mixture.",
             )
             continue
-        if isinstance(target, (CorpusStage, ConversationsStage)):
-            if ref.part is None and len(target.sources) > 1:
-                choice = ", ".join(f"{ref.stage}/{source}" for source in target.sources)
+        if target.PART_PER_SOURCE:
+            if ref.part is None and len(target.source_fields()) > 1:
+                choice = ", ".join(f"{ref.stage}/{source}" for source in target.source_fields())
                 yield Problem(path, f"{target.kind} '{ref.stage}' has several parts", f"name one: {choice}.")
-            elif ref.part is not None and ref.part not in target.sources:
+            elif ref.part is not None and ref.part not in target.source_fields():
                 yield Problem(
                     path,
                     f"{target.kind} '{ref.stage}' has no part '{ref.part}'",
-                    did_you_mean(ref.part, target.sources),
+                    did_you_mean(ref.part, target.source_fields()),
                 )
             elif (
                 path[-1] == "probes" and isinstance(target, CorpusStage) and isinstance(stage, EvaluateStage)
@@ -206,21 +163,6 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
             if f"{ref.stage}/{ref.part}" not in parts:
                 fix = f"name one: {', '.join(parts)}." if parts else f"name '{ref.stage}'."
                 yield Problem(path, f"'{ref.stage}' has no part '{ref.part}'", fix)
-
-
-def _check_parallel(
-    stage: EvaluateTokenizersStage, name: str, source: SourceSpec, where: FieldPath
-) -> Iterator[Problem]:
-    """Whether a source can be read as lines of several languages."""
-    if source.format not in PARALLEL:
-        message = f"source '{name}' has format {source.format}, which has no parallel lines"
-        yield Problem(where, message, f"name a source of format {', '.join(PARALLEL)}.")
-    if source.limit is not None:
-        message = f"source '{name}' has a limit, which would cut languages at different lines"
-        yield Problem(("sources", name, "limit"), message, "leave it out, and state lines: of the stage.")
-    if stage.language_column in source.metadata and source.id_column is None:
-        message = f"rows of source '{name}' have languages and no id, so no line is known to be another's"
-        yield Problem(("sources", name), message, "state id_column: the column that translations share.")
 
 
 def _check_probes(path: FieldPath, memorisation: Memorisation, process: CorpusSource) -> Iterator[Problem]:

@@ -82,7 +82,7 @@ def _in_document(data: Any, location: tuple[Any, ...]) -> FieldPath:
 
 
 def _field_names(model: type[BaseModel], path: FieldPath, data: Any) -> list[str]:
-    """Names of the fields that may stand at `path`, found by following the models' annotations."""
+    """Names of the fields that `path` may have, found by following the models' annotations."""
     current: list[type[BaseModel]] = [model]
     for part in path:
         annotations = [

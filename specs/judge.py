@@ -164,7 +164,7 @@ class Judge(Spec):
         neutral=None,
         description=(
             "the best completions are also compared two by two, each pair in both orders; their scores are"
-            " given anew, in the order of the mean probability to be preferred"
+            " given again, in the order of the mean probability to be preferred"
         ),
     )
 
@@ -184,7 +184,7 @@ class Judge(Spec):
     def _of_digits(cls, scale: tuple[int, int]) -> tuple[int, int]:
         lowest, highest = scale
         if not 0 <= lowest < highest <= 9:
-            raise ValueError(f"[{lowest}, {highest}] is no scale of digits; state such as [1, 9]")
+            raise ValueError(f"[{lowest}, {highest}] is not a scale of digits; state one such as [1, 9]")
         return scale
 
     @model_validator(mode="after")
@@ -192,13 +192,13 @@ class Judge(Spec):
         if (self.from_ is None) == (self.server is None):
             raise ValueError("a judge is a model or a server; state one of from, server")
         if self.server is not None and self.engine != "transformers":
-            raise ValueError("engine is that of the model of `from`; leave it out for a server")
+            raise ValueError("engine applies to the model of `from`; leave it out for a server")
         if self.server is not None and self.server.api != "chat":
             raise ValueError("a server is asked by its own chat template; state server.api: chat")
         if (self.server is None) != (self.revision is None):
             raise ValueError(
-                "revision is that of the model of a server, which can change under its name, and is stated"
-                " for every server; the content of the folder of `from` is known"
+                "revision says which model a server has under its name: state it with server, and leave it"
+                " out with from, whose files are known"
             )
         return self
 

@@ -218,7 +218,7 @@ class Launch(Spec):
         return self.workers.count if self.workers is not None else None
 
     def workers_of_node(self, gpus: int, each: int) -> int:
-        """Workers of a part that is one process with `gpus` GPUs at hand, where each takes `each` of them: as
+        """Workers of a part that is one process on `gpus` GPUs, where each takes `each` of them: as
         many as stated, else as many as there is room for."""
         return self.worker_count or max(1, gpus // each)
 

@@ -40,5 +40,5 @@ class LayerPairs(Spec):
         """Why a model of that many layers has no such range; None where it has."""
         end = self.start + self.layers
         if end > n_layers:
-            return f"the range ends with layer {end - 1}, the last of {n_layers} is {n_layers - 1}"
+            return f"the range ends with layer {end - 1}, but the last layer is {n_layers - 1}"
         return None

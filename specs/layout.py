@@ -49,10 +49,10 @@ def misfits(
         message = (
             f"model.attention (sparse: {model.attention.sparse}) chooses among the keys of a whole sequence"
         )
-        yield Misfit("cp", f"{message}, of which a process has a part", "use cp: 1.")
+        yield Misfit("cp", f"{message}, and each process has only a part of it", "use cp: 1.")
     if cp > 1 and model.mamba is not None:
         message = (
-            "model.mamba: the state of a layer goes through a whole sequence, of which a process has a part"
+            "model.mamba: the state of a layer goes through a whole sequence, and each process has a part"
         )
         yield Misfit("cp", message, "use cp: 1.")
     if cp > 1 and model.method is not None and model.reads_earlier_keys:
@@ -67,11 +67,10 @@ def misfits(
             "two, counting embeddings and output as a layer each"
         )
         field = "pp" if parallel.virtual_stages is None else "virtual_stages"
-        yield Misfit(field, message, f"use {(model.n_layers + 2) // 2} stages at most.")
+        most = (model.n_layers + 2) // 2
+        yield Misfit(field, message, f"use at most {most} stage{'s' if most > 1 else ''}.")
     if parallel.async_tp and (tp == 1 or not parallel.sequence_parallel):
-        message = (
-            "async_tp takes the gathers and reduce-scatters of sequence parallelism apart, and there are none"
-        )
+        message = "async_tp splits the gathers and reduce-scatters of sequence parallelism, which is off"
         yield Misfit("async_tp", message, "state tp and sequence_parallel: true, or leave out async_tp.")
     pieces = (2 * cp if cp > 1 else 1) * (tp if parallel.sequence_parallel else 1)
     if sequence_length is not None and sequence_length % pieces:

@@ -1,7 +1,7 @@
-"""The arithmetic of pieces: borders of batch, mixture and schedule in samples and tokens, floored to whole
-batches.
+"""The arithmetic of pieces: breakpoints of batch, mixture and schedule in samples and tokens, floored to
+whole batches.
 
-Invariant: the arithmetic is in integers, from the spec alone. Every border and the end of the budget lie
+Invariant: the arithmetic is in integers, from the spec alone. Every breakpoint and the end of the budget lie
 between whole batches; the tokens left over are kept for messages.
 """
 
@@ -37,7 +37,7 @@ def _samples(budget: Budget, pieces: Pieces, length: int) -> int:
 
 
 def whole_batches(sample: int, pieces: Pieces) -> int:
-    """The last border between whole batches at or before `sample`."""
+    """The end of the last whole batch at or before `sample`."""
     begin, batch = [piece for piece in pieces if piece[0] <= sample][-1]
     return begin + (sample - begin) // batch * batch
 
@@ -61,14 +61,14 @@ def _increasing(path: FieldPath, keys: list[str], positions: list[int]) -> None:
         if after <= before:
             raise SpecError.of(
                 (*path, key),
-                "does not lie at least one whole batch after the border before it",
-                "order the borders.",
+                "this breakpoint is less than one whole batch after the breakpoint before it",
+                "order the breakpoints, at least a batch apart.",
             )
 
 
 def batch_pieces(at: FieldPath, batches: dict[str, int], length: int) -> Pieces:
-    """The first sample of each batch size. SpecError for borders that are out of order or less than a batch
-    apart."""
+    """The first sample of each batch size. SpecError for breakpoints that are out of order or less than a
+    batch apart."""
     path = (*at, "global_batch_size")
     pieces: Pieces = []
     for budget, batch in zip(_begins(path, list(batches)), batches.values(), strict=True):
@@ -102,11 +102,11 @@ def annealed_pieces(
     """The first sample of each mixture, with annealed mixtures cut into pieces: piece k of n begins k/n of
     the way, floored to whole batches."""
     path = (*at, "mixture")
-    borders: list[tuple[int, str]] = []
+    found: list[tuple[int, str]] = []
     for (begin, name), following in zip(mixtures, [*mixtures[1:], None], strict=True):
         anneal = annealed.get(name)
         if anneal is None:
-            borders.append((begin, name))
+            found.append((begin, name))
             continue
         over, end = anneal.over, following[0] if following else total
         if over.unit == "steps":
@@ -127,12 +127,12 @@ def annealed_pieces(
                 f"'{name}' has {anneal.pieces} pieces over {anneal.over}, which is less than a batch for each"
             )
             raise SpecError.of(path, message, "state fewer anneal.pieces.")
-        borders += [(start, f"{name}/{piece}") for piece, start in enumerate(starts, start=1) if start < end]
-    return borders
+        found += [(start, f"{name}/{piece}") for piece, start in enumerate(starts, start=1) if start < end]
+    return found
 
 
 def _steps(sample: int, pieces: Pieces) -> int:
-    """Whole steps up to a border between batches."""
+    """Whole steps up to a sample at which a step ends."""
     ends = [begin for begin, _ in pieces[1:]] + [sample]
     return sum(
         (min(end, sample) - begin) // batch

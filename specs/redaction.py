@@ -233,8 +233,8 @@ def _settings(path: Path, changed: int) -> tuple[tuple[str, str], ...]:
 def without_secrets(error: Exception) -> Exception:
     """The error itself when neither it nor its causes hold a secret; otherwise one that can be shown. An
     OSError stays an OSError, which decides whether to retry."""
-    told = "".join(traceback.format_exception(error))
-    if redacted(told) == told:
+    text = "".join(traceback.format_exception(error))
+    if redacted(text) == text:
         return error
     text = f"{type(error).__name__}: {redacted(str(error))}"
     return OSError(text) if isinstance(error, OSError) else Redacted(text)

@@ -1,11 +1,12 @@
 """From training stages as written to trajectories: segments with whole steps, and all settings that are
 inherited filled in.
 
-Mixture, batch size and learning rate are piecewise functions of what the stage has consumed; their borders
-cut it. Borders and the budget are floored to whole batches, and the tokens left over are kept for messages.
+Mixture, batch size and learning rate are piecewise functions of what the stage has consumed, which is cut at
+their breakpoints. Breakpoints and the budget are floored to whole batches; the tokens left over are kept for
+messages.
 
 Invariant: everything here is integer arithmetic on the spec alone; no store, no fingerprint. Nothing after a
-border influences what comes before it.
+breakpoint influences what comes before it.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from specs.trajectory import (
     SegmentPlan,
     Trajectory,
     candidates,
+    different_fields,
     phase_of,
     phases,
     point_of,
@@ -104,14 +106,12 @@ def _merged(name: str, stage: MergeStage, found: dict[str, Trajectory], best: Be
     ]
     branches = [point_of(ref, found, path, best) for ref, path in zip(stage.parents, paths, strict=True)]
     parents = [found[start.phase] for start in branches]
-    first = next((parent for parent in parents if not parent.imported), parents[0])
-    for index, other in enumerate(parents):
-        if other.model.identity_fields() != first.model.identity_fields():
-            message = (
-                f"'{stage.parents[index]}' is another model than '{stage.parents[parents.index(first)]}'"
-            )
-            raise SpecError.of(paths[index], message, "merge checkpoints of the same dimensions.")
-    return replace(_alone(name, first, branches[parents.index(first)]), parent=None, merged=True)
+    first = next((parent for parent in parents if parent.origin != "import"), parents[0])
+    for ref, other, path in zip(stage.parents, parents, paths, strict=True):
+        if fields := different_fields(other.model, first.model):
+            message = f"'{ref}' and '{stage.parents[parents.index(first)]}' differ in {fields}"
+            raise SpecError.of(path, message, "merge checkpoints of the same dimensions.")
+    return replace(_alone(name, first, branches[parents.index(first)]), parent=None, origin="merge")
 
 
 def _alone(name: str, trajectory: Trajectory, start: Point) -> Trajectory:
@@ -143,7 +143,7 @@ def _rewritten(name: str, stage: RewriteStage, found: dict[str, Trajectory], bes
         message, _, _ = obstacle.partition(";")
         fix = "name a checkpoint whose layers read their own keys alone."
         raise SpecError.of((*at, "attention"), f"'{stage.from_}': {message}", fix)
-    return replace(_alone(name, read, start), model=model, parent=start, rewritten=True)
+    return replace(_alone(name, read, start), model=model, parent=start, origin="rewrite")
 
 
 def _selected(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best: Best) -> Trajectory:
@@ -151,10 +151,10 @@ def _selected(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best:
     later stages can be planned before the choice; how they are computed may differ."""
     among = candidates(pipeline, name)
     starts = [point_of(ref, found, path, best) for path, ref in among]
-    models = [found[start.phase].model.without_method.identity_fields() for start in starts]
+    models = [found[start.phase].model.without_method for start in starts]
     for (path, ref), model in zip(among, models, strict=True):
-        if model != models[0]:
-            message = f"'{ref}' is another model than '{among[0][1]}'"
+        if fields := different_fields(model, models[0]):
+            message = f"'{ref}' and '{among[0][1]}' differ in {fields}"
             raise SpecError.of(path, message, "choose among checkpoints of the same dimensions.")
     chosen = starts[best.get(name, 0)]
     return replace(found[chosen.phase], stage=name, stands_for=chosen)
@@ -198,19 +198,19 @@ def _filled(
     batches, mixtures, budget = phase.settings.global_batch_size, phase.settings.data, phase.settings.budget
     if start is not None and parent is not None:
         done = parent.tokens_at(start.step)
-        behind = [segment for segment in parent.planned if segment.end_step > start.step] or [
+        left = [segment for segment in parent.planned if segment.end_step > start.step] or [
             parent.planned[-1]
         ]
         begins = [
-            f"{max(0, segment.start_sample * parent.sequence_length - done)} tokens" for segment in behind
+            f"{max(0, segment.start_sample * parent.sequence_length - done)} tokens" for segment in left
         ]
-        if mixtures == REST and not behind[0].mixture:
+        if mixtures == REST and not left[0].mixture:
             message = f"'{start.phase}' trains on no mixture, so there is no rest of it to train on"
             raise SpecError.of((*phase.path, "mixture"), message, "name a mixture.")
         if batches == REST:
-            batches = _where_they_change(begins, [segment.batch for segment in behind])
+            batches = _where_they_change(begins, [segment.batch for segment in left])
         if mixtures == REST:
-            mixtures = _where_they_change(begins, [segment.mixture for segment in behind])
+            mixtures = _where_they_change(begins, [segment.mixture for segment in left])
         if budget == REST:
             budget = Budget(parent.planned_tokens - done, "tokens")
             if not budget.amount:
@@ -250,10 +250,10 @@ def _with_mixers(phase: Phase, new: NewMixers, model: ModelSpec) -> ModelSpec:
 def _check_parent(phase: Phase, start: Point, parent: Trajectory) -> None:
     """SpecError for what the phase takes over and the parent does not have."""
     at, stage = phase.path, phase.settings
-    if parent.merged and "optimizer" in phase.carry:
+    if parent.origin == "merge" and "optimizer" in phase.carry:
         message = f"'{phase.parent}' is a merge, which has no optimizer states to carry"
         raise SpecError.of((*at, "carry"), message, "state carry: [weights].")
-    if parent.imported:
+    if parent.origin == "import":
         _check_imported(phase, stage)
     if "optimizer" in phase.carry and stage.optimizer.name not in (None, parent.optimizer.name):
         message = (
@@ -285,7 +285,7 @@ def _trajectory(
         start = point_of(phase.parent, found, (*at, "from"), best)
         parent = found[start.phase]
         _check_parent(phase, start, parent)
-        if not parent.imported:
+        if parent.origin != "import":
             peak = parent.schedule.peak if stage.schedule == REST else parent.lr_at(start.step)
             inherited = parent.optimizer.model_dump() | {"lr": peak}
         model, length = parent.model, stage.sequence_length or parent.sequence_length
@@ -311,10 +311,10 @@ def _trajectory(
     mixtures = annealed_pieces(
         at, mixture_pieces(at, begins, pieces, length), annealed, pieces, length, total
     )
-    borders = {begin for begin, _ in pieces} | {begin for begin, _ in mixtures} | {total}
+    breakpoints = {begin for begin, _ in pieces} | {begin for begin, _ in mixtures} | {total}
     if isinstance(stage.schedule, ScheduleSpec):
         full = full_schedule(at, stage.schedule, budget, optimizer.lr, pieces, length)
-        # a decay over the whole stage leaves nothing that could stand alone
+        # a decay over the whole stage leaves no segment before it
         cut = full.decay != "none" and stage.schedule.decay_over is not None
     else:
         assert start is not None and parent is not None
@@ -322,19 +322,18 @@ def _trajectory(
         full = parent.schedule.model_copy(update={"peak": optimizer.lr, "offset": done})
         cut = full.decay_start > done
     if cut:
-        borders.add(whole_batches((full.decay_start - full.offset) // length, pieces))
+        breakpoints.add(whole_batches((full.decay_start - full.offset) // length, pieces))
     stated = [*(pieces if stage.global_batch_size != REST else ()), *(mixtures if stage.data != REST else ())]
     for begin, _ in stated:
         if begin >= total:
             message = (
-                f"a border at {begin * length:,} tokens lies after the end of the stage at"
-                f" {total * length:,} tokens"
+                f"breakpoint {begin * length:,} tokens is after the stage ends at {total * length:,} tokens"
             )
-            raise SpecError.of((*at, "budget"), message, "raise the budget or remove the border.")
+            raise SpecError.of((*at, "budget"), message, "raise the budget, or remove the breakpoint.")
     planned: list[SegmentPlan] = []
-    for begin, end in pairwise(sorted(border for border in borders if border <= total)):
-        batch = next(value for border, value in reversed(pieces) if border <= begin)
-        mixture = next(value for border, value in reversed(mixtures) if border <= begin)
+    for begin, end in pairwise(sorted(point for point in breakpoints if point <= total)):
+        batch = next(value for point, value in reversed(pieces) if point <= begin)
+        mixture = next(value for point, value in reversed(mixtures) if point <= begin)
         step = planned[-1].end_step if planned else 0
         schedule = seen_within(full, begin * length, end * length)
         planned.append(SegmentPlan(mixture, batch, begin, end, step, schedule))

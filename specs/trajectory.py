@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from specs.base import flatten
+from specs.differences import changes
 from specs.errors import FieldPath, SpecError
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
@@ -49,12 +51,17 @@ class Point:
     step: int  # steps done in that phase
 
 
+Origin = Literal["training", "merge", "rewrite", "import"]
+"""What made the checkpoints of a trajectory. `rewrite`: another order of a checkpoint's layers, or another
+attention. `import`: a Hugging Face model, which has weights only."""
+
+
 @dataclass(frozen=True)
 class Trajectory:
     """A phase of a training stage with every setting resolved.
 
-    Merges, rewrites and Hugging Face models are trajectories of one step in which nothing is trained. A
-    selection is the trajectory of the checkpoint that it chose."""
+    Merges, rewrites and Hugging Face models are trajectories of one step that trains nothing. A selection is
+    the trajectory of the checkpoint that it chose."""
 
     stage: str
     model: ModelSpec
@@ -72,9 +79,7 @@ class Trajectory:
     leftover_tokens: int  # tokens of the budget that do not make a whole batch
     context_length: int  # longest sequences that the model was trained on, here or before
     chat: bool = False  # whether the model ends its turns
-    merged: bool = False  # whether it is a merge
-    rewritten: bool = False  # whether it is a checkpoint that is computed in another way, and trains nothing
-    imported: bool = False  # whether it is a Hugging Face model, which has weights only
+    origin: Origin = "training"
     z_loss: float = 0.0  # weight of the square of ln Z in the loss
     trainable: tuple[str, ...] = ()  # patterns of the parameters that are trained, sorted; all without
     stands_for: Point | None = None  # of a selection: the checkpoint that it chose
@@ -82,7 +87,7 @@ class Trajectory:
     @property
     def trains(self) -> bool:
         """Whether it is a phase of training, and not a checkpoint of another."""
-        return not (self.merged or self.imported or self.rewritten or self.stands_for)
+        return self.origin == "training" and self.stands_for is None
 
     @property
     def steps(self) -> int:
@@ -141,8 +146,15 @@ def imported(reference: str, model: ModelSpec, *, context: int, chat: bool) -> T
         leftover_tokens=0,
         context_length=context,
         chat=chat,
-        imported=True,
+        origin="import",
     )
+
+
+def different_fields(a: ModelSpec, b: ModelSpec) -> str:
+    """The fields in which two models differ, each with both values: `n_layers (8, 12)`; "" for none."""
+    differing = changes(flatten(a.identity_fields()), flatten(b.identity_fields()))
+    of_a, of_b = flatten(a.to_json()), flatten(b.to_json())
+    return ", ".join(f"{one.name} ({of_a.get(one.name)}, {of_b.get(one.name)})" for one in differing)
 
 
 def phase_of(ref: Reference, found: Mapping[str, Trajectory]) -> str:
@@ -174,7 +186,7 @@ def point_of(
         step = inside.start_step + min((sample - inside.start_sample) // inside.batch, inside.steps)
     if not 0 < step <= parent.steps or (ref.tokens or 0) > parent.tokens:
         message = (
-            f"'{ref}' lies outside stage '{phase}', which has {parent.steps} steps ({parent.tokens:,} tokens)"
+            f"'{ref}' is outside stage '{phase}', which has {parent.steps} steps ({parent.tokens:,} tokens)"
         )
         raise SpecError.of(path, message, "name a step inside it, or raise its budget.")
     return Point(phase, parent.segment_of(step), step)

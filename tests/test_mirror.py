@@ -1,16 +1,19 @@
 """The test of a module is found by its name: `flows/report/history.py` is tested in
-`tests/flows/report/test_history.py`. What spans modules is named by its behaviour and lies in the folder that
+`tests/flows/report/test_history.py`. What spans modules is named by its behaviour and is in the folder that
 covers it."""
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from specs.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("specs", "apertus_model", "flows", "infra")
@@ -168,3 +171,10 @@ def test_an_entry_of_the_table_is_needed_and_true(module: str) -> None:
         return
     assert (ROOT / test).is_file()
     assert test.startswith(PROGRAMS) or module in set(reached(ROOT / test)), "the test does not use it"
+
+
+def test_no_module_has_the_name_of_one_of_the_standard_library() -> None:
+    kinds = set(STAGES)  # their modules have their names, `select` among them
+    files = [path for folder in (*PACKAGES, "tools", "examples") for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 400
+    assert {path.stem for path in files} & sys.stdlib_module_names - kinds - {"__init__", "__main__"} == set()

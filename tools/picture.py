@@ -35,7 +35,7 @@ FOLDERS = {  # from left to right: what each is for, and what it does
     "infra/store": ("what is kept", "files, then a marker"),
 }
 LAUNCHERS = "infra/launchers"
-BACK = {"apertus_model": "checked files", "flows": "what is there"}  # from the store
+BACK = {"apertus_model": "checked files", "flows": "what is stored"}  # from the store
 
 
 def plan() -> str:

@@ -2,7 +2,7 @@
 
     python -m tools.published         # puts its tables into docs/recipes.md, between the marks there
 
-Invariant: what is planned comes from a plan of the checked-in recipe, what is published stands here with its
+Invariant: what is planned comes from a plan of the checked-in recipe, what is published is here with its
 source; neither is adjusted to the other, and each line says how its number is counted. Sources are named as
 in `specs/recipes/shared/apertus.yaml`.
 """
@@ -305,7 +305,7 @@ def overview() -> str:
 
 
 def placed(text: str, mark: str, table: str) -> str:
-    """A page with what stands between its two marks replaced."""
+    """A page with the text between its two marks replaced."""
     begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->\n"
     before, rest = text.split(begin)
     return f"{before}{begin}{table}{end}{rest.split(end)[1]}"

@@ -1,6 +1,6 @@
 """Writes the result of `make test-all` down: `python -m tools.record RESULT.xml... > docs/test_all.md`.
 
-The files are JUnit's, as `pytest --junitxml` makes them; of a test that stands in several, the last counts.
+The files are JUnit's, as `pytest --junitxml` makes them; of a test that is in several, the last counts.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python -m tools.throughput --formulas   # prints what formulas say, which know no older norms, in a second
     python -m tools.throughput Llama 8B     # prints the rows whose name has these words
 
-Invariants: what is published stands here with its source; what is predicted has one set of constants for each
-GPU (`apertus_model.rehearsal.rates`), and none for a row. A row whose prediction is off by more than 15%, or
-its memory by more than 10%, says so.
+Invariants: what is published is here with its source; what is predicted has one set of constants for each
+GPU (`apertus_model.rehearsal.rates`), and none for a row. A row whose prediction is more than 15% off, or its
+memory more than 10%, says so.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Invariants:
 - Only safetensors are opened; nothing is fetched from a hub, and no code of the folder is run.
 - A forward pass has one of a few shapes (rows, tokens). The shape of a text follows from its own length, and
   rows that no text fills are copies, so a result does not depend on which texts are read together, as far as
-  a kernel computes each row of a matrix alike wherever it stands.
+  a kernel computes each row of a matrix alike wherever it is.
 """
 
 from __future__ import annotations
@@ -125,6 +125,6 @@ class Transformer:
             embeddings = getattr(
                 getattr(self._model.base_model, "embeddings", None), "position_embeddings", None
             )
-            behind = getattr(embeddings, "padding_idx", None)
-            found.append(int(positions) - (behind + 1 if behind is not None else 0))
+            padding = getattr(embeddings, "padding_idx", None)
+            found.append(int(positions) - (padding + 1 if padding is not None else 0))
         return min(found)

@@ -54,7 +54,7 @@ class IndexHeader(NamedTuple):
 
     dtype: np.dtype  # of a token
     sequences: int  # their number
-    borders: int  # number of documents + 1
+    boundaries: int  # number of documents + 1
 
     @property
     def pointers_at(self) -> int:
@@ -69,7 +69,7 @@ class IndexHeader(NamedTuple):
     @property
     def end(self) -> int:
         """Bytes of the whole index."""
-        return self.documents_at + 8 * self.borders
+        return self.documents_at + 8 * self.boundaries
 
 
 def read_header(header: bytes, index: Path | str) -> IndexHeader:
@@ -77,7 +77,7 @@ def read_header(header: bytes, index: Path | str) -> IndexHeader:
     too few or not a header of this format."""
     if len(header) < HEADER_BYTES:
         raise TokenFileError(f"{index} has {len(header)} bytes; the header alone takes {HEADER_BYTES}")
-    magic, version, code, sequences, borders = _HEADER.unpack(header)
+    magic, version, code, sequences, boundaries = _HEADER.unpack(header)
     if magic != MAGIC:
         raise TokenFileError(f"{index} begins with {magic!r}, not {MAGIC!r}: it is not a Megatron index")
     if version != VERSION or code not in _DTYPES:
@@ -85,7 +85,7 @@ def read_header(header: bytes, index: Path | str) -> IndexHeader:
             f"{index} has version {version} and dtype code {code}; known are version 1 and codes"
             f" {sorted(_DTYPES)}"
         )
-    return IndexHeader(_DTYPES[code], sequences, borders)
+    return IndexHeader(_DTYPES[code], sequences, boundaries)
 
 
 def check_index(
@@ -101,10 +101,10 @@ def check_index(
         TokenFileError: when they do not fit together.
     """
     header = read_header(read(0, min(HEADER_BYTES, index_bytes)), index)
-    count, borders = header.sequences, header.borders
+    count, boundaries = header.sequences, header.boundaries
     if index_bytes != header.end:
         raise TokenFileError(
-            f"{index} has {index_bytes} bytes; {count} sequences and {borders} document borders take"
+            f"{index} has {index_bytes} bytes; {count} sequences and {boundaries} document boundaries take"
             f" {header.end}"
         )
 
@@ -120,13 +120,14 @@ def check_index(
         raise TokenFileError(
             f"{data} has {data_bytes} bytes; by {Path(index).name} its {count} sequences end at byte {end}"
         )
-    if not borders or entry(8, header.documents_at) != 0 or entry(8, header.end - 8) != count:
+    if not boundaries or entry(8, header.documents_at) != 0 or entry(8, header.end - 8) != count:
         raise TokenFileError(
             f"{index} has {count} sequences, but its documents do not begin at 0 and end at {count}"
         )
-    if borders > count + 1:
+    if boundaries > count + 1:
         raise TokenFileError(
-            f"{index} has {borders - 1} documents and only {count} sequences; every document has one at least"
+            f"{index} has {boundaries - 1} documents and only {count} sequences; every document has at least"
+            " one"
         )
     return header
 
@@ -164,7 +165,7 @@ class TokenFile:
         self.dtype = header.dtype
         self.sizes: NDArray[np.int32] = _map(index, "<i4", HEADER_BYTES, header.sequences)
         self._pointers: NDArray[np.int64] = _map(index, "<i8", header.pointers_at, header.sequences)
-        self.document_indices: NDArray[np.int64] = _map(index, "<i8", header.documents_at, header.borders)
+        self.document_indices: NDArray[np.int64] = _map(index, "<i8", header.documents_at, header.boundaries)
         self.tokens: NDArray[np.integer] = _map(data, self.dtype, 0, data_bytes // self.dtype.itemsize)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -37,7 +37,6 @@ class RewardSamples(PackedPairs):
     Attributes:
         margins: (pairs,) float32.
         sources: (pairs,) int32, index of the conversations that a pair is from.
-        completion_lengths: (sequences,) int64.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class RewardSamples(PackedPairs):
         super().__init__(arrays, sequence_length=sequence_length, pad_id=pad_id)
         self._seed = seed
         self.margins, self.sources = arrays["margins"], arrays["sources"]
-        self.completion_lengths = arrays["lengths"] - arrays["prompt_lengths"]
 
     @classmethod
     def open(cls, pairs: Artifact, split: Split, *, sequence_length: int, seed: int = 0) -> RewardSamples:

@@ -5,7 +5,7 @@ Invariants:
   every process, on any number of ranks, before and after a restart. There is no state but open files, and few
   of those.
 - Opening reads no token file: the sizes of the shards are in the manifest, and a shard is opened when a
-  sample first lies in it.
+  sample is first in it.
 - The training split of a source is one stream of tokens, its shards one after the other. Window w covers
   tokens [w L, w L + L]: L + 1 tokens, the last of which is also the first of the next window, so that every
   token but the first is a label once per epoch. With best-fit packing a window is a packed row instead

@@ -89,7 +89,7 @@ def train(texts: Iterable[str], vocab_size: int, reserved: int) -> Tokenizer:
     return tokenizer
 
 
-def config_files(reserved: int) -> dict[str, dict[str, Any]]:
+def config_files() -> dict[str, dict[str, Any]]:
     """`tokenizer_config.json` and `special_tokens_map.json` for Hugging Face."""
     roles = {"bos_token": BOS, "eos_token": EOS, "unk_token": UNKNOWN, "pad_token": PAD}
     return {

@@ -94,7 +94,7 @@ def _extractor(html: str) -> Callable[[str], str | None]:
 
 
 def records(file: BinaryIO) -> Iterator[Record]:
-    """Raises EOFError when a record is cut off, Damaged when something else stands where one should begin
+    """Raises EOFError when a record is cut off, Damaged when something else is where one should begin
     or end."""
     start = 0
     while line := file.readline(LINE_BYTES):

@@ -1,14 +1,14 @@
 """Attention of which every head computes a part of the pairs (`specs.sparse_attention`).
 
-Every token has a room in every head: a number that a query shares with the keys that it may see. Documents
-never share a room, nor do buckets. A query sees the keys of its room that are not later in the row and, with
-a window, not too far behind. What a head leaves out has a room of its own, which nothing else has.
+In every head, a token belongs to a partition: those of its document, or of its document and bucket. A query
+sees the keys of its partition that are not later in the row and, with a window, not too far before it. The
+queries that a head leaves out are a partition of their own, and so are the keys.
 
 Two backends compute it. `MaskedAttention` makes a boolean mask of all pairs: the reference, of quadratic
-cost. `ArrangedAttention` sorts the tokens of each head by room, leaves out those that take no part, and gives
-FlexAttention the blocks in which a query can see a key. These follow from the smallest and largest room and
-place of each block of tokens: no mask of all pairs is made. Without the sort, nearly every block would have
-such a pair.
+cost. `ArrangedAttention` sorts the tokens of each head by partition, leaves out those that take no part, and
+gives FlexAttention the blocks in which a query can see a key. These follow from the smallest and largest
+partition and place of each block of tokens: no mask of all pairs is made. Without the sort, nearly every
+block would have such a pair.
 
 Shape suffixes: B batch, T tokens of a row, N heads, K key heads, G query heads of a key head, H head
 dimension.
@@ -40,32 +40,32 @@ from specs.sparse_attention import Dropped, Hashed, SparseAttention, Windowed
 BLOCK = 128
 """Queries, and keys, of a block of FlexAttention."""
 LEFT_OUT = (-1, -2)
-"""Rooms of queries and of keys that take no part."""
+"""Partitions of the queries and of the keys that take no part."""
 
 
 class Tokens(NamedTuple):
     """The queries or the keys of every head, in some order."""
 
-    room: torch.Tensor  # int64 (batch, heads, tokens)
+    partition: torch.Tensor  # int64 (batch, heads, tokens)
     place: torch.Tensor  # int64 in the row, of the same shape, or with one row and head for all
     left_out: int = 0  # tokens of each head that take no part, the same number in all
 
     def ranges(self, size: int) -> tuple[torch.Tensor, ...]:
-        """Smallest and largest room, smallest and largest place of each block of `size` tokens: (batch,
+        """Smallest and largest partition, smallest and largest place of each block of `size` tokens: (batch,
         heads, blocks) each."""
-        length = self.room.shape[-1]
+        length = self.partition.shape[-1]
         blocks = -(-length // size)
-        index = torch.arange(blocks * size, device=self.room.device).clamp(max=length - 1)
-        cut = [found[..., index].unflatten(-1, (blocks, size)) for found in (self.room, self.place)]
+        index = torch.arange(blocks * size, device=self.partition.device).clamp(max=length - 1)
+        cut = [found[..., index].unflatten(-1, (blocks, size)) for found in (self.partition, self.place)]
         return tuple(extreme(-1) for found in cut for extreme in (found.amin, found.amax))
 
     def arranged(self) -> tuple[Tokens, torch.Tensor, torch.Tensor]:
-        """Those that take part, sorted by room and within it by place; where each of them was, and where each
-        token is now (-1: nowhere). The tokens must be in the order of the row."""
-        order = self.room.argsort(dim=-1, stable=True)
+        """Those that take part, sorted by partition and within it by place; where each of them was, and where
+        each token is now (-1: nowhere). The tokens must be in the order of the row."""
+        order = self.partition.argsort(dim=-1, stable=True)
         now = (order.argsort(dim=-1) - self.left_out).clamp(min=-1)
         order = order[..., self.left_out :]
-        return Tokens(self.room.gather(-1, order), order), order, now
+        return Tokens(self.partition.gather(-1, order), order), order, now
 
 
 class Selection(NamedTuple):
@@ -77,31 +77,31 @@ class Selection(NamedTuple):
 
     def pairs(self) -> torch.Tensor:
         """bool (batch, query heads, queries, keys), True where a query sees a key."""
-        room, place = (one[..., :, None] for one in self.queries[:2])
-        heads = self.queries.room.shape[1]
-        key_room, key_place = (_of_query_heads(one, heads)[..., None, :] for one in self.keys[:2])
-        seen = (room == key_room) & (place >= key_place)
+        partition, place = (one[..., :, None] for one in self.queries[:2])
+        heads = self.queries.partition.shape[1]
+        key_partition, key_place = (_of_query_heads(one, heads)[..., None, :] for one in self.keys[:2])
+        seen = (partition == key_partition) & (place >= key_place)
         return seen if self.window is None else seen & (place - self.window < key_place)
 
     def blocks(self, size: int = BLOCK) -> torch.Tensor:
         """bool (batch, query heads, blocks of queries, blocks of keys), True where a query may see a key."""
-        room_low, room_high, first, last = (one[..., :, None] for one in self.queries.ranges(size))
-        heads = self.queries.room.shape[1]
+        low, high, first, last = (one[..., :, None] for one in self.queries.ranges(size))
+        heads = self.queries.partition.shape[1]
         key_low, key_high, key_first, key_last = (
             _of_query_heads(one, heads)[..., None, :] for one in self.keys.ranges(size)
         )
-        meet = (room_low <= key_high) & (room_high >= key_low) & (last >= key_first)
+        meet = (low <= key_high) & (high >= key_low) & (last >= key_first)
         return meet if self.window is None else meet & (first - self.window < key_last)
 
     def block_mask(self, size: int = BLOCK) -> BlockMask:
         """The same for FlexAttention, which asks for the pairs of these blocks alone."""
-        rooms, places = self.queries.room, self.queries.place
-        key_rooms, key_places = self.keys.room, self.keys.place
-        group, window = rooms.shape[1] // key_rooms.shape[1], self.window
+        partitions, places = self.queries.partition, self.queries.place
+        key_partitions, key_places = self.keys.partition, self.keys.place
+        group, window = partitions.shape[1] // key_partitions.shape[1], self.window
 
         def sees(b: torch.Tensor, h: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
             place, key_place = places[b, h, query], key_places[b, h // group, key]
-            seen = (rooms[b, h, query] == key_rooms[b, h // group, key]) & (place >= key_place)
+            seen = (partitions[b, h, query] == key_partitions[b, h // group, key]) & (place >= key_place)
             return seen if window is None else seen & (place - window < key_place)
 
         blocks = self.blocks(size)
@@ -110,21 +110,13 @@ class Selection(NamedTuple):
             blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32),
             BLOCK_SIZE=size,
             mask_mod=sees,
-            seq_lengths=(rooms.shape[-1], key_rooms.shape[-1]),
+            seq_lengths=(partitions.shape[-1], key_partitions.shape[-1]),
         )
 
 
 def _of_query_heads(of_keys: torch.Tensor, heads: int) -> torch.Tensor:
     """(batch, key heads, ...) -> (batch, heads, ...); one head stays one, for all."""
     return of_keys if of_keys.shape[1] == 1 else of_keys.repeat_interleave(heads // of_keys.shape[1], dim=1)
-
-
-def computed_share(selection: Selection, size: int = BLOCK) -> float:
-    """Blocks that FlexAttention computes, as a share of those of causal attention over whole rows."""
-    queries = selection.queries
-    count = -(-(queries.room.shape[-1] + queries.left_out) // size)
-    blocks = selection.blocks(size)
-    return int(blocks.sum()) / (blocks.shape[0] * blocks.shape[1] * count * (count + 1) // 2)
 
 
 # What is chosen
@@ -151,20 +143,22 @@ def select(
     documents = documents_BT[:, None]
     match method:
         case Hashed():
-            rooms = [bucket(one, draws["key_draws"]) * (length + 1) + documents for one in (q_BTNH, k_BTKH)]
-            return Selection(Tokens(rooms[0], place), Tokens(rooms[1], place), None)
+            partitions = [
+                bucket(one, draws["key_draws"]) * (length + 1) + documents for one in (q_BTNH, k_BTKH)
+            ]
+            return Selection(Tokens(partitions[0], place), Tokens(partitions[1], place), None)
         case Dropped():
             sides = []
-            for name, share, room in zip(
+            for name, share, partition in zip(
                 ("query_draws", "key_draws"), (method.queries, method.keys), LEFT_OUT, strict=True
             ):
                 number = int(share * length)
                 first = draws[name][:, :length].argsort(dim=-1, stable=True).argsort(dim=-1) < number
-                sides.append(Tokens(torch.where(first, room, documents), place, number))
+                sides.append(Tokens(torch.where(first, partition, documents), place, number))
             return Selection(sides[0], sides[1], None)
         case Windowed():
-            rooms = [documents.expand(-1, number, -1) for number in (heads, key_heads)]
-            return Selection(Tokens(rooms[0], place), Tokens(rooms[1], place), method.window)
+            partitions = [documents.expand(-1, number, -1) for number in (heads, key_heads)]
+            return Selection(Tokens(partitions[0], place), Tokens(partitions[1], place), method.window)
 
 
 def bucket(x_BTNH: torch.Tensor, directions_KHC: torch.Tensor) -> torch.Tensor:
@@ -324,8 +318,8 @@ def arranged(
     selection: Selection,
     attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Selection], torch.Tensor],
 ) -> torch.Tensor:
-    """Attention over the tokens of each head in the order of their rooms; the result in the order of the row,
-    with 0 for queries that take no part. `attend` gets queries, keys and values in that order, and the
+    """Attention over the tokens of each head in the order of their partitions; the result in the order of the
+    row, with 0 for queries that take no part. `attend` gets queries, keys and values in that order, and the
     selection among them."""
     queries, order, now = selection.queries.arranged()
     keys, key_order, key_now = selection.keys.arranged()

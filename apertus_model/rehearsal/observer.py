@@ -1,7 +1,7 @@
 """Sees every operator of a step: runs it without values, and notes memory, work, collectives and waits.
 
 What is on the CPU is computed. What is on the GPU are FakeTensors; whole numbers among them that follow from
-the batch keep their value beside them, so that what the host reads of labels and document borders is true.
+the batch keep their value beside them, so that what the host reads of labels and document boundaries is true.
 What follows from weights has none: as a number it is read as 1, and all of its elements count as nonzero.
 """
 

@@ -33,11 +33,10 @@ from apertus_model.rehearsal.records import (
     Tensors,
 )
 from apertus_model.rehearsal.rows import Data, Rows
-from apertus_model.stages.train import SEGMENTS
 from apertus_model.trainer.config import attention_of, trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.process import engine_process
-from specs.stages.training import Segment
+from specs.stages import segment_of
 
 LARGEST = 12  # lines of tensors
 LONGEST = 20  # lines of operators
@@ -57,7 +56,7 @@ class Nowhere:
 
 def rehearse(task: Task) -> Rehearsed:
     """Builds the rank and runs its first step."""
-    segment = SEGMENTS.get(task.kind, Segment).model_validate(task.segment)
+    segment = segment_of(task.kind).model_validate(task.segment)
     rates = Rates(task.gpu, task.gpus_per_node)
     sparse, length = segment.model.attention, segment.sequence_length
     pairs = None if sparse is None else length**2 * sparse.share(length)

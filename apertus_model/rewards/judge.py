@@ -105,8 +105,8 @@ class Judge:
         return self._compared(items, said, scores) if self._spec.pairwise is not None else scores
 
     def _compared(self, items: Sequence[Scored], said: Sequence[int], scores: list[float]) -> list[float]:
-        """The scores of the best completions, given anew in the order of the mean probability to be preferred
-        to another of them. Equal completions are compared once, and keep equal scores."""
+        """The scores of the best completions, given again in the order of the mean probability to be
+        preferred to another of them. Equal completions are compared once, and keep equal scores."""
         pairwise = self._spec.pairwise
         assert pairwise is not None, "checked by the caller"
         alike: dict[str, list[int]] = {}

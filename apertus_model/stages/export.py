@@ -8,7 +8,7 @@ Invariants:
 - A folder is committed only if transformers opens it with the logits of the trained model: as
   `ApertusForCausalLM`, or, a reward model, as `ApertusForTokenClassification` of one output, since it has no
   sequence classification for Apertus (a file in the folder adds it); a model that is no plain stack as the
-  class of the modelling file that lies in the folder and, where it is opened as a whole, with the key-value
+  class of the modelling file that is in the folder and, where it is opened as a whole, with the key-value
   cache too. The metric `verified` says how that was checked.
 - Memory is that of one shard, for any size of the model.
 """

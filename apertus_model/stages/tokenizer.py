@@ -53,7 +53,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         tokenizer = train([text for source in texts for text in source], part.vocab_size, part.reserved)
         folder = attempt.workdir
         tokenizer.save(str(folder / "tokenizer.json"))
-        for name, document in config_files(part.reserved).items():
+        for name, document in config_files().items():
             (folder / name).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         specials = {"bos": BOS, "eos": EOS, "pad": PAD}
         metrics["bytes_per_token"] = [_bytes_per_token(tokenizer, source) for source in texts]

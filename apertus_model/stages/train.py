@@ -38,12 +38,7 @@ from infra.store import Artifact, Attempt, Checkpoint, Store, StoreError
 from infra.store.writing.lease import LeaseLost
 from infra.store.writing.retention import prune
 from specs.job import Job
-from specs.stages.distill import DistillSegment
-from specs.stages.domain_weights import DomainWeightsSegment
-from specs.stages.dpo import DpoSegment
-from specs.stages.qrpo import QrpoSegment
-from specs.stages.reward_model import RewardSegment
-from specs.stages.sft import SftSegment
+from specs.stages import segment_of
 from specs.stages.training import Segment
 
 logger = logging.getLogger(__name__)
@@ -51,15 +46,6 @@ logger = logging.getLogger(__name__)
 Facts = dict[str, Any]
 """The facts in the marker of a checkpoint; `SegmentCheckpoints.prepare_commit` lists them."""
 
-# The other kinds train on a mixture.
-SEGMENTS: dict[str, type[Segment]] = {
-    "sft": SftSegment,
-    "qrpo": QrpoSegment,
-    "dpo": DpoSegment,
-    "reward_model": RewardSegment,
-    "distill": DistillSegment,
-    "domain_weights": DomainWeightsSegment,
-}
 # prefix of the units that store the event at which an attempt stopped, since no checkpoint follows it
 STOP = "stop-"
 # columns of a row that are not copied into the facts of a checkpoint
@@ -73,7 +59,7 @@ NOT_METRICS = ("passes", "data", "anomalies", "checkpoints", "objective")
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Trains the segment to its end, or until a stop is requested, which leaves a checkpoint and no
     manifest."""
-    segment = SEGMENTS.get(job.kind, Segment).model_validate(job.spec)
+    segment = segment_of(job.kind).model_validate(job.spec)
     launch = job.launch
     if launch.stop_before_end is not None:
         stop.before_end(launch.stop_before_end.seconds)

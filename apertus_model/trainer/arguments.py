@@ -23,7 +23,7 @@ def model_arguments(
     """Tokens, labels and further arguments of `ApertusModel.forward` for this rank's part of the rows.
 
     The host does not wait for the device: labels stay on the host, and so do positions, from which it finds
-    the borders of documents. Where ranks share a sequence, no backend needs these on the host.
+    document boundaries. Where ranks share a sequence, no backend needs these on the host.
 
     Args:
         model: `ApertusModel`, or any stage of a pipeline.

@@ -1,6 +1,6 @@
 """Ends a rank that hangs, and reports where it hung.
 
-Every heartbeat sets two timers anew. The first writes the stacks of all threads to a file of this rank; the
+Every heartbeat restarts two timers. The first writes the stacks of all threads to a file of this rank; the
 second, a few seconds later, ends the process, which leaves the other ranks time to write their stacks. Both
 work without the interpreter: faulthandler's thread takes no lock, and the kernel sends SIGALRM, whose default
 action ends a process even when it is stuck in a library.

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -101,5 +102,5 @@ def make_plan(spec: str, store: str | None, overrides: list[str] | None, ask_net
     return make(pipeline, opened, reading, ask_network=ask_network)
 
 
-def print_json(document: dict[str, Any]) -> None:
+def print_json(document: Mapping[str, object]) -> None:
     sys.stdout.write(json.dumps(document, indent=1) + "\n")

@@ -119,8 +119,8 @@ class Plain:
 
     def progress(self, name: str, row: ProgressRow) -> None:
         now, text = time.monotonic(), describe(row)
-        before, told = self.last.get(name, (0.0, ""))
-        if text != told and (row.done >= row.total or now - before >= PLAIN_INTERVAL):
+        before, shown = self.last.get(name, (0.0, ""))
+        if text != shown and (row.done >= row.total or now - before >= PLAIN_INTERVAL):
             self.last[name] = now, text
             self.console.print(escape(f"{name}: {text}"))
 

@@ -92,7 +92,7 @@ def rehearse(
         ranks: which ones, or their numbers.
         begins: called with the number of each rank before it.
         known: reports of tasks that were done, by their work; those of this part are added. Segments of a
-            stage often differ in their borders alone.
+            stage often differ in their first and last steps alone.
         fused_norms: as of `Task`.
 
     Raises:

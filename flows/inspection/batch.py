@@ -1,5 +1,5 @@
-"""What the model sees: the samples of a step of training, decoded, with document borders, what is trained and
-where each comes from.
+"""What the model sees: the samples of a step of training, decoded, with document boundaries, what is trained
+and where each comes from.
 
 A token is *trained* when the model is asked to predict it: the label of the place before it is not ignored.
 The first token of a document is never predicted. In text, what is not trained was left out by the Goldfish
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,6 +24,58 @@ from specs.stages.training import Segment
 
 MARKS = {"untrained": ("⟦", "⟧"), "first": ("‹", "›")}  # of what is printed without colours
 STYLES = {"trained": "", "untrained": "dim red strike", "first": "bold cyan", "padding": "dim"}
+
+
+Status = Literal["trained", "untrained", "first", "padding"]
+Array = Literal["counts", "segments", "rewards", "reference"]
+
+
+class Piece(TypedDict):
+    """Neighbouring tokens of one status."""
+
+    status: Status
+    tokens: int
+    text: str
+
+
+class Document(TypedDict):
+    """A document, a conversation or a completion of a sample."""
+
+    begin: int  # its first token
+    tokens: int
+    trained: int  # tokens
+    source: str  # and where in it; "padding"
+    pieces: list[Piece]
+
+
+class Sample(TypedDict):
+    """A sample as the model sees it. Lists have a number for each token, unless they say otherwise."""
+
+    index: int
+    input: list[int]
+    labels: list[int]
+    positions: list[int]
+    weights: NotRequired[list[Any]]  # of labels
+    counts: NotRequired[list[Any]]
+    segments: NotRequired[list[Any]]
+    rewards: NotRequired[list[Any]]  # of completions
+    reference: NotRequired[list[Any]]  # log-probabilities of completions
+    documents: list[Document]
+    last_label: NotRequired[str]  # decoded; no token of the sample
+    source: str
+
+
+class Batch(TypedDict):
+    """What `apertus inspect` says of a step of training."""
+
+    name: str
+    kind: str
+    note: str
+    step: int | None  # None for one sample by its index
+    global_batch_size: int
+    sequence_length: int
+    packing: str
+    samples: list[Sample]
 
 
 def segment_at(name: str, nodes: list[Node], options: Options) -> Node:
@@ -45,9 +97,8 @@ def segment_at(name: str, nodes: list[Node], options: Options) -> Node:
     raise SpecError.of((), f"'{name}' has no step {step}", f"name one from {first} to {last}.", "--step")
 
 
-def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
-    """`samples`: for each its index, source, arrays (`input`, `labels`, `positions`, ...) and `documents`
-    with decoded pieces."""
+def collect(plan: Plan, node: Node, options: Options) -> Batch:
+    """The first samples of a step of training, decoded."""
     from tokenizers import Tokenizer
 
     from apertus_model.stages.training_data import open_data
@@ -88,29 +139,24 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
     }
 
 
-def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> dict[str, Any]:
+def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> Sample:
     """One sample of some `TrainingData`, decoded. `pad`: ids that fill sequences up."""
     sample = data.samples[index]
     ids, labels, positions = (array.tolist() for array in (sample.input, sample.labels, sample.positions))
     weights = getattr(sample, "weights", None)
-    found: dict[str, Any] = {"index": index, "input": ids, "labels": labels, "positions": positions}
-    if weights is not None:
-        found["weights"] = weights.astype(float).round(6).tolist()
-        # a label without weight is not trained
+    labelled = labels
+    if weights is not None:  # a label without weight is not trained
         weighs = weights.reshape(len(ids), -1).any(1).tolist()
-        labels = [label if weight else -1 for label, weight in zip(labels, weighs, strict=True)]
-    for name in ("counts", "segments", "rewards", "reference"):
-        if (array := getattr(sample, name, None)) is not None:
-            found[name] = array.tolist()
+        labelled = [label if weight else -1 for label, weight in zip(labels, weighs, strict=True)]
     origins = _origins(data, sample, index)
     starts = [place for place, position in enumerate(positions) if position == 0]
-    found["documents"] = []
+    documents: list[Document] = []
     for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(ids)], strict=True)):
         inside = range(start, end)
-        trained = [place for place in inside if labels[place] >= 0]
+        trained = [place for place in inside if labelled[place] >= 0]
         padding = not trained and end == len(ids) and {ids[place] for place in inside} <= pad
-        kinds = ["padding" if padding else _status(place, start, labels) for place in inside]
-        pieces = [
+        kinds: list[Status] = ["padding" if padding else _status(place, start, labelled) for place in inside]
+        pieces: list[Piece] = [
             {
                 "status": status,
                 "tokens": len(places),
@@ -119,7 +165,7 @@ def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> di
             for status, places in _runs(list(inside), kinds)
         ]
         origin = "padding" if padding else (origins[number] if number < len(origins) else origins[-1])
-        found["documents"].append(
+        documents.append(
             {
                 "begin": start,
                 "tokens": end - start,
@@ -128,23 +174,33 @@ def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> di
                 "pieces": pieces,
             }
         )
-    if labels[-1] >= 0:
-        found["last_label"] = tokenizer.decode([labels[-1]], skip_special_tokens=False)
-    found["source"] = ", ".join(
-        dict.fromkeys(
-            document["source"] for document in found["documents"] if document["source"] != "padding"
-        )
-    )
+    sources = dict.fromkeys(one["source"] for one in documents if one["source"] != "padding")
+    found: Sample = {
+        "index": index,
+        "input": ids,
+        "labels": labels,
+        "positions": positions,
+        "documents": documents,
+        "source": ", ".join(sources),
+    }
+    if weights is not None:
+        found["weights"] = weights.astype(float).round(6).tolist()
+    name: Array
+    for name in ("counts", "segments", "rewards", "reference"):
+        if (array := getattr(sample, name, None)) is not None:
+            found[name] = array.tolist()
+    if labelled[-1] >= 0:
+        found["last_label"] = tokenizer.decode([labelled[-1]], skip_special_tokens=False)
     return found
 
 
-def _status(place: int, start: int, labels: list[int]) -> str:
+def _status(place: int, start: int, labels: list[int]) -> Status:
     if place == start:
         return "first"
     return "trained" if labels[place - 1] >= 0 else "untrained"
 
 
-def _runs(places: list[int], kinds: list[str]) -> Iterator[tuple[str, list[int]]]:
+def _runs(places: list[int], kinds: list[Status]) -> Iterator[tuple[Status, list[int]]]:
     """Neighbours of one kind together, so that characters of several tokens are decoded whole."""
     for kind, run in groupby(zip(kinds, places, strict=True), key=lambda pair: pair[0]):
         yield kind, [place for _, place in run]
@@ -177,7 +233,7 @@ def _origins(data: Any, sample: Any, index: int) -> list[str]:
     ]
 
 
-def show(console: Console, found: dict[str, Any]) -> None:
+def show(console: Console, found: Batch) -> None:
     at = (
         f"step {found['step']}, {found['global_batch_size']} sequences"
         if found["step"] is not None
@@ -198,9 +254,9 @@ def show(console: Console, found: dict[str, Any]) -> None:
         trained = sum(document["trained"] for document in sample["documents"])
         console.rule(Text(f"sample {sample['index']}: {trained} of {len(sample['input'])} places trained"))
         for document in sample["documents"]:
-            end = document["begin"] + document["tokens"] - 1
+            last = document["begin"] + document["tokens"] - 1
             heading = (
-                f"tokens {document['begin']} to {end}, positions 0 to {document['tokens'] - 1}:"
+                f"tokens {document['begin']} to {last}, positions 0 to {document['tokens'] - 1}:"
                 f" {document['source']}"
             )
             console.print(Text(heading, style="bold magenta"), soft_wrap=True)

@@ -6,7 +6,7 @@ Invariant: reads the manifest and `examples.jsonl` only; imports neither torch n
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypedDict
 
 from rich.console import Console
 from rich.markup import escape
@@ -28,14 +28,42 @@ LINES = 15
 _CONTROL = re.compile(r"[^\S\n\t ]|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
-def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
+class AccountRow(TypedDict):
+    """A line from what was read to what was kept."""
+
+    what: str
+    documents: int
+    characters: int | None  # as read; None for what never became a text
+
+
+class Kept(TypedDict):
+    """What became of the documents that passed, as the metrics have it."""
+
+    train: dict[str, int]
+    validation: dict[str, int]
+    probes: int
+    planted: dict[str, dict[str, int]]
+
+
+class Corpus(TypedDict):
+    """What `apertus inspect` says of a part of a corpus."""
+
+    name: str
+    kind: str
+    account: list[AccountRow]
+    languages: list[dict[str, Any]]  # of the largest languages, `Language.to_json`
+    kept: Kept
+    replaced: dict[str, int]  # personal data, by kind
+    examples: list[Row]  # at most `--limit` of each reason
+
+
+def collect(plan: Plan, node: Node, options: Options) -> Corpus:
     """What `account_of` says of a part of a corpus that has been made."""
     return account_of(artifact(plan, node), limit=options.limit, reason=options.reason)
 
 
-def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> dict[str, Any]:
-    """`account`: rows from what was read to what was kept; `languages`: the largest, with what became of
-    their documents; `kept`: what became of it; `examples`: at most `limit` of each reason, or of `reason`
+def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> Corpus:
+    """What became of the documents of a corpus, with at most `limit` examples of each reason, or of `reason`
     alone: the label of a filter, `kept`, or `replaced`.
 
     Raises:
@@ -56,8 +84,12 @@ def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> di
             for what, documents, characters in account(metrics)
         ],
         "languages": [language.to_json() for language in languages_of(metrics)],
-        "kept": {name: metrics[name] for name in ("train", "validation", "probes")}
-        | {"planted": metrics.get("planted", {})},
+        "kept": {
+            "train": metrics["train"],
+            "validation": metrics["validation"],
+            "probes": metrics["probes"],
+            "planted": metrics.get("planted", {}),
+        },
         "replaced": metrics["replaced"],
         "examples": [
             row
@@ -67,7 +99,7 @@ def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> di
     }
 
 
-def show(console: Console, found: dict[str, Any]) -> None:
+def show(console: Console, found: Corpus) -> None:
     """Prints what `account_of` has found."""
     console.print(_account(found))
     console.print(_destination(found), highlight=False)
@@ -90,7 +122,7 @@ def account(metrics: dict[str, Any]) -> list[tuple[str, int, int | None]]:
     return [*rows, ("kept", *kept)]
 
 
-def _account(found: dict[str, Any]) -> Table:
+def _account(found: Corpus) -> Table:
     counted = ("documents", "characters")
     table = empty_table(escape(found["name"]), ("", *counted), numbers=counted)
     for row in found["account"]:
@@ -113,7 +145,7 @@ def _languages(languages: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _destination(found: dict[str, Any]) -> str:
+def _destination(found: Corpus) -> str:
     replaced = ", ".join(f"{count:,} {kind}" for kind, count in found["replaced"].items())
     kept = found["kept"]
     splits = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,7 +21,30 @@ from infra.store import Artifact
 _HASH = re.compile(r"[0-9a-f]{16}")
 
 
-def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
+class Document(TypedDict):
+    """A document of a corpus, as read."""
+
+    became: str  # `train`, `validation`, or the label of the filter that removed it
+    hash: str  # 16 hexadecimal digits, of the text
+    id: str | None
+    url: str | None
+    file: NotRequired[str]  # of a kept one, as are `row`, `offset` and `tokens`
+    row: NotRequired[int]  # in the file, from 0
+    offset: NotRequired[int]  # of its first token
+    tokens: NotRequired[int]  # how many it has
+    reason: NotRequired[str | None]  # of a removed one
+
+
+class Documents(TypedDict):
+    """What `apertus inspect --document` says."""
+
+    name: str
+    kind: str
+    document: str
+    documents: list[Document]
+
+
+def collect(plan: Plan, node: Node, options: Options) -> Documents:
     """What `find_documents` finds in a part of a corpus that has been made."""
     assert options.document is not None, "inspect --document calls this"
     corpus = artifact(plan, node)
@@ -33,29 +56,37 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
     }
 
 
-def find_documents(corpus: Artifact, wanted: str) -> list[dict[str, Any]]:
+def find_documents(corpus: Artifact, wanted: str) -> list[Document]:
     """The documents with an id or a URL, or with a hash (16 hexadecimal digits) of their text as read: kept
-    ones first, in the order of training, then removed ones.
-
-    Returns:
-        Rows of `became` (`train`, `validation`, or the label of the filter that removed it), `hash`, `id`,
-        `url`; for a kept one `file`, `row` (in the file, from 0), `offset` (of its first token) and `tokens`
-        (how many it has); for a removed one `reason`.
-    """
+    ones first, in the order of training, then removed ones."""
     facts = corpus.manifest.facts
-    found = [
-        {"became": split, "file": f"{shard}.bin", "row": number}
-        | {name: row[name] for name in ("hash", "id", "url", "offset", "tokens")}
+    kept: list[Document] = [
+        {
+            "became": split,
+            "file": f"{shard}.bin",
+            "row": number,
+            "hash": f"{row['hash']:016x}",
+            "id": row["id"],
+            "url": row["url"],
+            "offset": row["offset"],
+            "tokens": row["tokens"],
+        }
         for split in ("train", "validation")
         for shard in facts[split]
         for number, row in _rows(corpus, f"{shard}.documents.parquet", wanted)
     ]
-    found += [
-        {"became": row["filter"]} | {name: row.get(name) for name in ("hash", "id", "url", "reason")}
+    removed: list[Document] = [
+        {
+            "became": row["filter"],
+            "hash": f"{row['hash']:016x}",
+            "id": row.get("id"),
+            "url": row.get("url"),
+            "reason": row.get("reason"),
+        }
         for name in facts["rejects"]
         for _, row in _rows(corpus, f"{name}.parquet", wanted)
     ]
-    return [row | {"hash": f"{row['hash']:016x}"} for row in found]
+    return kept + removed
 
 
 def _rows(corpus: Artifact, name: str, wanted: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -81,7 +112,7 @@ def _rows(corpus: Artifact, name: str, wanted: str) -> Iterator[tuple[int, dict[
         start += len(keys)
 
 
-def show(console: Console, found: dict[str, Any]) -> None:
+def show(console: Console, found: Documents) -> None:
     """Prints what `collect` has found."""
     rows = found["documents"]
     if not rows:

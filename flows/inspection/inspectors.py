@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
@@ -22,16 +22,18 @@ from flows.planning.plan import Plan
 from specs.errors import SpecError, a
 from specs.stages import TRAINING
 
+Found = TypeVar("Found")
+
 
 @dataclass(frozen=True)
-class Inspector:
-    """`collect` reads what there is to say of a part; `show` prints it."""
+class Inspector(Generic[Found]):
+    """How a kind of part is looked at."""
 
-    collect: Callable[[Plan, Node, Options], dict[str, Any]]
-    show: Callable[[Console, dict[str, Any]], None]
+    collect: Callable[[Plan, Node, Options], Found]  # reads what there is to say, as one JSON document
+    show: Callable[[Console, Found], None]  # prints it
 
 
-INSPECTORS: dict[str, Inspector] = {
+INSPECTORS: dict[str, Inspector[Any]] = {
     "corpus": Inspector(corpus.collect, corpus.show),
     "mixture": Inspector(mixture.collect, mixture.show),
     **dict.fromkeys(TRAINING, Inspector(batch.collect, batch.show)),
@@ -40,7 +42,7 @@ DOCUMENT = Inspector(documents.collect, documents.show)
 """Of a corpus, with --document."""
 
 
-def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector, Node]:
+def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector[Any], Node]:
     """The inspector for a stage, or one part of it, and the part that it looks at. SpecError when there is
     none, and for an option that is not of its kind."""
     parts = plan.named(name, "inspect")

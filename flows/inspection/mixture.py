@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,9 +15,46 @@ from flows.planning.plan import Plan
 from flows.terminal import empty_table
 
 
-def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
-    """`sources`: a row for each, with what every stage that trains on the mixture asks of it; `first`:
-    sources of the first samples."""
+class Use(TypedDict):
+    """What a stage that trains on the mixture asks of a source until its end."""
+
+    stage: str
+    sequences: int
+    sequence_length: int
+    tokens: float
+    passes: float  # over the source, from new weights
+    allowed: float
+
+
+class Source(TypedDict):
+    """A source of the mixture."""
+
+    source: str
+    weight: int  # as the mixture stores it, relative to the others
+    share: float
+    drawn: int  # samples among the first ones
+    realised: float  # the share of those
+    off_by: float  # samples more than the share of the first ones
+    bound: float  # of the distance from that, in samples, for any number of them
+    tokens: int
+    documents: int
+    uses: list[Use]
+
+
+class Mixture(TypedDict):
+    """What `apertus inspect` says of a mixture."""
+
+    name: str
+    kind: str
+    seed: int
+    samples: int  # that are counted, from the first
+    block: int
+    sources: list[Source]
+    first: list[str]  # sources of the first samples
+
+
+def collect(plan: Plan, node: Node, options: Options) -> Mixture:
+    """The sources, and what the first samples draw from them. SpecError before the mixture is made."""
     from apertus_model.data.order import BLOCK, MixtureOrder
 
     recipe = artifact(plan, node).document(FILE, MixtureRecipe)
@@ -30,17 +67,18 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
         for segment in plan.graph.nodes.values()
         if "mixture" in segment.inputs and _stage(plan, segment) == node.stage
     }
-    sources = []
+    sources: list[Source] = []
     for index, entry in enumerate(entries):
         name = names[entry.fingerprint]
-        uses = [
+        uses: list[Use] = [
             {
                 "stage": usage.stage,
                 "sequences": usage.sequences,
                 "sequence_length": usage.sequence_length,
                 "tokens": usage.tokens,
+                "passes": usage.passes,
+                "allowed": usage.allowed,
             }
-            | {"passes": usage.passes, "allowed": usage.allowed}
             for usage in plan.source_usage
             if usage.source == name and usage.stage in readers
         ]
@@ -65,7 +103,6 @@ def collect(plan: Plan, node: Node, options: Options) -> dict[str, Any]:
         "seed": recipe.seed,
         "samples": options.samples,
         "block": BLOCK,
-    } | {
         "sources": sources,
         "first": first,
     }
@@ -76,7 +113,7 @@ def _stage(plan: Plan, segment: Node) -> str:
     return plan.graph.nodes[segment.inputs["mixture"].name].stage
 
 
-def show(console: Console, found: dict[str, Any]) -> None:
+def show(console: Console, found: Mixture) -> None:
     title = (
         f"mixture {found['name']}, seed {found['seed']}: {len(found['sources'])} sources over the first"
         f" {found['samples']:,} samples"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from flows.planning import declared_inputs
 from flows.planning.advice import Given, advise
 from flows.planning.estimate import Estimates, estimate
-from flows.planning.estimate.training import borders
+from flows.planning.estimate.training import extent
 from flows.planning.graph import Graph, Input, Node
 from flows.planning.parts import build
 from flows.planning.rerun_reason import difference
@@ -84,7 +84,7 @@ class Step:
             "tokens": self.node.tokens,
             "steps": self.node.steps,
             "flops": self.flops,
-            **borders(self.node),
+            **extent(self.node),
             "resume_step": self.resume_step,
             "gate_failures": list(self.gate_failures),
             "declared": list(self.unavailable),
@@ -140,7 +140,7 @@ class Plan:
         } | {"parts": len(todo)}
         trajectories = list(self.graph.trajectories.values())
         # of an imported one, it may be the tokenizer that is read
-        own = [t for t in trajectories if not t.imported] or trajectories
+        own = [t for t in trajectories if t.origin != "import"] or trajectories
         totals["parameters"] = max((t.model.parameters for t in own), default=0)
         return totals
 

@@ -115,21 +115,21 @@ def branch(
     tokens = plan.graph.trajectories[start.phase].tokens_at(start.step)
     head = [
         f"A branch of {Path(spec).name} at step {start.step:,} of {start.phase} ({tokens:,} tokens):",
-        "what comes before is shared, what comes after is trained anew. Made by:",
+        "what comes before is shared, what comes after is trained again. Made by:",
         f"  {command}",
     ]
     text = written(draft, head)
     branched = make(validate(expand(extended(path, text))), opened)
     if (changed := _changed(plan, branched, start)) is not None:
         raise _not_shared(*changed, name)
-    stands = path.exists()
-    if stands and path.read_text(encoding="utf-8") != text:
+    existed = path.exists()
+    if existed and path.read_text(encoding="utf-8") != text:
         raise StoreError(
             f"'{path}' exists and is another file; choose another name, or --output, or remove it"
         )
     before = {node.path for node in plan.graph.nodes.values()}
     _refer(branched, before)
-    if not stands:
+    if not existed:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     shared = [node.name for node in branched.graph.nodes.values() if node.path in before]
@@ -137,7 +137,7 @@ def branch(
     return Made(
         path,
         text,
-        not stands,
+        not existed,
         shared,
         stored,
         [part for part in branched.graph.nodes if part not in shared],
@@ -186,7 +186,7 @@ def _check_kept(plan: Plan, ref: Reference, start: Point, point: str) -> None:
             f" {', '.join(map(str, kept)) or 'none'}"
         )
         fix = (
-            "branch at one of these; a step that a recipe starts from, or that stands in"
+            "branch at one of these; a step that a recipe starts from, or that is in"
             " checkpoint.milestones, is kept."
         )
         raise SpecError.of((), message, fix, point)
@@ -257,8 +257,8 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Point, overrides: lis
         draft.notes.append(
             f"{those}: a matrix states that for all of its variants; state stages that read {draft.name}"
         )
-    behind = plan.graph.segments(start.phase)[start.segment :]
-    if start.step < trajectory.steps and any(plan.steps[node.name].action != "reuse" for node in behind):
+    segments = plan.graph.segments(start.phase)[start.segment :]
+    if start.step < trajectory.steps and any(plan.steps[node.name].action != "reuse" for node in segments):
         if isinstance(stage, Training) and not left and not draft.is_variant(ref.stage):
             draft.add(
                 ("stages", ref.stage, "stop_at"),
@@ -303,7 +303,7 @@ def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Point) -> list[str
     say so."""
     pipeline, trajectories = plan.pipeline, plan.graph.trajectories
     phases = [phase.name for phase in pipeline.stages[ref.stage].phases(ref.stage)]  # type: ignore[attr-defined]  # a stage that trains
-    behind = set(phases[phases.index(start.phase) :])
+    following = set(phases[phases.index(start.phase) :])
     left: dict[str, None] = {}
 
     def state(path: FieldPath, value: Any, comment: str) -> None:
@@ -318,7 +318,7 @@ def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Point) -> list[str
                 continue
             there = point_of(other, trajectories, path, plan.graph.best)
             last = not other.selector or other.best is not None
-            if there.phase not in behind or (
+            if there.phase not in following or (
                 there.phase == start.phase and there.step <= start.step and not last
             ):
                 continue

@@ -276,7 +276,7 @@ def _difference(name: str, a: Part | None, b: Part | None) -> Difference:
         elif change.only_in is None:
             found.execution.append(change)
     found.inputs = changes(a.inputs, b.inputs)
-    # then what was measured is told where it differs, at another step of the trajectory
+    # then what was measured is shown where it differs, at another step of the trajectory
     same = a.fingerprint == b.fingerprint
     for metric in a.metrics:
         if metric in b.metrics and not (same and a.metrics[metric] == b.metrics[metric]):

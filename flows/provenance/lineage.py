@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from rich.markup import escape
 from rich.table import Table
@@ -280,6 +280,20 @@ def _data_lines(metrics: dict[str, Any]) -> Iterator[str]:
             yield f"{title}: {', '.join(f'{name} {counts[name]:,}' for name in named)}"
 
 
+class SourceRow(TypedDict):
+    """A source, and what a lineage has of it."""
+
+    name: str
+    digest: str
+    license: str
+    language: str
+    files: int
+    bytes: int
+    used_for: list[str]  # names of the parts that read it
+    tokens_held: int  # in the training splits of these parts
+    tokens_trained_on: int
+
+
 def sources_table(found: Lineage) -> Table:
     """Every source with licence and language, and what was trained on of it."""
     counted = ("files", "size", "tokens held", "tokens trained on")
@@ -320,10 +334,10 @@ def planted_table(found: Lineage) -> Table | None:
     return table
 
 
-def source_rows(found: Lineage) -> list[dict[str, Any]]:
+def source_rows(found: Lineage) -> list[SourceRow]:
     """The same as plain values; tokens of a corpus count for the documents that it was made from."""
     trained = found.trained_on()
-    rows = []
+    rows: list[SourceRow] = []
     for digest, documents in found.documents.items():
         users = {
             item.path: item

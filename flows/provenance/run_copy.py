@@ -125,15 +125,15 @@ def _record(store: Store, name: str, parts: Parts, spec: dict[str, Any], *, some
     if name in runs.names(store):
         last = runs.last(store, name)
         if some:
-            behind = {
-                part for part in parts.keys() & last.parts.keys() if _behind(parts[part], last.parts[part])
+            earlier = {
+                part for part in parts.keys() & last.parts.keys() if _earlier(parts[part], last.parts[part])
             }
-            parts = last.parts | {part: at for part, at in parts.items() if part not in behind}
+            parts = last.parts | {part: at for part, at in parts.items() if part not in earlier}
         if parts == last.parts and (some or spec == last.spec):
             return
     runs.write(store, name, parts, spec)
 
 
-def _behind(one: tuple[str, int | None], other: tuple[str, int | None]) -> bool:
+def _earlier(one: tuple[str, int | None], other: tuple[str, int | None]) -> bool:
     """Whether `one` is an earlier step of the same trajectory."""
     return one[0] == other[0] and (one[1] or 0) < (other[1] or 0)

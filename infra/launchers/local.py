@@ -78,7 +78,7 @@ class Process:
         return stop_seconds(self.launch) + END_SECONDS
 
     def start(self, job_file: Path) -> subprocess.Popen[bytes] | ForkedStage:
-        """Forks a stage of one process from one that has imported torch; starts Python anew for several
+        """Forks a stage of one process from one that has imported torch; starts Python for several
         ranks, which torchrun starts, and where nothing can be forked."""
         environment = self.environment()
         server = server_for(environment) if not self.distributed or self.launch.world_size == 1 else None

@@ -82,7 +82,7 @@ def extended(path: str | Path, text: str | None = None) -> Document:
             if other.exists() and os.path.samefile(base, other):
                 cycle = " -> ".join(str(one) for one in [*files[index:], base])
                 raise SpecError.of(
-                    at, f"the files extend each other: {cycle}", "let one of them stand alone.", where
+                    at, f"the files extend each other: {cycle}", "let one of them extend none.", where
                 )
         files.append(base)
         documents.append(read(base))

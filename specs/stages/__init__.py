@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 
 from specs.stages.base import Stage
-from specs.stages.training import TrainingStage
+from specs.stages.training import Segment, TrainingStage
 
 
 def _found() -> dict[str, type[Stage]]:
@@ -24,6 +24,12 @@ def _found() -> dict[str, type[Stage]]:
 
 
 STAGES = _found()
-TRAINING = tuple(kind for kind, stage in STAGES.items() if issubclass(stage, TrainingStage))
-CHAT = tuple(kind for kind, stage in STAGES.items() if issubclass(stage, TrainingStage) and stage.CHAT)
+_TRAINING = {kind: stage for kind, stage in STAGES.items() if issubclass(stage, TrainingStage)}
+TRAINING = tuple(_TRAINING)
+CHAT = tuple(kind for kind, stage in _TRAINING.items() if stage.CHAT)
 CHECKPOINTS = tuple(kind for kind, stage in STAGES.items() if stage.result() == "checkpoint")
+
+
+def segment_of(kind: str) -> type[Segment]:
+    """The class of the segments of a kind that trains."""
+    return _TRAINING[kind].segment()

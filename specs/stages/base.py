@@ -7,14 +7,16 @@ has a fingerprint.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator
 
 from specs.advice import Silenced
 from specs.base import Spec, execution, identity, reference
+from specs.errors import FieldPath, Problem
 from specs.launch import Launch
-from specs.sources import SourceSpec
+from specs.sources import TOKENISED, SourceSpec
 from specs.units import Reference
 
 
@@ -33,6 +35,8 @@ class Stage(Spec):
     VERSION: ClassVar[int]  # raised when results change
     RESULT: ClassVar[str] = ""
     IN_LAYOUT: ClassVar[bool] = False  # whether `launch.parallel` spreads its model over processes
+    READS: ClassVar[Literal["text", "conversations"]] = "text"  # what its sources have
+    PART_PER_SOURCE: ClassVar[bool] = False  # whether references name its parts, `<stage>/<source>`
     kind: str = identity()
     after: list[str] = execution(
         default_factory=list,
@@ -60,10 +64,26 @@ class Stage(Spec):
         kind."""
         return cls.RESULT or cls.kind_name()
 
+    def source_fields(self) -> dict[str, FieldPath]:
+        """The entries of `sources:` that the stage reads, each with the path, in the stage, of the field that
+        names it."""
+        return {}
+
+    def source_problems(self, name: str, source: SourceSpec, at: FieldPath) -> Iterator[Problem]:
+        """Why the stage cannot read the entry `name` of `sources:`, which the field `at` names."""
+        yield from ()
+
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         """Why a pipeline cannot divide the model of the stage, context parallelism its sequences, or why its
         linear layers cannot multiply in float8; "" where they can."""
         return "it needs the logits on every process" if to == "pp" else ""
+
+
+def only_text(stage: Stage, name: str, source: SourceSpec, at: FieldPath) -> Iterator[Problem]:
+    """The problem of a stage that is trained on text, where a source has tokens instead."""
+    if source.format in TOKENISED:
+        message = f"source '{name}' is already tokenised; a {stage.kind} is trained on text"
+        yield Problem(at, message, "name another source.")
 
 
 class Part(Spec):

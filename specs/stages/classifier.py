@@ -6,14 +6,16 @@ split embeds nothing again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from specs.base import Spec, execution, identity, reference
+from specs.errors import FieldPath, Problem
 from specs.scoring import FASTTEXT_CHARACTERS, TOKENS, Label
-from specs.sources import resolve_url
-from specs.stages.base import DocumentsPart, Part
+from specs.sources import SourceSpec, resolve_url
+from specs.stages.base import DocumentsPart, Part, only_text
 from specs.stages.gates import Gated
 
 CALIBRATION_BINS = 15
@@ -182,6 +184,13 @@ class ClassifierStage(Gated):
                 " name a source without labels, or leave it out"
             )
         return self
+
+    def source_fields(self) -> dict[str, FieldPath]:
+        named: dict[str, FieldPath] = {source: ("sources", source) for source in self.sources}
+        return named | ({} if self.reference is None else {self.reference: ("reference",)})
+
+    def source_problems(self, name: str, source: SourceSpec, at: FieldPath) -> Iterator[Problem]:
+        return only_text(self, name, source, at)
 
     @property
     def labels(self) -> list[str] | None:

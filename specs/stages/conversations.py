@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity, reference
+from specs.errors import FieldPath
 from specs.filters import FilterSpec, a_column_for_each_score
 from specs.stages.base import SourcePart, Stage
 from specs.stages.corpus import Pii, replaced_kinds
@@ -91,6 +92,8 @@ class ConversationsStage(Stage):
     and the questions of `evaluate`."""
 
     VERSION: ClassVar[int] = 3
+    READS: ClassVar[Literal["text", "conversations"]] = "conversations"
+    PART_PER_SOURCE: ClassVar[bool] = True
     kind: Literal["conversations"] = identity()
     tokenizer: Reference = reference(to="tokenizer")
     sources: dict[str, ConversationSource] = reference(
@@ -101,6 +104,9 @@ class ConversationsStage(Stage):
     )
     seed: int = identity(28)
     files_per_task: int = execution(50, ge=1, description="input files per restartable task")
+
+    def source_fields(self) -> dict[str, FieldPath]:
+        return {source: ("sources", source) for source in self.sources}
 
 
 class ConversationsPart(SourcePart):

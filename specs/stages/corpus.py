@@ -3,14 +3,16 @@ source."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal, get_args
 
 from pydantic import field_validator
 
 from specs.base import Spec, execution, identity, reference
+from specs.errors import FieldPath, Problem
 from specs.filters import FilterSpec, a_column_for_each_score, columns_read
 from specs.planted import Buckets, Planted
-from specs.sources import SourceSpec
+from specs.sources import TOKENISED, SourceSpec
 from specs.stages.base import SourcePart, Stage
 from specs.units import ByteSize, Reference
 
@@ -111,6 +113,7 @@ class CorpusStage(Stage):
     """Filtered, deduplicated, shuffled and tokenised documents."""
 
     VERSION: ClassVar[int] = 4
+    PART_PER_SOURCE: ClassVar[bool] = True
     kind: Literal["corpus"] = identity()
     tokenizer: Reference = reference(to="tokenizer")
     sources: dict[str, CorpusSource] = reference(
@@ -121,6 +124,18 @@ class CorpusStage(Stage):
     files_per_task: int = execution(200, ge=1, description="input files per restartable task")
     memory: ByteSize = MEMORY
     shard_tokens: int = SHARD_TOKENS
+
+    def source_fields(self) -> dict[str, FieldPath]:
+        return {source: ("sources", source) for source in self.sources}
+
+    def source_problems(self, name: str, source: SourceSpec, at: FieldPath) -> Iterator[Problem]:
+        if source.declared is not None and source.declared.tokens is None:
+            message = f"source '{name}' declares no tokens; the plan of a corpus needs their number"
+            yield Problem(("sources", name, "declared"), message, "state declared.tokens.")
+        elif source.format in TOKENISED and (fields := needs_text(self.sources[name])):
+            message = f"source '{name}' is already tokenised; {', '.join(fields)} would need its text"
+            fix = "state pii: false, and no other step; apply them before the source is tokenised."
+            yield Problem((*at, fields[0]), message, fix)
 
 
 class CorpusPart(SourcePart):

@@ -57,7 +57,7 @@ class DistillLoss(Spec):
             name for name in fields if getattr(self, name) != fields[name].default and name != "compare"
         ]
         if self.compare != "logits" and others:
-            raise ValueError(f"{others[0]} belongs to compare: logits, and it is {self.compare}")
+            raise ValueError(f"{others[0]} has no meaning with compare: {self.compare}; leave it out")
         return self
 
 
@@ -100,7 +100,7 @@ class DistillStage(MixtureTraining, TrainingStage):
                 "mamba replaces the attention of a checkpoint; state model.mamba for new weights"
             )
         if self.mamba is not None and self.carry != ["weights"]:
-            raise ValueError("mamba makes new parameters, which no optimizer knows; state carry: [weights]")
+            raise ValueError("mamba makes new parameters, without optimizer states; state carry: [weights]")
         stated = {
             "top_k": self.top_k is not None,
             "compile": self.compile,
@@ -109,7 +109,7 @@ class DistillStage(MixtureTraining, TrainingStage):
         if self.loss.compare != "logits" and any(stated.values()):
             field = next(name for name in stated if stated[name])
             raise ValueError(
-                f"{field} is for whole forward passes, and mixers alone are compared; leave it out"
+                f"{field} is for whole forward passes; compare: {self.loss.compare} runs mixers alone"
             )
         if self.top_k is not None and self.model is not None and self.top_k >= self.model.vocab_size:
             raise ValueError(
@@ -118,6 +118,10 @@ class DistillStage(MixtureTraining, TrainingStage):
             )
         return self
 
+    @classmethod
+    def segment(cls) -> type[DistillSegment]:
+        return DistillSegment
+
     @property
     def objective(self) -> str:
         return "distillation" if self.loss.compare == "logits" else "alignment"
@@ -125,7 +129,7 @@ class DistillStage(MixtureTraining, TrainingStage):
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         if self.loss.compare == "logits":
             return super().obstacle(to)
-        return "a process compares whole layers of whole sequences, in the parameters' precision"
+        return "each process must have whole layers and sequences, in the parameters' precision"
 
     def phases(self, name: str) -> list[Phase]:
         carry = () if self.from_ is None else tuple(self.carry)

@@ -24,6 +24,10 @@ class DpoStage(PreferenceTraining):
     kind: Literal["dpo"] = identity()
     loss: DpoLoss = identity(default_factory=DpoLoss)
 
+    @classmethod
+    def segment(cls) -> type[DpoSegment]:
+        return DpoSegment
+
 
 class DpoSegment(PreferenceSegment):
     """Resolved."""

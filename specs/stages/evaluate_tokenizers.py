@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, StringConstraints, model_validator
 
 from specs.base import Spec, execution, identity, reference
-from specs.errors import did_you_mean
+from specs.errors import FieldPath, Problem, did_you_mean
 from specs.sources import TABLES, SourceSpec
 from specs.stages.base import Part
 from specs.stages.gates import Measuring
@@ -137,6 +137,20 @@ class EvaluateTokenizersStage(Measuring):
                 f" {did_you_mean(self.parity_to, self.languages)}"
             )
         return self
+
+    def source_fields(self) -> dict[str, FieldPath]:
+        return {source: ("sources", index) for index, source in enumerate(self.sources)}
+
+    def source_problems(self, name: str, source: SourceSpec, at: FieldPath) -> Iterator[Problem]:
+        if source.format not in PARALLEL:
+            message = f"source '{name}' has format {source.format}, which has no parallel lines"
+            yield Problem(at, message, f"name a source of format {', '.join(PARALLEL)}.")
+        if source.limit is not None:
+            message = f"source '{name}' has a limit, which would cut languages at different lines"
+            yield Problem(("sources", name, "limit"), message, "leave it out, and state lines: of the stage.")
+        if self.language_column in source.metadata and source.id_column is None:
+            message = f"rows of source '{name}' have languages and no id, so languages cannot be aligned"
+            yield Problem(("sources", name), message, "state id_column: the column that translations share.")
 
 
 class ParallelTextPart(Part):

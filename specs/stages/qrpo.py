@@ -28,6 +28,10 @@ class QrpoStage(PreferenceTraining):
     preferences: Repeats = preference_sets("preference_data", "rewarded_completions")
     loss: QrpoLoss = identity(default_factory=QrpoLoss)
 
+    @classmethod
+    def segment(cls) -> type[QrpoSegment]:
+        return QrpoSegment
+
 
 class QrpoSegment(PreferenceSegment):
     """Resolved."""

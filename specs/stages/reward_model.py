@@ -68,6 +68,10 @@ class RewardModelStage(PairTraining):
             raise ValueError("the head is new, and so are the optimizer's states; state carry: [weights]")
         return carry
 
+    @classmethod
+    def segment(cls) -> type[RewardSegment]:
+        return RewardSegment
+
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         return NO_FLOAT8 if to == "float8" and self.lora is not None else super().obstacle(to)
 

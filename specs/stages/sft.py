@@ -61,7 +61,7 @@ Repeats = Annotated[
 class InverseRl(Spec):
     """Inverse reinforcement learning (arXiv 2409.01369), the temporal-difference term of the published code:
     a label with logit q, at a place whose logits have the logarithm V of the sum of their exponentials, loses
-    V - q + weight * (q - discount * V')^2, where V' is that of the next place of the conversation, 0 behind
+    V - q + weight * (q - discount * V')^2, where V' is that of the next place of the conversation, 0 after
     its last label."""
 
     weight: float = identity(0.5, gt=0)
@@ -141,6 +141,10 @@ class SftStage(SftLoss, FromParent, Training):
         28, neutral=28, description="of the order of the sequences, and of new adapters"
     )
     lora: Lora | None = identity(None)
+
+    @classmethod
+    def segment(cls) -> type[SftSegment]:
+        return SftSegment
 
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         if to == "pp" and self.objective != "cross-entropy":

@@ -3,13 +3,15 @@ tokenizer of a model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
 from specs.base import execution, identity, reference
+from specs.errors import FieldPath, Problem
 from specs.sources import SourceSpec
-from specs.stages.base import Part, Stage
+from specs.stages.base import Part, Stage, only_text
 from specs.units import Reference
 
 
@@ -58,6 +60,12 @@ class TokenizerStage(Stage):
                 f" take {least} or more"
             )
         return self
+
+    def source_fields(self) -> dict[str, FieldPath]:
+        return {source: ("sources", index) for index, source in enumerate(self.sources)}
+
+    def source_problems(self, name: str, source: SourceSpec, at: FieldPath) -> Iterator[Problem]:
+        return only_text(self, name, source, at)
 
 
 class TokenizerPart(Part):

@@ -212,6 +212,11 @@ class TrainingStage(Stage):
     IN_LAYOUT: ClassVar[bool] = True
     CHAT: ClassVar[bool] = False  # whether its model ends a turn, instead of a document
 
+    @classmethod
+    def segment(cls) -> type[Segment]:
+        """The class of its parts."""
+        return Segment
+
     @property
     def objective(self) -> str:
         """What it minimises, for the optimizers that cannot (`specs.optimizer.refused_objective`)."""

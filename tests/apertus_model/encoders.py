@@ -64,7 +64,7 @@ def write_encoder(folder: Path, *, labels: int = 0, positions: int = 141, **conf
     kind = "XLMRobertaForSequenceClassification" if labels else "XLMRobertaModel"
     getattr(transformers, kind)(sizes).save_pretrained(folder)
     train([text for _, text in language_texts()[::20]], 512, 128).save(str(folder / "tokenizer.json"))
-    for name, document in config_files(128).items():
+    for name, document in config_files().items():
         document = {key: value for key, value in document.items() if key != "model_max_length"}
         (folder / name).write_text(json.dumps(document))
     return folder

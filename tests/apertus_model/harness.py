@@ -31,12 +31,12 @@ from infra.store import Store
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
-from specs.stages.distill import DistillLoss, DistillSegment
-from specs.stages.domain_weights import DomainWeightsSegment, WeightUpdate
-from specs.stages.dpo import DpoLoss, DpoSegment
-from specs.stages.qrpo import QrpoLoss, QrpoSegment
-from specs.stages.reward_model import RewardLoss, RewardSegment
-from specs.stages.sft import SftSegment
+from specs.stages import segment_of
+from specs.stages.distill import DistillLoss
+from specs.stages.domain_weights import WeightUpdate
+from specs.stages.dpo import DpoLoss
+from specs.stages.qrpo import QrpoLoss
+from specs.stages.reward_model import RewardLoss
 from specs.stages.training import Precision, Segment
 
 torch.compile(torch.relu)  # makes the tables of torch's compiler here, so that the children need not
@@ -175,16 +175,6 @@ class RewardRows(PreferenceRows):
         return RewardRow(row.input, labels, row.positions, segments, margins, present)
 
 
-SEGMENTS: dict[str, type[Segment]] = {
-    "sft": SftSegment,
-    "qrpo": QrpoSegment,
-    "dpo": DpoSegment,
-    "reward_model": RewardSegment,
-    "distill": DistillSegment,
-    "domain_weights": DomainWeightsSegment,
-}
-
-
 def segment(kind: str = "pretrain", **changes: Any) -> Any:
     """A segment of a few tiny steps."""
     fields: dict[str, Any] = {
@@ -208,7 +198,7 @@ def segment(kind: str = "pretrain", **changes: Any) -> Any:
         "distill": {"loss": DistillLoss(), "teacher": MODEL},
         "domain_weights": {"sources": 2, "update": WeightUpdate()},
     }.get(kind, {})
-    return SEGMENTS.get(kind, Segment)(**{**fields, **further, **changes})
+    return segment_of(kind)(**{**fields, **further, **changes})
 
 
 @dataclass

@@ -74,7 +74,7 @@ def test_every_prompt_has_its_seed_and_the_ids_of_its_completions(vllm: SimpleNa
     assert found == [{}, [[[3, 7], [3, 7]], [[3, 8], [3, 8]]], [[[4, 9]]]]
 
 
-def test_probabilities_of_chosen_tokens_come_in_their_order_also_of_more_than_vllm_tells_at_once(
+def test_probabilities_of_chosen_tokens_keep_their_order_beyond_vllms_limit(
     vllm: SimpleNamespace,
 ) -> None:
     tokens = [*range(200, 0, -1)]

@@ -207,7 +207,7 @@ def test_a_value_that_is_none_is_refused_with_file_and_field(
     assert "Fix: correct its files" in said
 
 
-def test_a_config_that_is_a_list_is_there(sound: Path, tmp_path: Path) -> None:
+def test_a_config_that_is_a_list_is_refused_and_not_called_missing(sound: Path, tmp_path: Path) -> None:
     said = damaged(sound, tmp_path, lambda folder: (folder / "config.json").write_text("[1]"))
     assert "config.json" in said and "it holds [1], not an object" in said
     assert "there is no config.json" not in said
@@ -239,7 +239,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 CARDS = [
     (BOMB + "license: *i", "README.md:2: more than 100000 values; do aliases repeat each other?"),
-    ("license: &a [*a]", "an alias stand inside what it names"),
+    ("license: &a [*a]", "an alias inside what it names"),
     ("license: {a: 1}", "license is {'a': 1}"),
     ("license: [[x]]", "license[0] is ['x']"),
     ("license: mit\nlicense: apache", "README.md:3: license: this key is already on line 2"),

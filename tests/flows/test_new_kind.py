@@ -1,5 +1,5 @@
 """A kind of stage is three new files and no change of others: what recipes state, what it resolves into,
-and its work."""
+and its work. One that trains with an objective that exists is the first file alone."""
 
 import json
 import os
@@ -56,6 +56,29 @@ def run(job, attempt, progress, stop):
 """
     ),
 }
+TRAINING = {
+    "specs/stages/polish.py": (
+        '''
+from typing import ClassVar, Literal
+from specs.base import identity
+from specs.stages.training import CarryField, FromParent, MixtureTraining, Segment, carries
+
+class PolishStage(FromParent, MixtureTraining):
+    """Trains on."""
+    VERSION: ClassVar[int] = 1
+    kind: Literal["polish"] = identity()
+    carry: CarryField = carries("weights", "optimizer", "data")
+
+    @classmethod
+    def segment(cls) -> type[Segment]:
+        return PolishSegment
+
+class PolishSegment(Segment):
+    """Resolved."""
+    shine: int = identity(3)
+'''
+    )
+}
 RECIPE = """
 name: kinds
 sources: {code: {url: "installed:stdlib", format: code, include: [json/*.py]}}
@@ -65,36 +88,80 @@ stages:
 """
 
 
-@pytest.mark.slow
-def test_a_kind_of_three_files_is_checked_planned_run_and_reused(tmp_path: Path) -> None:
-    checkout = tmp_path / "checkout"
-    for package in ("specs", "flows", "apertus_model", "infra"):
-        shutil.copytree(ROOT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, text in FILES.items():
-        assert not (checkout / name).exists()
-        (checkout / name).write_text(text)
-    recipe = tmp_path / "kinds.yaml"
-    recipe.write_text(RECIPE)
+TRAINING_RECIPE = """
+name: trains
+launch: {processes: 1, threads: 1, workers: {count: 1}}
+sources: {code: {url: "installed:stdlib", format: code, include: [json/*.py]}}
+stages:
+  words: {kind: tokenizer, sources: [code], vocab_size: 384, bytes_per_source: 20_000}
+  corpus: {kind: corpus, tokenizer: words, sources: {code: {holdout: 0.2}}}
+  main: {kind: mixture, weights: {corpus/code: 1}, max_repetition: 20}
+  pretrain:
+    kind: pretrain
+    model: {dim: 16, n_layers: 1, n_heads: 2, n_kv_heads: 1, head_dim: 8, ffn_dim: 32, vocab_size: 384}
+    mixture: main
+    sequence_length: 16
+    global_batch_size: 2
+    budget: 2 steps
+    optimizer: {name: adamw, lr: 1e-3}
+    precision: {param: float32}
+  polish: {kind: polish, from: pretrain, mixture: main, budget: 3 steps}
+"""
 
-    def apertus(*arguments: str) -> subprocess.CompletedProcess[str]:
+
+class Apertus:
+    """The command line of a copy of the product with further files."""
+
+    def __init__(self, folder: Path, files: dict[str, str], recipe: str) -> None:
+        self.folder, self.recipe = folder, folder / "kinds.yaml"
+        for package in ("specs", "flows", "apertus_model", "infra"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / package, folder / "checkout" / package, ignore=ignored)
+        for name, text in files.items():
+            assert not (folder / "checkout" / name).exists()
+            (folder / "checkout" / name).write_text(text)
+        self.recipe.write_text(recipe)
+
+    def __call__(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {
-            "PYTHONPATH": str(checkout),
-            "PREFECT_HOME": str(tmp_path / "prefect"),
+            "PYTHONPATH": str(self.folder / "checkout"),
+            "PREFECT_HOME": str(self.folder / "prefect"),
             "COLUMNS": "200",
         }
-        command = [sys.executable, "-m", "flows.cli", *arguments, "--store", str(tmp_path / "store")]
+        line = [sys.executable, "-m", "flows.cli", command, str(self.recipe), *arguments]
         return subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+            [*line, "--store", str(self.folder / "store")],
+            env=environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
-    ran = apertus("run", str(recipe))
+
+@pytest.mark.slow
+def test_a_kind_of_three_files_is_checked_planned_run_and_reused(tmp_path: Path) -> None:
+    apertus = Apertus(tmp_path, FILES, RECIPE)
+    ran = apertus("run")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    again = apertus("run", str(recipe))
-    assert "All 2 parts of kinds are finished" in again.stdout
-    status = json.loads(apertus("status", str(recipe), "--json").stdout)["parts"]
+    assert "All 2 parts of kinds are finished" in apertus("run").stdout
+    status = json.loads(apertus("status", "--json").stdout)["parts"]
     lengths = next(part for part in status if part["name"] == "lengths")
     assert lengths["kind"] == "histogram" and lengths["metrics"]["tokens"] >= 384 - 1
     assert 0 < lengths["metrics"]["long"] < lengths["metrics"]["tokens"]
-    assert apertus("plan", str(recipe), "--set", "stages.lengths.longest=0").returncode == 2
-    refused = apertus("plan", str(recipe), "--set", "stages.lengths.tokenizer=lengths")
+    assert apertus("plan", "--set", "stages.lengths.longest=0").returncode == 2
+    refused = apertus("plan", "--set", "stages.lengths.tokenizer=lengths")
     assert "stage 'lengths' is a histogram; tokenizer is needed here" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_kind_that_trains_is_one_file(tmp_path: Path) -> None:
+    apertus = Apertus(tmp_path, TRAINING, TRAINING_RECIPE)
+    ran = apertus("run")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    status = json.loads(apertus("status", "--json").stdout)["parts"]
+    polish = next(part for part in status if part["name"] == "polish")
+    assert (polish["kind"], polish["state"], polish["steps"]) == ("polish", "finished", 3)
+    changed = json.loads(apertus("plan", "--json", "--set", "stages.polish.budget=4 steps").stdout)
+    actions = {stage["name"]: stage["action"] for stage in changed["stages"]}
+    assert actions.pop("polish") == "resume" and set(actions.values()) == {"reuse"}

@@ -5,7 +5,7 @@ import pytest
 from infra.imports import quick_imports
 
 
-def test_nothing_is_collected_during_imports_and_what_they_made_is_not_looked_at_later() -> None:
+def test_the_collector_is_off_during_imports_and_skips_what_they_made() -> None:
     with quick_imports():
         assert not gc.isenabled()
         made = [[number] for number in range(1000)]

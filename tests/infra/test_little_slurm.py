@@ -55,6 +55,6 @@ def test_a_daemon_that_ends_by_itself_is_named_with_its_last_words(programs: Pat
     assert time.monotonic() - begun < slurm.UP_SECONDS / 2
 
 
-def test_a_user_who_is_not_root_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_who_is_not_root_gets_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert reason(tmp_path) == "munged and slurmd are started as root only"

@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_read_has_not_changed(tmp_path: Path, removed: boo
     assert observer.seconds() >= 0.02
 
 
-def test_the_writer_of_a_file_that_cannot_be_written_goes_on(tmp_path: Path) -> None:
+def test_the_writer_of_a_file_that_cannot_be_written_continues(tmp_path: Path) -> None:
     with beats_in_file(tmp_path / "gone" / "alive"):
         pass
     assert not (tmp_path / "gone").exists()

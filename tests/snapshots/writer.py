@@ -8,10 +8,12 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from apertus_model.evaluation.harness.needs import NLTK, NLTK_FOLDERS, Needs
+from apertus_model.evaluation.harness.needs import NLTK, Needs
 from tests.apertus_model.evaluation.task_data import write_dataset
 from tests.snapshots.table import Table
 from tests.snapshots.web import FILES
+
+NLTK_FOLDERS = {"punkt_tab": "tokenizers", "punkt": "tokenizers", "stopwords": "corpora"}
 
 
 def write(folder: Path, needs: Iterable[Needs], tables: Mapping[str, Table]) -> Path:

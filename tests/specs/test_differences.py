@@ -22,7 +22,7 @@ def test_applying_the_changes_to_one_side_gives_the_other(
 
 
 @given(SIDES, SIDES)
-def test_a_change_tells_which_side_lacks_the_name(a: dict[str, int | None], b: dict[str, int | None]) -> None:
+def test_a_change_says_which_side_lacks_the_name(a: dict[str, int | None], b: dict[str, int | None]) -> None:
     for change in changes(a, b):
         assert ((change.name in a), (change.name in b)) == (change.only_in != "b", change.only_in != "a")
 

@@ -57,11 +57,11 @@ def test_a_text_without_clauses_is_refused(text: str, message: str) -> None:
         ({"constitution": "c"}, "state one of from, server"),
         ({**STATED, **SERVED}, "state one of from, server"),
         ({**SERVED, "server": {"url": "http://host/v1", "model": "theirs"}}, "state server.api: chat"),
-        ({**SERVED, "revision": None}, "revision is that of the model of a server"),
-        ({**STATED, "revision": "1"}, "revision is that of the model of a server"),
-        ({**SERVED, "engine": "vllm"}, "engine is that of the model of `from`"),
-        ({**STATED, "scale": [1, 10]}, "is no scale of digits"),
-        ({**STATED, "scale": [5, 5]}, "is no scale of digits"),
+        ({**SERVED, "revision": None}, "revision says which model a server has"),
+        ({**STATED, "revision": "1"}, "revision says which model a server has"),
+        ({**SERVED, "engine": "vllm"}, "engine applies to the model of `from`"),
+        ({**STATED, "scale": [1, 10]}, "is not a scale of digits"),
+        ({**STATED, "scale": [5, 5]}, "is not a scale of digits"),
         ({**STATED, "template": "{constitution} {prompt}"}, "does not have the field {completion}"),
         ({**STATED, "template": "{prompt} {completion}"}, "does not have the field {constitution}"),
         ({**STATED, "template": "{constitution} {prompt} {answer}"}, "there is no field {answer}"),
@@ -94,7 +94,7 @@ def test_what_is_asked_is_identity(change: dict[str, Any]) -> None:
     assert identity(**change) != identity()
 
 
-def test_where_the_constitution_lies_is_not_identity() -> None:
+def test_the_place_of_the_constitution_is_not_identity() -> None:
     """The plan adds its content as an input."""
     assert identity(constitution="elsewhere.txt") == identity()
 

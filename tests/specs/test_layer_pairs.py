@@ -39,7 +39,7 @@ def test_the_model_has_the_same_parameters_and_the_plain_one_keeps_its_identity(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"layer_pairs": {"start": 3, "layers": 4}}, "the range ends with layer 6, the last of 6 is 5"),
+        ({"layer_pairs": {"start": 3, "layers": 4}}, "the range ends with layer 6, but the last layer is 5"),
         ({"layer_pairs": {"start": 0, "layers": 3}}, "multiple of 2"),
         (
             {"layer_pairs": {"start": 0, "layers": 2}, "depth_average": {}},

@@ -179,7 +179,7 @@ def test_overlapping_tensor_parallelism_needs_the_compiler_and_gathers_to_overla
     assert "launch.parallel.async_tp: 'pretrain': the compiler rewrites layers for async_tp" in text
     assert "Fix: state compile: true for 'pretrain'" in text
     text = problems(tmp_path, heads, *compiled, layout.format("false"))
-    assert "launch.parallel.async_tp: 'pretrain': async_tp takes the gathers and reduce-scatters" in text
+    assert "launch.parallel.async_tp: 'pretrain': async_tp splits the gathers and reduce-scatters" in text
     load(write_recipe(tmp_path), [heads, *compiled, layout.format("true")])
 
 

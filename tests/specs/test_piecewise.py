@@ -39,10 +39,13 @@ def test_the_published_batch_doubling_falls_on_the_published_iteration() -> None
     ("stage", "message"),
     [
         ({"budget": "3 samples"}, "less than one step"),
-        ({"budget": "10 steps", "global_batch_size": {"0 steps": 4, "12 steps": 8}}, "lies after the end"),
+        (
+            {"budget": "10 steps", "global_batch_size": {"0 steps": 4, "12 steps": 8}},
+            "breakpoint 480 tokens is after the stage ends at 400",
+        ),
         (
             {"budget": "10 steps", "mixture": {"0 steps": "m", "8 steps": "n", "6 steps": "m"}},
-            "order the borders",
+            "order the breakpoints",
         ),
         ({"budget": "10 steps", "mixture": {"2 steps": "m"}}, "must begin at 0"),
         ({"budget": "10 steps", "mixture": {"0 steps": "m", "5 bananas": "n"}}, "not a unit"),

@@ -1,4 +1,4 @@
-"""Segments: whole batches, exact borders, and nothing before a border depends on what lies behind it."""
+"""Segments: whole batches, exact breakpoints, and no dependence on what comes after a breakpoint."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_what_is_stated_beside_the_rest_of_the_parent_replaces_it() -> None:
     )
 
 
-def test_at_the_end_of_the_parent_its_last_batch_and_mixture_go_on() -> None:
+def test_at_the_end_of_the_parent_its_last_batch_and_mixture_continue() -> None:
     one = trajectories(STAGE, one=rest("pretrain", budget="3 steps"))["one"]
     assert (shape(one), one.lr_at(2)) == ([("n", 8, 0, 3)], 1e-3)
 
@@ -315,7 +315,7 @@ SFT = {
         (
             {"stop_at": "5 steps"},
             {"one": rest("pretrain@step=6")},
-            "'pretrain@step=6' lies outside stage 'pretrain', which has 5 steps",
+            "'pretrain@step=6' is outside stage 'pretrain', which has 5 steps",
         ),
         (
             {"budget": "rest of parent"},
@@ -348,8 +348,34 @@ SFT = {
         ),
     ],
 )
-def test_a_rest_that_there_is_not_is_refused(
+def test_rest_of_parent_is_refused_where_the_parent_has_none(
     stage: dict[str, Any], others: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecError, match=message):
         trajectories(STAGE | stage, **others)
+
+
+@pytest.mark.parametrize("stage", ["merge", "select"])
+def test_checkpoints_of_different_models_are_refused_by_the_fields_that_differ(stage: str) -> None:
+    model = {"flavour": "mini", "n_layers": 5, "activation": "swiglu"}
+    budget = {"global_batch_size": 4, "budget": "20 steps", "validation": {"interval": 5}}
+    both = {"both": {"kind": stage, "checkpoints": ["pretrain", "other"]}}
+    if stage == "select":
+        both["both"]["metric"] = "val_loss"
+    other = {"kind": "pretrain", "mixture": "m", "sequence_length": 10, "optimizer": {"lr": 1e-3}}
+    with pytest.raises(
+        SpecError,
+        match=r"both\.checkpoints\[1\]: 'other' and 'pretrain' differ in n_layers \(5, 3\),"
+        r" activation \(swiglu, xielu\)\. Fix: .* of the same dimensions",
+    ):
+        trajectories(budget, other={**other, **budget, "model": model}, **both)
+
+
+def test_the_best_step_of_a_rewrite_is_refused() -> None:
+    pairs = {"kind": "rewrite", "from": "pretrain", "layer_pairs": {"start": 0, "layers": 2}}
+    later = {"kind": "export", "from": "pairs@best:val_loss"}
+    stage = {"global_batch_size": 4, "budget": "20 steps", "validation": {"interval": 5}}
+    with pytest.raises(
+        SpecError, match=r"export\.from: .* but 'pairs' is a rewrite and has one result. Fix: write 'pairs'"
+    ):
+        trajectories(stage, pairs=pairs, export=later)

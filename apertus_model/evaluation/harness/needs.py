@@ -24,7 +24,6 @@ PACKAGED = ("json", "csv", "parquet", "arrow", "text")
 HUB = ("https://huggingface.co/datasets/", "hf://datasets/")
 NLTK = "nltk_data"
 """Folder, beside the data sets, of the resources of NLTK."""
-NLTK_FOLDERS = {"punkt_tab": "tokenizers", "punkt": "tokenizers", "stopwords": "corpora"}
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 CLASSIFIED = ("metric.toxicity_perspective_api",)
 """Functions of tasks that ask a web service about an answer alone, which a local classifier does as well."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from rich.console import Console
 from rich.markup import escape
@@ -114,9 +114,19 @@ def to_json(store: Store, found: Survey) -> dict[str, Any]:
     }
 
 
-def run_rows(store: Store) -> list[dict[str, Any]]:
-    """The named runs, with their last start and the number of finished parts."""
-    rows = []
+class RunRow(TypedDict):
+    """A named run."""
+
+    name: str
+    started: str  # the last time, as ISO 8601 in UTC
+    records: int  # starts
+    parts: int
+    finished: int  # parts
+
+
+def run_rows(store: Store) -> list[RunRow]:
+    """The named runs of a store."""
+    rows: list[RunRow] = []
     for name in runs.names(store):
         stamps = runs.stamps(store, name)
         record = runs.read(store, name, stamps[-1])
@@ -134,7 +144,7 @@ def run_rows(store: Store) -> list[dict[str, Any]]:
     return rows
 
 
-def runs_table(store: Store, rows: list[dict[str, Any]]) -> Table:
+def runs_table(store: Store, rows: list[RunRow]) -> Table:
     counted = ("records", "finished")
     table = empty_table(f"runs in {escape(store.url)}", ("run", "last started", *counted), numbers=counted)
     for row in rows:

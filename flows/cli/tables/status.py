@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 from rich.markup import escape
 from rich.table import Table
@@ -10,6 +10,23 @@ from rich.table import Table
 from flows.cli.tables import WIDE, table
 from flows.format import amount, headline
 from flows.planning.plan import Plan
+
+
+class StatusRow(TypedDict):
+    """A part as `apertus status` shows it."""
+
+    name: str
+    kind: str
+    state: str
+    reason: str
+    holder: str  # of the lease, where another run has it
+    fingerprint: str
+    path: str | None  # None before anything is stored
+    steps: int
+    tokens: int
+    seconds: dict[str, float] | None
+    metrics: dict[str, Any] | None  # None before it is finished, as is `created`
+    created: str | None
 
 
 def status_table(plan: Plan, width: int) -> Table:
@@ -40,9 +57,9 @@ def status_table(plan: Plan, width: int) -> Table:
     return found
 
 
-def status_rows(plan: Plan) -> list[dict[str, Any]]:
+def status_rows(plan: Plan) -> list[StatusRow]:
     """The status as plain values."""
-    rows = []
+    rows: list[StatusRow] = []
     for name, step in plan.steps.items():
         manifest = step.node.artifact(plan.store).manifest if step.action == "reuse" else None
         state = (

@@ -52,7 +52,7 @@ def decay_before_sft(context: Context) -> Iterator[Advice]:
         if context.kind(trajectory.stage) != "sft":
             continue
         for start, parent in context.ancestry(trajectory):
-            if context.kind(parent.stage) in CHAT or parent.merged or parent.imported:
+            if context.kind(parent.stage) in CHAT or parent.origin in ("merge", "import"):
                 continue
             peak, last = max(segment.schedule.peak for segment in parent.segments), parent.lr_at(start.step)
             schedule = parent.schedule
@@ -78,7 +78,7 @@ def learning_rate_jump(context: Context) -> Iterator[Advice]:
         if start is None or context.kind(trajectory.stage) in CHAT:
             continue
         parent = context.graph.trajectories[start.phase]
-        if parent.merged or parent.imported:
+        if parent.origin in ("merge", "import"):
             continue
         before, schedule = parent.lr_at(start.step), trajectory.segments[0].schedule
         first, peak = schedule.lr(0), schedule.peak
@@ -246,7 +246,11 @@ def tokens_per_batch(context: Context) -> Iterator[Advice]:
             parent = context.graph.trajectories[trajectory.parent.phase]
             batch = trajectory.segments[0].batch
             before, after = batch * parent.sequence_length, batch * trajectory.sequence_length
-            if phase.settings.global_batch_size in (None, REST) and before != after and not parent.imported:
+            if (
+                phase.settings.global_batch_size in (None, REST)
+                and before != after
+                and parent.origin != "import"
+            ):
                 yield Advice(
                     "tokens-per-batch",
                     stage,

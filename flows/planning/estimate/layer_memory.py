@@ -115,8 +115,8 @@ class LayerMemory:
 
     def chosen(self) -> float:
         """Bytes that sparse attention keeps beside the mask: its result before zeros, or the order of the
-        row, are put in; without a mask also rooms, places and the ways between both orders, int64, and the
-        blocks in both directions, int32. What is left out is counted as kept."""
+        row, are put in; without a mask also partitions, places and the ways between both orders, int64, and
+        the blocks in both directions, int32. What is left out is counted as kept."""
         if self.model.attention is None:
             return 0.0
         kept: float = self.b * self.model.query_dim

@@ -66,7 +66,7 @@ class PartEstimate:
         """Names as in docs/estimates.md."""
         return {
             "name": self.node.name,
-            **borders(self.node),
+            **extent(self.node),
             "seconds": self.spent.seconds,
             "masked_labels": self.masked_labels,
             "checkpoint": {
@@ -146,7 +146,7 @@ class StageEstimate:
         }
 
 
-def borders(node: Node) -> dict[str, Any]:
+def extent(node: Node) -> dict[str, Any]:
     """First and last step of a segment, and the tokens of its stage before and after it; all None for
     other parts."""
     segment = node.part if isinstance(node.part, Segment) else None

@@ -103,7 +103,7 @@ def scores(builder: Builder, name: str, source: str) -> dict[str, Input]:
     for step, chosen in scored(stage.sources[source].filters).items():
         at: FieldPath = ("stages", name, "sources", source, "filters", step)
         if chosen.column in builder.pipeline.sources[source].metadata:
-            message = f"source '{source}' has the column '{chosen.column}', and the filter makes it"
+            message = f"source '{source}' already has column '{chosen.column}', which the filter adds"
             builder.problem((*at, "column"), message, "state another column.")
         part, inputs = _scores_part(builder, stage.files_per_task, name, source, chosen, at)
         label = f"{name}/{source}/scores-{step + 1}"

@@ -10,7 +10,7 @@ from flows.planning.parts.builder import Builder, reads
 from specs.stages.distill import DistillStage, TeacherTokensPart
 from specs.stages.import_model import ImportModelPart
 from specs.stages.training import Phase
-from specs.trajectory import SegmentPlan
+from specs.trajectory import SegmentPlan, different_fields
 
 MIXTURE_INPUTS = ("mixture", "packed:", "excluded:")
 
@@ -36,8 +36,9 @@ def add_teacher(
     if stage.top_k is not None and stage.top_k >= student.vocab_size:
         message = f"top_k {stage.top_k} leaves no word of a vocabulary of {student.vocab_size} out"
         builder.problem((*phase.path, "top_k"), message, "state less, or leave it out.")
-    if stage.loss.compare != "logits" and trajectory.model != student.model_copy(update={"mamba": None}):
-        message = f"the layers of '{stage.teacher}' are not those of the student, with attention in all"
+    full = student.model_copy(update={"mamba": None})
+    if stage.loss.compare != "logits" and (others := different_fields(trajectory.model, full)):
+        message = f"'{stage.teacher}' and the student with attention in all layers differ in {others}"
         builder.problem(path, message, "name the checkpoint whose attention was replaced.")
     imported = isinstance(builder.graph.nodes[teacher.name].part, ImportModelPart)
     models = teacher if imported else builder.tokenizer_of(teacher)

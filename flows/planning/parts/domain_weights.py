@@ -30,13 +30,13 @@ def domain_fields(
         positions = [number for number, one in enumerate(sources) if one.fingerprint == named.fingerprint]
         targets += positions
         if not positions:
-            message = f"target '{ref}' is no source of mixture '{planned.mixture}'"
+            message = f"target '{ref}' is not a source of mixture '{planned.mixture}'"
             fix = f"{did_you_mean(str(ref), names)} Or add it to the mixture."
             builder.problem((*phase.path, "targets", index), message, fix)
     if len(sources) - len(targets) < 2:
-        message = f"{len(sources)} sources and {len(targets)} targets leave nothing to weigh"
+        message = f"{len(targets)} of {len(sources)} sources are targets, so fewer than two have a weight"
         builder.problem(
-            (*phase.path, "mixture"), message, "give the mixture two sources that are no targets."
+            (*phase.path, "mixture"), message, "give the mixture two sources that are not targets."
         )
     ranks = builder.pipeline.launch_of(stage).data_parallel
     unit = len(sources) * ranks
@@ -75,7 +75,7 @@ def learned_sources(builder: Builder, name: str, learned: Learned) -> tuple[list
         named = builder.part(domain.as_).fingerprint
         if named not in found:
             path = ("stages", name, "learned", "sources", source)
-            message = f"'{learned.from_}' learns no weight of '{domain.as_}'"
+            message = f"'{learned.from_}' learns no weight for '{domain.as_}'"
             fix = did_you_mean(str(domain.as_), [one.name for one in weighted])
             builder.problem(path, message, fix)
         chosen.append((builder.part(Reference.parse(source)), found.get(named, 0)))

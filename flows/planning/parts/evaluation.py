@@ -234,7 +234,7 @@ def _generation(
     assert generation is not None
     at: FieldPath = ("stages", name, "generation")
     if generation.sampling.by_chat:
-        message = f"a server's chat is any model's, and this stage measures that of from: {stage.from_}"
+        message = f"with api: chat a server may have any model; this stage measures {stage.from_}"
         builder.problem((*at, "sampling", "server", "api"), message, "state api: completions.")
     room = (*at, "sampling", "max_new_tokens")
     check_room(builder, room, generation.sampling, context, "context length")

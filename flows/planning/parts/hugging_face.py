@@ -66,7 +66,7 @@ def check_other_models(builder: Builder) -> None:
                 message = f"{what}; only the tokenizer of an Apertus is imported with its model"
                 builder.problem(path, message, "state path: and its folder instead of from.")
             elif isinstance(stage, EvaluateStage):
-                _check_evaluated(builder, name, stage, model, what)
+                _check_evaluated(builder, name, stage, what)
             elif not isinstance(stage, PreferenceDataStage):
                 message = f"{what}, which {stage.kind} cannot read: {can}"
                 builder.problem(path, message, "name a checkpoint, or a folder with an ApertusForCausalLM.")
@@ -78,7 +78,7 @@ def check_other_models(builder: Builder) -> None:
                     builder.problem(path, message, f"leave this evaluation out of '{name}'.")
 
 
-def _check_evaluated(builder: Builder, name: str, stage: EvaluateStage, model: HubModel, what: str) -> None:
+def _check_evaluated(builder: Builder, name: str, stage: EvaluateStage, what: str) -> None:
     """What an evaluation of another architecture measures: answers and tasks."""
     at: FieldPath = ("stages", name)
     for field in ("sources", "by_position", "memorisation"):

@@ -24,18 +24,16 @@ from specs.dependencies import uses
 from specs.errors import FieldPath, SpecError, did_you_mean
 from specs.launch import Checkpointing
 from specs.pipeline import Pipeline
-from specs.stages.distill import DistillSegment, DistillStage
-from specs.stages.domain_weights import DomainWeightsSegment, DomainWeightsStage
-from specs.stages.dpo import DpoSegment, DpoStage
+from specs.stages.distill import DistillStage
+from specs.stages.domain_weights import DomainWeightsStage
 from specs.stages.import_model import ImportModelPart
 from specs.stages.merge import MergePart, MergeRule, MergeStage
 from specs.stages.packing import PackingPart
 from specs.stages.preference_training import PreferenceTraining
-from specs.stages.qrpo import QrpoSegment, QrpoStage
-from specs.stages.reward_model import LabelledPairsPart, RewardModelStage, RewardSegment
+from specs.stages.reward_model import LabelledPairsPart, RewardModelStage
 from specs.stages.rewrite import RewritePart
 from specs.stages.select import SelectPart
-from specs.stages.sft import SftLoss, SftSegment, SftStage
+from specs.stages.sft import SftLoss, SftStage
 from specs.stages.tokenizer import TokenizerPart
 from specs.stages.training import MixtureTraining, Phase, Segment, TrainingStage
 from specs.trajectory import SegmentPlan, Trajectory, point_of
@@ -43,14 +41,6 @@ from specs.units import Reference
 
 # input of a segment -> the field of the stage that names it
 FIELDS = {"mixture": "mixture", "pairs": "preferences"}
-SEGMENTS: tuple[tuple[type[TrainingStage], type[Segment]], ...] = (
-    (SftStage, SftSegment),
-    (QrpoStage, QrpoSegment),
-    (DpoStage, DpoSegment),
-    (RewardModelStage, RewardSegment),
-    (DistillStage, DistillSegment),
-    (DomainWeightsStage, DomainWeightsSegment),
-)
 
 
 def add_training(builder: Builder, name: str) -> None:
@@ -85,13 +75,13 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
         inputs = dict(data)
         if isinstance(settings, MixtureTraining):
             mixture = data["mixture"]
-            behind = excluded(
+            drawn = excluded(
                 builder, phase.path, mixture, trajectory.sequence_length, packing, ancestry, carried
             )
-            if mixture.fingerprint in behind:
-                consumed[key] = max(consumed.get(key, 0), behind.pop(mixture.fingerprint).samples)
-            extra |= {"excluded": [behind[name].samples for name in sorted(behind)]}
-            inputs |= {f"excluded:{index}": behind[name].mixture for index, name in enumerate(sorted(behind))}
+            if mixture.fingerprint in drawn:
+                consumed[key] = max(consumed.get(key, 0), drawn.pop(mixture.fingerprint).samples)
+            extra |= {"excluded": [drawn[name].samples for name in sorted(drawn)]}
+            inputs |= {f"excluded:{index}": drawn[name].mixture for index, name in enumerate(sorted(drawn))}
             inputs |= _packed(builder, phase, mixture, trajectory)
         fields: dict[str, Any] = {
             "model": trajectory.model,
@@ -129,7 +119,7 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
             inputs, extra = inputs | teacher, extra | taught
         if isinstance(stage, DomainWeightsStage):
             extra |= domain_fields(builder, stage, phase, planned, data["mixture"])
-        segment = _segment_class(stage)(**fields, **extra)
+        segment = stage.segment()(**fields, **extra)
         tokens = planned.steps * segment.tokens_per_step
         node = builder.node(
             name,
@@ -161,13 +151,6 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
             f"{phase.name}: {settings.budget} are {trajectory.steps} whole steps;"
             f" {trajectory.leftover_tokens:,} tokens are left over"
         )
-
-
-def _segment_class(stage: TrainingStage) -> type[Segment]:
-    for kind, segment in SEGMENTS:
-        if isinstance(stage, kind):
-            return segment
-    return Segment
 
 
 def _data(
@@ -315,7 +298,7 @@ def add_merge(builder: Builder, name: str) -> None:
     if stage.base is not None:
         inputs["base"] = builder.checkpoint(stage.base, ("stages", name, "base"))[0]
         if inputs["base"].hashed in {checkpoint.hashed for checkpoint, _ in read}:
-            message = f"'{stage.base}' is one of checkpoints, so its difference from base is nothing"
+            message = f"'{stage.base}' is both base and one of checkpoints, so they do not differ"
             builder.problem(("stages", name, "base"), message, "name what the others were trained from.")
     for role, checkpoint in inputs.items():
         path = ("stages", name, role.partition(":")[0].replace("checkpoint", "checkpoints"))

@@ -315,7 +315,7 @@ def _inputs(
 
 
 def _folders(store: Store, files: list[str]) -> list[str]:
-    """The files, or, where all that lies in a folder goes, the folder."""
+    """The files, or, where everything in a folder goes, the folder."""
     going = set(files)
     by_folder: dict[str, list[str]] = {}
     for name in files:

@@ -243,7 +243,7 @@ def quarantine(store: Store, markers: Iterable[str]) -> None:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     for path in markers:
         kept = f"damaged/{stamp}/{path}"
-        if store.is_local:  # where a folder, a pipe or a terabyte may stand in its place
+        if store.is_local:  # where a folder, a pipe or a terabyte may be in its place
             store.move_aside(path, kept)
         elif (data := store.read_if_there(path)) is not None:
             store.write_once(kept, data)

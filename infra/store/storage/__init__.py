@@ -1,1 +1,1 @@
-"""Calls of the filesystem that a store lies on: tried again, timed, atomic."""
+"""Calls of the filesystem that a store is on: tried again, timed, atomic."""

@@ -1,4 +1,4 @@
-"""Calls of the filesystem that a store lies on: tried again, timed, never outside the root, and write-once.
+"""Calls of the filesystem that a store is on: tried again, timed, never outside the root, and write-once.
 
 Invariants: a file appears whole or not at all, and the first writer of a file wins (`write_once`). No answer
 comes from a cache of listings. A read has exactly the bytes that were asked for.
@@ -314,7 +314,7 @@ class Filesystem:
                 self.fs.pipe_file(full, data)
 
     def move_aside(self, path: str, target: str) -> None:
-        """Moves a file, or whatever stands in its place; nothing happens when there is nothing. On local
+        """Moves a file, or whatever is in its place; nothing happens when there is nothing. On local
         disk."""
         folder, name = Path(self.full(path.rpartition("/")[0])), one_name(path.rpartition("/")[2], "a call")
         if not os.path.lexists(folder / name):

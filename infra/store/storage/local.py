@@ -6,7 +6,7 @@ Invariants:
   filesystem without hard links claim files make one writer at a time look and rename. They are numbered, each
   is created once (O_EXCL), and none is removed before the name is there; one that another writer has found
   there for `CLAIM_LOOKS` looks belongs to a writer that died, and of those who wait the one that creates the
-  next goes on.
+  next continues.
 - A sync that fails is an error at once. Linux marks the pages that it could not write as clean, so that a
   second sync succeeds without them (Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
 """

@@ -90,8 +90,8 @@ class Retry:
 
     def call(self, what: str, function: Callable[[], T], *, guard: float | None = None) -> T:
         """What `function` returns. `guard`: seconds beyond `stall` after which a try counts as failed, its
-        thread left behind; None for a call that cannot be left (a write on local disk would go on beside the
-        next try).
+        thread left behind; None for a call that cannot be left (a write on local disk would continue beside
+        the next try).
 
         Raises:
             StorageError: every try failed, or the disk is full. Errors that no other try can mend are passed
@@ -111,15 +111,15 @@ class Retry:
                     ) from error
                 if not is_transient(error):
                     raise
-                told = f"{type(error).__name__}: {error}"
+                said = f"{type(error).__name__}: {error}"
                 if number == self.attempts:
                     raise StorageError(
-                        f"the storage failed {number} times: {what}; the last time with {told}. Run again"
+                        f"the storage failed {number} times: {what}; the last time with {said}. Run again"
                         " when it works"
                     ) from error
                 pause = self.pause(number)
                 logger.warning(
-                    "%s failed, try %d of %d (%s); again in %.1f s", what, number, self.attempts, told, pause
+                    "%s failed, try %d of %d (%s); again in %.1f s", what, number, self.attempts, said, pause
                 )
                 self.sleep(pause)
         raise AssertionError("at least one attempt is made")

@@ -279,7 +279,7 @@ class Lease:
         try:
             self.beat()
         except LeaseLost:
-            pass  # `check` has told whoever asked
+            pass  # `check` has reported it
         except Exception as error:  # storage; the next beat may reach it
             logger.warning("no beat for the lease of %s: %s", self.path, error)
 

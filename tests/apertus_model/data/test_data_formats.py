@@ -229,7 +229,9 @@ def test_goldfish_drops_the_documented_labels() -> None:
 
 
 def test_the_permutation_has_the_values_of_the_page() -> None:
-    for vector in example("permutation"):
+    vectors = example("permutation")
+    assert vectors
+    for vector in vectors:
         ours = KeyedPermutation(vector["n"], *vector["key"])
         for x, value in enumerate(vector["values"]):
             assert ours(x) == permuted(vector["n"], vector["key"], x) == value

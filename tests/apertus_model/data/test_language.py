@@ -44,7 +44,7 @@ def language_model(tmp_path: Path) -> Path:
     return tmp_path / "lid.bin"
 
 
-def test_languages_are_told_by_the_model_that_the_spec_names(
+def test_languages_are_identified_by_the_model_that_the_spec_names(
     judge: Judge, language_model: Path, tmp_path: Path
 ) -> None:
     spec = {"filter": "language", "model": str(language_model), "languages": ["deu_Latn"]}

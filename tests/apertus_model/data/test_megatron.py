@@ -102,7 +102,7 @@ def test_a_cut_off_index_is_refused_with_both_lengths(tmp_path: Path) -> None:
     index = prefix.with_suffix(".idx")
     index.write_bytes(index.read_bytes()[:-8])
     with pytest.raises(
-        TokenFileError, match=r"a\.idx has 94 bytes; 3 sequences and 4 document borders take 102"
+        TokenFileError, match=r"a\.idx has 94 bytes; 3 sequences and 4 document boundaries take 102"
     ):
         TokenFile(prefix)
 

@@ -96,7 +96,7 @@ def test_a_shard_is_checked_when_it_is_first_read(tmp_path: Path) -> None:
     first = stream.read(0, 10)
     assert first[0] == 1
     with pytest.raises(
-        TokenFileError, match=r"train-00001\.idx has \d+ bytes; 9 sequences and 10 document borders take"
+        TokenFileError, match=r"train-00001\.idx has \d+ bytes; 9 sequences and 10 document boundaries take"
     ):
         stream.read(len(stream) // 2, len(stream) // 2 + 5)
 

@@ -57,7 +57,7 @@ def test_intervals_are_those_of_the_bootstrap_over_pairs() -> None:
     assert found["accuracy/high"] == pytest.approx(share + error, abs=0.006)
 
 
-def test_what_no_pair_tells_is_left_out() -> None:
+def test_metrics_without_pairs_are_left_out() -> None:
     found = agreement([JudgedPair("a", chosen=1, rejected=0, longer=0)], seed=0)
     assert {name.split("/")[0] for name in found} == {"pairs", "accuracy", "ties"}
     assert "accuracy/longer" not in found

@@ -19,7 +19,6 @@ from apertus_model.model.sparse_attention import (
     Selection,
     Tokens,
     arranged,
-    computed_share,
     draw,
     masked,
     select,
@@ -218,7 +217,7 @@ def moved(chosen: Selection) -> Selection:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_no_pair_lies_outside_of_the_blocks(name: str) -> None:
+def test_the_blocks_contain_every_pair(name: str) -> None:
     size, found = 32, moved(long(METHODS[name]))
     pairs = found.pairs()
     rows, columns = (-side % size for side in pairs.shape[-2:])
@@ -230,7 +229,15 @@ def test_no_pair_lies_outside_of_the_blocks(name: str) -> None:
     assert torch.equal(mask.to_dense().bool(), blocks)
 
 
-def test_the_blocks_are_about_a_bucketth_of_causal_ones_when_sorted_and_nearly_all_when_not() -> None:
+def computed_share(selection: Selection, size: int) -> float:
+    """Blocks that FlexAttention computes, as a share of those of causal attention over whole rows."""
+    queries = selection.queries
+    count = -(-(queries.partition.shape[-1] + queries.left_out) // size)
+    blocks = selection.blocks(size)
+    return int(blocks.sum()) / (blocks.shape[0] * blocks.shape[1] * count * (count + 1) // 2)
+
+
+def test_sorting_leaves_one_block_per_bucket_of_the_causal_ones() -> None:
     for buckets in (4, 8):
         method = Hashed(sparse="hash", buckets=buckets)
         generator = torch.Generator().manual_seed(2)
@@ -304,8 +311,8 @@ def test_the_plain_model_has_the_attention_of_before() -> None:
 
 
 def test_tokens_of_no_room_come_back_as_zeros() -> None:
-    room = torch.tensor([[[1, -1, 0, 0, -1, 1]]])
-    tokens = Tokens(room, torch.arange(6)[None, None], left_out=2)
+    partition = torch.tensor([[[1, -1, 0, 0, -1, 1]]])
+    tokens = Tokens(partition, torch.arange(6)[None, None], left_out=2)
     found, order, now = tokens.arranged()
-    assert found.room.tolist() == [[[0, 0, 1, 1]]] and order.tolist() == [[[2, 3, 0, 5]]]
+    assert found.partition.tolist() == [[[0, 0, 1, 1]]] and order.tolist() == [[[2, 3, 0, 5]]]
     assert now.tolist() == [[[2, -1, 0, 1, -1, 3]]]

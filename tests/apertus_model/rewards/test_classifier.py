@@ -43,7 +43,7 @@ def write_classifier(folder: Path, *, labels: int, template: str | None) -> Path
         LlamaConfig(vocab_size=512, num_labels=labels, pad_token_id=10, **sizes)
     ).save_pretrained(folder)
     train(["a few words to learn from"], 512, 128).save(str(folder / "tokenizer.json"))
-    for name, document in config_files(128).items():
+    for name, document in config_files().items():
         (folder / name).write_text(json.dumps(document))
     if template:
         (folder / "chat_template.jinja").write_text(template)

@@ -81,7 +81,7 @@ def trained(bench: Any, tmp_path: Path) -> Trained:
     return Trained(bench, tmp_path)
 
 
-def test_fasttext_tells_languages_and_its_thresholds_are_numpys(trained: Trained) -> None:
+def test_fasttext_separates_languages_and_its_thresholds_are_numpys(trained: Trained) -> None:
     features = trained.features(list(language_texts()))
     artifact = trained.classifier([features], reference=features)
     metrics, facts = artifact.manifest.metrics, artifact.manifest.facts
@@ -98,7 +98,7 @@ def test_fasttext_tells_languages_and_its_thresholds_are_numpys(trained: Trained
         assert found == pytest.approx({"p90": np.percentile(scores, 90), "p95": np.percentile(scores, 95)})
 
 
-def test_a_perceptron_tells_languages_by_embeddings(trained: Trained, tmp_path: Path) -> None:
+def test_a_perceptron_separates_languages_by_embeddings(trained: Trained, tmp_path: Path) -> None:
     encoder = {"encoder": str(write_encoder(tmp_path / "encoder")), "max_tokens": 128, "precision": "float32"}
     rows = [row for row in language_texts() if row[0] != "fr"][::3]
     artifact = trained.classifier([trained.features(rows, encoder=encoder)], training=MLP)

@@ -97,7 +97,9 @@ def test_probes_of_the_source_can_be_there_too(bench: Any, documents: Path, toke
     repeats = {"buckets": [0, 3], "per_bucket": 2, "length": 12}
     corpus = bench.run("corpus", "c", planting(documents, repeats=repeats), {"tokenizer": tokenizer})
     counts = Counter(map(tuple, tokens_of(corpus, "train")))
-    for probe in corpus.json("probes.json")["probes"]:
+    probes, planted = corpus.json("probes.json")["probes"], corpus.json("planted.json")["codes"]
+    assert [probe["bucket"] for probe in probes] == [0, 0, 3, 3] and planted
+    for probe in probes:
         assert counts[*probe["token_ids"], 2] == probe["bucket"]
-    for document in corpus.json("planted.json")["codes"]:
+    for document in planted:
         assert counts[*document["token_ids"], 2] == document["bucket"]

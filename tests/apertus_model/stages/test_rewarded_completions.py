@@ -115,7 +115,7 @@ def put_completions(attempt: Attempt, count: int, seed: int) -> None:
     attempt.commit(metrics={}, facts={"pad_id": 3, "sequences": count})
 
 
-def test_qrpo_trains_each_completion_by_itself(tmp_path: Path) -> None:
+def test_qrpo_trains_completions_without_pairs(tmp_path: Path) -> None:
     """The first loss is the mean over the batch of (q - beta ln Z(beta))^2, by the formula, since the
     log-ratios are zero; and no metric is one of pairs."""
     stages = Stages(tmp_path)

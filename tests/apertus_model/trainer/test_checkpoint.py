@@ -63,7 +63,7 @@ def test_a_damaged_checkpoint_is_refused(trained: Path, tmp_path: Path, name: st
         load_tensors(state, str(folder))
 
 
-def test_torch_reads_the_shards_of_two_ranks_by_itself(trained: Path) -> None:
+def test_torch_alone_reads_the_shards_of_two_ranks(trained: Path) -> None:
     index = reader(str(trained)).read_metadata().state_dict_metadata
     ours, theirs = (
         {key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in index.items()}

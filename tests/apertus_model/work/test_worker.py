@@ -54,7 +54,7 @@ def _begin(bench: Any, job: Job, *shares: list[str]) -> str:
     return file
 
 
-def test_a_share_is_committed_but_for_what_is_there(
+def test_a_share_is_committed_without_units_that_exist(
     bench: Any, documents: Path, tokenizer: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = corpus_spec(documents, files_per_task=20)

@@ -143,7 +143,7 @@ except KeyboardInterrupt as error:
     assert rest(process) == "started\nSIGTERM\n"
 
 
-def test_what_is_started_with_signals_blocked_lives_on_and_nothing_else_does() -> None:
+def test_only_what_was_started_with_signals_blocked_survives() -> None:
     # in short sleeps: a signal that comes just before one is noticed after it
     sleep = "import time; print('up', flush=True); [time.sleep(0.1) for _ in range(600)]"
     sleeping = [sys.executable, "-c", sleep]

@@ -69,7 +69,7 @@ def cut_at(run: Trajectory, steps: int) -> tuple[str, int, str]:
         ("70b", 1_062_328 - 1, ("stage-5", 4096, "1-sqrt"), 13_431),
     ],
 )
-def test_borders_are_those_of_the_report_to_the_iteration(
+def test_breakpoints_are_those_of_the_report_to_the_iteration(
     plans: dict[str, Plan], size: str, steps: int, segment: tuple[str, int, str], billions: int
 ) -> None:
     run = pretraining(plans, size)
@@ -185,7 +185,7 @@ def test_the_evaluations_read_the_benchmarks_that_are_kept_out(plans: dict[str, 
 
 
 @pytest.mark.parametrize("size", ["8b", "70b"])
-def test_json_has_borders_and_labels_masked_by_goldfish(plans: dict[str, Plan], size: str) -> None:
+def test_json_has_segments_and_labels_masked_by_goldfish(plans: dict[str, Plan], size: str) -> None:
     run, document = pretraining(plans, size), plans[size].to_json(masked_by_hash)
     borders = [
         (

@@ -275,7 +275,7 @@ def test_a_name_longer_than_a_file_may_have_is_refused(tmp_path: Path, store: St
         ),
         (
             "stages.sft.from=longer/1@step=9",
-            r"'longer/1@step=9' lies outside stage 'longer/1', which has 4 steps",
+            r"'longer/1@step=9' is outside stage 'longer/1', which has 4 steps",
         ),
     ],
 )

@@ -99,7 +99,7 @@ def test_two_branches_share_everything_upstream_and_differ_where_they_are_told_t
     assert two.graph.nodes["two"].inputs["mixture"].name == "main"
 
 
-def test_a_branch_takes_over_the_remaining_borders_of_its_parent(
+def test_a_branch_takes_over_the_remaining_breakpoints_of_its_parent(
     branched: Callable[..., Made], store: Store
 ) -> None:
     # 16 steps of 32 tokens: mixture `second` from step 8, a batch of 8 in place of 4 from step 12, a warm-up
@@ -175,7 +175,7 @@ def test_a_branch_omits_parts_after_its_point_that_are_not_trained_yet(
     [
         ("pretrian@step=3", [], r"there is no stage 'pretrian'\. Fix: did you mean 'pretrain'"),
         ("corpus/notes", [], "'corpus' is a corpus, which has no training to continue"),
-        ("pretrain@step=17", [], "lies outside stage 'pretrain', which has 16 steps"),
+        ("pretrain@step=17", [], "is outside stage 'pretrain', which has 16 steps"),
         (
             "pretrain@last",
             [],
@@ -255,8 +255,8 @@ def test_a_branch_changes_data_optimizer_length_batch_and_carries_what_it_says(
 def test_a_branch_at_the_end_of_a_segment_begins_after_a_border_stated_in_tokens(
     recipe: Path, store: Store, step: int, segments: list[tuple[int, int]]
 ) -> None:
-    # borders at 1,050 and 1,600 tokens are floored to steps 8 and 12, at 1,024 and 1,536 tokens; 26 and 64
-    # tokens are less than a step
+    # breakpoints at 1,050 and 1,600 tokens are floored to steps 8 and 12, at 1,024 and 1,536 tokens; 26 and
+    # 64 tokens are less than a step
     text = recipe.read_text().replace(
         "{0 steps: main, 8 steps: second}", "{0 tokens: main, 1_050 tokens: second}"
     )

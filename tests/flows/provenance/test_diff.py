@@ -88,9 +88,7 @@ def test_a_branch_is_compared_with_what_it_branches_off(
     assert {f"{one} | {two}" for one, two in pairs} <= {part["name"] for part in whole}
 
 
-def test_of_the_same_work_only_what_was_stated_otherwise_is_told(
-    done: Plan, planned: Planned, recipe: Path
-) -> None:
+def test_equal_work_differs_in_stated_fields_only(done: Plan, planned: Planned, recipe: Path) -> None:
     other = recipe.with_name("other.yaml")
     # makes step 8 a milestone of `pretrain/1`
     more = "{kind: evaluate, from: pretrain@step=8, sources: [corpus/notes]}"

@@ -14,7 +14,7 @@ from tests.flows.finished import invoke
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-def test_a_copied_run_is_reused_everywhere_and_goes_on_in_its_new_place(
+def test_a_copied_run_is_reused_and_resumes_in_its_new_store(
     done: Plan, recipe: Path, tmp_path: Path, by_name: bool
 ) -> None:
     target = str(tmp_path / "target")

@@ -106,7 +106,7 @@ def test_completions_of_several_evaluations_stand_side_by_side(planned: Planned)
     ]
 
 
-def test_variants_are_joined_behind_all_that_any_of_them_reads() -> None:
+def test_variants_are_joined_after_everything_that_any_of_them_reads() -> None:
     """The mixture of a later variant comes after the first variant in the plan."""
     boxes = collect(plan_of("continue-pretrain-mini")).boxes
     assert {"continue", "evaluate", "replay-10"} <= {box.name for box in boxes}

@@ -33,7 +33,7 @@ def test_a_branch_begins_at_the_tokens_of_its_parents_checkpoint(planned: Planne
     assert (found.heldout["corpus/notes"].x, found.heldout["corpus/notes"].y) == ([1280 + 6 * 128], [3.5])
 
 
-def test_steps_that_count_from_zero_and_merges_go_on_along_the_lineage(planned: Planned) -> None:
+def test_steps_that_count_from_zero_and_merges_continue_along_the_lineage(planned: Planned) -> None:
     plan = planned()
     add(
         plan,

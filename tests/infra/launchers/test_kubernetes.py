@@ -221,7 +221,7 @@ def test_what_the_cluster_refuses_is_an_error_with_its_words(cluster: Pretended,
     ]
 
 
-def test_a_machine_without_kubectl_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_kubectl_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(StageError, match="no 'kubectl'"):
         a_kubernetes_job(tmp_path).run(print, print)

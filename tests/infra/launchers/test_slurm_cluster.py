@@ -97,7 +97,7 @@ def test_the_end_of_the_time_limit_is_announced_and_counts_as_ended_by_the_clust
     assert any(line.startswith("committed:") for line in job.lines)
 
 
-def test_a_node_that_dies_is_told_and_not_asked_for_again(cluster: LittleSlurm, tmp_path: Path) -> None:
+def test_a_node_that_dies_is_reported_and_excluded(cluster: LittleSlurm, tmp_path: Path) -> None:
     job = Script(tmp_path / "job", COOPERATES)
     _when(
         lambda: "up" in job.lines,

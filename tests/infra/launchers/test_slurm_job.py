@@ -180,9 +180,7 @@ def test_a_step_that_failed_with_its_node_is_no_failure_of_the_stage(
     assert (ended.code, ended.requeue, ended.dead_nodes) == (code, "Slurm job 7: a node failed", ("nid002",))
 
 
-def test_a_step_that_failed_by_itself_is_a_failure_of_the_stage(
-    answers: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_step_that_failed_is_a_failure_of_the_stage(answers: Callable[..., None], tmp_path: Path) -> None:
     answers("RUNNING", "COMPLETING", "FAILED")
     job = Script(tmp_path / "job", "")
     (job.scratch / "code").write_text("1\n")
@@ -219,7 +217,7 @@ def test_the_exit_code_of_a_step_that_ends_at_once_is_kept(
     assert (job.scratch / "code").read_text() == "7\n"
 
 
-def test_stacks_that_ranks_left_are_told_once(answers: Callable[..., None], tmp_path: Path) -> None:
+def test_stacks_that_ranks_left_are_printed_once(answers: Callable[..., None], tmp_path: Path) -> None:
     answers("FAILED")
     job = Script(tmp_path / "job", "")
     (job.scratch / "code").write_text("1\n")

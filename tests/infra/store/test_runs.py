@@ -10,7 +10,7 @@ from infra.store import Store, runs
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def test_a_later_record_sorts_behind_an_earlier_one_of_a_clock_that_is_ahead() -> None:
+def test_a_later_record_sorts_after_one_of_a_clock_that_is_ahead() -> None:
     store = Store.open(f"memory://{uuid.uuid4().hex}")
     times = []
     for now in (NOON, NOON - timedelta(hours=1), NOON - timedelta(days=1), NOON + timedelta(hours=1)):

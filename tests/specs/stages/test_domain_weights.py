@@ -70,7 +70,10 @@ def test_the_stage_and_its_mixtures_are_read(tmp_path: Path) -> None:
         ("stages.proxy.update.smoothing=1", "less than 1"),
         ("stages.proxy.targets=[corpus/sums, corpus/sums]", "a part is repeated"),
         ("stages.proxy.targets=[corpus/sun]", "corpus 'corpus' has no part 'sun'"),
-        ("stages.proxy.launch={processes: 2, parallel: {pp: 2}}", "it needs the gradient of each source"),
+        (
+            "stages.proxy.launch={processes: 2, parallel: {pp: 2}}",
+            "it needs a separate gradient",
+        ),
         ("stages.learned.weights={corpus/notes: 1}", "a mixture has either weights"),
         ("stages.learned.learned=null", "a mixture has either weights"),
         ("stages.learned.anneal={to: {corpus/notes: 1}, over: 2 steps}", "state weights in place of learned"),
@@ -81,7 +84,7 @@ def test_the_stage_and_its_mixtures_are_read(tmp_path: Path) -> None:
         ("stages.thirds.weights={learned: 1}", "the stages form a cycle"),
     ],
 )
-def test_mistakes_are_told(tmp_path: Path, override: str, told: str) -> None:
+def test_mistakes_are_refused_with_place_and_reason(tmp_path: Path, override: str, told: str) -> None:
     found = problems(write_recipe(tmp_path, LEARNED), override)
     assert told in found
 

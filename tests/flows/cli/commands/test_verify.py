@@ -50,6 +50,6 @@ def test_the_command_ends_with_one_when_something_is_damaged_and_fixes_when_told
     assert command("--all", "--store", store.url)[0] == 0
 
 
-def test_the_command_wants_a_recipe_or_all_of_a_store_that_is_there(tmp_path: Path) -> None:
+def test_the_command_needs_a_recipe_or_an_existing_store(tmp_path: Path) -> None:
     assert command()[0] == 2
     assert command("--all", "--store", str(tmp_path / "none"))[0] == 2

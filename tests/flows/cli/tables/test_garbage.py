@@ -22,7 +22,7 @@ ITEMS = [
 SURVEY = Survey(ITEMS, 100, 9, 1, ["mini"], [], ["a note"], frozenset())
 
 
-def test_items_are_summed_by_kind_stage_and_reason_and_the_largest_stands_first(store: Store) -> None:
+def test_items_are_summed_by_kind_stage_and_reason_largest_first(store: Store) -> None:
     output = io.StringIO()
     show(Console(file=output, width=120), store, SURVEY, "2d", removing=False)
     rows = [line.split() for line in output.getvalue().splitlines()]

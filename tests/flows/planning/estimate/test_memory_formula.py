@@ -89,7 +89,7 @@ def test_micro_batches_wait_in_the_stages_that_have_passed_them(
         (Parallel(), 2, True),
     ],
 )
-def test_gradients_are_there_when_a_micro_batch_has_had_its_backward_pass(
+def test_gradients_exist_after_the_backward_pass_of_a_micro_batch(
     parallel: Parallel, batch: int, gradients: bool
 ) -> None:
     deep = MODEL.model_copy(update={"n_layers": 22})

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flows.planning.estimate.training import borders
+from flows.planning.estimate.training import extent
 from flows.planning.plan import Plan
 from tests.recipes import CLUSTER
 
@@ -30,8 +30,8 @@ def test_the_time_of_a_step_is_that_of_its_model_flops_at_the_stated_utilisation
         assert part.step_seconds == pytest.approx(seconds)
 
 
-def test_a_part_that_does_not_train_has_no_borders(planned: Planned) -> None:
+def test_a_part_that_does_not_train_has_no_extent(planned: Planned) -> None:
     plan = planned()
-    assert set(borders(plan.graph.nodes["tokenizer"]).values()) == {None}
-    found = borders(plan.graph.nodes["pretrain/2"])
+    assert set(extent(plan.graph.nodes["tokenizer"]).values()) == {None}
+    found = extent(plan.graph.nodes["pretrain/2"])
     assert found == {"start_step": 8, "end_step": 12, "start_tokens": 1024, "end_tokens": 1536}

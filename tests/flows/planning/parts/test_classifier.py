@@ -180,7 +180,10 @@ SCORE = "{filter: score, model: {from: quality, label: good}, "
     [
         (SCORE.replace("label: good", "label: god") + "min: 1}", "'quality' has no label 'god'.*'good'"),
         (SCORE + "min: p99}", "'quality' stores p90, p95, not p99. Fix: add 99 to the percentiles"),
-        (SCORE + "min: 1, column: language}", "source 'web' has the column 'language', and the filter makes"),
+        (
+            SCORE + "min: 1, column: language}",
+            "source 'web' already has column 'language', which the filter adds",
+        ),
         ("{filter: score, model: {from: tokenizer, label: a}, min: 1}", "a tokenizer; classifier is needed"),
         ("{filter: score, model: {from: nothing, label: a}, min: 1}", "there is no stage 'nothing'"),
         (f"{SCORE}min: 1}}, {SCORE}min: 2}}", "two filters make the column 'score'"),

@@ -55,7 +55,7 @@ def test_predictions_are_stored_before_each_segment(tmp_path: Path, store: Store
         )
 
 
-def test_only_what_changes_the_predictions_makes_them_anew(tmp_path: Path, store: Store) -> None:
+def test_only_what_changes_the_predictions_computes_them_again(tmp_path: Path, store: Store) -> None:
     before = planned(tmp_path, store, STORED)
     for override, reruns in (
         ("stages.student.optimizer.lr=2e-2", {"student"}),
@@ -82,7 +82,7 @@ def test_a_pipeline_shares_the_teachers_weights_while_it_predicts(tmp_path: Path
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("stages.student.teacher=pretrain@step=99", "lies outside stage 'pretrain', which has 16 steps"),
+        ("stages.student.teacher=pretrain@step=99", "is outside stage 'pretrain', which has 16 steps"),
         (
             "stages.student.model.vocab_size=640",
             "the vocabulary of 'pretrain' has 512 words, the student's 640",
@@ -174,7 +174,7 @@ def test_a_student_replaces_attention_layer_by_layer(tmp_path: Path, store: Stor
         ("stages.half.mamba.layers=[4]", "there is no layer 4, the last is 3"),
         ("stages.more.mamba.layers=[0, 2]", "layers 2 of 'half' have no attention"),
         ("stages.more.mamba.conv_width=3", "the convolutions of 'half' have width 4, not 3"),
-        ("stages.half.carry=[weights, optimizer]", "new parameters, which no optimizer knows"),
+        ("stages.half.carry=[weights, optimizer]", "new parameters, without optimizer states"),
         ("stages.student.mamba={layers: [0]}", "mamba replaces the attention of a checkpoint"),
         ("stages.deep.model.repeats={start: 0, layers: 1, times: 2}", "mamba and repeats in one model"),
         (
@@ -182,12 +182,18 @@ def test_a_student_replaces_attention_layer_by_layer(tmp_path: Path, store: Stor
             " loss: {compare: hidden}}",
             "nothing to compare",
         ),
-        ("stages.aligned.loss.weight=0.5", "weight belongs to compare: logits"),
+        ("stages.aligned.loss.weight=0.5", "weight has no meaning with compare: hidden"),
         ("stages.aligned.top_k=4", "top_k is for whole forward passes"),
         ("stages.aligned.activation_checkpointing=full", "activation_checkpointing is for whole"),
         ("stages.aligned.launch={processes: 2, parallel: {tp: 2}}", "cannot divide layers (tp 2)"),
-        ("stages.aligned.teacher=pretrain", "layers of 'pretrain' are not those of the student"),
-        ("stages.half.launch={processes: 2, parallel: {cp: 2}}", "goes through a whole sequence, of which"),
+        (
+            "stages.aligned.teacher=pretrain",
+            "'pretrain' and the student with attention in all layers differ in",
+        ),
+        (
+            "stages.half.launch={processes: 2, parallel: {cp: 2}}",
+            "goes through a whole sequence, and each process has a part",
+        ),
     ],
 )
 def test_mixers_that_cannot_be_replaced_are_refused(

@@ -84,7 +84,7 @@ def test_more_passes_than_allowed_are_refused_when_weights_are_known(tmp_path: P
     [
         (
             ["stages.proxy.targets=[corpus/notes, corpus/pages]"],
-            "3 sources and 2 targets leave nothing to weigh",
+            "2 of 3 sources are targets, so fewer than two have a weight",
         ),
         (
             ["stages.proxy.global_batch_size=2"],
@@ -97,7 +97,7 @@ def test_more_passes_than_allowed_are_refused_when_weights_are_known(tmp_path: P
         ),
         (
             ["stages.thirds.weights={corpus/notes: 1, corpus/pages: 1}"],
-            "stages.proxy.targets[0]: target 'corpus/sums' is no source of mixture 'thirds'. Fix:",
+            "stages.proxy.targets[0]: target 'corpus/sums' is not a source of mixture 'thirds'. Fix:",
         ),
         (
             ["stages.thirds.weights={corpus/notes: 1, corpus/pages: 1, corpus/sums: 2}"],
@@ -109,7 +109,7 @@ def test_more_passes_than_allowed_are_refused_when_weights_are_known(tmp_path: P
         ),
         (
             ["stages.swapped.learned.sources={corpus/notes: corpus/sums}"],
-            "stages.swapped.learned.sources.corpus/notes: 'proxy' learns no weight of 'corpus/sums'. Fix:",
+            "stages.swapped.learned.sources.corpus/notes: 'proxy' learns no weight for 'corpus/sums'. Fix:",
         ),
     ],
 )

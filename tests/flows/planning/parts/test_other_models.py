@@ -91,7 +91,7 @@ def test_both_models_answer_the_same_prompts(planned: Planned) -> None:
     assert graph.nodes["other/prompts"].fingerprint == graph.nodes["ours/prompts"].fingerprint
 
 
-def test_a_judge_of_another_architecture_stands_beside_the_model_that_samples(
+def test_a_judge_may_have_another_architecture_than_the_sampled_model(
     planned: Planned, tmp_path: Path
 ) -> None:
     (tmp_path / "c.md").write_text("1. Be kind.")

@@ -124,7 +124,7 @@ def test_attention_becomes_sparse_and_full_again_before_an_export(tmp_path: Path
         ("stages.rewrite.layer_pairs.layers=4", "stages.rewrite-2.layer_pairs: the range ends with layer 5"),
         ("stages.deep.model.depth_average={}", "have another order already: depth_average"),
         ("stages.recover.launch={processes: 2, parallel: {pp: 2}}", "model.layer_pairs runs two layers"),
-        ("stages.recover.from=rewrite-2@step=4", "'rewrite-2@step=4' lies outside stage 'rewrite-2'"),
+        ("stages.recover.from=rewrite-2@step=4", "'rewrite-2@step=4' is outside stage 'rewrite-2'"),
     ],
 )
 def test_what_cannot_be_rewritten_is_refused(

@@ -78,7 +78,7 @@ def test_the_base_of_task_vectors_is_an_input_and_not_one_of_them(chat: Planned)
     assert merged.inputs["base"].node == "sft"
     assert changed(chat(*TIES), chat(*TIES, "stages.merged.base=sft@step=2")) == {"merged"}
     assert changed(chat(*TIES), chat(*TIES, "stages.merged.density=0.3")) == {"merged"}
-    with pytest.raises(SpecError, match=r"merged\.base: 'qrpo' is one of checkpoints, so its difference"):
+    with pytest.raises(SpecError, match=r"merged\.base: 'qrpo' is both base and one of checkpoints"):
         chat(TIES[0], "stages.merged.base=qrpo")
     with pytest.raises(SpecError, match=r"there is no stage 'soft'"):
         chat(TIES[0], "stages.merged.base=soft")

@@ -69,7 +69,7 @@ def test_a_write_that_the_storage_cut_is_an_error_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_full_disk_is_told_at_once_and_damages_nothing(
+def test_a_full_disk_is_reported_at_once_and_damages_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int
 ) -> None:
     opened = Store.open(str(tmp_path / "store"))

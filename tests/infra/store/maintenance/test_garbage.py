@@ -105,9 +105,7 @@ def test_a_lease_that_is_not_released_keeps_what_its_stage_reads(store: Store, m
     }
 
 
-def test_of_a_trajectory_goes_what_lies_behind_the_furthest_step_that_is_reached(
-    store: Store, maker: Maker
-) -> None:
+def test_gc_removes_checkpoints_after_the_last_referenced_step(store: Store, maker: Maker) -> None:
     path = maker.training("a", [10, 20, 30], [20, 30])
     maker.run("short", trained=(path, 20))
     maker.run("long", trained=(path, 30))

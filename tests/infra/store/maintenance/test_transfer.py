@@ -64,9 +64,7 @@ def test_a_copy_has_what_markers_name_and_nothing_else(tmp_path: Path, bucket: s
     assert (again.files, again.present_files) == (0, amount.files)
 
 
-def test_a_copy_that_was_cut_off_is_sound_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_copy_is_sound_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Store.open(str(tmp_path / "store"))
     source.initialise()
     export = fill(source, tmp_path / "scratch")
@@ -138,7 +136,7 @@ def test_what_is_damaged_is_not_copied_and_named(tmp_path: Path, damage: bytes |
     assert not target.exists(name)
 
 
-def test_a_marker_that_names_what_lies_elsewhere_is_damaged(tmp_path: Path) -> None:
+def test_a_marker_that_names_files_of_another_place_is_damaged(tmp_path: Path) -> None:
     source = Store.open(str(tmp_path / "store"))
     source.initialise()
     export = fill(source, tmp_path / "scratch")

@@ -52,7 +52,7 @@ def test_a_damaged_checkpoint_is_noticed(store: Store, tmp_path: Path) -> None:
         checkpoint.check()
 
 
-def test_the_history_goes_on_over_attempts_without_duplicates(store: Store, tmp_path: Path) -> None:
+def test_the_history_continues_over_attempts_without_duplicates(store: Store, tmp_path: Path) -> None:
     path = {"kind": "pretrain", "path": "pretrain/f"}
     first = attempt(store, tmp_path, "first", **path)
     for step in range(1, 13):

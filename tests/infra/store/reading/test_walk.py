@@ -89,7 +89,7 @@ def test_markers_say_which_files_are_whose(store: Store, maker: Maker) -> None:
     ["manifest.json", "identity.json", "units/task.json", "checkpoints/00000010.json", "references/1-a.json"],
 )
 @pytest.mark.parametrize("how", ["folder", "folder with a file", "text", "list"])
-def test_what_stands_in_the_place_of_a_document_is_damaged_for_everybody(
+def test_a_document_that_is_something_else_is_damaged_for_every_reader(
     store: Store, maker: Maker, name: str, how: str
 ) -> None:
     path = maker.data("corpus", "a")

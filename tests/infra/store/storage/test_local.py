@@ -129,9 +129,7 @@ def test_a_filesystem_that_does_not_sync_folders_is_taken_as_it_is(
 
 
 @pytest.mark.parametrize("at", [1, 2])
-def test_a_sync_that_fails_is_no_second_time_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
+def test_a_failed_sync_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Of a file's content, then of its name: the second time it succeeds, whatever became of the data."""
     store, syncs = Store(LocalFileSystem(), str(tmp_path), retry=quick()), []
 

@@ -37,9 +37,7 @@ def test_an_error_of_the_storage_is_met_with_another_try(
     assert store.read_if_there("a/b.json") is None
 
 
-def test_an_error_that_lasts_is_told_with_what_was_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lasting_error_names_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     store = elsewhere(tmp_path, sleep=pauses.append, chance=lambda: 1.0)
     Failing(monkeypatch, store.fs, info=fails_first(99))
@@ -55,7 +53,7 @@ def test_an_error_that_lasts_is_told_with_what_was_tried(
     "error",
     [PermissionError("no"), FileNotFoundError("none"), OSError(errno.ENOSPC, "full"), ValueError("ours")],
 )
-def test_what_no_other_try_can_mend_is_told_at_once(error: Exception) -> None:
+def test_an_error_that_retries_cannot_fix_is_raised_at_once(error: Exception) -> None:
     tries = []
 
     def call() -> None:

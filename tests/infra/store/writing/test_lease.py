@@ -92,7 +92,7 @@ def unconditional() -> Iterator[Store]:
     fs.rm("/overwriting", recursive=True)
 
 
-def test_without_exclusive_writes_the_claimer_that_was_overwritten_stands_back(unconditional: Store) -> None:
+def test_without_exclusive_writes_the_overwritten_claimer_withdraws(unconditional: Store) -> None:
     later: list[Lease | None] = []
     clock = Clock()
     second = Leases(unconditional, PART, timing())

@@ -117,6 +117,6 @@ def test_a_checkpoint_referenced_during_removal_is_kept_or_its_reader_gets_an_er
     trained.checkpoint(30).check()
 
 
-def test_the_newest_checkpoint_stays_whatever_is_asked(trained: Artifact) -> None:
+def test_the_newest_checkpoint_is_kept_by_every_setting(trained: Artifact) -> None:
     prune(trained, keep=0, kept=lambda step: False)
     assert trained.checkpoint_steps() == [20, 50]
