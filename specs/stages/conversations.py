@@ -12,8 +12,8 @@ from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity, reference
 from specs.filters import FilterSpec, a_column_for_each_score
+from specs.personal_data import PersonalDataField, Pii, replaced_kinds, replaced_only
 from specs.stages.base import SourcePart, Stage
-from specs.stages.corpus import Pii, replaced_kinds
 from specs.units import Count, Reference
 
 CONTROL_COLUMNS = (
@@ -34,7 +34,7 @@ class ConversationSource(Spec):
             "applied in this order; a filter reads the columns of a row that are not part of the conversation"
         ),
     )
-    pii: bool | list[Pii] = identity(
+    pii: PersonalDataField = identity(
         False,
         neutral=False,
         description=(
@@ -84,6 +84,11 @@ class ConversationSource(Spec):
     def replaced(self) -> tuple[Pii, ...]:
         """Kinds of personal data that are replaced, in the order of replacement."""
         return replaced_kinds(self.pii)
+
+    @property
+    def replaced_only(self) -> dict[str, list[str]]:
+        """Values of columns of the conversations in which they are."""
+        return replaced_only(self.pii)
 
 
 class ConversationsStage(Stage):
