@@ -80,12 +80,12 @@ class ConversationTasks(NamedTuple):
         with _TaskWriter(self, key) as writer:
             for conversation in found:
                 if isinstance(conversation, Rejection):
-                    writer.counts[f"{REJECTED}/{conversation.reason}"] += 1
+                    writer.reject(conversation.id, conversation.reason)
                     continue
                 try:
                     writer.add(conversation)
                 except ConversationError as error:
-                    writer.counts[f"{REJECTED}/{error.reason}"] += 1
+                    writer.reject(conversation.id, error.reason)
                 if writer.read == self.source.limit:
                     break
         return Result(writer.files, dict(writer.counts))
@@ -133,6 +133,11 @@ class _TaskWriter:
             self._rejects.add(removed)
         else:
             self._write(conversation, judged)
+
+    def reject(self, name: str, reason: str) -> None:
+        """Counts a malformed conversation or row."""
+        self.counts[f"{REJECTED}/{reason}"] += 1
+        self._rejects.add(Removed(0, name, None, REJECTED, reason))
 
     def _write(self, conversation: Conversation, judged: Judged) -> None:
         read = _hash(conversation.content().encode()), _hash(conversation.to_json().encode())

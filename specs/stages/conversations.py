@@ -95,7 +95,7 @@ class ConversationsStage(Stage):
     """Conversations for the training of `sft`, the prompts of `preference_data`, the pairs of `reward_model`
     and the questions of `evaluate`."""
 
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
     kind: Literal["conversations"] = identity()
     tokenizer: Reference = reference(to="tokenizer")
     sources: dict[str, ConversationSource] = reference(

@@ -262,6 +262,14 @@ def test_a_higher_share_or_count_keeps_the_same_conversations_and_more(
             chosen = {name for name, place in places.items() if place / 2**64 < process["share"]}
         again = {f"row-{number}": f"row-{number - 60}" for number in range(60, 65)}
         assert {again.get(name, name) for name in _kept(artifact)} == chosen
+        label, limit = next(iter(process.items()))
+        left_out = {again.get(name, name): why for what, name, why in _rejects(artifact) if what == label}
+        required = f"below {limit}" if label == "share" else f"one of the {limit} smallest"
+        assert left_out == {
+            name: f"drawn at {place / 2**64:.9f}; required: {required}"
+            for name, place in places.items()
+            if name not in chosen
+        }
 
 
 def test_a_count_above_the_number_keeps_all_and_is_noted(
