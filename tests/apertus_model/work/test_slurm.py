@@ -141,11 +141,13 @@ def test_workers_write_the_bytes_of_a_local_run(
     memory: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The passes after the filter tasks are submitted where their documents fill a unit of that memory."""
+    """The passes after the filter tasks are submitted where their documents fill a unit of that memory; a
+    worker has several of their units, since starting it takes longer than they do."""
     monkeypatch.setattr(arrays, "MOST", 1000 if jobs == 1 else 1)
+    launch = SLURM if memory == "4GiB" else SLURM | {"workers": {"units_per_job": 20}}
     here = bench.run("corpus", "here", _spec(documents), {"tokenizer": tokenizer})
     spec = _spec(documents) | {"memory": memory}
-    array = bench.run("corpus", "array", spec, {"tokenizer": tokenizer}, launch=SLURM)
+    array = bench.run("corpus", "array", spec, {"tokenizer": tokenizer}, launch=launch)
     assert stored_bytes(array) == stored_bytes(here)
     assert array.manifest.metrics == here.manifest.metrics
     assert here.manifest.metrics["tasks"] == 2
