@@ -9,8 +9,7 @@ processor, of the system too, since other work on the machine changes the time o
 beside it. `MiB` is the most memory that it held, with about 200 for what it imports.
 
 Growth is the cost of a document and the memory, beside those of the fewest documents: 1 where the cost is
-linear and memory bounded. At the end, what the plan of the 8B recipe says of its corpora; their
-tasks are as many as files, once these are there.
+linear and memory bounded. At the end, what the plan of the 8B recipe says of its corpora.
 
     --documents   numbers of documents, 100,000 and 1,000,000 by default
     --characters  of a document on average, 200 by default
@@ -39,11 +38,7 @@ from infra.store import Artifact, Store
 
 PER_FILE = 10_000
 RECIPE = Path(__file__).parents[1] / "specs" / "recipes" / "apertus-8b.yaml"
-FILTERS: dict[str, dict[str, Any]] = {
-    "length": {"min_characters": 120},
-    "repeated-lines": {"max_share": 0.2},
-    "near-duplicates": {},
-}
+FILTERS = ("length", "repeated-lines", "near-duplicates")
 TOKEN_BYTES = 2
 
 
@@ -55,7 +50,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--characters", type=int, default=200)
     parser.add_argument("--memory", default="256MiB")
-    parser.add_argument("--filters", nargs="*", choices=list(FILTERS), default=list(FILTERS))
+    parser.add_argument("--filters", nargs="*", choices=FILTERS, default=FILTERS)
     parser.add_argument("--alone", action="store_true")
     asked = parser.parse_args()
     names = ["ours"] if asked.alone else ["ours", "datatrove"]
@@ -84,7 +79,12 @@ def measured(folder: Path, count: int, asked: argparse.Namespace, names: list[st
     store = Store.open(str(folder / "store"))
     store.initialise()
     make_tokenizer(store, folder, documents)
-    spec = {"memory": asked.memory, "filters": asked.filters}
+    settings: dict[str, dict[str, Any]] = {
+        "length": {"min_characters": int(0.6 * asked.characters)},
+        "repeated-lines": {"max_share": 0.2},
+        "near-duplicates": {},
+    }
+    spec = {"memory": asked.memory, "filters": {name: settings[name] for name in asked.filters}}
     found = {}
     for name in names:
         command = [sys.executable, "-m", "benchmarks.corpus", "--run", name, str(folder), json.dumps(spec)]
@@ -110,7 +110,7 @@ def passes(one: dict[str, Any]) -> list[str]:
 def ours(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     """By one worker, in this process."""
     store = Store.open(str(folder / "store"))
-    filters = [{"filter": name, **FILTERS[name]} for name in asked["filters"]]
+    filters = [{"filter": name, **fields} for name, fields in asked["filters"].items()]
     spec = corpus_spec(folder / "documents", filters, pii=False, memory=asked["memory"])
     begun = time.perf_counter()
     tasks, after = run(store, folder, "corpus", "corpus", spec)
@@ -156,14 +156,15 @@ def datatrove(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
     made = Artifact(Store.open(str(folder / "store")), "tokenizer/tokenizer")
     eos = made.manifest.facts["eos_token"]
+    fields = asked["filters"]
     checks: dict[str, Callable[[Any], bool]] = {
-        "length": lambda document: len(document.text) >= FILTERS["length"]["min_characters"],
+        "length": lambda document: len(document.text) >= fields["length"]["min_characters"],
         "repeated-lines": lambda document: (
             find_duplicates([line for line in document.text.splitlines() if line.strip()])[1]
-            <= FILTERS["repeated-lines"]["max_share"] * len(document.text)
+            <= fields["repeated-lines"]["max_share"] * len(document.text)
         ),
     }
-    filters = [LambdaFilter(checks[name]) for name in asked["filters"] if name in checks]
+    filters = [LambdaFilter(checks[name]) for name in fields if name in checks]
     tokenise = DocumentTokenizer(at("tokens"), str(made.local("tokenizer.json")), eos_token=eos, seed=28)
     begun, clock = processor_time(), time.perf_counter()
     read = JsonlReader(str(folder / "documents"))
@@ -190,8 +191,8 @@ def print_plan() -> None:
     plan = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     for name, work in plan["estimates"]["corpora"].items():
         print(
-            f"{RECIPE.stem}, {name}: {work['tokens'] / 1e12:.1f}T tokens; by the plan"
-            f" {work['core_hours']:,.0f} hours of a core, {work['moved_bytes'] / 1e12:,.0f} TB moved,"
+            f"{RECIPE.stem}, {name}: {work['tokens'] / 1e12:.1f}T tokens; by the plan {work['tasks'] or 1:,}"
+            f" tasks, {work['core_hours']:,.0f} hours of a core, {work['moved_bytes'] / 1e12:,.0f} TB moved,"
             f" {work['temporary_bytes'] / 1e12:,.0f} TB stored on the way"
         )
 

@@ -11,6 +11,7 @@ sampler; personal data are always replaced last.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -337,15 +338,15 @@ FilterSpec = Annotated[
 GLOBAL_FILTERS = (ExactDuplicatesFilter, NearDuplicatesFilter)
 
 
-def columns_read(filters: list[FilterSpec]) -> list[str]:
-    """Columns of a row, beside the text, that the filters read; sorted, without those that an earlier filter
-    adds."""
+def columns_read(filters: list[FilterSpec], after: Iterable[str] = ()) -> list[str]:
+    """Columns of a row, beside the text, that the filters read, and those that are needed `after` them;
+    sorted, without those that an earlier filter adds."""
     needed: set[str] = set()
     made: set[str] = set()
     for step in filters:
         needed |= set(step.columns()) - made
         made |= set(step.adds())
-    return sorted(needed)
+    return sorted(needed | set(after) - made)
 
 
 def scored(filters: list[FilterSpec]) -> dict[int, ScoreFilter]:

@@ -91,7 +91,8 @@ def _from_rows(fs: AbstractFileSystem, full: str) -> Parsed:
             try:
                 yield conversation_of(row)
             except ConversationError as error:
-                yield Rejection(error.reason)
+                name = _name(row.get("id")).encode(errors="backslashreplace").decode()
+                yield Rejection(error.reason, name)
             except UnicodeEncodeError:
                 yield Rejection("not_utf8")
             except RecursionError:

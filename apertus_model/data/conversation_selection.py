@@ -51,6 +51,7 @@ class Judged(NamedTuple):
     hashes: tuple[int, int]  # as `HASHES`
     # by step over the whole source that it reaches: (buckets,), alike where one of them is equal
     compared: dict[int, NDArray[np.uint64]]
+    columns: dict[str, Any]  # with those that filters add
 
 
 class Judge:
@@ -96,8 +97,8 @@ class Judge:
             if index in self._compare:
                 compared[index] = self._compare[index](document.text)
             elif (drop := self._checks[index](document)) is not None:
-                return Judged(index, drop, both, compared)
-        return Judged(len(self._filters), None, both, compared)
+                return Judged(index, drop, both, compared, document.metadata)
+        return Judged(len(self._filters), None, both, compared, document.metadata)
 
 
 def _text_hash(text: str) -> NDArray[np.uint64]:

@@ -14,6 +14,7 @@ import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -103,23 +104,27 @@ class AllConversations:
         by_read = np.lexsort(self._records["read"].T[::-1])
         self._resolution = resolve(self._filters, self._records["step"], by_read, self._compared)
         self.dropped = self._resolution.dropped
-        kept = self._each_once()
+        kept, self._equal = self._each_once()
+        self.duplicates = len(self._equal)
         picked = chosen(self._process, self._records["place"][kept], self._records["content"][kept, 0])
-        self.not_chosen = int((~picked).sum())
+        self._not_chosen = kept[~picked]
+        self.not_chosen = len(self._not_chosen)
         self._kept = kept[picked]
         self._group = self._records["group"][self._kept]
         self.replaced: list[int] = self._records["replaced"][self._kept].sum(0, dtype=np.int64).tolist()
 
-    def _each_once(self) -> NDArray[np.int64]:
-        """The records that pass all filters, in the order of their contents, each content once."""
+    def _each_once(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The records that pass all filters, in the order of their contents: the first of each content, and
+        the others, (others, 2), each with the first."""
         passed = np.flatnonzero(self._resolution.alive)
         self.passed = len(passed)
         first, second = self._records["content"][passed].T
         order = np.lexsort((self._records["read"][passed, 1], second, first))
         new = np.ones(len(order), dtype=bool)
         new[1:] = (np.diff(first[order]) != 0) | (np.diff(second[order]) != 0)
-        self.duplicates = int((~new).sum())
-        return passed[order[new]]
+        ordered = passed[order]
+        firsts = ordered[new]
+        return firsts, np.stack([ordered[~new], firsts[np.cumsum(new)[~new] - 1]], axis=1)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -201,16 +206,31 @@ class AllConversations:
         return names
 
     def _removed(self) -> Iterator[Removed]:
-        """The rows of the records that a filter removed."""
+        """The rows of the records that are not kept."""
         names = labels(self._filters)
         for record in np.flatnonzero(~self._resolution.alive).tolist():
-            task, place = self._at(record)
-            line = json.loads(task.line(place))
             step, group = int(self._resolution.gone[record]), int(self._resolution.group[record])
             label = names[step if step >= 0 else int(self._records["step"][record])]
-            text = int(self._records["hashes"]["conversation"][record])
-            reason = line["reason"] if step < 0 else _alike(group)
-            yield Removed(text, line["id"], url_of(line["metadata"]), label, reason)
+            yield self._row(record, label, "" if step < 0 else _alike(group))
+        for record, first in self._equal.tolist():
+            same = f"the same content as {self._line(first)['id']}, which stays"
+            yield self._row(record, "duplicates", same)
+        share, count = self._process.share, self._process.count
+        for record in self._not_chosen.tolist():
+            place = int(self._records["place"][record]) / 2**64
+            rule = f"below {share}" if share is not None else f"one of the {count} smallest"
+            drawn = f"drawn at {place:.9f}; required: {rule}"
+            yield self._row(record, "count" if share is None else "share", drawn)
+
+    def _row(self, record: int, label: str, reason: str) -> Removed:
+        """Of a record; without a reason, that of its task."""
+        line, text = self._line(record), int(self._records["hashes"]["conversation"][record])
+        return Removed(text, line["id"], url_of(line["metadata"]), label, reason or line["reason"])
+
+    def _line(self, record: int) -> dict[str, Any]:
+        task, place = self._at(record)
+        line: dict[str, Any] = json.loads(task.line(place))
+        return line
 
     def _at(self, record: int | np.int64) -> tuple[_Task, int]:
         return self._tasks[self._task[record]], int(self._place[record])

@@ -25,7 +25,7 @@ from apertus_model.data.conversation_selection import HASHES, Judge, Judged
 from apertus_model.data.conversation_text import PersonalData, messages_of
 from apertus_model.data.conversations import Conversation
 from apertus_model.data.documents import Rejection, open_source
-from apertus_model.data.filters import Drop
+from apertus_model.data.filters import Drop, limited_to
 from apertus_model.data.megatron import TokenFileWriter, token_dtype
 from apertus_model.data.pii import Replacer
 from apertus_model.data.rejects import RejectsWriter, Removed, url_of
@@ -80,12 +80,12 @@ class ConversationTasks(NamedTuple):
         with _TaskWriter(self, key) as writer:
             for conversation in found:
                 if isinstance(conversation, Rejection):
-                    writer.counts[f"{REJECTED}/{conversation.reason}"] += 1
+                    writer.reject(conversation.id, conversation.reason)
                     continue
                 try:
                     writer.add(conversation)
                 except ConversationError as error:
-                    writer.counts[f"{REJECTED}/{error.reason}"] += 1
+                    writer.reject(conversation.id, error.reason)
                 if writer.read == self.source.limit:
                     break
         return Result(writer.files, dict(writer.counts))
@@ -105,6 +105,7 @@ class _TaskWriter:
             [scores.of_task(list(tasks.tasks.values()), number) for scores in tasks.scores],
         )
         self._replacer = Replacer(tasks.process.replaced)
+        self._replaces = limited_to(tasks.process.replaced_only)
         self._without_personal_data = PersonalData(self._replacer)
         self._encoder = ChatEncoder(Tokenizer.from_file(str(tasks.tokenizer)))
         self._records: list[tuple[Any, ...]] = []
@@ -124,19 +125,26 @@ class _TaskWriter:
         """Adds a conversation, kept or dropped. ConversationError for a malformed one."""
         messages = messages_of(conversation)
         self.read += 1
-        step, drop, hashes, compared = self._judge(conversation.id, messages, conversation.metadata)
-        if drop is not None and not compared:
-            self.counts[f"{DROPPED}/{self._labels[step]}"] += 1
-            url = url_of(conversation.metadata)
-            self._rejects.add(Removed(hashes[0], conversation.id, url, self._labels[step], _reason(drop)))
+        judged = self._judge(conversation.id, messages, conversation.metadata)
+        if judged.drop is not None and not judged.compared:
+            label, url = self._labels[judged.step], url_of(conversation.metadata)
+            self.counts[f"{DROPPED}/{label}"] += 1
+            removed = Removed(judged.hashes[0], conversation.id, url, label, _reason(judged.drop))
+            self._rejects.add(removed)
         else:
-            self._write(conversation, Judged(step, drop, hashes, compared))
+            self._write(conversation, judged)
+
+    def reject(self, name: str, reason: str) -> None:
+        """Counts a malformed conversation or row."""
+        self.counts[f"{REJECTED}/{reason}"] += 1
+        self._rejects.add(Removed(0, name, None, REJECTED, reason))
 
     def _write(self, conversation: Conversation, judged: Judged) -> None:
         read = _hash(conversation.content().encode()), _hash(conversation.to_json().encode())
         replaced = (0,) * len(self._replacer.kinds)
         if judged.drop is None:
-            conversation, replaced = self._without_personal_data(conversation)
+            if self._replaces(judged.columns):
+                conversation, replaced = self._without_personal_data(conversation)
             encoded = self._encoder.encode(conversation.messages, conversation.tools)
             self._tokens.write(encoded.tokens)
             self._masks.write(encoded.mask.tobytes())

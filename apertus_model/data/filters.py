@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -63,16 +63,16 @@ def make_check(spec: FilterSpec, scratch: Path) -> Check:
         SourceError: when a file that the spec names cannot be read.
     """
     check = _check(spec, scratch)
-    only = getattr(spec, "only", {})
-    if not only:
+    if not (only := getattr(spec, "only", {})):
         return check
+    concerns = limited_to(only)
+    return lambda document: check(document) if concerns(document.metadata) else None
+
+
+def limited_to(only: Mapping[str, Sequence[str]]) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether the columns of a document have the values of an `only`."""
     allowed = [(column, frozenset(values)) for column, values in only.items()]
-
-    def limited(document: Document) -> Drop | None:
-        concerned = all(str(document.metadata.get(column)) in values for column, values in allowed)
-        return check(document) if concerned else None
-
-    return limited
+    return lambda columns: all(str(columns.get(column)) in values for column, values in allowed)
 
 
 def _check(spec: FilterSpec, scratch: Path) -> Check:

@@ -24,6 +24,7 @@ class Rejection(NamedTuple):
     """A malformed document."""
 
     reason: str  # the name under which it is counted
+    id: str = ""  # of a malformed conversation, where its row has one
 
 
 class SourceDocument(NamedTuple):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from datatrove.pipeline.formatters.pii import PIIFormatter, public_ip_validator
 
-from specs.stages.corpus import Pii
+from specs.personal_data import Pii
 
 PLACEHOLDERS: dict[Pii, str] = {
     "email": "<email-pii>",

@@ -84,6 +84,7 @@ def record_schema(process: CorpusSource) -> pa.Schema:
             pa.field("reason", pa.large_string()),  # of the drop or rejection
             pa.field("excluded", pa.large_string()),  # host or domain, where robots.txt excludes the document
             pa.field("agents", pa.large_string()),  # that it keeps out, joined by commas
+            pa.field("excluded-tokens", pa.int64()),  # that an excluded document would have; 0 for others
             *(
                 pa.field(signature_column(step), pa.list_(pa.uint64(), step.buckets))
                 for step in near_steps(process.filters)

@@ -1,4 +1,4 @@
-"""The table of rejects: which documents a filter removed from a source, and why.
+"""The table of rejects: which documents were removed from a source, by what, and why.
 
 One Parquet file a unit of work, `rejects.parquet`; in the artifact `rejects-00000.parquet`, .... A row is one
 removed document, so "was it removed, and by what" has an answer.
@@ -16,10 +16,12 @@ import pyarrow.parquet as pq
 
 SCHEMA = pa.schema(
     [
-        pa.field("hash", pa.uint64(), nullable=False),  # `duplicates.text_hash` of the text as read
+        pa.field("hash", pa.uint64(), nullable=False),  # `duplicates.text_hash` of the text as read, or 0
         pa.field("id", pa.string(), nullable=False),  # of the document in its source
         pa.field("url", pa.string()),  # its column `url`; null where it has none
-        pa.field("filter", pa.string(), nullable=False),  # label of the step: `length`, `length-2`
+        # label of the step: `length`, `length-2`; `rejected`: malformed, with the hash 0; of conversations
+        # also `duplicates` (of their content), `share` and `count`
+        pa.field("filter", pa.string(), nullable=False),
         pa.field("reason", pa.string(), nullable=False),  # what was measured, and what is required
     ]
 )

@@ -122,11 +122,12 @@ class Scatter:
         self._counts[EQUAL]["documents"] += int(equal.sum())
         kept &= ~equal
         read = batch.step != NOT_READ
+        closed = np.where(batch.gone < 0, column(batch.records, "excluded-tokens"), 0)
         self._tally = tallies.added(
             self._tally,
             pa.array([*self._labels, tallies.KEPT]).take(pa.array(last[read])),
             batch.records.filter(pa.array(read)),
-            np.where(kept, batch.sizes, 0)[read],
+            np.where(kept, batch.sizes, closed)[read],
         )
         for kind in self._process.replaced:
             counted = column(batch.records, f"replaced-{kind}")[kept]

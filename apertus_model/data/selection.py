@@ -16,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from apertus_model.data.duplicates import MinHash, text_hash
 from apertus_model.data.examples import Examples, Row, cut, cut_at_change, to_jsonl
-from apertus_model.data.filters import Check, Drop, make_check
+from apertus_model.data.filters import Check, Drop, limited_to, make_check
 from apertus_model.data.pii import Replacer
 from apertus_model.data.records import (
     REJECTED,
@@ -49,13 +49,15 @@ NO_COLUMNS = text_hash("[]")
 
 class Selection(PipelineStep):
     """Passes on the documents that no step of single documents drops, with personal data replaced. Writes, in
-    `folder`, `<rank>_documents.parquet` and `<rank>_examples.jsonl`."""
+    `folder`, `<rank>_documents.parquet` and `<rank>_examples.jsonl`. `tokens_of`: the number of tokens that a
+    text would have as a document, for those that robots.txt excludes."""
 
     type = "FILTER"
     name = "selection"
 
-    def __init__(self, process: CorpusSource, folder: Path) -> None:
+    def __init__(self, process: CorpusSource, folder: Path, tokens_of: Callable[[str], int]) -> None:
         super().__init__()
+        self._tokens_of = tokens_of
         self.records = self.tokenised = 0
         self._steps = process.filters
         self._labels = labels(process.filters)
@@ -63,7 +65,7 @@ class Selection(PipelineStep):
         self._examples = process.examples
         self._folder = folder
         self._schema = record_schema(process)
-        self._replacer = Replacer(process.replaced)
+        self._replacer, self._replaces = Replacer(process.replaced), limited_to(process.replaced_only)
         self._checks: dict[int, Check] = {
             index: make_check(step, folder)
             for index, step in enumerate(self._steps)
@@ -91,7 +93,8 @@ class Selection(PipelineStep):
                 replaced: Sequence[int] = (0,) * len(self._replacer.kinds)
                 reason = None
                 if drop is None:
-                    document.text, replaced = self._replacer(text)
+                    if self._replaces(document.metadata):
+                        document.text, replaced = self._replacer(text)
                     examples.offer("kept", key, partial(_kept, document.text))
                     if any(replaced):
                         examples.offer("replaced", key, partial(cut_at_change, text, document.text))
@@ -100,8 +103,8 @@ class Selection(PipelineStep):
                     reason = self._reason(passed, drop)
                 final = 0 if drop else key[0] if document.text is text else text_hash(document.text)
                 side = side_values(document)
-                excluded = excluded_values(drop)
-                row = (*key, final, row_hash(side), len(text), passed, *replaced, *side, reason, *excluded)
+                closed = (*excluded_values(drop), self._tokens_of(text) if drop and drop.excluded else 0)
+                row = (*key, final, row_hash(side), len(text), passed, *replaced, *side, reason, *closed)
                 writer.add((*row, *(signed.get(name) for name in self._signers)))
                 self.records += 1
                 if drop is None:
@@ -114,7 +117,7 @@ class Selection(PipelineStep):
         for document_id, reason in self._rejected:
             side = (document_id, *(None for _ in SIDE[1:]))
             counts = (0,) * len(self._replacer.kinds)
-            row = (0, 0, 0, row_hash(side), 0, REJECTED, *counts, *side, reason, *excluded_values(None))
+            row = (0, 0, 0, row_hash(side), 0, REJECTED, *counts, *side, reason, *excluded_values(None), 0)
             writer.add((*row, *(None for _ in self._signers)))
             self.records += 1
         self._rejected.clear()

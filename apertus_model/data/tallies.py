@@ -30,7 +30,7 @@ SCHEMA = pa.schema(
         ("agents", pa.string()),  # the agents that it keeps out, joined by commas
         ("documents", pa.int64()),
         ("characters", pa.int64()),  # of the text as read
-        ("tokens", pa.int64()),  # of kept documents
+        ("tokens", pa.int64()),  # of kept documents, and those that excluded ones would have
     ]
 )
 COUNTS = ("documents", "characters", "tokens")
@@ -45,7 +45,7 @@ def added(
         so_far: with the columns of `SCHEMA`.
         outcomes: (documents,) labels.
         records: of `apertus_model.data.records`.
-        tokens: (documents,), 0 for those that are not kept.
+        tokens: (documents,), 0 for those that are neither kept nor excluded.
     """
     one = pa.array(np.ones(len(tokens), np.int64))
     named = [records.column(name) for name in ("language", "excluded", "agents")]
@@ -80,19 +80,18 @@ def languages(groups: pa.Table) -> pa.Table:
 
 
 def excluded(groups: pa.Table, steps: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of domain, agent, documents, characters for the documents that the steps (labels of robots
+    """Rows of domain, agent, documents, characters, tokens for the documents that the steps (labels of robots
     filters) dropped, sorted. A document counts for each agent, and once for `(any)`."""
     sums: dict[tuple[str, str], list[int]] = {}
     for row in groups.filter(pc.is_in(groups["outcome"], pa.array(list(steps), pa.string()))).to_pylist():
         if row["domain"] is None:
             continue
         for agent in ("(any)", *row["agents"].split(",")):
-            counts = sums.setdefault((row["domain"], agent), [0, 0])
-            counts[0] += row["documents"]
-            counts[1] += row["characters"]
+            counts = sums.setdefault((row["domain"], agent), [0] * len(COUNTS))
+            counts[:] = [before + row[name] for before, name in zip(counts, COUNTS, strict=True)]
     return [
-        {"domain": domain, "agent": agent, "documents": documents, "characters": characters}
-        for (domain, agent), (documents, characters) in sorted(sums.items())
+        {"domain": domain, "agent": agent, **dict(zip(COUNTS, counts, strict=True))}
+        for (domain, agent), counts in sorted(sums.items())
     ]
 
 

@@ -86,7 +86,8 @@ class CorpusTasks(NamedTuple):
         """Reader, columns of scores, selection, writer."""
         files = list(self.tasks.values())
         filters = with_thresholds(self.process.filters, self.scores)
-        selection = Selection(self.process.model_copy(update={"filters": filters}), self.folder)
+        process = self.process.model_copy(update={"filters": filters})
+        selection = Selection(process, self.folder, self._tokens_of)
         if self.source.format in TOKENISED:
             assert not needs_text(self.process), "the pipeline refuses it"
             text = self.tokenizer, self.bos, self.eos
@@ -96,6 +97,10 @@ class CorpusTasks(NamedTuple):
         writer = DocumentTokeniser(self.folder, self.tokenizer, self.bos, self.eos)
         columns = [ScoreColumn(scores, files) for scores in self.scores]
         return SourceReader(source, files, selection.reject), columns, selection, writer
+
+    def _tokens_of(self, text: str) -> int:
+        """With begin- and end-of-document token."""
+        return 2 + sum(map(len, encode(_open(self.tokenizer), [text], np.dtype(np.int64))))
 
     def run(self, key: str) -> Result:
         """Runs one task in this process: its files are `tokens.bin`, `tokens.idx`, and those of `Selection`.

@@ -5,7 +5,7 @@ the shard; `rejects-*.parquet`, a row for each document that was removed; `kept-
 signatures that other corpora are compared with; `examples.jsonl` (a few kept and dropped documents);
 `probes.json` where the spec asks for memorisation probes, `planted.json` where it plants documents,
 `languages.parquet` where documents have a column `language`, and `robots.parquet` (domain, agent, documents,
-characters) where robots.txt excluded any.
+characters, tokens) where robots.txt excluded any.
 
 Invariants:
 - The bytes of the artifact depend neither on the split into units, nor on the memory of a worker, nor on the

@@ -13,8 +13,8 @@ from pydantic import field_validator, model_validator
 from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath
 from specs.filters import FilterSpec, a_column_for_each_score
+from specs.personal_data import PersonalDataField, Pii, replaced_kinds, replaced_only
 from specs.stages.base import SourcePart, Stage
-from specs.stages.corpus import Pii, replaced_kinds
 from specs.units import Count, Reference
 
 CONTROL_COLUMNS = (
@@ -35,7 +35,7 @@ class ConversationSource(Spec):
             "applied in this order; a filter reads the columns of a row that are not part of the conversation"
         ),
     )
-    pii: bool | list[Pii] = identity(
+    pii: PersonalDataField = identity(
         False,
         neutral=False,
         description=(
@@ -86,12 +86,17 @@ class ConversationSource(Spec):
         """Kinds of personal data that are replaced, in the order of replacement."""
         return replaced_kinds(self.pii)
 
+    @property
+    def replaced_only(self) -> dict[str, list[str]]:
+        """Values of columns of the conversations in which they are."""
+        return replaced_only(self.pii)
+
 
 class ConversationsStage(Stage):
     """Conversations for the training of `sft`, the prompts of `preference_data`, the pairs of `reward_model`
     and the questions of `evaluate`."""
 
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
     READS: ClassVar[Literal["text", "conversations"]] = "conversations"
     PART_PER_SOURCE: ClassVar[bool] = True
     kind: Literal["conversations"] = identity()

@@ -4,13 +4,14 @@ source."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
 from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath, Problem
 from specs.filters import FilterSpec, a_column_for_each_score, columns_read
+from specs.personal_data import PersonalDataField, Pii, replaced_kinds, replaced_only
 from specs.planted import Buckets, Planted
 from specs.sources import TOKENISED, SourceSpec
 from specs.stages.base import SourcePart, Stage
@@ -26,24 +27,16 @@ class Repeats(Spec):
     length: int = identity(ge=8, description="tokens per sequence")
 
 
-Pii = Literal["email", "ip", "iban", "phone"]
-
-
-def replaced_kinds(stated: bool | list[Pii]) -> tuple[Pii, ...]:
-    """The kinds of personal data that a field `pii` names, in the order of replacement."""
-    chosen = ("email", "ip", "iban") if stated is True else stated or ()
-    return tuple(kind for kind in get_args(Pii) if kind in chosen)
-
-
 class CorpusSource(Spec):
     """How one source is processed."""
 
     filters: list[FilterSpec] = identity(default_factory=list, description="applied in this order")
-    pii: bool | list[Pii] = identity(
+    pii: PersonalDataField = identity(
         True,
         description=(
             "personal data to replace by fixed placeholders, after the filters; true: e-mail "
-            "addresses, public IP addresses and IBANs; false (for code and mathematics): nothing; or a list"
+            "addresses, public IP addresses and IBANs; false (for code and mathematics): nothing; a list; or"
+            " {kinds: [phone], only: {language: [deu]}}"
         ),
     )
     holdout: float = identity(
@@ -78,9 +71,14 @@ class CorpusSource(Spec):
         """Kinds of personal data that are replaced, in the order of replacement."""
         return replaced_kinds(self.pii)
 
+    @property
+    def replaced_only(self) -> dict[str, list[str]]:
+        """Values of columns of the documents in which they are."""
+        return replaced_only(self.pii)
+
     def columns(self) -> list[str]:
-        """Columns of a row, beside the text, that the filters read."""
-        return columns_read(self.filters)
+        """Columns of a row, beside the text, that the processing reads."""
+        return columns_read(self.filters, self.replaced_only)
 
 
 ON_TOKENS = ("holdout", "repeats", "planted", "examples")
@@ -112,7 +110,7 @@ SHARD_TOKENS = identity(
 class CorpusStage(Stage):
     """Filtered, deduplicated, shuffled and tokenised documents."""
 
-    VERSION: ClassVar[int] = 4
+    VERSION: ClassVar[int] = 5
     PART_PER_SOURCE: ClassVar[bool] = True
     kind: Literal["corpus"] = identity()
     tokenizer: Reference = reference(to="tokenizer")

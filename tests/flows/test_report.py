@@ -146,14 +146,14 @@ def test_the_same_store_gives_the_same_page(planned: Planned) -> None:
 def test_languages_and_excluded_domains_of_a_corpus_are_in_tables(planned: Planned) -> None:
     plan = planned()
     counts = {"deu": {"kept": {"documents": 7, "characters": 9, "tokens": 1234}, "length": {"documents": 3}}}
-    domains = [{"domain": HOSTILE, "agent": "(any)", "documents": 41, "characters": 43}]
+    domains = [{"domain": HOSTILE, "agent": "(any)", "documents": 41, "characters": 43, "tokens": 47}]
     metrics = {"read": {"documents": 10}, "languages": counts, "robots": domains}
     store(plan, "corpus/notes", metrics=metrics)
     page = Page(render(plan))
     assert re.search(
         r"language\s*documents read\s*length\s*kept\s*tokens\s*deu\s*10\s*3\s*7\s*1,234", page.text
     )
-    assert re.search(r"alert\(1\).*\s*41\s*43", page.text)
+    assert re.search(r"alert\(1\).*\s*41\s*43\s*47", page.text)
     bars = [figure["data"] for figure in page.figures.values() if figure["data"][0]["type"] == "bar"]
     shares = [{bar["name"]: list(bar["x"]) for bar in data if bar["y"][0] == "deu (10)"} for data in bars]
     assert {"kept": [0.7], "length": [0.3]} in shares

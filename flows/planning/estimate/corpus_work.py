@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import ceil
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -62,6 +63,7 @@ IN_TOKENISE = ("exact-duplicates",)
 BYTES_PER_TOKEN = 4.0  # of text, for a tokenizer that is not made yet
 TEXT_PER_BYTE = 3.0  # of a compressed file
 DOCUMENT_BYTES = 3000  # of text; only signatures are counted by the document
+FILE_BYTES = 500e6  # of a declared source; those that the published run tokenised (swiss-ai/pretrain-data)
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", *(f".{name}" for name in COMPRESSED_INSIDE))
 PASSES = 5
 """Times that the tokens move: written by the tasks, read and written to cells, read and written to shards."""
@@ -101,7 +103,7 @@ class PartWork:
     token_bytes: float = 0  # of what is written: tokens, and of conversations mask and text
     passes: int = PASSES  # times that they move
     signature_bytes: float = 0
-    tasks: int | None = None  # None where the files are unavailable, or all is one task
+    tasks: int | None = None  # None where all is one
     missing: str = ""  # what is not counted
 
     @property
@@ -241,7 +243,8 @@ def _part_work(graph: Graph, known: Known, node: Node) -> PartWork | None:
         case ScoresPart(method="fasttext"):
             read = documents_of(graph, node, BYTES_PER_TOKEN)
             seconds = read.bytes / RATES["fasttext"]
-            return PartWork(node, seconds, read.bytes, read.source, tasks=_tasks(graph, node, node.part))
+            tasks = _tasks(graph, node, node.part, read)
+            return PartWork(node, seconds, read.bytes, read.source, tasks=tasks)
         case ClassifierPart():
             return _training(graph, node, node.part)
     return None
@@ -275,11 +278,11 @@ def folder_at(graph: Graph, url: str) -> Listing | None:
     return next((found for found in graph.listings.values() if found.url == resolve_url(url)), None)
 
 
-def _tasks(graph: Graph, node: Node, part: DocumentsPart) -> int | None:
+def _tasks(graph: Graph, node: Node, part: DocumentsPart, read: Documents) -> int:
     listing = graph.listings.get(node.inputs["documents"].name)
-    if listing is None:
-        return None
-    return -(-len(listing.files) // (len(listing.files) if part.source.limit else part.files_per_task))
+    text_per_byte = TEXT_PER_BYTE if part.source.format in COMPRESSED_INSIDE else 1
+    files = ceil(read.bytes / (FILE_BYTES * text_per_byte)) if listing is None else len(listing.files)
+    return 1 if part.source.limit else ceil(files / part.files_per_task)
 
 
 def _corpus(graph: Graph, known: Known, node: Node, part: CorpusPart) -> PartWork:
@@ -309,7 +312,7 @@ def _corpus(graph: Graph, known: Known, node: Node, part: CorpusPart) -> PartWor
         tokens=tokens,
         token_bytes=tokens * width,
         signature_bytes=_signature_bytes(part.process, found),
-        tasks=_tasks(graph, node, part),
+        tasks=_tasks(graph, node, part, found),
         missing=", ".join(missing),
     )
 
@@ -335,7 +338,7 @@ def _conversations(graph: Graph, known: Known, node: Node, part: ConversationsPa
         token_bytes=tokens * (per_token + _token_width(tokenizer) + MASK_BYTES),
         passes=CONVERSATION_PASSES,
         signature_bytes=_signature_bytes(part.process, found),
-        tasks=_tasks(graph, node, part),
+        tasks=_tasks(graph, node, part, found),
         missing=", ".join(missing),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, cast
 
@@ -14,8 +14,13 @@ from specs.errors import FieldPath, SpecError
 from specs.filters import GLOBAL_FILTERS, FilterSpec, NearDuplicatesFilter, columns_read
 from specs.sources import CONVERSATIONAL, TABLES
 from specs.stages.base import SourcePart
-from specs.stages.conversations import CONTROL_COLUMNS, ConversationsPart, ConversationsStage
-from specs.stages.corpus import CorpusPart, CorpusStage
+from specs.stages.conversations import (
+    CONTROL_COLUMNS,
+    ConversationSource,
+    ConversationsPart,
+    ConversationsStage,
+)
+from specs.stages.corpus import CorpusPart, CorpusSource, CorpusStage
 from specs.stages.mixture import MixturePart, MixtureStage, integers
 from specs.stages.tokenizer import TokenizerPart, TokenizerStage
 from specs.units import Reference
@@ -63,12 +68,17 @@ def add_corpus(builder: Builder, name: str) -> None:
     _add_in_order(builder, name, add)
 
 
-def _check_columns(builder: Builder, stage: str, source: str, filters: list[FilterSpec]) -> None:
-    """A filter on columns that the source's format does not have is a problem."""
+def _check_columns(
+    builder: Builder, stage: str, source: str, process: CorpusSource | ConversationSource
+) -> None:
+    """A filter on columns that the source's format does not have is a problem, and so is `pii`."""
     format_ = builder.pipeline.sources[source].format
-    read = set(columns_read(filters))
-    for step, chosen in enumerate(filters):
-        columns = set(chosen.columns()) & read
+    read = set(columns_read(process.filters, process.replaced_only))
+    steps: list[tuple[FieldPath, Iterable[str]]] = [
+        (("filters", step), chosen.columns()) for step, chosen in enumerate(process.filters)
+    ]
+    for field, named in [*steps, (("pii", "only"), process.replaced_only)]:
+        columns = set(named) & read
         if format_ in CONVERSATIONAL:
             missing = columns & set(CONTROL_COLUMNS)
             what = f"of which conversations of format {format_} are made: filters read the other columns"
@@ -78,8 +88,8 @@ def _check_columns(builder: Builder, stage: str, source: str, filters: list[Filt
             what = f"which documents of format {format_} do not have"
         if missing:
             shown = ", ".join(f"'{column}'" for column in sorted(missing))
-            path = ("stages", stage, "sources", source, "filters", step)
-            builder.problem(path, f"it reads column {shown}, {what}", "use another filter.")
+            path = ("stages", stage, "sources", source, *field)
+            builder.problem(path, f"it reads column {shown}, {what}", "use another filter or column.")
 
 
 def _filter_files(builder: Builder, stage: str, source: str, filters: list[FilterSpec]) -> dict[str, Input]:
@@ -114,7 +124,7 @@ def _add_in_order(builder: Builder, name: str, add_part: Callable[[str, dict[str
             return
         waiting.append(source)
         filters = stage.sources[source].filters
-        _check_columns(builder, name, source, filters)
+        _check_columns(builder, name, source, stage.sources[source])
         inputs = _filter_files(builder, name, source, filters)
         for step, chosen in enumerate(filters):
             if isinstance(chosen, GLOBAL_FILTERS):

@@ -32,8 +32,8 @@ def test_units_are_added_up_in_any_order(tmp_path: Path) -> None:
     nowhere = (None, None)
     tables = {
         "one": table(
-            ("robots", "deu", 10, 0, CLOSED),
-            ("robots", "deu", 20, 0, CLOSED),
+            ("robots", "deu", 10, 6, CLOSED),
+            ("robots", "deu", 20, 9, CLOSED),
             ("kept", "deu", 5, 4, nowhere),
             ("exact-duplicates", "fra", 7, 0, nowhere),
         ),
@@ -47,13 +47,13 @@ def test_units_are_added_up_in_any_order(tmp_path: Path) -> None:
     assert top_languages(languages(groups)) == {
         "deu": {
             "kept": {"documents": 1, "characters": 5, "tokens": 4},
-            "robots": {"documents": 2, "characters": 30},
+            "robots": {"documents": 2, "characters": 30, "tokens": 15},
         },
         "fra": {"exact-duplicates": {"documents": 2, "characters": 16}},
         "": {"length": {"documents": 1, "characters": 3}},
     }
     rows = excluded(groups, ["robots"])
-    counts = {"documents": 2, "characters": 30}
+    counts = {"documents": 2, "characters": 30, "tokens": 15}
     assert rows == [
         {"domain": "a.example", "agent": agent, **counts} for agent in ("(any)", "CCBot", "GPTBot")
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -261,6 +262,14 @@ def test_a_higher_share_or_count_keeps_the_same_conversations_and_more(
             chosen = {name for name, place in places.items() if place / 2**64 < process["share"]}
         again = {f"row-{number}": f"row-{number - 60}" for number in range(60, 65)}
         assert {again.get(name, name) for name in _kept(artifact)} == chosen
+        label, limit = next(iter(process.items()))
+        left_out = {again.get(name, name): why for what, name, why in _rejects(artifact) if what == label}
+        required = f"below {limit}" if label == "share" else f"one of the {limit} smallest"
+        assert left_out == {
+            name: f"drawn at {place / 2**64:.9f}; required: {required}"
+            for name, place in places.items()
+            if name not in chosen
+        }
 
 
 def test_a_count_above_the_number_keeps_all_and_is_noted(
@@ -285,6 +294,22 @@ def test_personal_data_are_replaced_after_the_filters(
     }  # "Ask <email-pii> for 1." would be too short
     text = b"".join(content for name, content in stored_bytes(artifact).items() if name.endswith(".jsonl"))
     assert b"post.example" not in text and text.count(b"Ask <email-pii> for") == 2 * 8
+
+
+def test_personal_data_are_replaced_in_the_languages_that_are_stated(
+    bench: Any, tmp_path: Path, tokenizer: Artifact
+) -> None:
+    rows = [
+        _row(f"Who is {n}?", f"Ask number{n}@post.example.", language=language)
+        for n, language in enumerate(["deu", "fra"] * 8)
+    ]
+    pii = {"kinds": ["email"], "only": {"language": ["deu"]}}
+    spec = _spec(_written(tmp_path / "chat", rows), pii=pii)
+    artifact = bench.run("conversations", "c", spec, {"tokenizer": tokenizer})
+    assert artifact.manifest.metrics["replaced"] == {"email": 8}
+    text = b"".join(content for name, content in stored_bytes(artifact).items() if name.endswith(".jsonl"))
+    left = {int(number) for number in re.findall(rb"number(\d+)@post", text)}
+    assert left == set(range(1, 16, 2)) and b"Ask <email-pii>." in text
 
 
 def test_questions_of_an_evaluation_snapshot_are_kept_out(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
@@ -64,6 +65,10 @@ def test_every_conversation_is_in_one_split_or_counted(bench: Any, chat: Path, t
     assert metrics["duplicates"] == 4
     assert metrics["read"]["conversations"] == 72
     assert metrics["conversations"] == 60
+    removed = pq.read_table(artifact.local("rejects-00000.parquet")).to_pylist()
+    rows = sorted((row["filter"], row["reason"], row["hash"] == 0) for row in removed)
+    same = ("duplicates", "the same content as row-7, which stays", False)
+    assert rows == [same] * 4 + [("rejected", why, True) for why in ["no_answer"] * 4 + ["not_json"] * 4]
     shards = {split: ConversationShards(artifact, split) for split in SPLITS}
     encoder = ChatEncoder(Tokenizer.from_file(str(tokenizer.local("tokenizer.json"))))
     for split, read in shards.items():

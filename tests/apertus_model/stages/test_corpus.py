@@ -110,6 +110,28 @@ def test_addresses_are_replaced_unless_switched_off(bench: Any, documents: Path,
         assert any("jane.doe@mail.example" in text for text in texts) is not pii
 
 
+def test_addresses_are_replaced_in_the_languages_that_are_stated(
+    bench: Any, tmp_path: Path, tokenizer: Artifact
+) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    rows = [
+        {"text": f"{number} in {language} to jane@mail.example", "language": language}
+        for number in range(20)
+        for language in ("deu", "fra", None)
+    ]
+    (folder / "0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pii = {"kinds": ["email"], "only": {"language": ["deu", "ita"]}}
+    source = {"url": str(folder), "format": "jsonl"}
+    spec = {"source": source, "process": {"holdout": 0.3, "pii": pii}, "seed": 1, "files_per_task": 1}
+    corpus = bench.run("corpus", "c", spec, {"tokenizer": tokenizer})
+    plain = Tokenizer.from_file(str(tokenizer.local("tokenizer.json")))
+    texts = plain.decode_batch([*tokens_of(corpus, "train"), *tokens_of(corpus, "validation")])
+    assert len(texts) == 60
+    assert all(("<email-pii>" in text) is ("deu" in text) for text in texts)
+    assert corpus.manifest.metrics["replaced"] == {"email": 20}
+
+
 def test_probes_are_in_training_as_often_as_their_bucket_says(
     bench: Any, documents: Path, tokenizer: Artifact
 ) -> None:

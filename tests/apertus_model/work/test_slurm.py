@@ -87,35 +87,48 @@ def _spec(documents: Path, files_per_task: int = 30) -> dict[str, Any]:
 
 
 def _until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 40
+    end = time.monotonic() + 120
     while not true():
-        assert time.monotonic() < end, "waited for 40 s"
+        assert time.monotonic() < end, "waited for 120 s"
         time.sleep(0.05)
 
 
 class Stuck(threading.Thread):
-    """Makes the second task wait for ever, for a writer of a pipe; when it runs, and the first is
-    committed, `then` is called."""
+    """Makes the second task wait for a writer of a pipe; when it runs, and the first is committed, `then` is
+    called. If that comes to nothing, the task gets an empty document, so that the stage ends, and `mend`
+    raises the error."""
 
     def __init__(self, bench: Any, cluster: Cluster, documents: Path, then: Callable[[], object]) -> None:
         super().__init__(daemon=True)
         self.bench, self.cluster, self.then, self.pipe = bench, cluster, then, documents / "59.txt"
         self.text = self.pipe.read_text()
+        self.error: BaseException | None = None
         self.pipe.unlink()
         os.mkfifo(self.pipe)
         self.start()
 
     def run(self) -> None:
-        _until(lambda: len(self.bench.store.names("corpus/array/units")) == 1)
-        _until(lambda: self.cluster.tasks()["1_1"] == "RUNNING")
-        self.then()
+        try:
+            _until(lambda: len(self.bench.store.names("corpus/array/units")) == 1)
+            _until(lambda: self.cluster.tasks()["1_1"] == "RUNNING")
+            self.then()
+        except BaseException as error:
+            self.error = error
+            self.document_is_a_file()
 
-    def mend(self) -> None:
-        """The document is a file again."""
-        if threading.current_thread() is not self:
-            self.join(40)
+    def document_is_a_file(self) -> None:
+        """For who opens it from now on; who waits for the pipe reads its end."""
+        writer = os.open(self.pipe, os.O_RDWR)
         self.pipe.unlink()
         self.pipe.write_text(self.text)
+        os.close(writer)
+
+    def mend(self) -> None:
+        """Waits for `then`."""
+        self.join()
+        if self.error is not None:
+            raise self.error
+        self.document_is_a_file()
 
 
 @pytest.mark.parametrize(("jobs", "memory"), [(1, "4GiB"), slow(2, "4GiB"), slow(1, "64KiB")])
@@ -128,11 +141,13 @@ def test_workers_write_the_bytes_of_a_local_run(
     memory: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The passes after the filter tasks are submitted where their documents fill a unit of that memory."""
+    """The passes after the filter tasks are submitted where their documents fill a unit of that memory; a
+    worker has several of their units, since starting it takes longer than they do."""
     monkeypatch.setattr(arrays, "MOST", 1000 if jobs == 1 else 1)
+    launch = SLURM if memory == "4GiB" else SLURM | {"workers": {"units_per_job": 20}}
     here = bench.run("corpus", "here", _spec(documents), {"tokenizer": tokenizer})
     spec = _spec(documents) | {"memory": memory}
-    array = bench.run("corpus", "array", spec, {"tokenizer": tokenizer}, launch=SLURM)
+    array = bench.run("corpus", "array", spec, {"tokenizer": tokenizer}, launch=launch)
     assert stored_bytes(array) == stored_bytes(here)
     assert array.manifest.metrics == here.manifest.metrics
     assert here.manifest.metrics["tasks"] == 2
@@ -158,10 +173,11 @@ def test_the_unit_of_a_killed_worker_is_submitted_again(
         with log.open("a") as file:
             file.write("the last words\n")
         cluster.ask("scancel", "--full", "--signal=KILL", "1_1")
-        stuck.mend()
+        stuck.document_is_a_file()
 
     stuck = Stuck(bench, cluster, documents, kill)
     array = bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM)
+    assert stuck.error is None
     said = capfd.readouterr().out
     assert "1 units are submitted again: the worker of Slurm job 1_1 (CANCELLED) ended before" in said
     assert "the last words" in said

@@ -13,18 +13,6 @@ LANGUAGE = {"filter": "language", "model": "/lid.bin", "languages": ["de"]}
 SCORE = {"filter": "score", "column": "quality", "min": 2}
 
 
-@pytest.mark.parametrize(
-    ("pii", "replaced"),
-    [
-        (True, ("email", "ip", "iban")),
-        (False, ()),
-        (["phone", "email"], ("email", "phone")),
-    ],
-)
-def test_kinds_of_personal_data_are_replaced_in_one_order(pii: Any, replaced: tuple[str, ...]) -> None:
-    assert CorpusSource(pii=pii).replaced == replaced
-
-
 def test_a_source_reads_the_columns_of_its_filters_but_not_what_an_earlier_one_adds() -> None:
     by_language = {"filter": "sample", "rate": 1, "rates": {"de": 0.5}, "by": "language"}
     score = CorpusSource.model_validate({"filters": [SCORE, by_language]})

@@ -66,6 +66,9 @@ def test_a_filter_on_columns_that_the_format_does_not_have_is_refused(planned: P
     ):
         planned(filters)
     assert planned(filters, "sources.notes.format=jsonl").graph.nodes["corpus/notes"]
+    limited = "stages.corpus.sources.notes.pii={kinds: [email], only: {language: [deu]}}"
+    with pytest.raises(SpecError, match=r"pii\.only: it reads column 'language', which documents of format"):
+        planned(limited)
 
 
 # Conversations
