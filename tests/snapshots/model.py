@@ -17,8 +17,9 @@ SPECIAL = ["<s>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 
 def write_model(folder: Path, texts: Iterable[str], **more: Any) -> Path:
-    """The folder. `texts`: what its byte-level BPE is trained on; `more`: of its config. A prompt of the tasks
-    must be at most a few bytes to a token: `ruler_cwe` never ends with a tokenizer whose 4,096 tokens do not hold 320 words."""
+    """The folder. `texts`: what its byte-level BPE is trained on; `more`: of its config. A prompt of the
+    tasks must be at most a few bytes to a token: `ruler_cwe` never ends with a tokenizer whose 4,096 tokens
+    do not hold 320 words."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
