@@ -102,6 +102,7 @@ class Graph:
     digests: dict[str, str] = field(default_factory=dict)
     after: dict[str, tuple[str, ...]] = field(default_factory=dict)  # stage -> stages under its `after:`
     notes: list[str] = field(default_factory=list)  # for readers of the plan
+    tasks: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # suite -> name -> its tasks
     trajectories: dict[str, Trajectory] = field(default_factory=dict)  # by phase
     best: dict[str, int] = field(default_factory=dict)  # `@best:` reference -> its current step
     models: dict[str, HubModel] = field(default_factory=dict)  # `hf:` reference -> the Hugging Face model

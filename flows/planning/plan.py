@@ -157,6 +157,7 @@ class Plan:
             "stages": stages,
             "totals": self.totals(),
             "notes": self.graph.notes,
+            "tasks": self.graph.tasks,
         }
         document["declared"] = {name: found.to_json() for name, found in self.graph.unavailable.items()}
         document["source_usage"] = [usage.to_json() for usage in self.source_usage]

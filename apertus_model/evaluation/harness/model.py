@@ -157,6 +157,12 @@ class VllmModel(LM):
         return self._ask("loglikelihood_rolling", requests)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
+        """Greedy unless sampling is stated, as by transformers: where a task states none, the harness leaves
+        vLLM its own temperature, which is 1."""
+        for one in requests:
+            prompt, stated = one.args
+            if not stated.get("do_sample"):
+                one.arguments = prompt, {"temperature": 0.0} | stated
         return self._ask("generate_until", requests)
 
     def _ask(self, kind: str, requests: list[Instance]) -> list[Any]:

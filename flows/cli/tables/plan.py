@@ -188,6 +188,10 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
         console.print(source_usage_table(plan, details, width))
     for note in plan.graph.notes:
         show_item(console, "note", note)
+    for suite, names in plan.graph.tasks.items() if details else ():
+        for name, tasks in names.items():
+            if tasks != [name]:
+                show_item(console, "tasks", f"{suite}: {name} is {', '.join(tasks)}")
     show_advice(console, plan, details)
 
 

@@ -73,6 +73,7 @@ def add_harness(
         node = builder.node(f"{name}/harness/{key}", name, part, read, kind="harness")
         if key in needs.metrics:
             builder.suite_metrics[node.name] = [f"{key}/{metric}" for metric in needs.metrics[key]]
+            builder.graph.tasks[node.name] = needs.members[key]
         found[f"{SUITE}{key}"] = reads(node)
     builder.graph.notes.append(_story(name, suites, needs))
     return found
@@ -105,6 +106,7 @@ class _Found:
     """What the suites of a stage need."""
 
     tasks: dict[str, list[Needs]] = field(default_factory=dict)  # by suite
+    members: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by suite: those of each name
     metrics: dict[str, list[str]] = field(default_factory=dict)  # by suite
     tags: dict[str, list[str]] = field(default_factory=dict)  # by suite: names that are tags
     data: dict[str, Input] = field(default_factory=dict)  # by data set
@@ -176,6 +178,7 @@ class _Checked:
                 self.builder.problem(path, str(error), "state other tasks.")
                 continue
             members = [task for one in tasks.values() for task in one]
+            self.needs.members[key] = {name: [task.name for task in found] for name, found in tasks.items()}
             self.needs.tasks[key] = [needs_of(task) for task in members]
             self.needs.metrics[key] = metric_names(suite, members)
             self.needs.tags[key] = [name for name in known if catalogue.is_tag(name)]

@@ -48,6 +48,10 @@ def test_each_suite_is_a_part_that_reads_the_data_sets_of_its_tasks(planned: Pla
     part = nodes["evaluate/harness/b"].part
     assert isinstance(part, HarnessPart) and part.suite.chat_template is False
     assert "evaluate: 'a' asks 1 tasks as plain text, 'b' asks 1 tasks as plain text" in plan.graph.notes
+    assert plan.to_json()["tasks"] == {
+        "evaluate/harness/a": {"arc_easy": ["arc_easy"]},
+        "evaluate/harness/b": {"gsm8k": ["gsm8k"]},
+    }
     prints = {name: nodes[name].fingerprint for name in ("evaluate/harness/a", "evaluate/harness/b")}
     # another place is the same; another setting or other contents are another part
     (tmp_path / "d").rename(tmp_path / "e")
@@ -230,6 +234,7 @@ def test_a_tag_has_no_mean_and_the_plan_says_so(planned: Planned, tmp_path: Path
         for name in ("both", "mean")
     )
     said = ", both without a mean (a tag; a group in include has one)"
+    assert planned(mean).graph.tasks == {"evaluate/harness/a": {"mean": ["one", "two"]}}
     assert any(said in note for note in planned(tag).graph.notes)
     assert "will not have a metric 'a/both/acc'" in refused(planned, tag, gate.replace("NAME", "both"))
     assert not any(said in note for note in planned(mean, gate.replace("NAME", "mean")).graph.notes)
