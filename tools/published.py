@@ -75,10 +75,11 @@ class Line:
 
 
 @functools.cache
-def plan_of(name: str) -> Plan:
-    """The plan of a recipe, by the name of its file, without data and with an empty store."""
+def plan_of(name: str, *assignments: str) -> Plan:
+    """The plan of a recipe, by the name of its file, without data and with an empty store. `assignments`: as
+    `--set` has them."""
     with tempfile.TemporaryDirectory() as folder:
-        return make(load(RECIPES / f"{name}.yaml"), Store.open(folder), ask_network=False)
+        return make(load(RECIPES / f"{name}.yaml", assignments), Store.open(folder), ask_network=False)
 
 
 def lines(size: str, plan: Plan) -> Iterator[Line]:

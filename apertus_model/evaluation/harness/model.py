@@ -130,7 +130,7 @@ class VllmModel(LM):
 
     def __init__(self, folder: Path, part: HarnessPart, gpus: int) -> None:
         super().__init__()
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         harness, length = installed_version(), part.suite.max_length
         longer = length is not None and length > config_of(folder).context
         self._process = VllmProcess(

@@ -127,10 +127,11 @@ def test_the_processes_that_are_advised_take_no_longer_than_training(advised: Ad
 
 
 def test_the_published_run_samples_within_days() -> None:
-    """320 completions are in flight on a GH200. Their products take longer than reading the weights, and
-    their keys and values are read for each token: the 3.8 million completions of 768 tokens of the standard
-    set take 41 hours on one GPU, and a quarter of it on a node of four."""
-    found: dict[str, Any] = parts(published("apertus-8b"), "preferences-standard")["completions"]
+    """By a replica on each GPU: 320 completions are in flight on a GH200. Their products take longer than
+    reading the weights, and their keys and values are read for each token: the 3.8 million completions of 768
+    tokens of the standard set take 41 hours on one GPU, and a quarter of it on a node of four."""
+    alone = "stages.preferences-standard.launch.parallel={tp: 1}"
+    found: dict[str, Any] = parts(published("apertus-8b", alone), "preferences-standard")["completions"]
     matrices = 32 * 4096 * (2 * 4096 + 2 * 1024 + 2 * 21_504) + 131_072 * 4096
     cached = 320 * (256 + 384) * 2 * 2 * 32 * 1024
     step = 320 * 2 * matrices / (720e12 * clock(560)) + cached / (4.0e12 * 2903 / 3350)
