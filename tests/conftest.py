@@ -30,6 +30,9 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 os.environ |= dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost")  # servers of tests are here
 
+# Several processes run tests: threads of one would wait, computing, for others that have no core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch's default check makes CUDA unusable after a fork
 if os.environ.get("TESTS_ON") != "gpu":  # `make gpu-check` sets it; all other tests compute on the CPU
     os.environ |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
