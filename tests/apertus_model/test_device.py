@@ -35,6 +35,7 @@ def test_kernels_run_on_a_gpu_in_the_dtypes_of_training_and_not_while_torch_comp
     assert not has(torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_importing_the_engine_prints_nothing() -> None:
     """With torchao installed, too, whose libraries are of other builds of torch."""
     command = [sys.executable, "-c", "import apertus_model.trainer.config"]

@@ -189,7 +189,7 @@ def finished(home: Path) -> Path:
     return store
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a Prefect server, for runs that are not about their own: to start one takes seconds."""
     server = Prefect(tmp_path_factory.mktemp("server"))

@@ -121,7 +121,7 @@ def test_killed_and_interrupted_runs_end_in_the_same_bits(finished: Path, home: 
 
 @pytest.mark.parametrize(
     ("how", "processes"),
-    [("kill -9 of the launcher", 1), slow("kill -9 of the launcher", 2), slow("Ctrl-C", 1)],
+    [slow("kill -9 of the launcher", 1), slow("kill -9 of the launcher", 2), slow("Ctrl-C", 1)],
 )
 def test_when_the_launcher_is_gone_its_stages_commit_and_end(
     finished: Path, home: Path, how: str, processes: int

@@ -215,7 +215,17 @@ def test_instruct_models_are_asked_in_conversations(check: Runs) -> None:
     assert prompt.endswith("<|end|><|assistant|>The best answer is")
 
 
-def test_a_task_writes_its_prompts_with_the_tokenizer(check: Runs) -> None:
+def test_a_task_writes_its_prompts_with_the_tokenizer(check: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lm_eval.tasks._yaml_loader import _load_module_with_cache as module_of
+    from lm_eval.tasks.ruler import vt_utils as installed
+
+    vt_utils = module_of(Path(str(installed.__file__)))  # the harness loads its own
+    write = vt_utils.sys_vartrack_w_noise_random
+
+    def write_few(**stated: Any) -> list[dict[str, Any]]:  # of 500, two are asked
+        return list(write(**stated | {"num_samples": min(stated["num_samples"], 2)}))
+
+    monkeypatch.setattr(vt_utils, "sys_vartrack_w_noise_random", write_few)
     check(WRITTEN, False)
 
 
