@@ -40,7 +40,8 @@ from specs.stages.qrpo import QrpoLoss
 from specs.stages.reward_model import RewardLoss
 from specs.stages.training import Precision, Segment
 
-# The tables of torch's compiler are made here; process groups of the children would make them anew.
+# The tables of torch's compiler are made here, after all imports; process groups of the children would throw
+# them away, in case they had been made before.
 trace_rules.get_torch_obj_rule_map()
 trace_rules.clear_lru_cache = lambda: None
 

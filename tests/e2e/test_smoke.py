@@ -15,7 +15,6 @@ from flows.planning.plan import Plan, make
 from infra.store import Artifact, Store
 from specs.recipe import load
 from tests.e2e.conftest import ROOT, SMOKE, Run, cooling_run, ended_as_interrupted, group_twice
-from tests.machine import slow
 
 
 def plan_of(store: Path | str, *overrides: str) -> Plan:
@@ -119,9 +118,10 @@ def test_killed_and_interrupted_runs_end_in_the_same_bits(finished: Path, home: 
     assert result(store) == result(finished)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "processes"),
-    [slow("kill -9 of the launcher", 1), slow("kill -9 of the launcher", 2), slow("Ctrl-C", 1)],
+    [("kill -9 of the launcher", 1), ("kill -9 of the launcher", 2), ("Ctrl-C", 1)],
 )
 def test_when_the_launcher_is_gone_its_stages_commit_and_end(
     finished: Path, home: Path, how: str, processes: int
