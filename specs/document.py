@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +157,10 @@ class _Composer(Composer):
         return super().compose_node(parent, index)
 
 
+@lru_cache(16)
 def _compose(text: str) -> Node | None:
-    """The nodes of a text. YAMLError, RecursionError, or OverflowError for more than `MAX_VALUES` values."""
+    """The nodes of a text, which nothing changes. YAMLError, RecursionError, or OverflowError for more than
+    `MAX_VALUES` values."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer = _Composer
     root: Node | None = yaml.compose(text)

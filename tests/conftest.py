@@ -22,6 +22,7 @@ from tests.numerics import pytest_addoption as add_numerics
 __all__ = ["numerics", "pytest_sessionfinish"]
 
 RUNS = "tests/e2e/"
+TRAININGS = "tests/apertus_model/trainer/"
 
 # A shell or `nohup` starts the tests with these ignored, which programs would inherit;
 for number in (signal.SIGINT, signal.SIGHUP):
@@ -59,12 +60,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """For `-n`: whole runs go to one process, first: they share a finished one and take longest. Of the
-    rest, a file stays together."""
+    """For `-n`: whole runs go to one process, first: they share a finished one and take longest. Then come
+    trainings, in one process too: they share processes that train. Of the rest, a file stays together."""
 
     class Runs(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "runs" if nodeid.startswith(RUNS) else nodeid.split("::")[0]
+            return next(
+                (folder for folder in (RUNS, TRAININGS) if nodeid.startswith(folder)), nodeid.split("::")[0]
+            )
 
     config.option.loadscopereorder = False
     return Runs(config, log)
@@ -77,7 +80,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(RUNS))
+    items.sort(key=lambda item: (not item.nodeid.startswith(RUNS), not item.nodeid.startswith(TRAININGS)))
 
 
 @pytest.fixture(scope="session")

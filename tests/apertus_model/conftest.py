@@ -18,6 +18,7 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, Store
 from specs.job import InputRef, Job
+from tests.apertus_model import ranks
 
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
@@ -105,6 +106,11 @@ def no_process_group() -> Iterator[None]:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def fresh_processes_where_a_test_patches(request: pytest.FixtureRequest) -> None:
+    ranks.patched = "monkeypatch" in request.fixturenames
 
 
 @pytest.fixture

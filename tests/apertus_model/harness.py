@@ -1,17 +1,10 @@
-"""Runs the engine in forked processes: torch and torchtitan are imported once, each run has process groups of
-its own.
+"""Runs the engine in forked processes: torch and torchtitan are imported once.
 
 Runs use one thread per process, which also keeps OpenMP out of forked children.
 """
 
-import faulthandler
 import itertools
-import multiprocessing
-import os
-import socket
-import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -20,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch._dynamo import trace_rules
 
 import apertus_model.trainer.config  # imported here so that the children need not  # noqa: F401
+from apertus_model.losses import cross_entropy
+from apertus_model.losses.cross_entropy import CHUNK_TOKENS
 from apertus_model.trainer.anomalies import Event
 from apertus_model.trainer.checkpoint import Saved, Source
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
@@ -39,16 +33,11 @@ from specs.stages.dpo import DpoLoss
 from specs.stages.qrpo import QrpoLoss
 from specs.stages.reward_model import RewardLoss
 from specs.stages.training import Precision, Segment
-
-# The tables of torch's compiler are made here, after all imports; process groups of the children would throw
-# them away, in case they had been made before.
-trace_rules.get_torch_obj_rule_map()
-trace_rules.clear_lru_cache = lambda: None
+from tests.apertus_model.ranks import in_kept_processes
 
 MODEL = ModelSpec(
     dim=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=64, vocab_size=128, init_std=0.05
 )
-RUN_SECONDS = 120
 
 
 class Sample(NamedTuple):
@@ -282,9 +271,10 @@ def train(
     clock: Callable[[], float] | None = None,
     storage: Callable[[str], Store] = Store.open,
     teacher: str | None = None,
+    chunk_tokens: int = CHUNK_TOKENS,
 ) -> list[Result]:
     """Run a segment, with checkpoints in `folder/step-N`; the results by rank. `stop_at`: rank 1 (or 0) is
-    asked to stop there. `teacher`: folder of a checkpoint."""
+    asked to stop there. `teacher`: folder of a checkpoint. `chunk_tokens`: of cross-entropy."""
 
     def run(rank: int) -> Result:
         samples = data()
@@ -308,6 +298,7 @@ def train(
         trainer = trainer_config(
             spec, Data(samples, heldout or {}), Recorder(result), lifecycle, world_size=processes
         ).build()
+        cross_entropy.CHUNK_TOKENS = chunk_tokens
         try:
             result.finished = trainer.train()
             for part in trainer.model_parts:
@@ -320,10 +311,11 @@ def train(
             if inspect is not None:
                 inspect(trainer)
         finally:
+            cross_entropy.CHUNK_TOKENS = CHUNK_TOKENS
             trainer.close()  # waits for the last checkpoint
         return result
 
-    return in_processes(folder, run, processes)
+    return in_kept_processes(folder, run, processes)
 
 
 def full(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -331,54 +323,6 @@ def full(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().to("cpu", copy=True)
         for name, value in state.items()
     }
-
-
-def in_processes(folder: Path, work: Callable[[int], Any], processes: int) -> list[Any]:
-    """The results of `work(rank)` in forked processes that form a process group; the first error in time is
-    raised here. A process ends after all have their results: its end closes connections that others read."""
-    folder.mkdir(parents=True, exist_ok=True)
-    # a child that sets it anew would wait for pytest's thread, which a fork does not copy
-    faulthandler.cancel_dump_traceback_later()
-    context = multiprocessing.get_context("fork")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    answers = [folder / f"answer-{rank}.pt" for rank in range(processes)]
-    all_done = context.Barrier(processes)
-
-    def child(rank: int) -> None:
-        os.environ |= {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(processes),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        torch.set_num_threads(1)
-        try:
-            torch.save({"result": work(rank)}, answers[rank])
-            all_done.wait(RUN_SECONDS)
-        except threading.BrokenBarrierError:  # another process failed
-            pass
-        except BaseException:
-            torch.save({"error": traceback.format_exc(), "at": time.time()}, answers[rank])
-            all_done.abort()
-        os._exit(0)
-
-    children = [context.Process(target=child, args=(rank,)) for rank in range(processes)]
-    for process in children:
-        process.start()
-    for process in children:
-        process.join(RUN_SECONDS)
-    for process in children:
-        if process.is_alive():
-            process.kill()
-    loaded = [torch.load(answer, weights_only=False) for answer in answers if answer.exists()]
-    if errors := [answer for answer in loaded if "error" in answer]:
-        raise RuntimeError(min(errors, key=lambda answer: answer["at"])["error"])
-    missing = [answer.name for answer in answers if not answer.exists()]
-    assert not missing, f"no answer after {RUN_SECONDS} s: {', '.join(missing)}"
-    return [answer["result"] for answer in loaded]
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

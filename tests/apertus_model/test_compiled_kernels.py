@@ -42,7 +42,13 @@ def codes(case: int, capability: int) -> list[Code]:
 
 
 each_case = pytest.mark.parametrize("case", range(len(CASES)), ids=[case.name for case in CASES])
-each_gpu = pytest.mark.parametrize("capability", CAPABILITIES, ids=list(CAPABILITIES.values()))
+each_gpu = pytest.mark.parametrize(
+    "capability",
+    [
+        pytest.param(number, id=name, marks=[] if number == 90 else pytest.mark.slow)
+        for number, name in CAPABILITIES.items()
+    ],
+)
 
 
 @each_gpu

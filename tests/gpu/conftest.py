@@ -15,7 +15,7 @@ import torch
 
 from apertus_model.rehearsal.rates import SHEETS
 from specs.cluster import GPUS
-from tests.apertus_model.harness import in_processes
+from tests.apertus_model.ranks import in_processes
 
 MEMORY_TOLERANCE = 0.15  # between what a device reports and its sheet's gigabytes
 

@@ -342,17 +342,24 @@ def resolve(catalogue: Catalogue, names: Iterable[str]) -> dict[str, list[Task]]
     return found
 
 
+@cache
+def _tag_or_included(text: str) -> tuple[TagToken | None, list[Any]]:
+    """The first tag of a task file, and the files that it includes if it has none. YAMLError."""
+    tokens = YAML(typ="safe", pure=True).scan(text)
+    if (tag := next((token for token in tokens if isinstance(token, TagToken)), None)) is not None:
+        return tag, []
+    content = YAML(typ="safe", pure=True).load(text)
+    included = content.get("include", []) if isinstance(content, dict) else []
+    return None, included if isinstance(included, list) else [included]
+
+
 def check_tasks(folder: Path) -> None:
     """HarnessError for a task file that could name code to run: by a YAML tag, or by including an unchecked
     file."""
     for path in sorted(folder.rglob("*.yaml")):
-        name, text = path.relative_to(folder), path.read_text("utf-8", errors="replace")
+        name = path.relative_to(folder)
         try:
-            tag = next(
-                (token for token in YAML(typ="safe", pure=True).scan(text) if isinstance(token, TagToken)),
-                None,
-            )
-            content = None if tag else YAML(typ="safe", pure=True).load(text)
+            tag, included = _tag_or_included(path.read_text("utf-8", errors="replace"))
         except YAMLError as error:
             raise HarnessError(f"task file {name} is not YAML: {error}") from error
         if tag is not None:
@@ -361,8 +368,7 @@ def check_tasks(folder: Path) -> None:
                 f"task file {name}, line {tag.start_mark.line + 1}, has the tag '{written}': tags run code,"
                 " and task files may not. Fix: use a template, or prepare the data before"
             )
-        included = content.get("include", []) if isinstance(content, dict) else []
-        for other in included if isinstance(included, list) else [included]:
+        for other in included:
             target = (path.parent / str(other)).resolve()
             if target.suffix != ".yaml" or not target.is_relative_to(folder.resolve()):
                 raise HarnessError(

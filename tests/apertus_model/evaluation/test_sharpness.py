@@ -23,7 +23,8 @@ from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from specs.launch import Parallel
 from specs.model import ModelSpec
-from tests.apertus_model.harness import SyntheticSamples, in_processes, segment, train
+from tests.apertus_model.harness import SyntheticSamples, segment, train
+from tests.apertus_model.ranks import in_kept_processes
 
 TINY = ModelSpec(
     dim=4, n_layers=1, n_heads=2, n_kv_heads=2, head_dim=4, ffn_dim=4, vocab_size=128, init_std=0.3
@@ -61,7 +62,7 @@ def on_ranks(
             )
         )
 
-    return in_processes(folder / "ranks", run, processes)[0]
+    return in_kept_processes(folder / "ranks", run, processes)[0]
 
 
 def measure(evaluator: Evaluator, **changes: Any) -> dict[str, float]:

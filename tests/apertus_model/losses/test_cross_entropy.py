@@ -20,8 +20,8 @@ from apertus_model.losses.cross_entropy import (
     log_probabilities,
     total_weight,
 )
-from tests.apertus_model.harness import in_processes
 from tests.apertus_model.live_memory import LiveMemory
+from tests.apertus_model.ranks import in_processes
 from tests.numerics import Numerics, largest_difference
 
 Problem = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

@@ -20,7 +20,7 @@ from apertus_model.losses.distillation import (
     top_tokens,
 )
 from specs.stages.distill import DistillLoss
-from tests.apertus_model.harness import in_processes
+from tests.apertus_model.ranks import in_processes
 
 ROWS, LENGTH, WORDS, WIDTH, TEACHER_WIDTH = 2, 6, 16, 5, 7
 SETTINGS = [

@@ -9,7 +9,7 @@ import torch
 
 from apertus_model.losses.cross_entropy import log_probabilities
 from apertus_model.losses.sequences import sequence_log_probabilities, sequence_sums
-from tests.apertus_model.harness import in_processes
+from tests.apertus_model.ranks import in_processes
 
 LABELS = torch.tensor([[4, 1, -100, 2, 0, -100], [3, -100, 3, -100, 1, 1]])
 SEGMENTS = torch.tensor([[0, 0, -1, 1, 1, -1], [0, -1, 1, -1, 2, 2]])

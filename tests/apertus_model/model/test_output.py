@@ -17,7 +17,7 @@ def test_the_output_projection_is_gathered_once_and_reduced_once_however_many_ch
     def check(trainer: Any) -> None:
         counts = []
         for chunk in (1024, 2):
-            cross_entropy.CHUNK_TOKENS = chunk  # of this process, which ends here
+            cross_entropy.CHUNK_TOKENS = chunk  # `train` resets it
             with CommDebugMode() as collectives:
                 trainer.train_step(iter([next(trainer.batch_generator(trainer.dataloader))]))
             counts.append({str(name): number for name, number in collectives.get_comm_counts().items()})

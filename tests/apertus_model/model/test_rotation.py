@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from apertus_model.model.model import Llama3RoPE
 from apertus_model.model.rotation import rotate
-from tests.apertus_model.harness import in_processes
+from tests.apertus_model.ranks import in_processes
 
 
 def table(batch: int, length: int, half: int, generator: torch.Generator | None = None) -> torch.Tensor:

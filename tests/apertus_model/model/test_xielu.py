@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
 
 from apertus_model.model.feed_forward import XIELU
 from apertus_model.model.xielu import BETA, xielu
-from tests.apertus_model.harness import in_processes
+from tests.apertus_model.ranks import in_processes
 
 Tensors = tuple[torch.Tensor, ...]
 

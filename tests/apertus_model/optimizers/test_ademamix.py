@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from apertus_model.optimizers import ademamix
 from apertus_model.optimizers.ademamix import MOMENTS, AdEMAMix, scheduled_alpha, scheduled_beta3
-from tests.apertus_model.harness import in_processes
+from tests.apertus_model.ranks import in_processes
 from tests.numerics import Numerics, largest_difference
 
 

@@ -1,8 +1,6 @@
 """Every `optimizer.name` in the engine: it trains, resumes from a checkpoint in the same bits, and
 computes the same on two processes."""
 
-import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,11 +26,11 @@ from tests.apertus_model.harness import (
     SyntheticSamples,
     difference,
     full,
-    in_processes,
     same,
     segment,
     train,
 )
+from tests.apertus_model.ranks import in_kept_processes
 from tests.numerics import Numerics, largest_difference
 
 RATES = {"lion": 1e-3, "signum": 1e-3, "sophia": 3e-3, "muon": 2e-2, "prodigy": 1.0}
@@ -95,15 +93,10 @@ class Runs(NamedTuple):
 def all_choices(folder: Path, processes: int, *, resumed: bool = False) -> Runs:
     """Every choice, one after the other in the same processes. `resumed`: from the checkpoints in the middle
     of runs that this function has made."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in CHOICES]
-    ports = [str(server.getsockname()[1]) for server in sockets]
-    for server in sockets:
-        server.close()
 
     def work(rank: int) -> dict[str, Result]:
         runs = {}
         for choice in CHOICES:
-            os.environ["MASTER_PORT"] = ports.pop()
             middle = Source(str(folder / choice / "whole" / f"step-{HALF}"), HALF, optimizer=True)
             runs[choice] = run_here(
                 folder / choice / ("rest" if resumed else "whole"),
@@ -113,7 +106,7 @@ def all_choices(folder: Path, processes: int, *, resumed: bool = False) -> Runs:
             )
         return runs
 
-    return Runs(folder, in_processes(folder, work, processes)[0])
+    return Runs(folder, in_kept_processes(folder, work, processes)[0])
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, mm_flop
 
 from apertus_model.rehearsal import fake_cuda
 from apertus_model.rehearsal.records import Rehearsed, Task
@@ -24,7 +22,7 @@ from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.stages.training import Precision, Segment
 from tests.apertus_model.harness import ListedSamples, segment, train
-from tests.apertus_model.step_memory import peak_of_step
+from tests.apertus_model.step_costs import flop_counter, peak_of_step
 
 WIDE = ModelSpec(dim=256, n_layers=2, n_heads=8, n_kv_heads=2, head_dim=32, ffn_dim=1344, vocab_size=4096)
 DEEP = ModelSpec(dim=128, n_layers=8, n_heads=4, n_kv_heads=4, head_dim=32, ffn_dim=512, vocab_size=2048)
@@ -103,9 +101,7 @@ def really(folder: Path, spec: Segment, processes: int) -> list[Truth]:
 
     def check(trainer: Any) -> None:
         memory = peak_of_step(trainer)
-        product = {torch.ops.aten.addmm_: lambda kept, a, b, out_shape=None, **_: mm_flop(a, b)}
-        counter, sent = FlopCounterMode(display=False, custom_mapping=product), Sent()
-        with sdpa_kernel(SDPBackend.MATH), counter, sent:
+        with flop_counter() as counter, Sent() as sent:
             trainer.train_step(trainer.batch_generator(trainer.dataloader))
         calls = {kind: sum(sent.calls[name] for name in names) for kind, names in NAMES.items()}
         found = Truth(memory, counter.get_total_flops(), calls)

@@ -40,7 +40,7 @@ def data_classes() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
     """A store with a pretrained model of six steps, two sources of conversations, and pairs."""
-    stages = Stages(tmp_path_factory.mktemp("stages"))
+    stages = Stages(tmp_path_factory.mktemp("stages"), classes=small_data_classes)
     stages.train("trained", SPEC)
     for name in ("chat", "identity"):
         stages._artifact("conversations", name, {}, {"pad_id": PAD}, {})

@@ -1,7 +1,9 @@
-"""Stages of training over a store of two tiny corpora, each in processes of its own."""
+"""Stages of training over a store of two tiny corpora, in processes of their own."""
 
 import json
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, Store
 from specs.job import InputRef, Job
 from specs.stages.training import Segment
-from tests.apertus_model.harness import in_processes, segment
+from tests.apertus_model.harness import segment
 from tests.apertus_model.mixtures import recipe_of
+from tests.apertus_model.ranks import in_kept_processes
 
 BOS, EOS, PAD = 1, 2, 3
 PROBE = list(range(40, 72))
@@ -26,11 +29,16 @@ SPEC = segment(
 
 
 class Stages:
-    """A store, in the folder or elsewhere, with a tokenizer, two corpora and a mixture; runs stages in
-    processes of their own."""
+    """A store, in the folder or elsewhere, with a tokenizer, two corpora and a mixture; runs stages in other
+    processes, with `classes` of data."""
 
-    def __init__(self, folder: Path, url: str | None = None) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        url: str | None = None,
+        classes: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.folder, self.classes = folder, classes
         self.store = Store.open(url or str(folder / "store"))
         self.store.initialise()
         self._tokenizer()
@@ -111,14 +119,17 @@ class Stages:
         return InputRef(kind=kind, fingerprint=fingerprint, path=path, step=step, checkpoint=checkpoint)
 
     def run(self, module: Any, job: Job, *, processes: int = 1, stop_after: int | None = None) -> None:
+        classes = self.classes
+
         def work(rank: int) -> None:
             os.environ.pop("RANK") if processes == 1 else None
             stop = CountedStop(stop_after)
             attempt = Attempt(job)
             attempt.begin()
-            module.run(job, attempt, Progress(job.progress), stop)
+            with classes():
+                module.run(job, attempt, Progress(job.progress), stop)
 
-        in_processes(Path(job.scratch), work, processes)
+        in_kept_processes(Path(job.scratch), work, processes)
 
     def train(
         self, name: str, spec: Segment, *, processes: int = 1, stop_after: int | None = None, **fields: Any

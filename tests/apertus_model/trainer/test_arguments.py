@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from apertus_model.model.on_host import OnHost
 from apertus_model.trainer.arguments import model_arguments
-from tests.apertus_model.harness import in_processes
+from tests.apertus_model.ranks import in_processes
 
 ROWS = torch.arange(32).view(2, 16)
 CPU = torch.device("cpu")

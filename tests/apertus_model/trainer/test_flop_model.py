@@ -8,15 +8,11 @@ pass, which is no model FLOP.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode, mm_flop
 
 from flows.planning.estimate import flops
 from specs.layer_pairs import LayerPairs
@@ -29,6 +25,7 @@ from specs.stages.distill import DistillLoss
 from specs.stages.sft import Lora
 from specs.stages.training import Precision
 from tests.apertus_model.harness import ListedSamples, segment, train
+from tests.apertus_model.step_costs import flop_counter
 from tests.machine import slow
 
 GROUPED = ModelSpec(dim=64, n_layers=4, n_heads=8, n_kv_heads=2, head_dim=16, ffn_dim=336, vocab_size=512)
@@ -58,13 +55,7 @@ def counted(folder: Path, spec: Any) -> int:
     """Operations of one step."""
 
     def check(trainer: Any) -> None:
-        product = {
-            torch.ops.aten.addmm_: lambda kept, a, b, out_shape=None, **_: mm_flop(a, b),
-            torch.ops.aten.addcmul_: lambda kept, a, b, out_shape=None, **_: (
-                2 * math.prod(kept) if b == () else 0
-            ),
-        }
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=product) as counter:
+        with flop_counter() as counter:
             trainer.train_step(trainer.batch_generator(trainer.dataloader))
         (folder / "flops").write_text(str(counter.get_total_flops()))
 

@@ -15,7 +15,8 @@ from apertus_model.trainer.checkpoint import Source, load_tensors
 from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from specs.launch import Parallel
-from tests.apertus_model.harness import MODEL, PreferenceRows, SyntheticSamples, in_processes, segment, train
+from tests.apertus_model.harness import MODEL, PreferenceRows, SyntheticSamples, segment, train
+from tests.apertus_model.ranks import in_kept_processes
 from tests.machine import slow
 
 LAYOUTS = [(1, Parallel()), slow(2, Parallel()), slow(2, Parallel(cp=2)), (2, Parallel(tp=2))]
@@ -48,7 +49,7 @@ def on_ranks(
 
         return work(load)
 
-    return in_processes(folder / "ranks", run, processes)
+    return in_kept_processes(folder / "ranks", run, processes)
 
 
 def log_softmax(checkpoints: Path, step: int, samples: list[Any]) -> torch.Tensor:

@@ -175,7 +175,7 @@ def test_recomputation_changes_no_bit(tmp_path: Path, name: str | None, kind: st
 def test_a_memory_budget_recomputes_without_a_change_of_the_losses(
     tmp_path: Path, alone: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:
-    monkeypatch.setattr("tests.apertus_model.harness.RUN_SECONDS", 280)
+    monkeypatch.setattr("tests.apertus_model.ranks.RUN_SECONDS", 280)
     processes, parallel = ALL[name] if name else (1, Parallel())
     spec = spec_of(
         parallel=parallel, compile=True, activation_checkpointing="memory_budget", memory_budget=0.0
@@ -201,7 +201,7 @@ def test_compiled_layers_give_the_same_losses(
     name: str | None,
     recomputation: str,
 ) -> None:
-    monkeypatch.setattr("tests.apertus_model.harness.RUN_SECONDS", 280)
+    monkeypatch.setattr("tests.apertus_model.ranks.RUN_SECONDS", 280)
     processes, parallel = ALL[name] if name else (1, Parallel())
     spec = spec_of(parallel=parallel, compile=True, activation_checkpointing=recomputation)
     found = Differences.between(run(tmp_path, spec, processes), alone[1])

@@ -19,7 +19,7 @@ from tests.apertus_model.harness import (
     losses,
     same,
 )
-from tests.apertus_model.step_memory import local
+from tests.apertus_model.step_costs import local
 from tests.apertus_model.trainer.layouts import (
     ALL,
     DEEP,

@@ -12,7 +12,8 @@ from torchtitan.distributed import utils as dist_utils
 from apertus_model.trainer.config import parallelism_config
 from apertus_model.trainer.loading import load_model
 from specs.launch import Parallel
-from tests.apertus_model.harness import MODEL, in_processes, segment, train
+from tests.apertus_model.harness import MODEL, segment, train
+from tests.apertus_model.ranks import in_processes
 
 
 def test_weights_that_are_stored_as_they_are_used_give_the_same_bits(tmp_path: Path) -> None:

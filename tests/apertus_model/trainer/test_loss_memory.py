@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from apertus_model.losses import cross_entropy
 from specs.launch import Parallel
 from tests.apertus_model.harness import (
     MODEL,
@@ -31,11 +30,10 @@ DATA: dict[str, Any] = {"qrpo": PreferenceRows, "sft": WeightedSamples}
 )
 @pytest.mark.parametrize("kind", [slow("pretrain"), slow("sft"), "qrpo"])
 def test_no_step_makes_a_tensor_of_all_tokens_by_the_vocabulary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, processes: int, parallel: Parallel
+    tmp_path: Path, kind: str, processes: int, parallel: Parallel
 ) -> None:
     """The largest tensor is what FSDP gathers with the output projection, (4096 + 1) x 32 elements; the
     logits of a chunk are 8 x 4096."""
-    monkeypatch.setattr(cross_entropy, "CHUNK_TOKENS", 8)
     spec = segment(
         kind,
         end_step=1,
@@ -61,14 +59,13 @@ def test_no_step_makes_a_tensor_of_all_tokens_by_the_vocabulary(
         assert memory.largest >= logits  # where they are asked for
 
     kinds = {"data": DATA[kind]} if kind in DATA else {}
-    train(tmp_path, spec, processes=processes, inspect=check, **kinds)
+    train(tmp_path, spec, processes=processes, inspect=check, chunk_tokens=8, **kinds)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", slow("gpipe")])
 def test_the_last_stage_of_a_pipeline_has_a_chunk_of_logits_and_the_others_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: Any
+    tmp_path: Path, schedule: Any
 ) -> None:
-    monkeypatch.setattr(cross_entropy, "CHUNK_TOKENS", 8)
     model = MODEL.model_copy(update={"vocab_size": WORDS})
     spec = segment(
         end_step=1, model=model, global_batch_size=8, parallel=Parallel(pp=2, pp_schedule=schedule)
@@ -85,4 +82,4 @@ def test_the_last_stage_of_a_pipeline_has_a_chunk_of_logits_and_the_others_none(
             assert memory.largest <= (WORDS + 1) * MODEL.dim < TOKENS * WORDS
             assert not trainer.pp_has_last_stage or memory.largest >= 8 * WORDS
 
-    train(tmp_path, spec, processes=2, inspect=check)
+    train(tmp_path, spec, processes=2, inspect=check, chunk_tokens=8)

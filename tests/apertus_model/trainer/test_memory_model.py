@@ -33,7 +33,7 @@ from specs.stages.distill import DistillLoss
 from specs.stages.sft import Lora
 from specs.stages.training import Precision
 from tests.apertus_model.harness import ListedSamples, PreferenceRows, Result, segment, train
-from tests.apertus_model.step_memory import local, peak_of_step
+from tests.apertus_model.step_costs import local, peak_of_step
 from tests.machine import slow
 
 DEVICE: Device = "cuda" if torch.cuda.is_available() else "cpu"

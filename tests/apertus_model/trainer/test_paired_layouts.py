@@ -53,7 +53,7 @@ def test_recomputation_changes_no_bit(tmp_path: Path, alone: Result, kind: str, 
 @compiles
 @pytest.mark.slow
 def test_compiled_layers_train_alike(tmp_path: Path, alone: Result, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tests.apertus_model.harness.RUN_SECONDS", 280)
+    monkeypatch.setattr("tests.apertus_model.ranks.RUN_SECONDS", 280)
     found = run(tmp_path, spec_of(model=PAIRED, compile=True))
     assert losses(found) == pytest.approx(losses(alone), abs=2e-6)
     assert difference(found.weights, alone.weights) < 1e-5

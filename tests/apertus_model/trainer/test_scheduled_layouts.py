@@ -57,7 +57,7 @@ def test_recomputation_changes_no_bit(
 @compiles
 @pytest.mark.slow
 def test_compiled_layers_train_alike(tmp_path: Path, alone: tuple[Path, Result], monkeypatch: Any) -> None:
-    monkeypatch.setattr("tests.apertus_model.harness.RUN_SECONDS", 280)
+    monkeypatch.setattr("tests.apertus_model.ranks.RUN_SECONDS", 280)
     found = run(tmp_path, spec_of(model=SCHEDULED, compile=True))
     assert losses(found) == pytest.approx(losses(alone[1]), abs=2e-6)
     assert difference(found.weights, alone[1].weights) < 1e-5

@@ -13,7 +13,7 @@ import torch
 from apertus_model.model.sparse_attention import draw
 from specs.sparse_attention import Dropped, Hashed, SparseAttention
 from tests.apertus_model.harness import Result, losses, same
-from tests.apertus_model.step_memory import local
+from tests.apertus_model.step_costs import local
 from tests.apertus_model.trainer.layouts import ALL, DEEP, Differences, at, run, spec_of
 from tests.machine import compiles, slow
 
@@ -96,6 +96,6 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path: Path, alon
 @compiles
 @pytest.mark.slow
 def test_compiled_layers_train_alike(tmp_path: Path, alone: Alone, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tests.apertus_model.harness.RUN_SECONDS", 280)
+    monkeypatch.setattr("tests.apertus_model.ranks.RUN_SECONDS", 280)
     found = Differences.between(run(tmp_path, sparse("hash", compile=True)), alone("hash")[1])
     assert found.loss < 2e-6 and found.weights < 3e-5

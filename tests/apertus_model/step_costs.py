@@ -1,5 +1,5 @@
-"""Bytes that torch has allocated at the peak of a training step: weights and optimizer states, and every
-storage that lives beside them.
+"""What a training step costs: the operations of its products and sums, and the bytes that torch has allocated
+at its peak, of weights and optimizer states and of every storage that lives beside them.
 
 On CPU storages are followed by a dispatch mode: it sees what each operator takes and gives, views and
 DTensors by the storage under them, a freed or emptied storage as no bytes; what a kernel allocates inside of
@@ -9,13 +9,17 @@ itself it does not see. On CUDA the allocator is asked.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, mm_flop
 from torch.utils.weak import WeakIdKeyDictionary
 
 
@@ -38,6 +42,25 @@ def peak_of_step(trainer: Any) -> int:
     with _Storages(kept) as storages:
         trainer.train_step(batches)
     return storages.peak + sum(tensor.nbytes for tensor in kept)
+
+
+@contextmanager
+def flop_counter() -> Iterator[FlopCounterMode]:
+    """Counts operations, also those of products that are added to a tensor in place; attention is computed
+    as products of matrices."""
+
+    def product(kept: Any, a: Any, b: Any, out_shape: Any = None, **_: Any) -> int:
+        return int(mm_flop(a, b))
+
+    def elementwise(kept: Any, a: Any, b: Any, out_shape: Any = None, **_: Any) -> int:
+        return 2 * math.prod(kept) if b == () else 0
+
+    counted = {torch.ops.aten.addmm_: product, torch.ops.aten.addcmul_: elementwise}
+    with (
+        sdpa_kernel(SDPBackend.MATH),
+        FlopCounterMode(display=False, custom_mapping=counted) as counter,
+    ):
+        yield counter
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
