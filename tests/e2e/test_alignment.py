@@ -91,7 +91,7 @@ def test_evaluations_measure_the_metrics_that_gates_are_checked_against(aligned:
         for node in plan.graph.nodes.values()
         if isinstance(node.part, EvaluatePart)
     }
-    assert {*parts} == {"evaluate", "evaluate-sft", "evaluate-aligned-qrpo", "evaluate-aligned-dpo"}
+    assert {*parts} == {"evaluate", "evaluate-sft", "evaluate-aligned"}
     for name, (node, part) in parts.items():
         other = parts[read.node][1] if (read := node.inputs.get("against")) and read.node else None
         planned = {*part.metrics(node.inputs, repeats.buckets, other.source_names if other else [])}
@@ -226,8 +226,8 @@ def test_the_exported_model_is_a_chat_model_with_a_card_of_its_making(aligned: P
 
 
 def test_evaluation_compares_the_models_before_and_after(aligned: Path) -> None:
-    metrics = artifact(plan_of(aligned), "evaluate-aligned-qrpo").manifest.metrics
-    table = artifact(plan_of(aligned), "evaluate-aligned-qrpo").json("rewards.json")["rows"]
+    metrics = artifact(plan_of(aligned), "evaluate-aligned").manifest.metrics
+    table = artifact(plan_of(aligned), "evaluate-aligned").json("rewards.json")["rows"]
     own, other = (np.array([row[name] for row in table]) for name in ("reward", "against"))
     assert metrics["reward/difference"] == pytest.approx((own - other).mean())
     assert (

@@ -43,6 +43,7 @@ def ranks(run: Run) -> list[int]:
     return [pid for pid in run.stage_processes() if "torch.distributed.run" not in command_line(pid)]
 
 
+@pytest.mark.slow
 def test_sigusr1_in_the_middle_of_training_commits_a_checkpoint(cooling: tuple[Run, Artifact]) -> None:
     run, annealing = cooling
     run.wait_for(lambda: bool(annealing.checkpoint_steps()))

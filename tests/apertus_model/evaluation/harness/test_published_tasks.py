@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,6 +214,18 @@ def test_instruct_models_are_asked_in_conversations(check: Runs) -> None:
     prompt = samples["arc_challenge_chat"][0]["arguments"][0][0]
     assert prompt.startswith("<|user|>Given the following question")
     assert prompt.endswith("<|end|><|assistant|>The best answer is")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_words() -> Iterator[None]:
+    """RULER sorts all pairs of an adjective and a noun when it is imported: 6 million, for 10 s."""
+    import wonderwords
+
+    words = wonderwords.RandomWord()
+    few = SimpleNamespace(_categories={kind: found[:50] for kind, found in words._categories.items()})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wonderwords, "RandomWord", lambda: few)
+        yield
 
 
 def test_a_task_writes_its_prompts_with_the_tokenizer(check: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
