@@ -22,6 +22,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 from torch._dynamo import trace_rules
+from torch.distributed import device_mesh
 
 # The tables of torch's compiler are made here, after all imports; process groups of the children would throw
 # them away, in case they had been made before.
@@ -62,7 +63,7 @@ class _KeptProcesses:
         self._children = _fork(self._serve, processes)
 
     def _serve(self, rank: int) -> None:
-        dist.destroy_process_group = lambda *_: None  # specs of shardings that torch keeps name its groups
+        _keep_process_groups()
         gc.freeze()
         here: Connection = self._connections[rank][1]
         environment = dict(os.environ)
@@ -120,6 +121,21 @@ def in_kept_processes(folder: Path, work: Callable[[int], Any], processes: int) 
     if not _kept[processes].run(work, answers):
         _kept.pop(processes).end()
     return _results(answers)
+
+
+def _keep_process_groups() -> None:
+    """Groups of this process are made once and never destroyed: what torch keeps of shardings names them, and
+    each has threads."""
+    make, made = dist.new_group, dict[Any, Any]()
+
+    def new_group(ranks: list[int] | None = None, **options: Any) -> Any:
+        key = tuple(ranks or ()), options.get("backend"), options.get("group_desc")
+        if key not in made:
+            made[key] = make(ranks, **options)
+        return made[key]
+
+    dist.destroy_process_group = lambda *_: None
+    dist.new_group = device_mesh.new_group = new_group
 
 
 def _fork(child: Callable[[int], None], processes: int) -> list[Any]:
