@@ -5,6 +5,7 @@ looks for new ones.
 """
 
 import os
+import re
 import signal
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -23,6 +24,7 @@ __all__ = ["numerics", "pytest_sessionfinish"]
 
 RUNS = "tests/e2e/"
 TRAININGS = "tests/apertus_model/trainer/"
+TOGETHER = re.compile(r"tests/(e2e|apertus_model/\w+)/")
 
 # A shell or `nohup` starts the tests with these ignored, which programs would inherit;
 for number in (signal.SIGINT, signal.SIGHUP):
@@ -39,7 +41,11 @@ if os.environ.get("TESTS_ON") != "gpu":  # `make gpu-check` sets it; all other t
     os.environ |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
 
 pytest.register_assert_rewrite(  # they assert for several files
-    "tests.infra.maker", "tests.specs.composing", "tests.recipes", "tests.apertus_model.data.sources"
+    "tests.infra.maker",
+    "tests.specs.composing",
+    "tests.recipes",
+    "tests.apertus_model.data.sources",
+    "tests.apertus_model.trainer.layouts",
 )
 
 settings.register_profile("fixed", derandomize=True, deadline=None)
@@ -60,14 +66,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """For `-n`: whole runs go to one process, first: they share a finished one and take longest. Then come
-    trainings, in one process too: they share processes that train. Of the rest, a file stays together."""
+    """For `-n`: whole runs go to one process, first: they share a finished one and take longest. So do the
+    tests of each part of the engine, which share processes that train. Of the rest, a file stays together."""
 
     class Runs(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next(
-                (folder for folder in (RUNS, TRAININGS) if nodeid.startswith(folder)), nodeid.split("::")[0]
-            )
+            together = TOGETHER.match(nodeid)
+            return together[0] if together else nodeid.split("::")[0]
 
     config.option.loadscopereorder = False
     return Runs(config, log)

@@ -16,6 +16,7 @@ from tests.apertus_model.harness import (
     Sample,
     difference,
     losses,
+    same,
     segment,
     train,
 )
@@ -69,6 +70,16 @@ def run(folder: Path, spec: Any, processes: int = 1, **arguments: Any) -> Result
         results[0].weights |= result.weights
         results[0].optimizer |= result.optimizer
     return results[0]
+
+
+def assert_recomputation_changes_no_bit(
+    folder: Path, spec: Any, kind: str, processes: int = 1, kept: Result | None = None
+) -> None:
+    """`kept`: what a run without recomputation has given; None makes one."""
+    kept = kept or run(folder / "kept", spec, processes)
+    found = run(folder / "recomputed", spec.model_copy(update={"activation_checkpointing": kind}), processes)
+    assert losses(found) == losses(kept)
+    assert same(found.weights, kept.weights) and same(found.optimizer, kept.optimizer)
 
 
 def at(folder: Path, step: int = 2) -> Source:

@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from specs.mamba import Mamba
-from tests.apertus_model.harness import Result, difference, losses, same
-from tests.apertus_model.trainer.layouts import ALL, DEEP, Differences, run, spec_of
+from tests.apertus_model.harness import Result, difference, losses
+from tests.apertus_model.trainer.layouts import (
+    ALL,
+    DEEP,
+    Differences,
+    assert_recomputation_changes_no_bit,
+    run,
+    spec_of,
+)
 from tests.machine import compiles, slow
 
 HYBRID = DEEP.model_copy(update={"mamba": Mamba(layers=[0, 2], chunk=8)})
@@ -37,9 +44,7 @@ def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "selective"])
 def test_recomputation_changes_no_bit(tmp_path: Path, alone: Result, kind: str) -> None:
-    found = run(tmp_path, spec_of(model=HYBRID, activation_checkpointing=kind))
-    assert losses(found) == losses(alone)
-    assert same(found.weights, alone.weights) and same(found.optimizer, alone.optimizer)
+    assert_recomputation_changes_no_bit(tmp_path, spec_of(model=HYBRID), kind, kept=alone)
 
 
 @compiles

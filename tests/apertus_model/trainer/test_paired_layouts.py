@@ -14,8 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specs.launch import Parallel
 from specs.layer_pairs import LayerPairs
-from tests.apertus_model.harness import Result, difference, losses, same
-from tests.apertus_model.trainer.layouts import ALL, DEEP, Differences, run, spec_of
+from tests.apertus_model.harness import Result, difference, losses
+from tests.apertus_model.trainer.layouts import (
+    ALL,
+    DEEP,
+    Differences,
+    assert_recomputation_changes_no_bit,
+    run,
+    spec_of,
+)
 from tests.machine import compiles
 
 PAIRED = DEEP.model_copy(update={"layer_pairs": LayerPairs(start=1, layers=4)})
@@ -44,10 +51,8 @@ def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
 @pytest.mark.parametrize(("kind", "name"), [("full", None), ("selective", None), ("full", "FSDP")])
 def test_recomputation_changes_no_bit(tmp_path: Path, alone: Result, kind: str, name: str | None) -> None:
     processes, parallel = ALL[name] if name else (1, Parallel())
-    changes: dict[str, Any] = {"model": PAIRED, "parallel": parallel}
-    kept = alone if name is None else run(tmp_path / "kept", spec_of(**changes), processes)
-    found = run(tmp_path / "again", spec_of(**changes, activation_checkpointing=kind), processes)
-    assert same(found.weights, kept.weights)
+    spec = spec_of(model=PAIRED, parallel=parallel)
+    assert_recomputation_changes_no_bit(tmp_path, spec, kind, processes, None if name else alone)
 
 
 @compiles

@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
+from specs.launch import Parallel
 from specs.repeats import Repeats
-from tests.apertus_model.harness import Result, difference, losses, same
-from tests.apertus_model.trainer.layouts import ALL, DEEP, Differences, run, spec_of
+from tests.apertus_model.harness import Result, difference, losses
+from tests.apertus_model.trainer.layouts import (
+    ALL,
+    DEEP,
+    Differences,
+    assert_recomputation_changes_no_bit,
+    run,
+    spec_of,
+)
 from tests.machine import compiles
 
 REPEATED = DEEP.model_copy(update={"repeats": Repeats(start=1, layers=2, times=3)})
@@ -48,15 +56,9 @@ def test_the_control_without_old_keys_shares_sequences_among_processes(tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), [("full", None), ("selective", None), ("full", "FSDP")])
 def test_recomputation_changes_no_bit(tmp_path: Path, alone: Result, kind: str, name: str | None) -> None:
-    changes: dict[str, Any] = {"model": REPEATED}
-    if name is not None:
-        changes["parallel"] = ALL[name][1]
-    processes = ALL[name][0] if name else 1
-    kept = alone if name is None else run(tmp_path / "kept", spec_of(**changes), processes)
-    found = run(tmp_path / "again", spec_of(**changes, activation_checkpointing=kind), processes)
-    assert losses(found) == losses(kept)
-    assert same(found.weights, kept.weights)
-    assert same(found.optimizer, kept.optimizer)
+    processes, parallel = ALL[name] if name else (1, Parallel())
+    spec = spec_of(model=REPEATED, parallel=parallel)
+    assert_recomputation_changes_no_bit(tmp_path, spec, kind, processes, None if name else alone)
 
 
 @compiles

@@ -10,8 +10,15 @@ import torch
 
 from specs.launch import Parallel
 from specs.layer_schedule import DepthAverage
-from tests.apertus_model.harness import Result, difference, losses, same
-from tests.apertus_model.trainer.layouts import ALL, DEEP, Differences, run, spec_of
+from tests.apertus_model.harness import Result, difference, losses
+from tests.apertus_model.trainer.layouts import (
+    ALL,
+    DEEP,
+    Differences,
+    assert_recomputation_changes_no_bit,
+    run,
+    spec_of,
+)
 from tests.machine import compiles
 
 SCHEDULED = DEEP.model_copy(update={"depth_average": DepthAverage(dilation=2, period=3)})
@@ -45,13 +52,9 @@ def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
 def test_recomputation_changes_no_bit(
     tmp_path: Path, alone: tuple[Path, Result], kind: str, name: str | None
 ) -> None:
-    changes: dict[str, Any] = {"model": SCHEDULED, "parallel": ALL[name][1] if name else Parallel()}
-    processes = ALL[name][0] if name else 1
-    kept = alone[1] if name is None else run(tmp_path / "kept", spec_of(**changes), processes)
-    found = run(tmp_path / "again", spec_of(**changes, activation_checkpointing=kind), processes)
-    assert losses(found) == losses(kept)
-    assert same(found.weights, kept.weights)
-    assert same(found.optimizer, kept.optimizer)
+    processes, parallel = ALL[name] if name else (1, Parallel())
+    spec = spec_of(model=SCHEDULED, parallel=parallel)
+    assert_recomputation_changes_no_bit(tmp_path, spec, kind, processes, None if name else alone[1])
 
 
 @compiles

@@ -14,7 +14,15 @@ from apertus_model.model.sparse_attention import draw
 from specs.sparse_attention import Dropped, Hashed, SparseAttention
 from tests.apertus_model.harness import Result, losses, same
 from tests.apertus_model.step_costs import local
-from tests.apertus_model.trainer.layouts import ALL, DEEP, Differences, at, run, spec_of
+from tests.apertus_model.trainer.layouts import (
+    ALL,
+    DEEP,
+    Differences,
+    assert_recomputation_changes_no_bit,
+    at,
+    run,
+    spec_of,
+)
 from tests.machine import compiles, slow
 
 METHODS: dict[str, SparseAttention] = {
@@ -81,9 +89,7 @@ def test_a_layout_gives_the_losses_and_the_weights_of_one_process(
     ("name", "kind"), [("hash", "full"), slow("hash", "selective"), slow("drop", "full")]
 )
 def test_recomputation_changes_no_bit(tmp_path: Path, alone: Alone, name: str, kind: str) -> None:
-    found = run(tmp_path, sparse(name, activation_checkpointing=kind))
-    assert losses(found) == losses(alone(name)[1])
-    assert same(found.weights, alone(name)[1].weights)
+    assert_recomputation_changes_no_bit(tmp_path, sparse(name), kind, kept=alone(name)[1])
 
 
 @pytest.mark.slow
