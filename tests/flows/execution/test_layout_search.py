@@ -52,8 +52,8 @@ class Runs:
 
 
 @pytest.fixture
-def part(tmp_path: Path) -> PartEstimate:
-    return part_of(RECIPES / "apertus-8b.yaml", "pretrain", tmp_path)
+def part() -> PartEstimate:
+    return part_of(RECIPES / "apertus-8b.yaml", "pretrain")
 
 
 def searched(part: PartEstimate, runs: Runs, refuses: Any = lambda layout: False, nodes: int = 16) -> Search:
@@ -117,9 +117,9 @@ def test_without_a_layout_one_message_says_why(part: PartEstimate) -> None:
         searched(part, Runs(lambda parallel: -1))
 
 
-def test_the_ranks_with_most_memory_and_most_time_are_rehearsed(tmp_path: Path) -> None:
+def test_the_ranks_with_most_memory_and_most_time_are_rehearsed() -> None:
     """70B, interleaved: the second stage of the pipeline waits for most, the last has the output too."""
-    part = part_of(RECIPES / "apertus-70b.yaml", "pretrain", tmp_path)
+    part = part_of(RECIPES / "apertus-70b.yaml", "pretrain")
     assert busiest_ranks(Layout(part.segment, part.gpus, RATES)) == [512]
 
 
