@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch._dynamo import trace_rules
 
 import apertus_model.trainer.config  # imported here so that the children need not  # noqa: F401
 from apertus_model.losses import cross_entropy
@@ -34,6 +35,11 @@ from specs.stages.qrpo import QrpoLoss
 from specs.stages.reward_model import RewardLoss
 from specs.stages.training import Precision, Segment
 from tests.apertus_model.ranks import in_kept_processes
+
+# The tables of torch's compiler are made here, after all imports; process groups of the children would throw
+# them away, in case they had been made before.
+trace_rules.get_torch_obj_rule_map()
+trace_rules.clear_lru_cache = lambda: None
 
 MODEL = ModelSpec(
     dim=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=64, vocab_size=128, init_std=0.05

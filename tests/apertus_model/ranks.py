@@ -21,13 +21,7 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
-from torch._dynamo import trace_rules
 from torch.distributed import device_mesh
-
-# The tables of torch's compiler are made here, after all imports; process groups of the children would throw
-# them away, in case they had been made before.
-trace_rules.get_torch_obj_rule_map()
-trace_rules.clear_lru_cache = lambda: None
 
 RUN_SECONDS = 120
 

@@ -20,6 +20,7 @@ from tests.numerics import Numerics
 
 Tensor = torch.Tensor
 FIVE_SIGMA = 5.0
+FEW, MANY = 40_000, 100_000  # draws
 
 
 def problem(
@@ -55,12 +56,21 @@ def excess(counts: Tensor, probabilities: Tensor) -> float:
     return (((counts - expected) ** 2 / expected).sum().item() - freedom) / math.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize(("words", "seed"), [(2, 1), slow(30, 0), (30, -77), slow(300, 123456)])
-def test_words_are_drawn_as_often_as_the_softmax_says(words: int, seed: int, numerics: Numerics) -> None:
-    drawn, probabilities = many(words, 40_000, seed)
+@pytest.mark.parametrize(
+    ("words", "seed", "draws"),
+    [
+        (2, 1, FEW),
+        (30, -77, FEW),
+        *(slow(*problem, MANY) for problem in ((2, 1), (30, 0), (30, -77), (300, 123456))),
+    ],
+)
+def test_words_are_drawn_as_often_as_the_softmax_says(
+    words: int, seed: int, draws: int, numerics: Numerics
+) -> None:
+    drawn, probabilities = many(words, draws, seed)
     numerics(
         "losses",
-        "frequencies of 40,000 drawn labels, chi-square, in standard deviations from its mean",
+        "frequencies of drawn labels, chi-square, in standard deviations from its mean",
         source="Gumbel-max with hashed noise; arXiv 2305.14342, algorithm 2",
         against="softmax in float64",
         difference=abs(excess(drawn.bincount(minlength=words).double(), probabilities)),
@@ -68,21 +78,23 @@ def test_words_are_drawn_as_often_as_the_softmax_says(words: int, seed: int, num
     )
 
 
-def test_a_place_does_not_favour_the_word_of_its_own_number() -> None:
+@pytest.mark.parametrize("seeds", [200, slow(1000)])
+def test_a_place_does_not_favour_the_word_of_its_own_number(seeds: int) -> None:
     state, weight, numbers = torch.ones(1, 40, 1), torch.zeros(40, 1), torch.arange(40)[None]
     same = sum(
-        int((draw_labels(state, weight, numbers, numbers, seed) == numbers).sum()) for seed in range(200)
+        int((draw_labels(state, weight, numbers, numbers, seed) == numbers).sum()) for seed in range(seeds)
     )
-    assert abs(same - 200) < FIVE_SIGMA * math.sqrt(8_000 / 40 * 39 / 40)
+    assert abs(same - seeds) < FIVE_SIGMA * math.sqrt(seeds * 39 / 40)
 
 
+@pytest.mark.parametrize("draws", [FEW, slow(MANY)])
 @pytest.mark.parametrize("other", ["next place", "place of a row later", "other step"])
-def test_draws_of_different_places_and_steps_are_independent(other: str) -> None:
-    drawn, probabilities = many(6, 40_000, 9)
+def test_draws_of_different_places_and_steps_are_independent(other: str, draws: int) -> None:
+    drawn, probabilities = many(6, draws, 9)
     second = {
         "next place": drawn.roll(-1),
         "place of a row later": drawn.roll(-4096),
-        "other step": many(6, 40_000, 10)[0],
+        "other step": many(6, draws, 10)[0],
     }[other]
     pairs = (drawn * 6 + second).bincount(minlength=36).double()
     assert abs(excess(pairs, torch.outer(probabilities, probabilities).flatten())) < FIVE_SIGMA

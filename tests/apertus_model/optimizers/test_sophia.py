@@ -81,11 +81,15 @@ def test_a_hyperparameter_out_of_range_is_an_error(wrong: dict[str, Any]) -> Non
         Sophia([torch.nn.Parameter(random(0))], **wrong)
 
 
-@pytest.mark.parametrize("weighted", [slow(False), True])
-def test_the_estimate_is_the_gauss_newton_diagonal_on_average(weighted: bool, numerics: Numerics) -> None:
+@pytest.mark.parametrize(
+    ("weighted", "draws", "relative"), [slow(False, 4000, 0.2), slow(True, 4000, 0.2), (True, 1000, 0.4)]
+)
+def test_the_estimate_is_the_gauss_newton_diagonal_on_average(
+    weighted: bool, draws: int, relative: float, numerics: Numerics
+) -> None:
     """For softmax regression it is sum_i w_i x_id^2 p_iv (1 - p_iv) / W. Every element of the mean of
-    1,000 draws lies within five standard errors, which are estimated from the draws themselves."""
-    draws, generator = 1000, torch.Generator().manual_seed(1)
+    the draws lies within five standard errors, which are estimated from the draws themselves."""
+    generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(1, 12, 3, generator=generator, dtype=torch.float64)
     weight = torch.randn(5, 3, generator=generator, dtype=torch.float64).requires_grad_()
     labels = torch.zeros(1, 12, dtype=torch.int64)
@@ -108,14 +112,14 @@ def test_the_estimate_is_the_gauss_newton_diagonal_on_average(weighted: bool, nu
     exact = torch.einsum("n,nd,nv->vd", kept, hidden[0] ** 2, p * (1 - p)) / kept.sum()
     numerics(
         "optimizers",
-        "Gauss-Newton-Bartlett estimate, mean of 1,000 draws, in its standard errors",
+        "Gauss-Newton-Bartlett estimate, mean of draws, in its standard errors",
         source="arXiv 2305.14342, algorithm 2; weights as in `optimizers.gauss_newton`",
         against="the diagonal of the Gauss-Newton matrix of a softmax regression, exact",
         difference=((found.mean(0) - exact).abs() / (found.std(0) / draws**0.5)).max().item(),
         allowed=5,
     )
     # so that it says something: half of it or twice it would be noticed
-    assert ((found.mean(0) - exact) / exact).abs().max() < 0.4
+    assert ((found.mean(0) - exact) / exact).abs().max() < relative
 
 
 def test_samples_with_weights_are_trained(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_layout_that_is_pasted_or_set_is_what_the_recipe_runs(
     pipeline = load(str(path))
     at = phases(pipeline, stage)[-1].path
     found = layouts(part.segment, gpus, RATES)
-    for layout in (found[0], found[-1]):
+    for layout in (found[0], found[len(found) // 2], found[-1]):
         pasted = tmp_path / "pasted.yaml"
         pasted.write_text(f"extends: {path}\n{layout.to_yaml(at)}")
         launch = load(str(pasted)).stages[stage].launch
