@@ -17,6 +17,7 @@ $(BIN)/pip:
 	@[ "$$(uname -s)" = Linux ] || { echo "Apertus runs on Linux (x86-64, aarch64): there is no triton for $$(uname -s)."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "Python 3.11, 3.12 or 3.13 is needed; name it with PYTHON=..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
 
 $(READY): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing the pinned dependencies into $(VENV): 2.6 GB with a CPU build of torch, 5.6 GB with the CUDA build; a few minutes."
