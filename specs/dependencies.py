@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 from specs.base import Spec, results_of
@@ -50,13 +51,21 @@ def checkpoints(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference]
 
 def _references(at: FieldPath, spec: Spec) -> Iterator[Use]:
     """The references of a spec, and of those in its fields."""
-    for name, info in type(spec).model_fields.items():
-        results = results_of(info)
-        for path, item in _items((*at, info.alias or name), getattr(spec, name)):
+    for name, shown, results in _fields(type(spec)):
+        value = getattr(spec, name)
+        if not results and isinstance(value, (bool, int, float, str)):
+            continue
+        for path, item in _items((*at, shown), value):
             if results and item != REST:
                 yield Use(path, _named(path, item), results)
             if isinstance(item, Spec):
                 yield from _references(path, item)
+
+
+@cache
+def _fields(kind: type[Spec]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Of each field: its name, its name in a recipe, and the results that it may name."""
+    return [(name, info.alias or name, results_of(info)) for name, info in kind.model_fields.items()]
 
 
 def _items(path: FieldPath, value: Any) -> Iterator[tuple[FieldPath, Any]]:

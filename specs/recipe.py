@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def _what_is_right(data: dict[str, Any]) -> Pipeline:
 
     def valid(kind: Any, value: Any, default: Any) -> Any:
         try:
-            return TypeAdapter(kind).validate_python(value)
+            return _adapter(kind).validate_python(value)
         except ValidationError:
             return default
 
@@ -68,3 +69,9 @@ def _what_is_right(data: dict[str, Any]) -> Pipeline:
     return Pipeline.model_construct(
         name="", launch=valid(Launch, data.get("launch", {}), Launch()), sources=read, stages=right
     )
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Kept: to make that of all stages takes longer than to validate one."""
+    return TypeAdapter(kind)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sysconfig
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -170,12 +171,10 @@ class SourceSpec(Spec):
 
     @model_validator(mode="after")
     def _fits_the_format(self) -> SourceSpec:
-        neutral = {
-            name: field.get_default(call_default_factory=True)
-            for name, field in type(self).model_fields.items()
-        }
         for name, formats in ONLY_FOR.items():
-            if getattr(self, name) != neutral[name] and self.format not in formats:
+            if self.format in formats or name not in self.model_fields_set:
+                continue
+            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
                 raise ValueError(f"{name} belongs to {' and '.join(formats)}; this is {self.format}")
         named = [self.text_column, *self.metadata]
         if len(set(named)) < len(named):
@@ -217,7 +216,7 @@ def resolve_url(url: str) -> str:
         return url
     name, _, rest = url.removeprefix("installed:").partition("/")
     if name in ("stdlib", "site-packages"):
-        root = Path(sysconfig.get_paths()["stdlib" if name == "stdlib" else "purelib"])
+        root = _library("stdlib" if name == "stdlib" else "purelib")
     else:
         found = importlib.util.find_spec(name) if name.isidentifier() else None
         if found is None or not found.submodule_search_locations:
@@ -226,3 +225,9 @@ def resolve_url(url: str) -> str:
     if ".." in Path(rest).parts:
         raise ValueError(f"'{url}' leaves the package")
     return str(root / rest) if rest else str(root)
+
+
+@cache
+def _library(name: str) -> Path:
+    """A folder of this Python."""
+    return Path(sysconfig.get_path(name))

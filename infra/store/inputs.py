@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
@@ -154,13 +155,14 @@ def _leads_to(folder: str, glob: str) -> bool:
             return True
         if index >= len(pattern) - 1:
             return False
-        if not PurePosixPath(part).match(pattern[index]):
+        if not fnmatchcase(part, pattern[index]):
             return False
     return True
 
 
 def _matches(path: str, globs: list[str]) -> bool:
-    return any(_glob(PurePosixPath(path).parts, PurePosixPath(glob).parts) for glob in globs)
+    parts = PurePosixPath(path).parts
+    return any(_glob(parts, PurePosixPath(glob).parts) for glob in globs)
 
 
 def _glob(path: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
@@ -169,7 +171,7 @@ def _glob(path: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
         return not path
     if pattern[0] == "**":
         return any(_glob(path[skip:], pattern[1:]) for skip in range(len(path) + 1))
-    return bool(path) and PurePosixPath(path[0]).match(pattern[0]) and _glob(path[1:], pattern[1:])
+    return bool(path) and fnmatchcase(path[0], pattern[0]) and _glob(path[1:], pattern[1:])
 
 
 def locked_digest(store: Store, listing: Listing) -> str | None:

@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
@@ -68,9 +69,16 @@ class Filesystem:
     def full(self, path: str) -> str:
         """Path on the filesystem. StoreError for a path that would leave the store."""
         full = f"{self.root}/{inside(path, 'a call')}"
-        if self.is_local and not Path(full).resolve().is_relative_to(Path(self.root).resolve()):
+        if self.is_local and self._leads_out(path):
             raise StoreError(f"'{path}' leads out of the store through a link")
         return full
+
+    def _leads_out(self, path: str) -> bool:
+        """Whether a path is outside of the store where all links are followed."""
+        parts = list(accumulate([self.root, *path.split("/")], os.path.join))
+        if not any(map(os.path.islink, parts)):
+            return False
+        return not Path(parts[-1]).resolve().is_relative_to(Path(self.root).resolve())
 
     def location(self, path: str) -> str:
         """What other libraries open: a local path, or a URL with its protocol."""
