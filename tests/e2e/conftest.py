@@ -190,11 +190,17 @@ def finished(home: Path) -> Path:
 
 
 @pytest.fixture(scope="package")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a Prefect server, for runs that are not about their own: to start one takes seconds."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
+    """A Prefect server: to start one takes ten seconds."""
     server = Prefect(tmp_path_factory.mktemp("server"))
     try:
         server.start_server()
-        yield server.api
+        yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="package")
+def api(server: Prefect) -> str:
+    """Address of a server for runs that are not about their own."""
+    return server.api

@@ -33,14 +33,10 @@ pytestmark = pytest.mark.timeout(900)  # with the server, and runs, as set-up
 
 
 @pytest.fixture(scope="module")
-def prefect(home: Path) -> Iterator[Prefect]:
-    server = Prefect(home)
-    try:
-        server.start_server()
-        server.deploy()
-        yield server
-    finally:
-        server.stop()
+def prefect(server: Prefect) -> Iterator[Prefect]:
+    server.deploy()
+    yield server
+    server.worker.terminate()
 
 
 @pytest.fixture
