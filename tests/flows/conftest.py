@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.testing
 
 from flows.planning.graph import Node
 from flows.planning.plan import Plan, make
@@ -17,6 +19,9 @@ from specs.recipe import load
 from specs.stages.corpus import CorpusPart
 from tests.infra.sealed import sealed
 from tests.recipes import CHAT, write_recipe
+
+# All commands are made of their functions' signatures anew for every call.
+typer.testing._get_command = cache(typer.testing._get_command)
 
 
 @pytest.fixture
