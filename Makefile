@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 RECIPE ?= specs/recipes/mini.yaml
-AT_ONCE ?= 3
+AT_ONCE ?= 2
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-for-tests
