@@ -277,7 +277,7 @@ def _listed(value: Any) -> list[str]:
 
 def load_config(path: Path, seen: tuple[Path, ...] = ()) -> Config:
     """A task file with what it includes. HarnessError for one that cannot be read."""
-    path = _resolved(path)
+    path = path.resolve()
     if path in seen:
         raise HarnessError(f"the task file {path} includes itself")
     try:
@@ -291,11 +291,6 @@ def load_config(path: Path, seen: tuple[Path, ...] = ()) -> Config:
         other.pop("task_list", None)
         merged |= other
     return merged | config
-
-
-@cache
-def _resolved(path: Path) -> Path:
-    return path.resolve()
 
 
 @cache

@@ -252,7 +252,9 @@ class TestWithTheExtra:
         assert [row["prompts"] for row in rows] == theirs and len(rows) == 6
         assert {name: artifact.manifest.metrics[name] for name in found} == found
 
-    def test_a_death_changes_no_bit(self, bench: Any, tokenizer: Artifact, tmp_path: Path) -> None:
+    def test_neither_workers_nor_a_death_change_a_bit(
+        self, bench: Any, tokenizer: Artifact, tmp_path: Path
+    ) -> None:
         class Dies(StopsAfterOneUnit):
             LAST = 4
 
@@ -261,10 +263,10 @@ class TestWithTheExtra:
             run("killed", attempt_class=Dies)
         kinds = [key.partition("-")[0] for key in units_of(bench, "harness/killed", "first")]
         assert kinds == ["loglikelihood", "requests", "requests", "requests"]
-        continued = run("killed", attempt="second")
+        whole = run("killed", attempt="second")
         kinds = [key.partition("-")[0] for key in units_of(bench, "harness/killed", "second")]
         assert kinds == ["generate_until", "loglikelihood_rolling"]
-        assert run("whole") == continued
+        assert run("two", workers=2) == whole
 
     @pytest.mark.slow
     def test_five_workers_of_which_some_are_killed_change_no_bit(
