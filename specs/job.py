@@ -51,28 +51,8 @@ class Job(BaseModel):
     resume_step: int | None = None  # training: step of this trajectory's checkpoint to resume from
     profile: Profile = Profile()
     tracking: Tracking = Tracking()  # with absolute folders
+    gpus: int = 0  # of each worker; 0 if it holds no whole model
     launched_at: float = 0.0  # unix time, for the start-up part of the timings
-
-    @property
-    def gpus(self) -> int:
-        """GPUs that a part needs on one node if it is one process that uses a whole model:
-        `launch.parallel.tp` for sampling, for running tasks and for a judge by vLLM, one for a reward
-        model, another judge, an encoder or a classifier but fastText, 0 for other parts and where a server
-        answers. (Each process of torchrun has one GPU.)"""
-        if self.kind in ("rewards", "evaluate_reward"):
-            reward = self.spec["reward"]
-            judge = reward.get("judge") or {}
-            if judge.get("engine") == "vllm":
-                return self.launch.tensor_parallel
-            return int(reward.get("function") is None and judge.get("server") is None)
-        if self.kind == "features":
-            return int(self.spec["encoder"] is not None)
-        if self.kind == "scores":
-            return int(self.spec["method"] != "fasttext")
-        if self.kind == "completions" and self.spec.get("sampling", {}).get("engine") == "server":
-            return 0
-        asked = ("completions", "continuations", "harness")
-        return self.launch.tensor_parallel if self.kind in asked else 0
 
 
 class _Report(BaseModel):

@@ -3,7 +3,7 @@ fingerprint."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -139,6 +139,14 @@ class Workers(Spec):
     memory: str | None = execution(
         None, pattern=r"^[1-9]\d*[KMGT]$", description="of each worker on a cluster: `8G`"
     )
+
+
+class HeldModel(NamedTuple):
+    """A whole model that a process holds outside the training engine: to sample, to score or to run tasks."""
+
+    role: str  # among the inputs of the part
+    vllm: bool = False
+    shared: bool = False  # its layers are divided among `launch.parallel.tp` GPUs of a node
 
 
 class Launch(Spec):

@@ -13,6 +13,7 @@ from pydantic import model_validator
 
 from specs.base import Spec, execution, identity, reference
 from specs.judge import Judge
+from specs.launch import HeldModel
 from specs.sources import FUNCTION, resolve_url
 from specs.units import Reference
 
@@ -54,6 +55,14 @@ class RewardSpec(Spec):
         if self.judge is not None:
             return f"of the judge {self.judge.from_ or self.judge.revision}"
         return self.function or self.model or str(self.from_)
+
+    @property
+    def held_model(self) -> HeldModel | None:
+        """The model of a process that scores."""
+        if (judge := self.judge) is None:
+            return HeldModel("reward_model") if self.function is None else None
+        vllm = judge.engine == "vllm"
+        return HeldModel("judge", vllm=vllm, shared=vllm) if judge.server is None else None
 
     @model_validator(mode="before")
     @classmethod

@@ -313,6 +313,7 @@ class Runner:
             resume_step=resume,
             profile=self.profile,
             tracking=self.plan.pipeline.tracking.located(),
+            gpus=node.part.gpus_of_worker(node.launch),
             launched_at=time.time(),
         )
 

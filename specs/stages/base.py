@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator
 from specs.advice import Silenced
 from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath, Problem
-from specs.launch import Launch
+from specs.launch import HeldModel, Launch
 from specs.sources import TOKENISED, SourceSpec
 from specs.units import Reference
 
@@ -96,6 +96,16 @@ class Part(Spec):
     WORKERS: ClassVar[int] = 0
     # whether plans depend on its result (sizes, tokenizers, choices), so that a run plans again after it
     PLAN_DEPENDS: ClassVar[bool] = False
+
+    @property
+    def held_model(self) -> HeldModel | None:
+        """The whole model that each worker holds; None without one, and where a server holds it."""
+        return None
+
+    def gpus_of_worker(self, launch: Launch) -> int:
+        """GPUs of each worker; 0 without a whole model. (Each process of torchrun has one GPU.)"""
+        held = self.held_model
+        return 0 if held is None else launch.tensor_parallel if held.shared else 1
 
 
 class DocumentsPart(Part):

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath, Problem
+from specs.launch import HeldModel
 from specs.scoring import FASTTEXT_CHARACTERS, TOKENS, Label
 from specs.sources import SourceSpec, resolve_url
 from specs.stages.base import DocumentsPart, Part, only_text
@@ -215,6 +216,10 @@ class FeaturesPart(DocumentsPart):
     max_characters: int = identity()
     label_column: str | None = identity(None)
     language_column: str | None = identity(None)
+
+    @property
+    def held_model(self) -> HeldModel | None:
+        return HeldModel("encoder") if self.encoder is not None else None
 
 
 class ClassifierPart(Part):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar, Literal
 
 from specs.base import execution, identity, reference
+from specs.launch import HeldModel
 from specs.rewards import RewardSpec
 from specs.stages.base import DifferentReferences, Part
 from specs.stages.gates import Measuring
@@ -72,6 +73,10 @@ class EvaluateRewardPart(Part):
     seed: int = identity()
     source_names: list[str] = execution(description="of the conversations, for the metrics")
     pairs_per_unit: int = execution(64)
+
+    @property
+    def held_model(self) -> HeldModel | None:
+        return self.reward.held_model
 
     def metrics(self) -> Iterator[str]:
         """Names of all metrics. The measurement leaves out those that no pair tells anything about."""

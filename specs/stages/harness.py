@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from specs.base import Spec, execution, identity
+from specs.launch import HeldModel
 from specs.sources import resolve_url
 from specs.stages.base import Part
 
@@ -195,3 +196,7 @@ class HarnessPart(Part):
     engine: Literal["transformers", "vllm"] = identity("transformers", neutral="transformers")
     datasets: str | None = execution(None, description="folder of the data sets")
     include: str | None = execution(None, description="folder of the task files")
+
+    @property
+    def held_model(self) -> HeldModel:
+        return HeldModel("model", vllm=self.engine == "vllm", shared=True)

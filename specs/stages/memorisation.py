@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from specs.base import Spec, execution, identity, reference
+from specs.launch import HeldModel
 from specs.stages.base import Part
 from specs.stages.preference_data import Sampling
 from specs.units import Reference
@@ -120,6 +121,10 @@ class ContinuationsPart(Part):
     offsets: list[int] = identity()
     sampling: Sampling = identity(description="one completion of each prefix, of `max_new_tokens` tokens")
     batches_per_unit: int = execution(8)
+
+    @property
+    def held_model(self) -> HeldModel | None:
+        return self.sampling.held_model
 
 
 def metric_name(decoding: str, prefix: int, offset: int, measure: str, bucket: int) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from specs.base import Spec, execution, identity, reference
+from specs.launch import HeldModel
 from specs.rewards import RewardSpec
 from specs.server import Server
 from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec
@@ -73,6 +74,12 @@ class Sampling(Spec):
         if (self.engine == "server") != (self.server is not None):
             raise ValueError("engine: server and server: {url, model} belong together; state both or neither")
         return self
+
+    @property
+    def held_model(self) -> HeldModel | None:
+        """The model of a process that samples."""
+        vllm = self.engine == "vllm"
+        return None if self.engine == "server" else HeldModel("model", vllm=vllm, shared=vllm)
 
     @property
     def by_chat(self) -> bool:
@@ -202,6 +209,10 @@ class CompletionsPart(Part):
     personas: Personas | None = identity(None, neutral=None)
     prompts_per_unit: int = execution(64)
 
+    @property
+    def held_model(self) -> HeldModel | None:
+        return self.sampling.held_model
+
 
 class RewardsPart(Part):
     """Resolved. Inputs: `prompts`, `completions`, `generated:<i>` (completions of generators), `tokenizer`,
@@ -212,6 +223,10 @@ class RewardsPart(Part):
     reward: RewardSpec = identity()
     license: str = execution("", description="from the model card of the folder that scores")
     prompts_per_unit: int = execution(64)
+
+    @property
+    def held_model(self) -> HeldModel | None:
+        return self.reward.held_model
 
 
 class PairsPart(Part):

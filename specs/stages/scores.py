@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from specs.base import execution, identity
+from specs.launch import HeldModel
 from specs.scoring import TOKENS, Label
 from specs.stages.base import DocumentsPart
 
@@ -27,3 +28,8 @@ class ScoresPart(DocumentsPart):
     url: str | None = execution(
         None, description="of the encoder or the model; None: the stage's fastText file"
     )
+
+    @property
+    def held_model(self) -> HeldModel | None:
+        role = {"fasttext": None, "mlp": "encoder", "sequence-classifier": "model"}[self.method]
+        return HeldModel(role) if role is not None else None

@@ -5,21 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 from flows.planning.advice.given import Advice, Context
 from flows.planning.estimate.memory import memory_of_step
 from flows.planning.estimate.storage import NOTICED
 from flows.planning.estimate.time_and_cost import total
 from flows.planning.estimate.training import PartEstimate
-from flows.planning.graph import Node
 from specs.launch import Launch
 from specs.layout import misfits
-from specs.stages.evaluate_reward import EvaluateRewardPart
 from specs.stages.export import ExportPart
-from specs.stages.harness import HarnessPart
 from specs.stages.model_folder import ModelFolderPart
-from specs.stages.preference_data import CompletionsPart, RewardsPart
 from specs.stages.training import Segment
 
 # times the best interval, or a fraction of it; the expected loss is then up to about 1.7 times the least
@@ -80,8 +76,8 @@ def cluster_size(context: Context) -> Iterator[Advice]:
             )
     for node in context.graph.nodes.values():
         shared = node.launch.tensor_parallel
-        model = _asked(node)
-        if model is not None and model.engine in ("vllm", "harness") and shared > cluster.gpus_per_node:
+        held = node.part.held_model
+        if held is not None and held.shared and shared > cluster.gpus_per_node:
             yield Advice(
                 "cluster-size",
                 node.stage,
@@ -136,22 +132,6 @@ def slow_corpus(context: Context) -> Iterator[Advice]:
         )
 
 
-class _Asked(NamedTuple):
-    """A model that a part samples from, runs tasks on or asks for judgements."""
-
-    engine: str  # `transformers`, `vllm`, `server` or `harness`
-    role: str  # of the model among the inputs
-
-
-def _asked(node: Node) -> _Asked | None:
-    part = node.part
-    if isinstance(part, CompletionsPart):
-        return _Asked(part.sampling.engine, "model")
-    if isinstance(part, (RewardsPart, EvaluateRewardPart)) and (judge := part.reward.judge) is not None:
-        return _Asked("server" if judge.server is not None else judge.engine, "judge")
-    return _Asked("harness", "model") if isinstance(part, HarnessPart) else None
-
-
 def gpu_memory(context: Context) -> Iterator[Advice]:
     cluster = context.estimates.cluster
     if cluster is None:
@@ -184,37 +164,41 @@ def gpu_memory(context: Context) -> Iterator[Advice]:
 
 def sampling_memory(context: Context) -> Iterator[Advice]:
     """Parts of which each process holds a whole model. Only its weights are counted: in bfloat16 for vLLM, as
-    exported for the others, and as stored for a folder of another architecture. transformers uses one GPU;
-    vLLM and the harness use `launch.parallel.tp` GPUs of a node."""
+    exported for the others, and as stored for a folder of another architecture. Models outside the store
+    are not counted."""
     cluster = context.estimates.cluster
     if cluster is None:
         return
     limit = cluster.device.memory
     for node in context.graph.nodes.values():
-        if (asked := _asked(node)) is None or asked.engine == "server":
+        held = node.part.held_model
+        read = node.inputs[held.role].node if held is not None else None
+        if held is None or read is None:
             continue
-        engine, model = asked.engine, context.graph.nodes[node.inputs[asked.role].node or ""].part
+        model = context.graph.nodes[read].part
         if isinstance(model, ModelFolderPart):
             known = 2 * model.shape.parameters if model.shape is not None else 0
             halves = weights = model.weight_bytes or known
         else:
             assert isinstance(model, ExportPart)
             halves = model.model.parameters * 2
-            weights = halves if engine == "vllm" or model.dtype == "bfloat16" else 2 * halves
-        need = weights if engine == "transformers" else weights / node.launch.tensor_parallel
+            weights = halves if held.vllm or model.dtype == "bfloat16" else 2 * halves
+        need = weights / node.launch.tensor_parallel if held.shared else weights
         if need <= limit:
             continue
-        wanted = halves if engine == "transformers" else weights
+        wanted = weights if held.shared else halves
         enough = next(
             (tp for tp in (1, 2, 4, 8, 16) if tp <= cluster.gpus_per_node and wanted / tp <= limit), None
         )
-        settings: dict[str, Any] = {"engine": "vllm"} if engine == "transformers" else {}
+        settings: dict[str, Any] = {} if held.shared else {"engine": "vllm"}
         settings |= {} if enough is None else {"launch.parallel.tp": enough}
         fix = (
             ", ".join(f"{field}: {value}" for field, value in settings.items())
             + f" needs {wanted / (enough or 1) / 1e9:.1f} GB"
         )
-        if enough is None:
+        if held.role == "reward_model":
+            fix, enough = "its layers cannot be divided among GPUs; state a smaller reward model", None
+        elif enough is None:
             fix = f"all {cluster.gpus_per_node} of a node together are too small"
         yield Advice(
             "gpu-memory",

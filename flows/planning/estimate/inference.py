@@ -24,10 +24,8 @@ from specs.cluster import Cluster
 from specs.launch import Launch
 from specs.stages.base import Part
 from specs.stages.classifier import FeaturesPart
-from specs.stages.evaluate_reward import EvaluateRewardPart
 from specs.stages.harness import HarnessPart
-from specs.stages.memorisation import ContinuationsPart
-from specs.stages.preference_data import CompletionsPart, RewardsPart
+from specs.stages.preference_data import CompletionsPart
 from specs.stages.scores import ScoresPart
 
 COUNTS: dict[type[Part], Count] = {
@@ -149,14 +147,8 @@ def workers_of(part: Part, launch: Launch, cluster: Cluster | None) -> int:
 
 
 def gpus_of_worker(part: Part, launch: Launch) -> int:
-    """GPUs of each process that holds a model."""
-    if isinstance(part, (CompletionsPart, ContinuationsPart)):
-        several = part.sampling.engine == "vllm"
-    elif isinstance(part, (RewardsPart, EvaluateRewardPart)):
-        several = part.reward.judge is not None and part.reward.judge.engine == "vllm"
-    else:
-        several = isinstance(part, HarnessPart)
-    return launch.tensor_parallel if several else 1
+    """GPUs of each worker, of which a plan counts one even where it uses none."""
+    return part.gpus_of_worker(launch) or 1
 
 
 def infer(

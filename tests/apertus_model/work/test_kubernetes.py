@@ -69,19 +69,18 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def _job(bench: Any, kind: str = "completions", **launch: Any) -> Job:
-    spec = {"reward": {"function": "math"}} if kind == "rewards" else {}
+def _job(bench: Any, kind: str = "completions", gpus: int = 4, **launch: Any) -> Job:
     job = bench.job(
         kind,
         "c",
-        spec,
+        {},
         {},
         attempt="20261121T120000-0a1b2c3d",
         workers=1,
         launch={"executor": "kubernetes", "parallel": {"tp": 4}, "workers": launch},
         profile=PROFILE.model_dump(mode="json"),
     )
-    return Job.model_validate({**job.model_dump(), "store": "s3://bucket/store"})
+    return Job.model_validate({**job.model_dump(), "store": "s3://bucket/store", "gpus": gpus})
 
 
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
@@ -106,7 +105,7 @@ def test_a_pod_has_a_share_by_its_index_and_the_gpus_of_a_model(bench: Any) -> N
     ]
     assert container["resources"]["limits"] == {"cpu": "96", "memory": "1000Gi", "nvidia.com/gpu": "4"}
     assert container["envFrom"] == [{"secretRef": {"name": "store-keys"}}]
-    scored = IndexedJobs(_job(bench, "rewards", cpus=3)).manifest(0, "shares.json", 1)
+    scored = IndexedJobs(_job(bench, "rewards", gpus=0, cpus=3)).manifest(0, "shares.json", 1)
     limits = scored["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": "3"}  # a function scores
 

@@ -161,7 +161,8 @@ def test_an_error_for_users_ends_the_stage_with_its_words(
 
 def _job(bench: Any, tp: int, workers: int | None) -> Job:
     launch = {"processes": tp, "parallel": {"tp": tp}, "workers": {"count": workers}}
-    return bench.job("completions", "c", {}, {}, attempt="first", workers=1, launch=launch)
+    job: Job = bench.job("completions", "c", {}, {}, attempt="first", workers=1, launch=launch)
+    return job.model_copy(update={"gpus": tp})
 
 
 def test_a_node_has_as_many_workers_as_gpus_allow_and_each_its_own(

@@ -312,6 +312,7 @@ def test_a_worker_has_the_gpus_of_a_model_unless_the_profile_says_which(bench: A
     for arguments in {}, {"gpus-per-node": 4}:
         profile = {"slurm": {"arguments": arguments, "cpus_per_task": 72}}
         job = bench.job("completions", "c", {}, {}, attempt="a", workers=1, launch=launch, profile=profile)
+        job = job.model_copy(update={"gpus": 4})
         (Path(job.scratch) / "work").mkdir(parents=True, exist_ok=True)
         jobs = arrays.JobArrays(job)
         jobs._jobs.submit = lambda script, options: (asked.append(dict(options)), "7")[1]  # type: ignore[method-assign]

@@ -105,7 +105,13 @@ OF_70B = (
             {"engine": "vllm", "launch.parallel.tp": 2},
         ),
         (
-            ["evaluate-long.launch.parallel={tp: 2}"],
+            ["evaluate-long.launch.parallel={tp: 1}"],
+            ["harness/ruler"],
+            141_199_728_960,
+            {"launch.parallel.tp": 2},
+        ),
+        (  # the folder is in float32
+            ["evaluate-long.launch.parallel={tp: 2}", "evaluate-long.harness.engine=transformers"],
             ["harness/ruler"],
             141_199_728_960,
             {"launch.parallel.tp": 4},

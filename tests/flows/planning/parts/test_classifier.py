@@ -12,7 +12,6 @@ import pytest
 from flows.planning.plan import Plan, make
 from infra.store import Store
 from specs.errors import SpecError
-from specs.job import Job
 from specs.recipe import load
 from specs.stages.scores import ScoresPart
 from tests.flows.comparing import changed
@@ -125,7 +124,7 @@ def test_another_hidden_size_embeds_nothing_again(scored: Scored, tmp_path: Path
 def test_a_model_needs_a_gpu_unless_it_is_fasttext(scored: Scored, tmp_path: Path) -> None:
     def gpus(plan: Plan, name: str) -> int:
         node = plan.graph.nodes[name]
-        return Job.model_construct(kind=node.kind, spec=node.part.to_json(), launch=node.launch).gpus
+        return node.part.gpus_of_worker(node.launch)
 
     plan = scored()
     assert [gpus(plan, name) for name in ("quality/good", "quality", "corpus/web/scores-1")] == [0, 0, 0]
