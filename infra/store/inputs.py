@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -149,8 +149,8 @@ def _entries(fs: AbstractFileSystem, root: str, include: list[str], exclude: lis
 
 def _leads_to(folder: str, glob: str) -> bool:
     """Whether files below a folder can match a glob."""
-    pattern = PurePosixPath(glob).parts
-    for index, part in enumerate(PurePosixPath(folder).parts):
+    pattern = _pattern(glob)
+    for index, part in enumerate(folder.split("/")):
         if index < len(pattern) and pattern[index] == "**":
             return True
         if index >= len(pattern) - 1:
@@ -161,8 +161,13 @@ def _leads_to(folder: str, glob: str) -> bool:
 
 
 def _matches(path: str, globs: list[str]) -> bool:
-    parts = PurePosixPath(path).parts
-    return any(_glob(parts, PurePosixPath(glob).parts) for glob in globs)
+    parts = tuple(path.split("/"))
+    return any(_glob(parts, _pattern(glob)) for glob in globs)
+
+
+@cache
+def _pattern(glob: str) -> tuple[str, ...]:
+    return PurePosixPath(glob).parts
 
 
 def _glob(path: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
