@@ -17,7 +17,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -319,14 +319,13 @@ def _parse(content: bytes, folder: Path) -> Config:
 
 
 def functions(value: Any) -> Iterator[Function]:
-    """The functions that a setting names."""
+    """The functions that a setting, as YAML has it, names."""
     if isinstance(value, Function):
         yield value
-    elif isinstance(value, Mapping):
-        yield from functions(list(value.values()))
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for item in value:
-            yield from functions(item)
+    elif isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            if not isinstance(item, str):
+                yield from functions(item)
 
 
 def resolve(catalogue: Catalogue, names: Iterable[str]) -> dict[str, list[Task]]:
