@@ -34,12 +34,14 @@ from specs.stages.dpo import DpoLoss
 from specs.stages.qrpo import QrpoLoss
 from specs.stages.reward_model import RewardLoss
 from specs.stages.training import Precision, Segment
-from tests.apertus_model.ranks import in_kept_processes
+from tests.apertus_model.ranks import RUN_SECONDS, in_kept_processes
 
 # The tables of torch's compiler are made here, after all imports; process groups of the children would throw
 # them away, in case they had been made before.
 trace_rules.get_torch_obj_rule_map()
 trace_rules.clear_lru_cache = lambda: None
+
+COMPILED_SECONDS = 560.0  # of a run that compiles
 
 MODEL = ModelSpec(
     dim=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=64, vocab_size=128, init_std=0.05
@@ -321,7 +323,7 @@ def train(
             trainer.close()  # waits for the last checkpoint
         return result
 
-    return in_kept_processes(folder, run, processes)
+    return in_kept_processes(folder, run, processes, COMPILED_SECONDS if spec.compile else RUN_SECONDS)
 
 
 def full(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -23,27 +23,30 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
 
-RUN_SECONDS = 120
+RUN_SECONDS = 120.0
 
 _CONTEXT = multiprocessing.get_context("fork")
 
 
-def in_processes(folder: Path, work: Callable[[int], Any], processes: int) -> list[Any]:
-    """The results of `work(rank)` in forked processes; the first error in time is raised here. A process ends
-    after all have their results: its end closes connections that others read."""
+def in_processes(
+    folder: Path, work: Callable[[int], Any], processes: int, seconds: float = RUN_SECONDS
+) -> list[Any]:
+    """The results of `work(rank)` in forked processes; the first error in time is raised here, or that there
+    is no result after `seconds`. A process ends after all have their results: its end closes connections that
+    others read."""
     all_done = _CONTEXT.Barrier(processes)
     port = _free_port()
     answers = _answers(folder, processes)
 
     def child(rank: int) -> None:
-        _answer(work, rank, processes, port, answers[rank], all_done)
+        _answer(work, rank, processes, port, answers[rank], all_done, seconds)
         os._exit(0)
 
     children = _fork(child, processes)
     for process in children:
-        process.join(RUN_SECONDS)
+        process.join(seconds)
     _kill(children)
-    return _results(answers)
+    return _results(answers, seconds)
 
 
 class _KeptProcesses:
@@ -65,23 +68,23 @@ class _KeptProcesses:
             while not here.poll(1):
                 if os.getppid() != self._parent:
                     os._exit(0)
-            work, answer = cloudpickle.loads(here.recv_bytes())
+            work, answer, seconds = cloudpickle.loads(here.recv_bytes())
             os.environ.clear()
             os.environ.update(environment)
             torch.manual_seed(0)
             torch.compiler.reset()
-            ok = _answer(work, rank, len(self._connections), self._port, answer, self._all_done)
+            ok = _answer(work, rank, len(self._connections), self._port, answer, self._all_done, seconds)
             if not ok:
                 os._exit(0)
             del work
             gc.collect()
             here.send(True)
 
-    def run(self, work: Callable[[int], Any], answers: list[Path]) -> bool:
-        """Whether all processes have done it."""
+    def run(self, work: Callable[[int], Any], answers: list[Path], seconds: float) -> bool:
+        """Whether all processes have done it in that time."""
         for (there, _), answer in zip(self._connections, answers, strict=True):
-            there.send_bytes(cloudpickle.dumps((work, answer)))
-        end = time.monotonic() + RUN_SECONDS
+            there.send_bytes(cloudpickle.dumps((work, answer, seconds)))
+        end = time.monotonic() + seconds
         waiting = {there for there, _ in self._connections}
         while waiting and time.monotonic() < end and all(child.is_alive() for child in self._children):
             for there in multiprocessing.connection.wait(waiting, 0.1):
@@ -104,17 +107,19 @@ def end_kept_processes() -> None:
     _kept.clear()
 
 
-def in_kept_processes(folder: Path, work: Callable[[int], Any], processes: int) -> list[Any]:
+def in_kept_processes(
+    folder: Path, work: Callable[[int], Any], processes: int, seconds: float = RUN_SECONDS
+) -> list[Any]:
     """As `in_processes`, in processes that earlier tests may have used, unless the test patches this one;
     `work` is pickled."""
     if patched:
-        return in_processes(folder, work, processes)
+        return in_processes(folder, work, processes, seconds)
     answers = _answers(folder, processes)
     if processes not in _kept:
         _kept[processes] = _KeptProcesses(processes)
-    if not _kept[processes].run(work, answers):
+    if not _kept[processes].run(work, answers, seconds):
         _kept.pop(processes).end()
-    return _results(answers)
+    return _results(answers, seconds)
 
 
 def _keep_process_groups() -> None:
@@ -142,7 +147,13 @@ def _fork(child: Callable[[int], None], processes: int) -> list[Any]:
 
 
 def _answer(
-    work: Callable[[int], Any], rank: int, processes: int, port: int, answer: Path, all_done: Any
+    work: Callable[[int], Any],
+    rank: int,
+    processes: int,
+    port: int,
+    answer: Path,
+    all_done: Any,
+    seconds: float,
 ) -> bool:
     """Writes what `work(rank)` returns or raises into a file; whether it and all others returned."""
     os.environ |= {
@@ -155,7 +166,7 @@ def _answer(
     torch.set_num_threads(1)
     try:
         torch.save({"result": work(rank)}, answer)
-        all_done.wait(RUN_SECONDS)
+        all_done.wait(seconds)
         return True
     except threading.BrokenBarrierError:  # another process failed
         pass
@@ -174,12 +185,12 @@ def _answers(folder: Path, processes: int) -> list[Path]:
     return answers
 
 
-def _results(answers: list[Path]) -> list[Any]:
+def _results(answers: list[Path], seconds: float) -> list[Any]:
     loaded = [torch.load(answer, weights_only=False) for answer in answers if answer.exists()]
     if errors := [answer for answer in loaded if "error" in answer]:
         raise RuntimeError(min(errors, key=lambda answer: answer["at"])["error"])
     missing = [answer.name for answer in answers if not answer.exists()]
-    assert not missing, f"no answer after {RUN_SECONDS} s: {', '.join(missing)}"
+    assert not missing, f"no answer after {seconds} s: {', '.join(missing)}"
     return [answer["result"] for answer in loaded]
 
 

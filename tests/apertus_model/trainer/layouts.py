@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from apertus_model.data.goldfish import goldfish_mask
 from apertus_model.trainer.checkpoint import Source
@@ -80,6 +81,14 @@ def assert_recomputation_changes_no_bit(
     found = run(folder / "recomputed", spec.model_copy(update={"activation_checkpointing": kind}), processes)
     assert losses(found) == losses(kept)
     assert same(found.weights, kept.weights) and same(found.optimizer, kept.optimizer)
+
+
+def assert_compiled_layers_train_alike(folder: Path, spec: Any, alone: Result) -> None:
+    """`alone`: the same run, not compiled. The first steps of AdEMAMix enlarge what another order of sums
+    rounds."""
+    found = run(folder, spec.model_copy(update={"compile": True}))
+    assert losses(found) == pytest.approx(losses(alone), abs=2e-6)
+    assert difference(found.weights, alone.weights) < 3e-5
 
 
 def at(folder: Path, step: int = 2) -> Source:

@@ -167,9 +167,8 @@ def test_recomputation_changes_no_bit(tmp_path: Path, name: str | None, kind: st
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [None, "TP with SP"])
 def test_a_memory_budget_recomputes_without_a_change_of_the_losses(
-    tmp_path: Path, alone: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch, name: str | None
+    tmp_path: Path, alone: tuple[Path, Result], name: str | None
 ) -> None:
-    monkeypatch.setattr("tests.apertus_model.ranks.RUN_SECONDS", 280)
     processes, parallel = ALL[name] if name else (1, Parallel())
     spec = spec_of(
         parallel=parallel, compile=True, activation_checkpointing="memory_budget", memory_budget=0.0
@@ -191,11 +190,9 @@ def test_a_memory_budget_recomputes_without_a_change_of_the_losses(
 def test_compiled_layers_give_the_same_losses(
     tmp_path: Path,
     alone: tuple[Path, Result],
-    monkeypatch: pytest.MonkeyPatch,
     name: str | None,
     recomputation: str,
 ) -> None:
-    monkeypatch.setattr("tests.apertus_model.ranks.RUN_SECONDS", 280)
     processes, parallel = ALL[name] if name else (1, Parallel())
     spec = spec_of(parallel=parallel, compile=True, activation_checkpointing=recomputation)
     found = Differences.between(run(tmp_path, spec, processes), alone[1])

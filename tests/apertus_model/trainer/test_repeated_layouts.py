@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from specs.launch import Parallel
 from specs.repeats import Repeats
-from tests.apertus_model.harness import Result, difference, losses
+from tests.apertus_model.harness import Result
 from tests.apertus_model.trainer.layouts import (
     ALL,
     DEEP,
     Differences,
+    assert_compiled_layers_train_alike,
     assert_recomputation_changes_no_bit,
     run,
     spec_of,
@@ -63,8 +63,5 @@ def test_recomputation_changes_no_bit(tmp_path: Path, alone: Result, kind: str, 
 
 @compiles
 @pytest.mark.slow
-def test_compiled_layers_train_alike(tmp_path: Path, alone: Result, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tests.apertus_model.ranks.RUN_SECONDS", 280)
-    found = run(tmp_path, spec_of(model=REPEATED, compile=True))
-    assert losses(found) == pytest.approx(losses(alone), abs=2e-6)
-    assert difference(found.weights, alone.weights) < 1e-5
+def test_compiled_layers_train_alike(tmp_path: Path, alone: Result) -> None:
+    assert_compiled_layers_train_alike(tmp_path, spec_of(model=REPEATED), alone)

@@ -10,11 +10,12 @@ import torch
 
 from specs.launch import Parallel
 from specs.layer_schedule import DepthAverage
-from tests.apertus_model.harness import Result, difference, losses
+from tests.apertus_model.harness import Result, losses
 from tests.apertus_model.trainer.layouts import (
     ALL,
     DEEP,
     Differences,
+    assert_compiled_layers_train_alike,
     assert_recomputation_changes_no_bit,
     run,
     spec_of,
@@ -59,11 +60,8 @@ def test_recomputation_changes_no_bit(
 
 @compiles
 @pytest.mark.slow
-def test_compiled_layers_train_alike(tmp_path: Path, alone: tuple[Path, Result], monkeypatch: Any) -> None:
-    monkeypatch.setattr("tests.apertus_model.ranks.RUN_SECONDS", 280)
-    found = run(tmp_path, spec_of(model=SCHEDULED, compile=True))
-    assert losses(found) == pytest.approx(losses(alone[1]), abs=2e-6)
-    assert difference(found.weights, alone[1].weights) < 1e-5
+def test_compiled_layers_train_alike(tmp_path: Path, alone: tuple[Path, Result]) -> None:
+    assert_compiled_layers_train_alike(tmp_path, spec_of(model=SCHEDULED), alone[1])
 
 
 def test_the_first_step_is_that_of_the_plain_stack_and_the_sums_are_not_decayed(tmp_path: Path) -> None:
