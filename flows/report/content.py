@@ -203,7 +203,7 @@ def _folded(plan: Plan, stages: list[Stage]) -> list[Stage]:
             parts=so_far.parts + stage.parts,
             reads=[other for other in dict.fromkeys(so_far.reads + reads) if other != name],
             after=[other for other in dict.fromkeys(so_far.after + after) if other != name],
-            variants=[*so_far.variants, stage.name],
+            variants=[*so_far.variants, stage],
         )
     ordered: dict[str, Stage] = {}
     while len(ordered) < len(found):

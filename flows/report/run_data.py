@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,11 +59,13 @@ class Stage:
     reads: list[str]  # stages whose parts it reads
     after: list[str]  # stages that it only waits for
     result: dict[str, Any]
-    variants: list[str] = field(default_factory=list)  # stages that are drawn as this one
+    variants: list[Stage] = field(default_factory=list)  # stages that are drawn as this one
 
     @property
     def finished(self) -> int:
-        return sum(part.state in ("finished", "gate failed") for part in self.parts)
+        """Of its variants, or of its parts."""
+        members: Sequence[Stage | Part] = self.variants if len(self.variants) > 1 else self.parts
+        return sum(member.state in ("finished", "gate failed") for member in members)
 
     @property
     def state(self) -> State:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
-from flows.planning.plan import Plan
+from flows.planning.plan import Plan, make
 from flows.report import render
 from flows.report.content import collect
 from flows.report.history import curve
+from infra.store import Store
+from specs.recipe import load
 from tests.flows.conftest import finish
 from tests.flows.report.page import Page
 from tests.flows.report.report_store import add, rows_of, store, trained
-from tools.published import plan_of
+from tools.published import RECIPES, plan_of
 
 Planned = Callable[..., Plan]
 
@@ -104,6 +107,18 @@ def test_completions_of_several_evaluations_stand_side_by_side(planned: Planned)
         ("base", 0.5),
         ("tuned", 0.5),
     ]
+
+
+def test_a_box_of_many_variants_counts_the_variants_that_are_finished(tmp_path: Path) -> None:
+    """Each has several parts, of which one variant has all."""
+    plan = make(load(RECIPES / "goldfish-mini.yaml"), Store.open(str(tmp_path)))
+    variant = next(node.stage for node in plan.graph.nodes.values() if node.stage.startswith("evaluate-"))
+    for node in plan.graph.nodes.values():
+        if node.stage == variant:
+            store(plan, node.name)
+    (box,) = (box for box in collect(plan).boxes if box.name == "evaluate")
+    assert (box.finished, len(box.variants)) == (1, 9)
+    assert len(box.parts) > 9
 
 
 def test_variants_are_joined_after_everything_that_any_of_them_reads() -> None:
