@@ -187,9 +187,9 @@ def test_a_new_model_has_the_weights_of_the_plain_one_and_a_norm_of_ones() -> No
 
 
 @pytest.mark.slow
-def test_layers_that_see_many_passes_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+@dynamo.patch(recompile_limit=dynamo.recompile_limit)
+def test_layers_that_see_many_passes_are_compiled() -> None:
     """Twelve graphs, where dynamo's own limit is eight."""
-    monkeypatch.setattr(dynamo, "recompile_limit", dynamo.recompile_limit)
     spec = PLAIN.model_copy(update={"n_layers": 2, "repeats": Repeats(start=1, layers=1, times=5)})
     plain, compiled = build(spec), build(spec)
     config = CompileConfig(enable=True, backend="eager")
