@@ -111,8 +111,8 @@ class CorpusPlan(BaseModel):
         return _parts(24 * buckets * self.documents, run_bytes(self.memory))
 
     def fits(self, edges: int) -> bool:
-        """Whether one unit can hold so many edges."""
-        return 64 * edges <= self.memory
+        """Whether one unit can hold so many edges, as stored, as numbers, and while it joins them."""
+        return 144 * edges <= self.memory
 
 
 class Probe(BaseModel):

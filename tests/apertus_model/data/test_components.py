@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from apertus_model.data.components import (
     large_star,
     small_star,
 )
+from apertus_model.data.corpus_plan import CorpusPlan
 
 RANGES = 3
 
@@ -92,3 +95,16 @@ def test_texts_are_joined_when_they_agree_in_a_bucket() -> None:
     value = np.array([7, 7, 8, 7, 7], np.uint64)
     node = np.array([5, 3, 4, 4, 9], np.uint64)
     assert _as_dict(edges_of(bucket, value, node)) == {5: 3, 9: 4}
+
+
+def test_one_unit_holds_the_edges_that_the_plan_gives_it_in_its_memory() -> None:
+    """What `components` and the edges take as numbers, and 16 bytes of an edge as it is stored."""
+    count = 200_000
+    plan = CorpusPlan.make({}, 144 * count, {}, {})
+    assert plan.fits(count) and not plan.fits(count + 1)
+    draws = np.random.default_rng(0).integers(1, 2**63, (2, count), dtype=np.uint64)
+    tracemalloc.start()
+    components(Edges(draws.max(axis=0), draws.min(axis=0)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 64 * count < peak + 16 * count < plan.memory
