@@ -37,7 +37,6 @@ TESTED_IN = {
     "specs.stages.cooldown": TYPES,
     "specs.stages.dpo": TYPES,
     "specs.stages.export": TYPES,
-    "specs.stages.scores": TYPES,
     "specs.stages.import_model": TYPES,
     "specs.stages.model_folder": TYPES,
     "specs.stages.packing": TYPES,

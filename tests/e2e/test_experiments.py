@@ -79,7 +79,7 @@ def test_probes_of_a_chosen_checkpoint_stand_in_a_figure(
 MINIATURES = {  # parts
     "wso-mini": 46,
     "optimizer-consistency-mini": 64,
-    "goldfish-mini": 16,
+    "goldfish-mini": 40,
     "optimizer-benchmark-mini": 69,
     "ladder-mini": 33,
     "distill-mini": 28,

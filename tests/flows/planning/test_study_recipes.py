@@ -84,18 +84,20 @@ def test_fine_tunings_are_compared_with_the_pretraining_that_they_come_from(
 
 def test_pretrainings_with_and_without_goldfish_differ_in_the_loss_alone(store: Store) -> None:
     plan = planned("goldfish-mini", store)
-    trained = {"pretrain": 3, "export": 3, "continuations": 3, "evaluate": 3}
+    trained = {"pretrain": 9, "export": 9, "continuations": 9, "evaluate": 9}
     assert kinds(plan) == {"tokenizer": 1, "corpus": 2, "mixture": 1, **trained}
-    found = [plan.graph.nodes[f"pretrain-{name}"] for name in ("standard", "goldfish", "goldfish-4")]
-    assert [part.identity.pop("goldfish", None) for part in found] == [
-        None,
-        {"k": 50, "h": 50},
-        {"k": 4, "h": 50},
-    ]
-    (same,) = {
-        str({name: value for name, value in part.identity.items() if name != "goldfish"}) for part in found
-    }
-    assert len({part.inputs["mixture"].fingerprint for part in found}) == 1 and same
+    for seed in (28, 29, 30):
+        found = [plan.graph.nodes[f"pretrain-{name}-{seed}"] for name in ("standard", "goldfish", "k4")]
+        assert [part.identity.pop("goldfish", None) for part in found] == [
+            None,
+            {"k": 50, "h": 50},
+            {"k": 4, "h": 50},
+        ]
+        (same,) = {
+            str({name: value for name, value in part.identity.items() if name != "goldfish"})
+            for part in found
+        }
+        assert len({part.inputs["mixture"].fingerprint for part in found}) == 1 and same
 
 
 def test_students_differ_in_their_teacher_alone(store: Store) -> None:
@@ -154,11 +156,11 @@ def test_the_published_scale_is_the_one_of_the_paper(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_miniature_has_the_figures_of_its_study_and_states_its_limits(name: str) -> None:
     mini, whole = load(RECIPES / f"{name}-mini.yaml"), load(RECIPES / f"{name}.yaml")
-    assert list(mini.figures) == list(whole.figures)
+    assert [key for key in mini.figures if key in whole.figures] == list(whole.figures)
     for key, figure in mini.figures.items():
         shown, silent = figure.text.split("What it is too small to show: ")
         assert shown.startswith("What it shows: ") and silent
-        assert "What it" not in whole.figures[key].text
+        assert key not in whole.figures or "What it" not in whole.figures[key].text
 
 
 def test_the_model_of_each_round_samples_and_is_the_reference_of_the_next(store: Store) -> None:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
         *(slow("apertus-1.5b-100b", f"pretrain-{name}") for name in ("baseline", "xielu")),
         ("apertus-1.5b-100b", "pretrain-apertus"),
         ("continue-pretrain", "continue"),
-        ("goldfish-mini", "pretrain-goldfish"),
+        ("goldfish-mini", "pretrain-goldfish-28"),
         slow("wso-mini", "base-wso"),
         slow("wso-mini", "base-cosine-0.1"),
         slow("optimizer-consistency-mini", "base-muon-28"),

@@ -15,7 +15,6 @@ from specs.stages.evaluate_reward import EvaluateRewardPart
 from specs.stages.harness import HarnessPart, Suite
 from specs.stages.memorisation import ContinuationsPart
 from specs.stages.preference_data import CompletionsPart, RewardsPart, Sampling
-from specs.stages.scores import ScoresPart
 
 SERVER = {"url": "http://host/v1", "model": "theirs", "api": "chat"}
 SUITE = Suite(tasks=["x"])
@@ -46,9 +45,6 @@ def judge(**settings: Any) -> RewardSpec:
         (EvaluateRewardPart.model_construct(reward=judge(**{"from": "hf:judge"})), "judge", 1),
         (FeaturesPart.model_construct(encoder=None), None, 0),
         (FeaturesPart.model_construct(encoder=Encoder.model_construct()), "encoder", 1),
-        (ScoresPart.model_construct(method="fasttext"), None, 0),
-        (ScoresPart.model_construct(method="mlp"), "encoder", 1),
-        (ScoresPart.model_construct(method="sequence-classifier"), "model", 1),
         (CorpusPart.model_construct(), None, 0),
     ],
 )
