@@ -83,12 +83,14 @@ def assert_recomputation_changes_no_bit(
     assert same(found.weights, kept.weights) and same(found.optimizer, kept.optimizer)
 
 
-def assert_compiled_layers_train_alike(folder: Path, spec: Any, alone: Result) -> None:
-    """`alone`: the same run, not compiled. The first steps of AdEMAMix enlarge what another order of sums
-    rounds."""
+def assert_compiled_layers_train_alike(
+    folder: Path, spec: Any, alone: Result, *, weights: float = 1e-5
+) -> None:
+    """`alone`: the same run, not compiled. `weights`: their largest difference; the first steps of AdEMAMix
+    enlarge what another order of sums rounds."""
     found = run(folder, spec.model_copy(update={"compile": True}))
     assert losses(found) == pytest.approx(losses(alone), abs=2e-6)
-    assert difference(found.weights, alone.weights) < 3e-5
+    assert difference(found.weights, alone.weights) < weights
 
 
 def at(folder: Path, step: int = 2) -> Source:

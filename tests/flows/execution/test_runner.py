@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from flows.execution.runner import Interrupted, Runner, StageFailed
-from flows.planning.plan import Plan
+from flows.planning.plan import Plan, make
 from infra.launchers.local import Ended, Process
 from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError
@@ -20,9 +21,11 @@ from infra.store.writing.retention import referred_steps
 from specs.job import Failure
 from specs.launch import Launch, Retries
 from specs.profiles import Profile
+from specs.recipe import load
 from specs.units import Duration
 from tests.flows.conftest import finish
 from tests.flows.execution.notes import Notes
+from tests.recipes import CHAT, write_recipe
 
 Planned = Callable[..., Plan]
 REFUSES = "echo Socket timed out on send/recv operation >&2; exit 1"
@@ -126,6 +129,19 @@ def test_a_job_has_the_workers_of_the_profile_where_the_recipe_states_none(
             runner.run("corpus/notes")
     found = [(one.executor, one.worker_count) for one in seen]
     assert found == [("slurm", 9), ("local", 1)]
+
+
+def test_a_job_has_the_gpus_of_the_model_that_its_worker_holds(tmp_path: Path, store: Store) -> None:
+    overrides = (
+        "stages.pretrain.model.n_kv_heads=2",
+        "stages.preferences.completions.engine=vllm",
+        "stages.preferences.launch={processes: 2, parallel: {tp: 2}}",
+    )
+    plan = make(load(write_recipe(tmp_path, CHAT), overrides), store)
+    lease: Any = SimpleNamespace(holder=SimpleNamespace(attempt="first"), generation=1)
+    for name, gpus in ("preferences/completions", 2), ("preferences/prompts", 0):
+        job = Runner(plan, Notes())._job(plan.graph.nodes[name], plan.steps[name], tmp_path, lease)
+        assert job.gpus == gpus
 
 
 def test_a_job_that_the_cluster_did_not_take_is_worth_another_try(
