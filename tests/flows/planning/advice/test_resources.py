@@ -153,3 +153,24 @@ def test_a_model_is_shared_among_the_gpus_of_one_node_at_most(store: Store) -> N
         "evaluate-long/harness/ruler is one process that shares the model among 8 GPUs of its node, and a"
         " node has 4" in advice.message
     )
+
+
+def test_a_reward_model_that_one_gpu_cannot_hold_is_advised_on(tmp_path: Path, store: Store) -> None:
+    """Trained by a stage of the recipe, and exported in float32."""
+    recipe = tmp_path / "judged.yaml"
+    recipe.write_text(f"""\
+extends: {ROOT}/specs/recipes/apertus-70b.yaml
+stages:
+  judge: {{kind: reward_model, from: sft, pairs: [chat/preference-standard], budget: 100 steps,
+    global_batch_size: 512, optimizer: {{lr: 1e-5}}, launch: {{processes: 512, parallel: {{dp_shard: 512}}}}}}
+  preferences-standard: {{reward: {{model: null, parameters: null, from: judge}}}}
+""")
+    plan = make(load(recipe), store, ask_network=False)
+    (advice,) = (one for one in plan.advice.given if "/rewards needs" in one.message)
+    assert (advice.code, advice.stage, advice.numbers["nearest"]) == (
+        "gpu-memory",
+        "preferences-standard",
+        None,
+    )
+    assert advice.numbers["memory_bytes"] == pytest.approx(282_399_457_920, rel=0.03)
+    assert advice.message.endswith("cannot be divided among GPUs; state a smaller reward model")
