@@ -16,6 +16,9 @@ from flows.report.figures import NEUTRAL, SERIES_COLOURS, Entry, Figure, Style, 
 
 HEIGHT = 320
 ROW = 34  # pixels of a bar
+SECONDS = ("seconds", 1.0), ("milliseconds", 1e-3), ("microseconds", 1e-6)
+BYTES = ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)
+VISIBLE = 0.05  # of a GPU's memory: below, a chart that shows the limit shows nothing else
 NAMES = {
     "optimizer_states": "optimizer states",
     "matrix": "matrix products",
@@ -63,36 +66,37 @@ def _memory(part: RehearsedPart) -> Figure:
         if any(moment.kinds[index] for moment in found.memory.moments)
     ]
     styles = {index: Style(colour) for index, colour in zip(used, SERIES_COLOURS, strict=False)}
-    times = [moment.seconds for moment in found.memory.moments]
+    time, second = _unit(SECONDS, found.memory.moments[-1].seconds)
+    unit, byte = _unit(BYTES, found.memory.total)
+    times = [moment.seconds / second for moment in found.memory.moments]
     traces = [
         go.Scatter(
             x=times,
-            y=[moment.kinds[index] / 1e9 for moment in found.memory.moments],
+            y=[moment.kinds[index] / byte for moment in found.memory.moments],
             name=label(_name(KINDS[index])),
             legendgroup=KINDS[index],
             stackgroup="bytes",
             mode="lines",
             line={"width": 0, "color": style.colour},
             fillcolor=style.colour,
-            hovertemplate="%{y:.2f} GB %{fullData.name}<extra></extra>",
+            hovertemplate=f"%{{y:.2f}} {unit} %{{fullData.name}}<extra></extra>",
         )
         for index, style in styles.items()
     ]
-    traces.append(
-        go.Scatter(
-            x=[times[0], times[-1]], y=[part.limit / 1e9] * 2, mode="lines", hoverinfo="skip",
-            line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
-        )
-    )  # fmt: skip
-    peak = found.memory.total / 1e9
+    limit = f"the {part.limit / 1e9:.0f} GB of the {part.gpu}"
+    if visible := found.memory.total >= VISIBLE * part.limit:
+        line = {"dash": "dash", "width": 1.5, "color": NEUTRAL}
+        ends = {"x": [times[0], times[-1]], "y": [part.limit / byte] * 2}
+        traces.append(go.Scatter(**ends, mode="lines", hoverinfo="skip", line=line))
+    share = f"dashed: {limit}" if visible else f"{found.memory.total / part.limit:.1%} of {limit}"
     return Figure(
         title=f"Memory of a step: {part.name}, rank {rank} of {part.gpus:,}",
-        summary=f"Peak {peak:.1f} GB; dashed: the {part.limit / 1e9:.0f} GB of the {part.gpu}.",
+        summary=f"Peak {found.memory.total / byte:.1f} {unit}; {share}.",
         height=HEIGHT,
         plot=plot(
             traces,
-            xaxis={"title": {"text": "seconds of computation", "font": {"size": 12}}},
-            yaxis={"ticksuffix": " GB", "rangemode": "tozero"},
+            xaxis={"title": {"text": f"{time} of computation", "font": {"size": 12}}},
+            yaxis={"ticksuffix": f" {unit}", "rangemode": "tozero"},
         ),
         legend=[Entry(_name(KINDS[index]), KINDS[index], style) for index, style in styles.items()],
         wide=True,
@@ -103,17 +107,18 @@ def _memory(part: RehearsedPart) -> Figure:
 def _time(part: RehearsedPart) -> Figure:
     """A bar for each rank."""
     times = {f"rank {rank}": _classes(found, part.bubble) for rank, found in part.ranks.items()}
+    unit, second = _unit(SECONDS, max(sum(classes.values()) for classes in times.values()))
     kinds = list(dict.fromkeys(kind for classes in times.values() for kind in classes))
     styles = {kind: Style(SERIES_COLOURS[index % len(SERIES_COLOURS)]) for index, kind in enumerate(kinds)}
     bars = [
         go.Bar(
             y=list(times),
-            x=[classes.get(kind, 0.0) for classes in times.values()],
+            x=[classes.get(kind, 0.0) / second for classes in times.values()],
             orientation="h",
             name=label(_name(kind)),
             legendgroup=kind,
             marker={"color": styles[kind].colour},
-            hovertemplate="%{x:.3g} s %{fullData.name}<extra></extra>",
+            hovertemplate=f"%{{x:.3g}} {unit} %{{fullData.name}}<extra></extra>",
         )
         for kind in kinds
     ]
@@ -125,7 +130,7 @@ def _time(part: RehearsedPart) -> Figure:
         plot=plot(
             bars,
             barmode="stack",
-            xaxis={"title": {"text": "seconds", "font": {"size": 12}}},
+            xaxis={"title": {"text": unit, "font": {"size": 12}}},
             yaxis={"type": "category", "autorange": "reversed", "automargin": True},
         ),
         legend=[Entry(_name(kind), kind, style) for kind, style in styles.items()],
@@ -142,6 +147,11 @@ def _classes(found: Rehearsed, bubble: float) -> dict[str, float]:
     beyond = found.waited_seconds - sum(waits.values())
     times = found.classes | dict(waits) | {"fsdp": beyond, "bubble": bubble * found.seconds}
     return {kind: seconds for kind, seconds in times.items() if seconds > 1e-3 * found.seconds}
+
+
+def _unit(units: Sequence[tuple[str, float]], largest: float) -> tuple[str, float]:
+    """The largest unit that is no more than the largest value, or the smallest one."""
+    return next((unit for unit in units if unit[1] <= largest), units[-1])
 
 
 def _name(kind: str) -> str:

@@ -55,6 +55,29 @@ def test_memory_is_stacked_by_kind_for_the_rank_with_the_largest_peak() -> None:
     assert list(limit["y"]) == [96, 96]
 
 
+def test_a_small_model_is_drawn_in_its_own_units_without_the_limit_of_the_gpu() -> None:
+    large = rehearsed(70 * GB)
+    moments = [
+        Moment(seconds=moment.seconds / 1e3, kinds=tuple(kind // 1000 for kind in moment.kinds))
+        for moment in large.memory.moments
+    ]
+    small = large.model_copy(
+        update={
+            "memory": large.memory.model_copy(update={"total": 70_000_000, "moments": moments}),
+            "collectives": [],
+            "classes": {"matrix": 3e-6},
+            "waited_seconds": 0.0,
+            "seconds": 3e-6,
+        }
+    )
+    memory, time = rehearsals([replace(part(), bubble=0.0, ranks={0: small})])["pretrain/1"]
+    assert memory.summary == "Peak 70.0 MB; 0.1% of the 96 GB of the GH200."
+    assert max(max(trace["y"]) for trace in memory.plot["data"]) == 64
+    assert memory.plot["layout"]["xaxis"]["title"]["text"] == "milliseconds of computation"
+    assert time.plot["layout"]["xaxis"]["title"]["text"] == "microseconds"
+    assert [list(trace["x"]) for trace in time.plot["data"]] == [[pytest.approx(3)]]
+
+
 def test_the_bars_of_a_rank_are_the_time_of_its_step() -> None:
     _, time = rehearsals([part()])["pretrain/1"]
     bars = {trace["name"]: list(trace["x"]) for trace in time.plot["data"]}
