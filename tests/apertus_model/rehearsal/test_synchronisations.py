@@ -1,6 +1,7 @@
 """The host waits for the GPU once in a step, in every layout of the shipped recipes.
 
-How often it waits does not depend on the number of layers, so these have as few as their pipeline takes."""
+How often it waits does not depend on the number of layers, so these have as few as their pipeline takes; and
+there are two micro-batches, or as many as fill the pipeline."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from apertus_model.rehearsal import fake_cuda
 from apertus_model.rehearsal.observer import _blocks
 from apertus_model.rehearsal.records import Task
 from flows.execution.rehearsal import rehearse, run_rank
+from flows.planning.estimate.memory import micro_batches_of
 from specs.stages.training import Segment
 from tools.published import plan_of
 
@@ -46,7 +48,10 @@ def test_the_host_waits_for_the_gpu_once_in_a_step(recipe: str) -> None:
     for layout, (kind, spec, processes) in layouts(recipe).items():
         parallel = spec.parallel
         few = spec.model.model_copy(update={"n_layers": max(2, 2 * parallel.stages - 2)})
-        segment = spec.model_copy(update={"model": few}).model_dump(mode="json")
+        _, micro_batches = micro_batches_of(spec, processes)
+        batch = spec.global_batch_size // micro_batches * min(micro_batches, max(2, parallel.pp))
+        small = spec.model_copy(update={"model": few, "global_batch_size": batch})
+        segment = small.model_dump(mode="json")
         for rank in sorted({0, processes // parallel.pp * (parallel.pp - 1)}):  # the last stage has the loss
             report = run_rank(
                 Task(
