@@ -6,6 +6,7 @@ process group is torch's fake one, whose collectives do nothing. What is on the 
 batches and counters have their values.
 
     __main__      the process of one rank: a task as JSON in, a report as JSON out
+    server        forks these processes
     records       both documents
     fake_cuda     a CUDA without a GPU, for a CPU build of torch; loaded before torch
     patches       every name of torch and Triton that is replaced, in one table
@@ -17,6 +18,6 @@ batches and counters have their values.
     rates         data sheets and efficiencies, for the predicted time
     rows          samples of the shape that each kind of training reads
 
-Invariant: only `flows` knows this folder: it starts `__main__` as a process, and reads `records` and `rates`,
-which load neither torch nor numpy.
+Invariant: only `flows` knows this folder: it starts `server` as a process, and reads `records`, `rates` and
+`fake_cuda`, which load neither torch nor numpy.
 """

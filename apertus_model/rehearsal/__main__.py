@@ -1,18 +1,18 @@
 """`python -m apertus_model.rehearsal TASK REPORT`: both files of JSON, see `records`.
 
-The report states a failure too; the exit code is 0 when there is one. Without a fake CUDA it is `NO_CUDA`,
-and the message is on standard error.
+The report states a failure too; the exit code is 0 when there is one.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
 from pathlib import Path
 
 from apertus_model.rehearsal import fake_cuda
-from apertus_model.rehearsal.records import NO_CUDA, Failure, RankReport, Task
+from apertus_model.rehearsal.records import Failure, RankReport, Task
 from infra.imports import quick_imports
 
 
@@ -24,27 +24,11 @@ def main(task_file: str, report_file: str) -> int:
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
     }  # fmt: skip
     try:
-        if task.device == "cuda":
-            fake_cuda.load()
-    except fake_cuda.NoFakeCuda as error:
-        print(error, file=sys.stderr)
-        return NO_CUDA
-    with quick_imports():
+        prepare(task.device, task.gpu)
         from apertus_model.rehearsal import patches
-        from apertus_model.rehearsal.rates import Rates
+        from apertus_model.rehearsal.step import rehearse
 
-    try:
-        kept = None
-        if task.device == "cuda":
-            import torch
-
-            stream = torch.Stream(device="cuda:0")
-            patches.apply(patches.cuda(Rates(task.gpu, task.gpus_per_node), stream))
-            kept = patches.fused_operators() if task.fused_norms else None
-        patches.check(patches.USED)
-        with quick_imports():
-            from apertus_model.rehearsal.step import rehearse
-
+        kept = patches.fused_operators() if task.device == "cuda" and task.fused_norms else None
         report = RankReport(rank=task.rank, rehearsed=rehearse(task))
         del kept
     except Exception as error:
@@ -53,6 +37,29 @@ def main(task_file: str, report_file: str) -> int:
         report = RankReport(rank=task.rank, failure=_failure(error))
     Path(report_file).write_text(report.model_dump_json())
     return 0
+
+
+@functools.cache
+def prepare(device: str, gpu: str) -> None:
+    """Replaces what a rehearsal on this kind of GPU replaces, and imports what it needs.
+
+    Raises:
+        NoFakeCuda: there is no compiler for it, or it fails.
+        MissingTarget: what is replaced does not exist.
+    """
+    if device == "cuda" and "torch" not in sys.modules:
+        fake_cuda.load()
+    with quick_imports():
+        import torch
+
+        from apertus_model.rehearsal import patches
+        from apertus_model.rehearsal.rates import Rates
+
+    if device == "cuda":
+        patches.apply(patches.cuda(Rates(gpu, gpus_per_node=1), torch.Stream(device="cuda:0")))
+    patches.check(patches.USED)
+    with quick_imports():
+        import apertus_model.rehearsal.step  # noqa: F401
 
 
 def _failure(error: Exception) -> Failure:

@@ -35,6 +35,15 @@ def possible() -> bool:
     return shutil.which(COMPILER) is not None
 
 
+def compile_once() -> None:
+    """Compiles what `load` needs, unless it was compiled before; does not import torch.
+
+    Raises:
+        NoFakeCuda: there is no compiler, or it fails.
+    """
+    shared_object(_torch_folder())
+
+
 def load() -> None:
     """Makes FakeTensors of device "cuda" possible in this process.
 

@@ -14,7 +14,6 @@ KINDS = ("weights", "gradients", "optimizer_states", "activations", "communicati
 PAIRS = 4  # of a row of preference data: about as many as the published recipes have
 CLASSES = ("matrix", "attention", "memory")  # of operators
 HIDDEN = ("fsdp", "dp_replicate")  # meshes whose collectives run beside computation
-NO_CUDA = 3  # exit code of a process that cannot make a fake CUDA
 
 
 class Record(BaseModel):

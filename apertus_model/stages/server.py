@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,8 +48,8 @@ class Server:
     """Waits for requests and for the ends of its children."""
 
     handlers: dict[signal.Signals, Any]  # for the signals that only the children handle
+    imports: deque[str]  # modules to import while there is no request
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    imports: deque[str] = field(default_factory=lambda: deque(PRELOADED))
     channels: dict[int, tuple[int, socket.socket]] = field(
         default_factory=dict
     )  # by the descriptor of the child's process: its id, its channel
@@ -130,12 +131,23 @@ def run(module: str, arguments: list[str], environment: dict[str, str]) -> None:
     sys.exit(importlib.import_module(module).main(*arguments))
 
 
-if __name__ == "__main__":
-    setproctitle(command("-m", f"{STAGES}.server"))  # before any change of the environment
+def serve(prepare: Callable[[], None] = lambda: None, preloaded: Iterable[str] = ()) -> None:
+    """Answers requests until the launcher is gone; in a child, runs what is requested.
+
+    Args:
+        prepare: called before the first request is read.
+        preloaded: modules that are imported while there is no request.
+    """
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    request_channel = Server(handlers).serve()
-    if request_channel is not None:
-        with request_channel, request_channel.makefile() as lines:
+    prepare()
+    channel = Server(handlers, deque(preloaded)).serve()
+    if channel is not None:
+        with channel, channel.makefile() as lines:
             request = json.loads(lines.readline())
         run(**request)
+
+
+if __name__ == "__main__":
+    setproctitle(command("-m", f"{STAGES}.server"))  # before any change of the environment
+    serve(preloaded=PRELOADED)

@@ -6,24 +6,27 @@ Invariant: nothing is stored, and neither torch nor Prefect is loaded in this pr
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
-import sys
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from apertus_model.rehearsal.records import NO_CUDA, Failure, RankReport, Record, Task
+from apertus_model.rehearsal import fake_cuda
+from apertus_model.rehearsal.records import Failure, RankReport, Record, Task
 from flows.planning.estimate import flops
 from flows.planning.estimate.memory import layers_of_rank, memory_of_rank, micro_batches_of
 from flows.planning.estimate.step_time import bubble
 from flows.planning.estimate.training import PartEstimate
+from infra.launchers.warm import ServerLost, kept_server
 from specs.cluster import GPUS
 from specs.errors import StageError
 from specs.layout import micro_batches_in_flight
 from specs.stages.training import Segment
 
+RANK, SERVER = "apertus_model.rehearsal.__main__", "apertus_model.rehearsal.server"
 Ranks = Literal["first, middle and last", "all kinds"]
 # fields of a segment that say where it begins and ends, what it reads and what it saves, and not what a step
 # does; labels that Goldfish leaves out are trained in a rehearsal, too
@@ -220,24 +223,37 @@ def run_rank(task: Task) -> RankReport:
     Raises:
         StageError: no rehearsal is possible on this machine.
     """
+    try:
+        if task.device == "cuda":
+            fake_cuda.compile_once()
+    except fake_cuda.NoFakeCuda as error:
+        raise StageError(str(error)) from error
     with tempfile.TemporaryDirectory() as folder:
         question, answer = Path(folder) / "task.json", Path(folder) / "report.json"
         question.write_text(task.model_dump_json())
-        done = subprocess.run(
-            [sys.executable, "-m", "apertus_model.rehearsal", str(question), str(answer)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},  # a real GPU would be found beside the fake one
-        )
-        if done.returncode == NO_CUDA:
-            raise StageError(done.stderr.strip())
+        try:
+            ended = _run(task, [str(question), str(answer)])
+        except ServerLost:
+            ended = f"it did not start: python -m {SERVER} {task.device} {task.gpu} ended"
         if answer.exists():
             return RankReport.model_validate_json(answer.read_text())
-    last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
-    error = f"its process ended with code {done.returncode}: {last}"
-    return RankReport(rank=task.rank, failure=Failure(error=error, place=""))
+    return RankReport(rank=task.rank, failure=Failure(error=ended, place=""))
+
+
+def _run(task: Task, arguments: list[str]) -> str:
+    """How the process of a rank ended."""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # a real GPU would be found beside the fake one
+    process = kept_server(environment, SERVER, [task.device, task.gpu]).start(RANK, arguments, environment)
+    with process.stdin, process.stdout:
+        try:
+            lines = process.stdout.read().decode(errors="replace").splitlines()
+            code = process.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f"its process ended with code {code}: {last}"
 
 
 def parts_to_rehearse(

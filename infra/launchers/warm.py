@@ -3,7 +3,8 @@
 Importing torch and torchtitan takes several seconds, a fork milliseconds. The launcher keeps one stage server
 (`apertus_model.stages.server`) for each value of the variables that libraries read while they are imported. A
 forked stage is like any other: it has a session and a process group of its own, the launcher's pipe as its
-standard input, and the environment of its own job.
+standard input, and the environment of its own job. Rehearsals of ranks are forked in the same way, by
+`apertus_model.rehearsal.server`.
 
 Invariants: the server ends when this process does, however it ends, and not by a signal that tells a run to
 end. It holds no end of a stage's pipes, so a stage notices the end of its launcher, and the launcher that of
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -27,6 +29,7 @@ from typing import IO
 from infra.liveness import stop_signals_blocked
 
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")  # CUDA and ROCm do not survive a fork
+STAGES = "apertus_model.stages.server"
 TITLE = "-" * 512  # an argument that leaves room for what `ps` shows of a stage
 READ_AT_IMPORT = (
     "OMP_NUM_THREADS",
@@ -73,6 +76,12 @@ class ForkedStage:
             self._channel.close()
         return self.returncode
 
+    def wait(self) -> int:
+        """The exit code, once the process has ended."""
+        while (code := self.poll()) is None:
+            select.select([self._channel], [], [])
+        return code
+
     def _number(self) -> int:
         """The next line from the server."""
         line = self._answers.readline()
@@ -82,13 +91,21 @@ class ForkedStage:
 
 
 class StageServer:
-    """The process that stages are forked from."""
+    """The process that stages are forked from.
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    Args:
+        environment: all its variables.
+        module: its program, which ends with `apertus_model.stages.server.serve`.
+        arguments: of the program.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str], module: str = STAGES, arguments: Sequence[str] = (TITLE,)
+    ) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, stop_signals_blocked():  # until the server ignores them
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "apertus_model.stages.server", TITLE],
+                [sys.executable, "-m", module, *arguments],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -142,8 +159,15 @@ def server_for(environment: Mapping[str, str]) -> StageServer | None:
     where there is a GPU."""
     if any(Path(device).exists() for device in GPU_DEVICES):
         return None
-    key = tuple(environment.get(name) for name in READ_AT_IMPORT)
+    return kept_server(environment)
+
+
+def kept_server(
+    environment: Mapping[str, str], module: str = STAGES, arguments: Sequence[str] = (TITLE,)
+) -> StageServer:
+    """The server of this process for such an environment and program, started if there is none."""
+    key = (module, *arguments, *(environment.get(name) for name in READ_AT_IMPORT))
     with _lock:
         if key not in _servers or not _servers[key].alive:
-            _servers[key] = StageServer(environment)
+            _servers[key] = StageServer(environment, module, arguments)
         return _servers[key]

@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,13 @@ def test_a_forked_stage_has_its_own_session_pipes_environment_and_exit_code(fork
     assert told["title"].endswith(" job.json")
 
 
+def test_one_can_wait_for_the_end_of_a_stage(fork: Fork) -> None:
+    stage = fork(WAITS)
+    assert stage.stdout.readline() == b"up\n" and stage.poll() is None
+    stage.stdin.close()
+    assert stage.wait() == stage.wait() == 0
+
+
 def test_a_stage_that_a_signal_ended_says_which(fork: Fork) -> None:
     stage = fork(WAITS)
     assert stage.stdout.readline() == b"up\n"
@@ -182,7 +190,7 @@ def test_one_server_serves_all_stages_with_the_same_environment_for_imports(
     class Server:
         alive = True
 
-        def __init__(self, environment: dict[str, str]) -> None:
+        def __init__(self, environment: dict[str, str], *program: Any) -> None:
             started.append(environment["OMP_NUM_THREADS"])
 
     monkeypatch.setattr(warm, "StageServer", Server)

@@ -1,0 +1,66 @@
+"""Ranks are rehearsed by forks of one process, which has the imports."""
+
+from __future__ import annotations
+
+import io
+import signal
+from typing import Any
+
+import pytest
+
+from apertus_model.rehearsal import fake_cuda
+from apertus_model.rehearsal.records import Task
+from flows.execution import rehearsal
+from flows.execution.rehearsal import run_rank
+from infra.launchers.warm import ForkedStage, StageServer
+from tests.apertus_model.harness import segment
+
+pytestmark = pytest.mark.skipif(
+    not fake_cuda.possible(), reason=f"no {fake_cuda.COMPILER}, which compiles the fake CUDA"
+)
+
+
+def task(rank: int = 0, **changes: Any) -> Task:
+    fields = segment(global_batch_size=4, end_step=1).model_dump(mode="json")
+    facts = {"gpu": "H100", "gpus_per_node": 8, "world_size": 2} | changes
+    return Task(kind="pretrain", segment=fields, rank=rank, **facts)
+
+
+def test_a_rank_counts_the_same_whatever_was_rehearsed_before() -> None:
+    first, _, again = (run_rank(task(rank)) for rank in (0, 1, 0))
+    assert first.failure is None and first.rehearsed is not None
+    assert again == first
+
+
+@pytest.mark.slow  # it starts another server
+def test_an_error_before_the_step_is_reported_by_the_rank() -> None:
+    report = run_rank(task(gpu="H1000"))
+    assert report.failure is not None and report.failure.error == "KeyError: 'H1000'"
+    assert run_rank(task()).failure is None
+
+
+def test_a_process_that_does_not_start_is_a_failure_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "SERVER", "apertus_model.rehearsal.absent")
+    report = run_rank(task())
+    assert report.failure is not None
+    assert report.failure.error == f"it did not start: python -m {rehearsal.SERVER} cuda H100 ended"
+
+
+def test_an_interrupted_rehearsal_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[ForkedStage] = []
+
+    class Interrupted(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise KeyboardInterrupt
+
+    def start(server: StageServer, *program: Any) -> ForkedStage:
+        stage = begin(server, *program)
+        stage.stdout = Interrupted()
+        started.append(stage)
+        return stage
+
+    begin = StageServer.start
+    monkeypatch.setattr(StageServer, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        run_rank(task())
+    assert [stage.wait() for stage in started] == [-signal.SIGKILL]
