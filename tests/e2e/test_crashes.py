@@ -1,7 +1,7 @@
 """kill -9 of any process at any moment: what comes out in the end is what comes out of an uninterrupted run,
 bit by bit.
 
-`make test` kills five times, `make test-all` at least 26 times in each of four variants; with `--crashes` it
+`make test-all` kills five times, and at least 26 times in each of four variants; with `--crashes` it
 writes docs/crashes.json and the table of docs/crashes.md. `--crash-seed N` draws the same moments and choices
 again; whom they hit also depends on how quick the machine is.
 """
