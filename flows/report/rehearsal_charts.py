@@ -88,7 +88,7 @@ def _memory(part: RehearsedPart) -> Figure:
         line = {"dash": "dash", "width": 1.5, "color": NEUTRAL}
         ends = {"x": [times[0], times[-1]], "y": [part.limit / byte] * 2}
         traces.append(go.Scatter(**ends, mode="lines", hoverinfo="skip", line=line))
-    share = f"dashed: {limit}" if visible else f"{found.memory.total / part.limit:.1%} of {limit}"
+    share = f"dashed: {limit}" if visible else f"{100 * found.memory.total / part.limit:.2g}% of {limit}"
     return Figure(
         title=f"Memory of a step: {part.name}, rank {rank} of {part.gpus:,}",
         summary=f"Peak {found.memory.total / byte:.1f} {unit}; {share}.",

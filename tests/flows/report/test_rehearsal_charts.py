@@ -71,7 +71,7 @@ def test_a_small_model_is_drawn_in_its_own_units_without_the_limit_of_the_gpu() 
         }
     )
     memory, time = rehearsals([replace(part(), bubble=0.0, ranks={0: small})])["pretrain/1"]
-    assert memory.summary == "Peak 70.0 MB; 0.1% of the 96 GB of the GH200."
+    assert memory.summary == "Peak 70.0 MB; 0.073% of the 96 GB of the GH200."
     assert max(max(trace["y"]) for trace in memory.plot["data"]) == 64
     assert memory.plot["layout"]["xaxis"]["title"]["text"] == "milliseconds of computation"
     assert time.plot["layout"]["xaxis"]["title"]["text"] == "microseconds"
