@@ -22,11 +22,11 @@ import torch
 from apertus_model.rehearsal.patches import SUMS
 
 BLOCK = 512  # bytes; c10/core/AllocatorConfig.h: kMinBlockSize
-TRAINER = "/apertus_model/trainer/"
+TRAINER, PIPELINES = "/apertus_model/trainer/", "/torch/distributed/pipelining/"
 # The innermost of these that is on the stack made a storage.
 MAKERS = (
     ("/torch/distributed/fsdp/", "communication"),
-    ("/torch/distributed/pipelining/", "communication"),
+    (PIPELINES, "communication"),
     ("/apertus_model/losses/", "other"),
     ("/apertus_model/optimizers/", "other"),
     ("/torch/optim/", "other"),
@@ -185,14 +185,14 @@ def _kind() -> str:
 
 
 def maker() -> str:
-    """The kind of the code that runs now, by `MAKERS`; "" for a formula of autograd, which the trainer
-    starts, and for code elsewhere."""
+    """The kind of the code that runs now, by `MAKERS`; "" for a formula of autograd, which the trainer or a
+    pipeline starts, and for code elsewhere."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         for path, kind in MAKERS:
             if path in code.co_filename:
-                if path == TRAINER and torch._C._current_graph_task_id() != -1:
+                if path in (TRAINER, PIPELINES) and torch._C._current_graph_task_id() != -1:
                     return ""
                 return "gradients" if kind == "communication" and code.co_name in SUMS else kind
         frame = frame.f_back

@@ -233,6 +233,15 @@ def test_a_kernel_of_the_project_reads_and_writes_each_tensor_once(split: Rehear
 
 
 @needs_compiler
+def test_a_compiled_pipeline_fuses_the_norms_of_its_backward_pass() -> None:
+    """Which its schedule starts, not the trainer."""
+    spec = spec_of(2, Parallel(pp=2, pp_schedule="1f1b"), DEEP, batches=2, compile=True)
+    for rank in (0, 1):
+        names = {line.operator for line in rehearsed(spec, 2, "cuda", rank).operators}
+        assert "fused" in names and "_fused_rms_norm_backward" not in names
+
+
+@needs_compiler
 def test_the_only_wait_for_the_gpu_is_reported_with_file_and_line(split: Rehearsed) -> None:
     (line,) = split.synchronisations
     assert line.place.rsplit(":", 1)[0] == "apertus_model/trainer/lifecycle.py"
