@@ -35,7 +35,7 @@ MARK = "published speed"
 GIB = 2**30
 FLOAT8, FORMULAS = "float8", "--formulas"
 UNKNOWN, FRAGMENTS = "why is not known", "fragments"
-FRAGMENTED = (5762, 82.4), (100, 82.5)  # published rows, whose memory is what the allocator had reserved
+FRAGMENTED = 5762, 82.4  # a published row, whose memory is what the allocator had reserved
 LLAMA = {"vocab_size": 128_256, "head_dim": 128, "n_kv_heads": 8, "activation": "swiglu"}
 MODELS = {  # Llama 3.1; the layers of ours have a norm of queries and keys beside
     "8B": ModelSpec(dim=4096, n_layers=32, n_heads=32, ffn_dim=14_336, **LLAMA),  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def torchtitan() -> list[Row]:
                 " ".join(filter(None, said)), gpu, gpus, *found, segment,
                 # its loss was compiled from April 2025 on (pull requests 755 and 1033)
                 logit_bytes=4 if gpu == "H200" else 12,
-                off=UNKNOWN if gpu == "H200" else FRAGMENTS if found in FRAGMENTED else "",
+                off=UNKNOWN if gpu == "H200" else FRAGMENTS if found == FRAGMENTED else "",
                 # RMSNorm became a kernel in May 2025 (pytorch, pull request 153666); a compiler makes it one
                 fused_norms=segment.compile,
             )
