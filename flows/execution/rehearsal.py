@@ -250,7 +250,7 @@ def _run(task: Task, arguments: list[str]) -> str:
             code = process.wait()
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.kill(process.pid, signal.SIGKILL)  # it may not lead its group yet
             raise
     last = next((line for line in reversed(lines) if line.strip()), "")
     return f"its process ended with code {code}: {last}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -48,6 +48,7 @@ def test_a_process_that_does_not_start_is_a_failure_of_the_rank(monkeypatch: pyt
 
 def test_an_interrupted_rehearsal_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[ForkedStage] = []
+    pipes: list[IO[bytes]] = []  # which stay open
 
     class Interrupted(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
@@ -55,6 +56,7 @@ def test_an_interrupted_rehearsal_leaves_no_process(monkeypatch: pytest.MonkeyPa
 
     def start(server: StageServer, *program: Any) -> ForkedStage:
         stage = begin(server, *program)
+        pipes.append(stage.stdout)
         stage.stdout = Interrupted()
         started.append(stage)
         return stage
