@@ -121,7 +121,13 @@ class CorpusWork:
         return run_bytes(self.plan.memory)
 
     def run(self, key: str) -> Result:
-        """Computes one unit in this process."""
+        """Computes one unit in this process. Arrow would keep what the unit has freed."""
+        try:
+            return self._run(key)
+        finally:
+            pa.default_memory_pool().release_unused()
+
+    def _run(self, key: str) -> Result:
         kind, *rest = key.split("-")
         if kind == "documents":
             return self._filter_task.run(key)
