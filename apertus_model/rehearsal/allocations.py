@@ -185,8 +185,8 @@ def _kind() -> str:
 
 
 def maker() -> str:
-    """The kind of the code that runs now, by `MAKERS`; "" for a formula of autograd, which the trainer or a
-    pipeline starts, and for code elsewhere."""
+    """The kind of the code that runs now, by `MAKERS`. It is "" for a formula of autograd, whether the
+    trainer or a pipeline called `backward`, and for code elsewhere."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -35,13 +35,13 @@ def possible() -> bool:
     return shutil.which(COMPILER) is not None
 
 
-def compile_once() -> None:
-    """Compiles what `load` needs, unless it was compiled before; does not import torch.
+def compile_once() -> Path:
+    """The library that `load` loads, compiled unless it was compiled before. Does not import torch.
 
     Raises:
         NoFakeCuda: there is no compiler, or it fails.
     """
-    shared_object(_torch_folder())
+    return shared_object(_torch_folder())
 
 
 def load() -> None:
@@ -52,7 +52,7 @@ def load() -> None:
     """
     assert "torch" not in sys.modules, "torch has looked for CUDA already"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no GPU is touched where there is one
-    library = ctypes.CDLL(str(shared_object(_torch_folder())), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(str(compile_once()), mode=ctypes.RTLD_GLOBAL)
     with quick_imports():
         importlib.import_module("torch")
     library.register_guard()
