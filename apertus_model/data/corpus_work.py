@@ -19,6 +19,7 @@ Invariants:
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -121,13 +122,8 @@ class CorpusWork:
         return run_bytes(self.plan.memory)
 
     def run(self, key: str) -> Result:
-        """Computes one unit in this process. Arrow would keep what the unit has freed."""
-        try:
-            return self._run(key)
-        finally:
-            pa.default_memory_pool().release_unused()
-
-    def _run(self, key: str) -> Result:
+        """Computes one unit in this process."""
+        _return_freed_memory()
         kind, *rest = key.split("-")
         if kind == "documents":
             return self._filter_task.run(key)
@@ -336,6 +332,14 @@ class CorpusWork:
             lists = [pa.field(signature_column(step), pa.list_(pa.uint64(), step.buckets)) for step in steps]
             return pa.schema([pa.field("hash", pa.uint64()), *lists])
         return REJECTED if kind == "rejects" else DOCUMENTS
+
+
+def _return_freed_memory() -> None:
+    """Returns to the system what Arrow and glibc keep of the memory that the units before have freed."""
+    pa.default_memory_pool().release_unused()
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def add_signed(
