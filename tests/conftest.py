@@ -24,7 +24,7 @@ __all__ = ["numerics", "pytest_sessionfinish"]
 
 RUNS = "tests/e2e/"
 TRAININGS = "tests/apertus_model/trainer/"
-TOGETHER = re.compile(r"tests/(e2e|apertus_model/\w+)/")
+ENGINE = re.compile(r"tests/apertus_model/\w+/")
 
 # A shell or `nohup` starts the tests with these ignored, which programs would inherit;
 for number in (signal.SIGINT, signal.SIGHUP):
@@ -66,13 +66,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """For `-n`: whole runs go to one process, first: they share a finished one and take longest. So do the
-    tests of each part of the engine, which share processes that train. Of the rest, a file stays together."""
+    """For `-n`: whole runs go to one process, first: they share a finished one and take longest. With slow
+    ones they take hours, and each process makes a run to share. The tests of each part of the engine go to
+    one process too, since they share processes that train. Of the rest, a file stays together."""
+    with_slow = not config.option.markexpr
 
     class Runs(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            together = TOGETHER.match(nodeid)
-            return together[0] if together else nodeid.split("::")[0]
+            if nodeid.startswith(RUNS) and not with_slow:
+                return RUNS
+            engine = ENGINE.match(nodeid)
+            return engine[0] if engine else nodeid.split("::")[0]
 
     config.option.loadscopereorder = False
     return Runs(config, log)
@@ -85,7 +89,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: (not item.nodeid.startswith(RUNS), not item.nodeid.startswith(TRAININGS)))
+    """What takes longest comes first, so that processes end together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    places = (RUNS, TRAININGS)
+    items.sort(
+        key=lambda item: (*(not item.nodeid.startswith(place) for place in places), item.path not in slow)
+    )
 
 
 @pytest.fixture(scope="session")
