@@ -204,12 +204,12 @@ def segment(kind: str = "pretrain", **changes: Any) -> Any:
 
 @dataclass
 class Result:
-    """What a rank has after a run: metric rows (rank 0), final weights and optimizer state in full,
-    samples it read."""
+    """What a rank has after a run: metric rows (rank 0), final weights and, where `states` asked for it,
+    optimizer state in full, samples it read."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    optimizer: dict[str, torch.Tensor] = field(default_factory=dict)
+    optimizer: Any = None  # tensors by name
     learning_rates: list[float] = field(default_factory=list)
     weight_decays: list[float] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
@@ -274,6 +274,7 @@ def train(
     heldout: dict[str, list[Sample]] | None = None,
     inspect: Callable[[Any], Any] | None = None,
     data: Callable[[], ListedSamples] = ListedSamples,
+    states: bool = False,
     anomalies: dict[str, Any] | None = None,
     objective: dict[str, Any] | None = None,
     clock: Callable[[], float] | None = None,
@@ -311,7 +312,8 @@ def train(
             result.finished = trainer.train()
             for part in trainer.model_parts:
                 result.weights |= full(part.state_dict())
-            result.optimizer = full(trainer.optimizers.state_dict())
+            if states:
+                result.optimizer = full(trainer.optimizers.state_dict())
             groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
             result.learning_rates = [group["lr"] for group in groups]
             result.weight_decays = [group["weight_decay"] for group in groups]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -23,16 +24,22 @@ from tools.throughput import (
 
 TEXT = PAGE.read_text().partition(f"<!-- {MARK} -->")[2].partition(f"<!-- end of {MARK} -->")[0]
 LINES = [line.strip() for line in TEXT.strip().splitlines()][1:]
-ROWS = [*torchtitan(), *apertus()]
+NAMES = [" ".join(re.split(r" {2,}", line)[:3:2]) for line in LINES]
+each_row = pytest.mark.parametrize("index", range(len(LINES)), ids=NAMES)
+
+
+@functools.cache
+def rows() -> list[Row]:
+    return [*torchtitan(), *apertus()]
 
 
 def test_formulas_predict_float8_and_async_tp() -> None:
     """Which change the speed of a row by what they do, in the direction that was published."""
-    found = {(row.name, row.gpus): by_formulas(row).speed / row.speed for row in ROWS}
+    found = {(row.name, row.gpus): by_formulas(row).speed / row.speed for row in rows()}
     assert all(
         0.85 < ratio < 1.15 for (name, gpus), ratio in found.items() if "float8" in name and gpus != 32
     )
-    whole = {row.name: by_formulas(row).speed for row in ROWS}
+    whole = {row.name: by_formulas(row).speed for row in rows()}
     assert whole["Llama 70B float8"] < whole["Llama 70B float8 async"]
     assert whole["Llama 8B compile"] < whole["Llama 8B float8"]
 
@@ -42,8 +49,9 @@ def test_the_models_have_the_parameters_of_llama(name: str, parameters: float) -
     assert MODELS[name].parameters == pytest.approx(parameters, rel=2e-3)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name} {row.gpus}")
-def test_every_row_is_a_layout_that_fits(row: Row) -> None:
+@each_row
+def test_every_row_is_a_layout_that_fits(index: int) -> None:
+    row = rows()[index]
     segment = row.segment
     launch = Launch(processes=row.gpus, parallel=segment.parallel)
     assert launch.mismatch is None
@@ -56,16 +64,14 @@ def test_the_batches_are_those_that_are_published() -> None:
 
 
 def test_the_table_has_every_row_in_order() -> None:
-    assert len(LINES) == len(ROWS)
-    for line, row in zip(LINES, ROWS, strict=True):
+    assert len(LINES) == len(rows())
+    for line, row in zip(LINES, rows(), strict=True):
         assert re.match(rf"{re.escape(row.name)} +{row.gpu} +{row.gpus:,} +{row.speed:,.0f}\b", line)
 
 
-@pytest.mark.parametrize(
-    "index", range(len(ROWS)), ids=lambda index: f"{ROWS[index].name} {ROWS[index].gpus}"
-)
+@each_row
 def test_a_row_says_why_its_speed_is_15_percent_off_or_its_memory_10(index: int) -> None:
-    line, row = LINES[index], ROWS[index]
+    line, row = LINES[index], rows()[index]
     published, memory, predicted, ratio, _, peak, *why = [*re.split(r" {2,}", line)[3:], ""]
     found = float(predicted.replace(",", "")) / float(published.replace(",", ""))
     assert found == pytest.approx(float(ratio), abs=0.006)
@@ -77,9 +83,9 @@ def test_a_row_says_why_its_speed_is_15_percent_off_or_its_memory_10(index: int)
 
 def test_whole_logits_take_what_the_chunks_of_ours_do_not() -> None:
     """12 N V bytes; ours: a chunk in float32 and bfloat16, and the sum of the weight's gradient."""
-    row = next(row for row in ROWS if row.name == "Llama 8B")
+    row = next(row for row in rows() if row.name == "Llama 8B")
     tokens, words, width = 2 * 8192, 128_256, 4096
     chunk = cross_entropy.CHUNK_TOKENS * words * (4 + 2) + 4 * words * width
     assert row.whole_logits == 12 * tokens * words - chunk
-    compiled = next(row for row in ROWS if row.gpu == "H200")
+    compiled = next(row for row in rows() if row.gpu == "H200")
     assert compiled.whole_logits == 4 * tokens * words - chunk

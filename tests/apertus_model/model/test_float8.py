@@ -97,9 +97,9 @@ def spec_of(kind: str, **changes: Any) -> Any:
 @emulated
 @pytest.mark.parametrize("kind", ["float8", slow("float8-rowwise")])
 def test_training_in_float8_resumes_with_the_same_bits(tmp_path: Path, kind: str) -> None:
-    whole = train(tmp_path / "whole", spec_of(kind))[0]
+    whole = train(tmp_path / "whole", spec_of(kind), states=True)[0]
     source = Source(str(tmp_path / "whole" / "step-3"), 3, optimizer=True)
-    rest = train(tmp_path / "rest", spec_of(kind), source=source, begin_step=3)[0]
+    rest = train(tmp_path / "rest", spec_of(kind), source=source, begin_step=3, states=True)[0]
     assert same(rest.weights, whole.weights)
     assert same(rest.optimizer, whole.optimizer)
     plain = train(tmp_path / "plain", segment())[0]

@@ -54,7 +54,7 @@ def adapted(**changes: Any) -> Any:
 @pytest.fixture(scope="module")
 def trained(parent: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     folder = tmp_path_factory.mktemp("adapted")
-    return folder, train(folder, adapted(), source=begin(parent), begin_step=0)[0]
+    return folder, train(folder, adapted(), source=begin(parent), begin_step=0, states=True)[0]
 
 
 def plain_weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
@@ -138,10 +138,10 @@ def test_the_checkpoint_holds_the_scale_that_it_was_trained_with(trained: tuple[
 
 @pytest.mark.parametrize("processes", [slow(1), 2])
 def test_resuming_with_adapters_gives_the_same_bits(parent: Path, tmp_path: Path, processes: int) -> None:
-    whole = train(tmp_path / "whole", adapted(), processes=processes, source=begin(parent), begin_step=0)[0]
-    rest = train(
-        tmp_path / "rest", adapted(), processes=processes, source=go_on(tmp_path / "whole", 3), begin_step=3
-    )[0]
+    begun, continued = begin(parent), go_on(tmp_path / "whole", 3)
+    settings = {"processes": processes, "states": True}
+    whole = train(tmp_path / "whole", adapted(), source=begun, begin_step=0, **settings)[0]
+    rest = train(tmp_path / "rest", adapted(), source=continued, begin_step=3, **settings)[0]
     assert same(rest.weights, whole.weights)
     assert same(rest.optimizer, whole.optimizer)
     assert losses(rest) == losses(whole)[3:]

@@ -326,7 +326,7 @@ def test_schedule_free_checkpoints_and_held_out_losses_are_of_the_averaged_weigh
     source = SyntheticSamples()
     heldout = {"even": [source[index] for index in range(1000, 1005)]}
     spec = run_of("schedule-free-adamw", 1, validation={"interval": STEPS})
-    parent = train(tmp_path / "parent", spec, heldout=heldout)[0]
+    parent = train(tmp_path / "parent", spec, heldout=heldout, states=True)[0]
     stored = {name: torch.empty_like(value) for name, value in parent.weights.items()}
     load_tensors(stored, str(tmp_path / "parent" / f"step-{STEPS}"))
     for name, training in parent.weights.items():

@@ -12,4 +12,4 @@ from tests.apertus_model.trainer.layouts import run, spec_of
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """One process that takes the whole batch at once."""
     folder = tmp_path_factory.mktemp("alone")
-    return folder, run(folder, spec_of(checkpoint={"interval": 2}))
+    return folder, run(folder, spec_of(checkpoint={"interval": 2}), states=True)

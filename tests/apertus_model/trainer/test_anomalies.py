@@ -183,7 +183,7 @@ def oracle(spec: Any, left_out: set[int], restored: dict[int, int]) -> dict[str,
 
 
 def run(folder: Path, spec: Any, processes: int = 1, **arguments: Any) -> Result:
-    results = train(folder, spec, processes=processes, data=PoisonedSamples, **arguments)
+    results = train(folder, spec, processes=processes, data=PoisonedSamples, states=True, **arguments)
     assert all(result.events == results[0].events for result in results)
     return results[0]
 

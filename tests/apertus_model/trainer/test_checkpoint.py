@@ -130,9 +130,9 @@ def test_preference_training_resumes_with_the_same_bits_and_on_two_processes_wit
     tmp_path: Path, kind: str
 ) -> None:
     spec = segment(kind)
-    whole = train(tmp_path, spec, data=PreferenceRows)[0]
+    whole = train(tmp_path, spec, data=PreferenceRows, states=True)[0]
     source = Source(str(tmp_path / "step-3"), 3, optimizer=True)
-    again = train(tmp_path / "again", spec, source=source, begin_step=3, data=PreferenceRows)[0]
+    again = train(tmp_path / "again", spec, source=source, begin_step=3, data=PreferenceRows, states=True)[0]
     assert same(again.weights, whole.weights)
     assert same(again.optimizer, whole.optimizer)
     two = train(tmp_path / "two", spec, processes=2, source=source, begin_step=3, data=PreferenceRows)[0]

@@ -60,7 +60,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
 def whole(tmp_path_factory: pytest.TempPathFactory, teacher: str) -> tuple[Path, Result]:
     """Four steps of one process."""
     folder = tmp_path_factory.mktemp("student")
-    (result,) = train(folder, spec_of(), teacher=teacher, heldout=HELDOUT)
+    (result,) = train(folder, spec_of(), teacher=teacher, heldout=HELDOUT, states=True)
     return folder, result
 
 
@@ -140,7 +140,7 @@ def test_an_interrupted_run_has_the_same_bits(
 ) -> None:
     folder, reference = whole
     source = Source(str(folder / "step-2"), 2, optimizer=True)
-    (resumed,) = train(tmp_path, spec_of(), source=source, begin_step=2, teacher=teacher)
+    (resumed,) = train(tmp_path, spec_of(), source=source, begin_step=2, teacher=teacher, states=True)
     assert same(resumed.weights, reference.weights) and same(resumed.optimizer, reference.optimizer)
 
 

@@ -120,7 +120,7 @@ def test_reshard_after_forward_changes_no_bit(tmp_path: Path, name: str, other: 
     processes, parallel = ALL[name]
     changed = parallel.model_copy(update={"reshard_after_forward": other})
     results = [
-        run(tmp_path / str(index), spec_of(parallel=layout, end_step=2), processes)
+        run(tmp_path / str(index), spec_of(parallel=layout, end_step=2), processes, states=True)
         for index, layout in enumerate((parallel, changed))
     ]
     assert losses(results[1]) == losses(results[0])
@@ -142,6 +142,7 @@ def test_more_stages_in_a_process_train_alike(tmp_path: Path, micro_batch_size: 
                 parallel=Parallel(**INTERLEAVED, virtual_stages=stages),
             ),
             2,
+            states=True,
         )
         for stages in (None, 3)
     )

@@ -101,15 +101,15 @@ def test_a_pipeline_and_one_process_resume_from_a_checkpoint_of_a_pipeline(
     tmp_path: Path, alone: tuple[Path, Result]
 ) -> None:
     spec = spec_of(parallel=Parallel(pp=2), checkpoint={"interval": 2})
-    whole = run(tmp_path / "whole", spec, 2)
-    rest = run(tmp_path / "rest", spec, 2, source=at(tmp_path / "whole"), begin_step=2)
+    whole = run(tmp_path / "whole", spec, 2, states=True)
+    middle = {"source": at(tmp_path / "whole"), "begin_step": 2, "states": True}
+    rest = run(tmp_path / "rest", spec, 2, **middle)
     assert same(rest.weights, whole.weights)
     assert same(rest.optimizer, whole.optimizer)
     folder, reference = alone
-    back = run(tmp_path / "back", spec_of(), source=at(tmp_path / "whole"), begin_step=2)
-    there = run(
-        tmp_path / "there", spec_of(parallel=Parallel(**INTERLEAVED)), 2, source=at(folder), begin_step=2
-    )
+    back = run(tmp_path / "back", spec_of(), **middle)
+    interleaved = spec_of(parallel=Parallel(**INTERLEAVED))
+    there = run(tmp_path / "there", interleaved, 2, **{**middle, "source": at(folder)})
     for result in (back, there):
         assert losses(result) == pytest.approx(losses(reference)[2:], abs=2e-6)
         assert difference(result.weights, reference.weights) < 1e-5

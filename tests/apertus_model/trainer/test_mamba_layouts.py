@@ -24,7 +24,7 @@ HYBRID = DEEP.model_copy(update={"mamba": Mamba(layers=[0, 2], chunk=8)})
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return run(tmp_path_factory.mktemp("alone"), spec_of(model=HYBRID))
+    return run(tmp_path_factory.mktemp("alone"), spec_of(model=HYBRID), states=True)
 
 
 @pytest.mark.parametrize(

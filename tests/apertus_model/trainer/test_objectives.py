@@ -238,10 +238,11 @@ def test_the_metrics_of_a_preference_step_are_means_over_the_whole_batch(tmp_pat
 def test_preference_training_resumes_from_a_checkpoint_with_the_same_bits(
     tmp_path: Path, name: str, processes: int
 ) -> None:
-    spec, data = spec_of(name, end_step=4, micro_batch_size=1), KINDS[name][1]
-    whole = train(tmp_path / "whole", spec, processes=processes, data=data)[0]
+    spec = spec_of(name, end_step=4, micro_batch_size=1)
+    settings = {"processes": processes, "data": KINDS[name][1], "states": True}
+    whole = train(tmp_path / "whole", spec, **settings)[0]
     source = Source(str(tmp_path / "whole/step-3"), 3, optimizer=True)
-    rest = train(tmp_path / "rest", spec, processes=processes, source=source, begin_step=3, data=data)[0]
+    rest = train(tmp_path / "rest", spec, source=source, begin_step=3, **settings)[0]
     assert same(rest.weights, whole.weights)
     assert same(rest.optimizer, whole.optimizer)
     assert rest.rows[0]["loss"] == whole.rows[3]["loss"]

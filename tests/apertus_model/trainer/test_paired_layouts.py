@@ -32,7 +32,7 @@ LAYOUTS = ("TP with SP", "FSDP", "TP", "CP", "FSDP x TP with SP")
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return run(tmp_path_factory.mktemp("alone"), spec_of(model=PAIRED))
+    return run(tmp_path_factory.mktemp("alone"), spec_of(model=PAIRED), states=True)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ SLOW = ("FSDP", "TP", "TP with SP", "HSDP", "FSDP x TP with SP", "DDP")
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return run(tmp_path_factory.mktemp("alone"), spec_of(model=REPEATED))
+    return run(tmp_path_factory.mktemp("alone"), spec_of(model=REPEATED), states=True)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ SLOW = ("TP with SP", "HSDP", "TP", "CP", "FSDP x TP with SP", "TP x CP with SP"
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     folder = tmp_path_factory.mktemp("alone")
-    return folder, run(folder, spec_of(model=SCHEDULED, checkpoint={"interval": 2}))
+    return folder, run(folder, spec_of(model=SCHEDULED, checkpoint={"interval": 2}), states=True)
 
 
 @pytest.mark.parametrize("name", ["FSDP", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])

@@ -46,7 +46,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     @cache
     def found(name: str) -> tuple[Path, Result]:
         folder = tmp_path_factory.mktemp(name)
-        return folder, run(folder, sparse(name, checkpoint={"interval": 2}))
+        return folder, run(folder, sparse(name, checkpoint={"interval": 2}), states=True)
 
     return found
 

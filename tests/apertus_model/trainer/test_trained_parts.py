@@ -22,7 +22,7 @@ def trained(name: str) -> bool:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("alone")
-    return folder, run(folder, spec_of(model=DEEP, trainable=UPPER, checkpoint={"interval": 2}))
+    return folder, run(folder, spec_of(model=DEEP, trainable=UPPER, checkpoint={"interval": 2}), states=True)
 
 
 def test_only_what_is_named_changes_and_has_states(tmp_path: Path, alone: tuple[Path, Any]) -> None:
@@ -36,7 +36,8 @@ def test_only_what_is_named_changes_and_has_states(tmp_path: Path, alone: tuple[
 
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path, alone: tuple[Path, Any]) -> None:
     folder, whole = alone
-    resumed = run(tmp_path, spec_of(model=DEEP, trainable=UPPER), source=at(folder), begin_step=2)
+    spec = spec_of(model=DEEP, trainable=UPPER)
+    resumed = run(tmp_path, spec, source=at(folder), begin_step=2, states=True)
     assert losses(resumed) == losses(whole)[2:]
     assert same(resumed.weights, whole.weights) and same(resumed.optimizer, whole.optimizer)
 

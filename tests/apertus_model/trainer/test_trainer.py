@@ -28,9 +28,9 @@ def without_timing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_resuming_from_a_checkpoint_gives_the_same_bits(tmp_path: Path, processes: int) -> None:
-    whole = train(tmp_path / "whole", segment(), processes=processes)[0]
-    source = at(tmp_path / "whole", 3)
-    rest = train(tmp_path / "rest", segment(), processes=processes, source=source, begin_step=3)[0]
+    whole = train(tmp_path / "whole", segment(), processes=processes, states=True)[0]
+    begin = {"source": at(tmp_path / "whole", 3), "begin_step": 3}
+    rest = train(tmp_path / "rest", segment(), processes=processes, states=True, **begin)[0]
     assert same(rest.weights, whole.weights)
     assert same(rest.optimizer, whole.optimizer)
     assert without_timing(rest.rows) == without_timing(whole.rows[3:])
@@ -98,7 +98,7 @@ def test_mixed_precision_and_recomputation_stay_close_to_full_precision(tmp_path
 @pytest.mark.parametrize("name", ["ademamix", "adamw"])
 def test_the_last_checkpoint_holds_the_optimizer_and_tensors_only(tmp_path: Path, name: str) -> None:
     spec = segment(end_step=2, optimizer=OptimizerSpec(name=name, lr=1e-2).resolved({}))
-    result = train(tmp_path, spec)[0]
+    result = train(tmp_path, spec, states=True)[0]
     stored = full_weights(tmp_path / "step-2")  # the reader refuses anything but tensors
     assert int(stored["progress.step"]) == 2
     optimizer = {
@@ -132,7 +132,7 @@ def test_no_checkpoint_is_deleted_by_the_engine(tmp_path: Path) -> None:
 def test_weights_without_optimizer_begin_with_empty_moments(tmp_path: Path) -> None:
     parent = train(tmp_path / "parent", segment())[0]
     source = at(tmp_path / "parent", 6, optimizer=False)
-    child = train(tmp_path / "child", segment(), source=source, begin_step=0, stop_at=0)[0]
+    child = train(tmp_path / "child", segment(), source=source, begin_step=0, stop_at=0, states=True)[0]
     assert same(child.weights, parent.weights)
     assert not any(value.any() for value in child.optimizer.values())
 
