@@ -83,6 +83,8 @@ class Llama3RoPE(CosSinRoPE):
 
     def _precompute_cache(self) -> torch.Tensor:
         """Cache of shape (max_seq_len, 2 * head_dim): cosines, then sines, each half repeated."""
+        if torch.get_default_device().type == "meta":  # where there are shapes, and no values
+            return torch.empty(self.config.max_seq_len, 2 * self.config.dim)
         frequencies = llama3_inverse_frequencies(self.config)
         positions = torch.arange(self.config.max_seq_len, dtype=torch.float32)
         angles = torch.outer(positions, frequencies)
