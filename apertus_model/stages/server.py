@@ -11,6 +11,7 @@ the fork; it ends when the launcher closes the socket or dies.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -39,6 +40,7 @@ PRELOADED = (  # one import between two checks of the socket, so that a request 
     f"{STAGES}.evaluate",
     f"{STAGES}.completions",
     f"{STAGES}.export",
+    "transformers.models.apertus.modeling_apertus",
 )
 LAUNCHER = 0  # the file descriptor of the launcher's socket
 
@@ -123,12 +125,28 @@ def command(*words: str) -> str:
     return shlex.join([sys.executable, *(word.removesuffix(".__main__") for word in words)])
 
 
-def run(module: str, arguments: list[str], environment: dict[str, str]) -> None:
+@dataclass
+class QuickExit:
+    """The last handler of `atexit`: ends a process without freeing what it imported object by object, which
+    takes longer than many a stage and copies the pages that it shares with the server."""
+
+    code: int | None = None  # of a program that has returned; without one, Python ends the process
+
+    def __call__(self) -> None:
+        if self.code is not None:
+            with contextlib.suppress(OSError):  # the launcher may be gone
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(self.code)
+
+
+def run(module: str, arguments: list[str], environment: dict[str, str], quick_exit: QuickExit) -> None:
     """Runs `main(*ARGUMENTS)` of a module as the program of this process, and exits with what it returns."""
     os.environ.clear()
     os.environ.update(environment)
     setproctitle(command("-m", module, *arguments))
-    sys.exit(importlib.import_module(module).main(*arguments))
+    quick_exit.code = importlib.import_module(module).main(*arguments)
+    sys.exit(quick_exit.code)
 
 
 def serve(prepare: Callable[[], None] = lambda: None, preloaded: Iterable[str] = ()) -> None:
@@ -140,12 +158,14 @@ def serve(prepare: Callable[[], None] = lambda: None, preloaded: Iterable[str] =
     """
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    quick_exit = QuickExit()
+    atexit.register(quick_exit)  # before what is imported registers handlers: the last one runs first
     prepare()
     channel = Server(handlers, deque(preloaded)).serve()
     if channel is not None:
         with channel, channel.makefile() as lines:
             request = json.loads(lines.readline())
-        run(**request)
+        run(**request, quick_exit=quick_exit)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def test_the_extra_gradients_are_those_of_the_whole_batch(
         micro_batch_size=1,
         parallel=parallel,
     )
-    notes = train(tmp_path, spec, processes=processes)[0].optimizer
+    notes = train(tmp_path, spec, processes=processes, states=True)[0].optimizer
     names = {name.rsplit(".", 1)[0] for name in notes}
     assert len(names) > 3
     for name in names:

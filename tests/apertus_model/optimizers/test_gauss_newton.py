@@ -30,7 +30,8 @@ LAYOUTS = {
 def engine(folder: Path, processes: int = 1, **changes: Any) -> dict[str, Tensor]:
     """The optimizer's state after one step."""
     spec = OptimizerSpec(name="sophia", lr=1e-3).resolved({})
-    return train(folder, segment(optimizer=spec, end_step=1, **changes), processes=processes)[0].optimizer
+    spec = segment(optimizer=spec, end_step=1, **changes)
+    return train(folder, spec, processes=processes, states=True)[0].optimizer
 
 
 def test_the_engine_squares_the_gradient_of_the_mean_loss_on_drawn_labels_times_the_kept_tokens(
