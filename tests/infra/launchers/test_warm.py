@@ -103,6 +103,26 @@ def test_a_forked_stage_has_its_own_session_pipes_environment_and_exit_code(fork
     assert told["title"].endswith(" job.json")
 
 
+ENDS = """
+import atexit, sys, threading, time
+class Imported:
+    def __del__(self):
+        print("freed", flush=True)
+sys.modules["imported"] = Imported()
+atexit.register(print, "handler", flush=True)
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread", flush=True))).start()
+"""
+
+
+@pytest.mark.parametrize(("code", "freed"), [(5, b""), (None, b"freed\n")])
+def test_a_stage_with_an_exit_code_ends_after_threads_and_handlers_and_frees_nothing(
+    fork: Fork, code: int | None, freed: bytes
+) -> None:
+    stage = fork(f"{ENDS}return {code}")
+    assert stage.stdout.read() == b"thread\nhandler\n" + freed
+    assert end_of(stage) == (code or 0)
+
+
 def test_one_can_wait_for_the_end_of_a_stage(fork: Fork) -> None:
     stage = fork(WAITS)
     assert stage.stdout.readline() == b"up\n" and stage.poll() is None
