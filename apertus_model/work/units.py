@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from infra.imports import quick_imports
 from infra.store import Attempt
 from infra.store.documents import Unit
 from specs.job import Job
@@ -58,7 +59,9 @@ class CommittedUnit:
 
 def open_work(job: Job, attempt: Attempt) -> Work:
     """The work of a job, in a worker."""
-    work: Work = importlib.import_module(f"apertus_model.stages.{job.kind}").work_of(job, attempt)
+    with quick_imports():
+        stage = importlib.import_module(f"apertus_model.stages.{job.kind}")
+    work: Work = stage.work_of(job, attempt)
     return work
 
 
