@@ -35,6 +35,7 @@ os.environ |= dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost")  # 
 
 # Several processes run tests: threads of one would wait, computing, for others that have no core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "100")  # so do those of stages, which ask for two
 
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch's default check makes CUDA unusable after a fork
 if os.environ.get("TESTS_ON") != "gpu":  # `make gpu-check` sets it; all other tests compute on the CPU
