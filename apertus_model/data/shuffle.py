@@ -126,7 +126,9 @@ class _Rows:
     """A Parquet file in groups of `ROW_GROUP` rows, however they are handed over."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd")
+        # A dictionary of hashes, which seldom repeat, is memory for nothing.
+        repeated = [field.name for field in schema if pa.types.is_string(field.type)]
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=repeated)
         self._held: list[pa.Table] = []
         self._rows = 0
 
