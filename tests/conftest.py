@@ -35,7 +35,7 @@ os.environ |= dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost")  # 
 
 # Several processes run tests: threads of one would wait, computing, for others that have no core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("GOMP_SPINCOUNT", "100")  # so do those of stages, which ask for two
+os.environ.setdefault("GOMP_SPINCOUNT", "100")  # a stage that a test runs here asks for two threads
 
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch's default check makes CUDA unusable after a fork
 if os.environ.get("TESTS_ON") != "gpu":  # `make gpu-check` sets it; all other tests compute on the CPU
@@ -70,7 +70,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     """For `-n`: whole runs go to one process, first: they share a finished one and take longest. With slow
     ones they take hours, and each process makes a run to share. The tests of each part of the engine go to
     one process too, since they share processes that train. Of the rest, a file stays together."""
-    with_slow = not config.option.markexpr
+    with_slow = config.option.markexpr != "not slow"
 
     class Runs(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -92,9 +92,12 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first, so that processes end together."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    places = (RUNS, TRAININGS)
     items.sort(
-        key=lambda item: (*(not item.nodeid.startswith(place) for place in places), item.path not in slow)
+        key=lambda item: (
+            not item.nodeid.startswith(RUNS),
+            not item.nodeid.startswith(TRAININGS),
+            item.path not in slow,
+        )
     )
 
 
