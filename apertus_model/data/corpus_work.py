@@ -20,7 +20,7 @@ Invariants:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -33,7 +33,7 @@ from apertus_model.data import components as graph
 from apertus_model.data.components import EDGES, SIGNED, Edges
 from apertus_model.data.corpus_plan import CorpusPlan, Layout, Output, run_bytes
 from apertus_model.data.documents import files_of_tasks
-from apertus_model.data.exchange import CellWriter, cell_borders, cell_of, read_cell
+from apertus_model.data.exchange import CellWriter, cell_borders, cell_of, read_cell, read_cells
 from apertus_model.data.megatron import token_dtype
 from apertus_model.data.planted import PlantedSets, from_json
 from apertus_model.data.records import column, near_steps, signature_column, signatures
@@ -225,10 +225,9 @@ class CorpusWork:
         writer.add(_table(EDGES, ways), cell_of(ways.node, self.plan.ranges))
         return Result(writer.close(), {"edges": len(found.node), **data})
 
-    def _read_edges(self, keys: list[str], cells: Sequence[int]) -> Edges:
+    def _read_edges(self, keys: list[str], first: int, end: int) -> Edges:
         files = unit_files(self.attempt, keys, "edges-00000")
-        tables = [read_cell(files, EDGES, self.plan.ranges, cell) for cell in cells]
-        table = pa.concat_tables(tables)
+        table = read_cells(files, EDGES, self.plan.ranges, first, end)
         return Edges(*(column(table, name) for name in EDGES.names))
 
     def group_keys(self, step: int) -> list[str]:
@@ -240,16 +239,16 @@ class CorpusWork:
         return [f"{kind}-{step_name(step)}-{turn:03d}-{one:05d}" for one in ranges]
 
     def _components(self, step: int) -> Result:
-        edges = self._read_edges(self.group_keys(step), range(self.plan.ranges))
+        edges = self._read_edges(self.group_keys(step), 0, self.plan.ranges)
         return self._edges(graph.components(edges), both=False)
 
     def _large(self, step: int, turn: int, number: int) -> Result:
         before = self.star_keys("small", step, turn - 1) if turn else self.group_keys(step)
-        edges = self._read_edges(before, [number])
+        edges = self._read_edges(before, number, number + 1)
         return self._edges(graph.large_star(edges), both=False, digest=graph.digest(edges))
 
     def _small(self, step: int, turn: int, number: int) -> Result:
-        edges = self._read_edges(self.star_keys("large", step, turn), [number])
+        edges = self._read_edges(self.star_keys("large", step, turn), number, number + 1)
         return self._edges(graph.small_star(edges))
 
     def _resolve(self, step: int, number: int) -> Result:
@@ -265,7 +264,7 @@ class CorpusWork:
             others: list[NDArray[np.uint64]] = []
             if self._signatures(step):
                 labelled = unit_of(self.attempt, f"labels-{step_name(step)}").data
-                labels = graph.labels(self._read_edges(labelled, [number]))
+                labels = graph.labels(self._read_edges(labelled, number, number + 1))
             else:
                 others = [
                     kept_texts(other, *cell_borders(plan.ranges, number)) for other in self.others(step)
@@ -304,8 +303,7 @@ class CorpusWork:
         return Scatter(self).run(number)
 
     def _file(self, kind: str, number: int) -> Result:
-        output = self.layout.outputs[kind]
-        tables = (self._cell(kind, output, number, cell) for cell in range(output.cells))
+        tables = self._cells(kind, self.layout.outputs[kind], number)
         name = f"{kind}-{number:05d}"
         if kind == "rejects":
             path = self.folder / f"{name}.parquet"
@@ -318,12 +316,14 @@ class CorpusWork:
         files, documents, tokens = write_shard(tables, self.folder / name, self.dtype)
         return Result(files, {"documents": documents, "tokens": tokens})
 
-    def _cell(self, kind: str, output: Output, number: int, cell: int) -> pa.Table:
+    def _cells(self, kind: str, output: Output, number: int) -> Iterator[pa.Table]:
+        """The rows of a file, a cell at a time."""
         group, within = divmod(number, output.files_per_group)
         cells = output.borders[group + 1] - output.borders[group]
         keys = [f"scatter-{one:05d}" for one in range(len(self.plan.spans))]
-        files = unit_files(self.attempt, keys, f"{kind}-{group:05d}")
-        return read_cell(files, self.schema(kind), cells, within * output.cells + cell)
+        files = list(unit_files(self.attempt, keys, f"{kind}-{group:05d}"))
+        first = within * output.cells
+        return (read_cell(files, self.schema(kind), cells, first + cell) for cell in range(output.cells))
 
     def schema(self, kind: str) -> pa.Schema:
         """Of the rows on their way to files of that kind."""
@@ -335,8 +335,9 @@ class CorpusWork:
 
 
 def _return_freed_memory() -> None:
-    """Returns to the system what Arrow and glibc keep of the memory that the units before have freed."""
-    pa.default_memory_pool().release_unused()
+    """Returns to the system what the units before have freed. Arrow's own allocators would keep some of it,
+    and more with every unit; so its memory comes from glibc."""
+    pa.set_memory_pool(pa.system_memory_pool())
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

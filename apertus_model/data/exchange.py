@@ -129,10 +129,16 @@ def _empty(schema: pa.Schema) -> pa.Table:
 def read_cell(files: Iterable[Readable], schema: pa.Schema, cells: int, cell: int) -> pa.Table:
     """The rows of one cell in all files of a group, which has so many `cells`; `cell` counts from the first
     of the group."""
+    return read_cells(files, schema, cells, cell, cell + 1)
+
+
+def read_cells(files: Iterable[Readable], schema: pa.Schema, cells: int, first: int, end: int) -> pa.Table:
+    """The rows of the cells [first, end), file by file."""
     batches: list[pa.RecordBatch] = []
     for file in files:
-        at = file.size - (cells + 1 - cell) * OFFSET.itemsize
-        start, stop = np.frombuffer(file.read(at, at + 2 * OFFSET.itemsize), OFFSET).tolist()
+        at = file.size - (cells + 1) * OFFSET.itemsize
+        offsets = file.read(at + first * OFFSET.itemsize, at + (end + 1) * OFFSET.itemsize)
+        start, *_, stop = np.frombuffer(offsets, OFFSET).tolist()
         if stop == start:
             continue
         stream = pa.BufferReader(file.read(start, stop))

@@ -36,8 +36,8 @@ _DTYPES: dict[int, np.dtype] = {
     8: np.dtype("<u2"),
 }  # fmt: skip
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
-BLOCK = 2**22
-"""Sequences, documents or tokens that `verify` checks at a time."""
+BLOCK = 2**16
+"""Sequences, documents or tokens that `verify` checks at a time, and that an index is completed by."""
 
 
 class TokenFileError(StageError):

@@ -28,7 +28,7 @@ from apertus_model.data.records import SIDE, column, side_fields
 from apertus_model.data.rejects import SCHEMA as REJECTS
 
 AT_ONCE = 4096
-ROW_GROUP = 2**16
+ROW_GROUP = 2**14
 DOCUMENTS = pa.schema(
     [
         pa.field("key", pa.uint64()),

@@ -38,9 +38,9 @@ def unit_file(attempt: Attempt, key: str, name: str) -> CheckedFile:
     return attempt.store.reader(record.path, record)
 
 
-def unit_files(attempt: Attempt, keys: list[str], name: str) -> list[CheckedFile]:
-    """The file of that name of each unit."""
-    return [unit_file(attempt, key, name) for key in keys]
+def unit_files(attempt: Attempt, keys: list[str], name: str) -> Iterator[CheckedFile]:
+    """The file of that name of each unit, one after the other: a pass may have thousands of units."""
+    return (unit_file(attempt, key, name) for key in keys)
 
 
 class TaskTokens:

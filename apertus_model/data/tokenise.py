@@ -7,15 +7,13 @@ pipeline marks document boundaries.
 
 from __future__ import annotations
 
-import contextlib
-import os
+from collections import deque
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from datatrove.data import DocumentsPipeline
-from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from loguru import logger
 from tokenizers import Tokenizer
@@ -33,6 +31,8 @@ from specs.stages.corpus import CorpusSource, needs_text
 
 DOCUMENTS_PER_BATCH = 1000
 CHARACTERS_PER_BATCH = 2**20
+
+logger.disable("datatrove")  # it would write a line for every file
 
 
 class DocumentTokeniser(PipelineStep):
@@ -103,23 +103,14 @@ class CorpusTasks(NamedTuple):
         return 2 + sum(map(len, encode(_open(self.tokenizer), [text], np.dtype(np.int64))))
 
     def run(self, key: str) -> Result:
-        """Runs one task in this process: its files are `tokens.bin`, `tokens.idx`, and those of `Selection`.
-        datatrove's log goes to `<folder>/logs`, and nowhere else."""
+        """Runs one task in this process: its files are `tokens.bin`, `tokens.idx`, and those of
+        `Selection`."""
         rank = list(self.tasks).index(key)
         reader, columns, selection, writer = self.pipeline()
-        executor = LocalPipelineExecutor(
-            [reader, *columns, selection, writer],
-            tasks=len(self.tasks),
-            workers=1,
-            logging_dir=str(self.folder),
-            skip_completed=False,
-        )
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
-            try:
-                # A local rank other than 0 is quiet.
-                executor._run_for_rank(rank, local_rank=1)
-            finally:
-                logger.remove()
+        documents: DocumentsPipeline = None
+        for step in (reader, *columns, selection, writer):
+            documents = step(documents, rank, len(self.tasks))
+        deque(documents, maxlen=0)
         prefix = f"{rank:05d}_"
         files = {path.name.removeprefix(prefix): path for path in self.folder.glob(f"{prefix}*")}
         counts = {"records": selection.records, "tokenised": selection.tokenised}

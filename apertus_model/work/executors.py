@@ -41,11 +41,11 @@ def run_units(
         WorkerLost: a unit took its worker with it, again and again.
         Stopped: `stop` was requested while a cluster worked.
     """
-    units = {key: attempt.unit(key) for key in work.keys}
-    pending = [key for key, unit in units.items() if unit is None]
-    for key in units.keys() - set(pending):
+    keys = list(work.keys)
+    pending = [key for key in keys if attempt.unit(key) is None]
+    for key in set(keys) - set(pending):
         on_commit(key)
-    advance = UnitProgress(progress, len(units), len(pending))
+    advance = UnitProgress(progress, len(keys), len(pending))
     executed = (
         _run_here(work, pending, attempt)
         if here
@@ -53,10 +53,10 @@ def run_units(
     )
     with contextlib.closing(executed) as finished:
         for key in finished:
-            units[key] = attempt.committed_unit(key)
+            attempt.committed_unit(key)
             on_commit(key)
             advance.one_more()
-    return [CommittedUnit(attempt, key, unit) for key, unit in units.items() if unit is not None]
+    return [CommittedUnit(attempt, key) for key in keys]
 
 
 def _execute(

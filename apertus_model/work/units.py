@@ -40,15 +40,19 @@ class Work(Protocol):
 
 
 class CommittedUnit:
-    """A unit that is in the store."""
+    """A unit that is in the store, whose marker is read when it is first asked for."""
 
-    def __init__(self, attempt: Attempt, key: str, unit: Unit) -> None:
+    def __init__(self, attempt: Attempt, key: str) -> None:
         self._attempt = attempt
         self._key = key
-        self._unit = unit
+
+    @cached_property
+    def _unit(self) -> Unit:
+        return self._attempt.committed_unit(self._key)
 
     @property
     def data(self) -> Any:
+        """JSON. StoreError when the unit is gone."""
         return self._unit.data
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -131,19 +132,30 @@ def texts() -> list[str]:
 @pytest.fixture
 def documents(tmp_path: Path, texts: list[str]) -> Path:
     """The documents as sixty files."""
-    folder = tmp_path / "documents"
+    return _write(texts, tmp_path / "documents")
+
+
+def _write(texts: list[str], folder: Path) -> Path:
     folder.mkdir()
     for i, text in enumerate(texts):
         (folder / f"{i:02d}.txt").write_text(text)
     return folder
 
 
+@pytest.fixture(scope="session")
+def trained_tokenizer(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Artifact:
+    """Of the documents, in a store that nothing else writes to."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    source = {"url": str(_write(texts, folder / "documents")), "format": "text"}
+    spec = {"sources": [source], "vocab_size": 512, "bytes_per_source": 100_000}
+    return Bench(folder).run("tokenizer", "tokenizer0", spec)
+
+
 @pytest.fixture
-def tokenizer(bench: Bench, documents: Path) -> Artifact:
-    source = {"url": str(documents), "format": "text"}
-    return bench.run(
-        "tokenizer", "tokenizer0", {"sources": [source], "vocab_size": 512, "bytes_per_source": 100_000}
-    )
+def tokenizer(bench: Bench, trained_tokenizer: Artifact) -> Artifact:
+    trained = trained_tokenizer.store.full(trained_tokenizer.path)
+    shutil.copytree(trained, bench.store.full(trained_tokenizer.path))
+    return Artifact(bench.store, trained_tokenizer.path)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from apertus_model.data.exchange import CellWriter, cell_borders, cell_of, read_cell
+from apertus_model.data.exchange import CellWriter, cell_borders, cell_of, read_cell, read_cells
 from infra.store.reading.ranges import LocalFile
 
 SCHEMA = pa.schema([pa.field("key", pa.uint64()), pa.field("text", pa.large_string())])
@@ -28,6 +28,9 @@ def test_a_cell_has_its_rows_whatever_the_memory(memory: int, tmp_path: Path) ->
         first, end = cell_borders(7, cell)
         assert found.column("key").to_pylist() == [int(key) for key in keys if first <= key < end]
         assert found.column("text").to_pylist() == [str(int(key)) for key in keys if first <= key < end]
+    some = read_cells([LocalFile(files["rows-00000"])], SCHEMA, 4, 1, 3).column("key").to_pylist()
+    first, end = cell_borders(7, 1)[0], cell_borders(7, 2)[1]
+    assert sorted(some) == sorted(int(key) for key in keys if first <= key < end)
 
 
 def test_cells_of_finer_division_lie_within_those_of_the_coarser() -> None:

@@ -66,11 +66,11 @@ def test_no_rows_make_no_files(attempt: Attempt) -> None:
 def test_a_unit_holds_a_row_for_each_item_and_is_checked_when_it_is_read(attempt: Attempt) -> None:
     rows = [{"i": i, "text": "zwölf\n\u2028"} for i in range(3)]
     result = write_unit((4, 7), rows, attempt.workdir / "u.jsonl")
-    unit = CommittedUnit(attempt, "u", attempt.commit_unit("u", files=result.files))
+    stored = attempt.commit_unit("u", files=result.files)
+    unit = CommittedUnit(attempt, "u")
     assert list(read_units([unit, unit])) == rows * 2
     with pytest.raises(AssertionError, match="3 rows for 2 items"):
         write_unit((4, 6), rows, attempt.workdir / "u.jsonl")
-    stored = attempt.committed_unit("u")
     Path(attempt.store.full(stored.files["rows.jsonl"].path)).write_text('{"i": 1}\n')
     with pytest.raises(StoreError, match="is damaged"):
-        list(read_units([CommittedUnit(attempt, "u", stored)]))
+        list(read_units([CommittedUnit(attempt, "u")]))
