@@ -123,7 +123,12 @@ class CorpusWork:
 
     def run(self, key: str) -> Result:
         """Computes one unit in this process."""
+        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own allocators keep more with every unit
+        result = self._run(key)
         _return_freed_memory()
+        return result
+
+    def _run(self, key: str) -> Result:
         kind, *rest = key.split("-")
         if kind == "documents":
             return self._filter_task.run(key)
@@ -335,9 +340,7 @@ class CorpusWork:
 
 
 def _return_freed_memory() -> None:
-    """Returns to the system what the units before have freed. Arrow's own allocators would keep some of it,
-    and more with every unit; so its memory comes from glibc."""
-    pa.set_memory_pool(pa.system_memory_pool())
+    """Returns to the system what glibc keeps of it."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

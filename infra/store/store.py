@@ -168,7 +168,7 @@ class Store(Filesystem):
     def upload(self, source: Path, path: str) -> FileRecord:
         """Copies a local file into the store; its record."""
         with open(source, "rb") as file, self.writer(path) as target:
-            while part := file.read(PART_BYTES):
+            while part := file.read(PIECE_BYTES):
                 target.write(part)
         return target.record
 
