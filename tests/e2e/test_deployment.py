@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(900)  # with the server, and runs, as set-up
 
 @pytest.fixture(scope="module")
 def prefect(server: Prefect) -> Iterator[Prefect]:
-    server.deploy()
+    server.deploy("mini")
     yield server
     server.worker.terminate()
 
@@ -92,7 +92,9 @@ def _processes(path: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_there_is_one_deployment_per_recipe(prefect: Prefect) -> None:
+    prefect.command("--no-prompt", "deploy", "--all")
     recipes = {path.stem for path in (ROOT / "specs" / "recipes").glob("*.yaml")}
     deployments = prefect.request("deployments/filter", {"limit": 200})
     assert {deployment["name"] for deployment in deployments} == recipes
