@@ -11,7 +11,7 @@ from apertus_model.model.rotation import rotate
 from apertus_model.model.xielu import BETA
 from apertus_model.optimizers.ademamix import AdEMAMix
 from apertus_model.rehearsal.rates import SHEETS
-from tests.apertus_model.model.test_rotation import table, truth
+from tests.apertus_model.model.formulas import rotated_in_float64, table
 from tests.gpu.conftest import Measured, in_one_process, needs_gpus, seconds_of, sheet_of_this_gpu
 
 ELEMENTS = 2**27
@@ -129,7 +129,10 @@ def test_the_rotary_embedding_computes_the_formula(
         found = rotate(x, rows, False)
         (gradient,) = torch.autograd.grad(found, x, x)
         values = x.detach()
-        pairs = [(found.detach(), truth(values, rows, False)), (gradient, truth(values, rows, True))]
+        pairs = [
+            (found.detach(), rotated_in_float64(values, rows, False)),
+            (gradient, rotated_in_float64(values, rows, True)),
+        ]
         return [float((a.double() - b).norm() / b.norm()) for a, b in pairs]
 
     found = in_one_process(tmp_path, differences)

@@ -11,7 +11,7 @@ import torch
 os.environ["TRITON_INTERPRET"] = "1"
 
 from apertus_model.model.rotation_triton import rotated  # after the choice
-from tests.apertus_model.model.test_rotation import table, truth
+from tests.apertus_model.model.formulas import rotated_in_float64, table
 
 # batch, length, heads, half of a head: blocks that are full, that are not, and halves that are no power of 2
 SHAPES = [
@@ -37,7 +37,9 @@ def main() -> None:
             y = rotated(x, rows, back)
             assert y.shape == x.shape and y.dtype == dtype
             a, b = x.double().chunk(2, dim=-1)
-            far = (y.double() - truth(x, rows, back)).abs() / torch.cat([(a**2 + b**2).sqrt()] * 2, dim=-1)
+            far = (y.double() - rotated_in_float64(x, rows, back)).abs() / torch.cat(
+                [(a**2 + b**2).sqrt()] * 2, dim=-1
+            )
             key = str(dtype).replace("torch.", "")
             found[key] = max([found.get(key, 0.0), *far.flatten().tolist()])
     x = torch.randn(2, 9, 3, 32, generator=generator)

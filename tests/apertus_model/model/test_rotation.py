@@ -14,20 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from apertus_model.model.model import Llama3RoPE
 from apertus_model.model.rotation import rotate
+from tests.apertus_model.model.formulas import rotated_in_float64, table
 from tests.apertus_model.ranks import in_processes
-
-
-def table(batch: int, length: int, half: int, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Rows of positions that differ from one another."""
-    angles = 1e4 * torch.rand(batch, length, 1, half, generator=generator)
-    return torch.cat([angles.cos()] * 2 + [angles.sin()] * 2, dim=-1)
-
-
-def truth(x: torch.Tensor, rows: torch.Tensor, back: bool) -> torch.Tensor:
-    """In float64: a product of complex numbers."""
-    cosine, _, sine, _ = rows.double().chunk(4, dim=-1)
-    turned = torch.complex(*x.double().chunk(2, dim=-1)) * torch.complex(cosine, -sine if back else sine)
-    return torch.cat([turned.real, turned.imag], dim=-1)
 
 
 @pytest.mark.parametrize("back", [False, True])
@@ -58,7 +46,7 @@ def test_rotated_back_is_what_it_was() -> None:
 
 def test_each_rank_rotates_its_heads(tmp_path: Path) -> None:
     x, rows = torch.randn(2, 5, 4, 8), table(1, 5, 4)
-    expected = truth(x, rows, False).float()
+    expected = rotated_in_float64(x, rows, False).float()
 
     def work(rank: int) -> list[Any]:
         dist.init_process_group("gloo")

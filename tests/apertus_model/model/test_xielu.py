@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.utils.checkpoint import (
@@ -19,31 +18,10 @@ from torch.utils.checkpoint import (
 )
 
 from apertus_model.model.feed_forward import XIELU
-from apertus_model.model.xielu import BETA, xielu
+from apertus_model.model.xielu import xielu
 from tests.apertus_model.ranks import in_processes
 
 Tensors = tuple[torch.Tensor, ...]
-
-
-def truth(
-    gradient: torch.Tensor, x: torch.Tensor, alpha_p: torch.Tensor, alpha_n: torch.Tensor
-) -> tuple[Tensors, Tensors]:
-    """Value and gradients by x, alpha_p and alpha_n, in float64; and for each, the sum of the sizes of its
-    terms, to which rounding is relative."""
-    g, x, p, n = (one.detach().double().requires_grad_() for one in (gradient, x, alpha_p, alpha_n))
-    slope_p, slope_n = F.softplus(p, threshold=1e3), BETA + F.softplus(n, threshold=1e3)
-    below = x.clamp(max=0)
-    value = torch.where(x > 0, slope_p * x**2, slope_n * (torch.expm1(below) - below)) + BETA * x
-    found = value, *torch.autograd.grad(value, (x, p, n), g)
-    with torch.no_grad():
-        square, bend = x.clamp(min=0) ** 2, torch.expm1(below)
-        sizes = (
-            slope_p * square + slope_n * (bend - below) + BETA * x.abs(),
-            g.abs() * (2 * slope_p * x.clamp(min=0) + slope_n * bend.abs() + BETA),
-            (g * square).abs().sum() * torch.sigmoid(p),
-            (g * (bend - below)).abs().sum() * torch.sigmoid(n),
-        )
-    return tuple(one.detach() for one in found), sizes
 
 
 def inputs(*shape: int, seed: int = 0) -> list[torch.Tensor]:
