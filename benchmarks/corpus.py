@@ -6,8 +6,8 @@ with the same tokenizer and shuffle all that is left; the numbers of documents a
 datatrove's pipeline is its own reader, filters, MinHash steps, `DocumentTokenizer` and
 `DocumentTokenizerMerger`, by one worker as ours. Each run is a process of its own. Its cost is time of the
 processor, of the system too, since other work on the machine changes the time on the clock; that is printed
-beside it. `MiB` is the most memory that it held, with about 220 for what it imports
-and, while it stores a file, 33 (of 20 MB) to 80 (of 300 MB and more).
+beside it. `MiB` is the most memory that it held, with about 220 for what it imports and, while it stores a
+file, 33 (of 20 MB) to 80 (of 300 MB and more).
 
 Growth is the cost of a document and the memory, beside those of the fewest documents: 1 where the cost is
 linear and memory bounded. At the end, what the plan of the 8B recipe says of its corpora.

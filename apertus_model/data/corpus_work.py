@@ -340,7 +340,7 @@ class CorpusWork:
 
 
 def _return_freed_memory() -> None:
-    """Returns to the system what glibc keeps of it."""
+    """Returns the freed memory that glibc keeps to the system."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

@@ -37,9 +37,8 @@ def main() -> None:
             y = rotated(x, rows, back)
             assert y.shape == x.shape and y.dtype == dtype
             a, b = x.double().chunk(2, dim=-1)
-            far = (y.double() - rotated_in_float64(x, rows, back)).abs() / torch.cat(
-                [(a**2 + b**2).sqrt()] * 2, dim=-1
-            )
+            true, lengths = rotated_in_float64(x, rows, back), (a**2 + b**2).sqrt()
+            far = (y.double() - true).abs() / torch.cat([lengths, lengths], dim=-1)
             key = str(dtype).replace("torch.", "")
             found[key] = max([found.get(key, 0.0), *far.flatten().tolist()])
     x = torch.randn(2, 9, 3, 32, generator=generator)

@@ -19,9 +19,8 @@ from torch.utils.checkpoint import (
 
 from apertus_model.model.feed_forward import XIELU
 from apertus_model.model.xielu import xielu
+from tests.apertus_model.model.formulas import Tensors
 from tests.apertus_model.ranks import in_processes
-
-Tensors = tuple[torch.Tensor, ...]
 
 
 def inputs(*shape: int, seed: int = 0) -> list[torch.Tensor]:
