@@ -44,7 +44,7 @@ class Peers:
         self._host = host
         self._lost = lost
         self._key = b""
-        self._said: dict[socket.socket, bytes] = {}
+        self._received: dict[socket.socket, bytes] = {}
         self._selector = selectors.DefaultSelector()
         self._finished = False
 
@@ -60,7 +60,7 @@ class Peers:
         if error is not None:  # the connections end with the process, when the error has been reported
             return
         self._finished = True
-        for connection in list(self._said):
+        for connection in list(self._received):
             with contextlib.suppress(OSError):
                 connection.sendall(FINISHED)
 
@@ -81,16 +81,16 @@ class Peers:
         self._follow(connection, self._key + f"rank 0 on {self._host}\n".encode())
         connection.sendall(self._key + f"rank {self._rank} on {socket.gethostname()}\n".encode())
 
-    def _follow(self, connection: socket.socket, said: bytes = b"") -> None:
+    def _follow(self, connection: socket.socket, received: bytes = b"") -> None:
         ask_whether_it_lives(connection)
-        self._said[connection] = said
+        self._received[connection] = received
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _watch(self) -> None:
         while True:
             for ready, _ in self._selector.select():
                 assert isinstance(ready.fileobj, socket.socket)
-                if ready.fileobj in self._said:
+                if ready.fileobj in self._received:
                     self._read(ready.fileobj)
                 else:
                     with contextlib.suppress(OSError):  # who was gone again
@@ -101,14 +101,14 @@ class Peers:
             piece = connection.recv(LONGEST)
         except OSError:
             piece = b""
-        self._said[connection] += piece
-        if piece and len(self._said[connection]) < LONGEST:
+        self._received[connection] += piece
+        if piece and len(self._received[connection]) < LONGEST:
             return
         self._selector.unregister(connection)
-        said = self._said.pop(connection)
+        received = self._received.pop(connection)
         connection.close()
-        if said.startswith(self._key) and not said.endswith(FINISHED) and not self._finished:
-            name = said.removeprefix(self._key).partition(b"\n")[0].decode(errors="replace")
+        if received.startswith(self._key) and not received.endswith(FINISHED) and not self._finished:
+            name = received.removeprefix(self._key).partition(b"\n")[0].decode(errors="replace")
             self._lost(f"{name} has ended, or its node cannot be reached")
 
 

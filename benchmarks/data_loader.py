@@ -292,11 +292,11 @@ opened = memory()
 for _ in range(2000):
     next(batches)
 after = memory()
-said = ", ".join(
+growth = ", ".join(
     f"{name} +{opened[name] - before[name]:.0f}, then +{after[name] - opened[name]:.0f}" for name in before
 )
 libraries = f"MiB over the {before['peak']:.0f} of the libraries"
-print(f"{len(shards)} shards; {libraries}, at the first batch and after 2,000 more: {said}")
+print(f"{len(shards)} shards; {libraries}, at the first batch and after 2,000 more: {growth}")
 """
 
 

@@ -116,8 +116,8 @@ def main() -> None:
     }
     for what, pair in pairs.items():
         ratios = sorted(over / under for over, under in pair)
-        story = f"{ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} rounds"
-        print(f"ratio of {what}: {median(ratios):.2f} ({story}; at least {TARGET})")
+        spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} rounds"
+        print(f"ratio of {what}: {median(ratios):.2f} ({spread}; at least {TARGET})")
 
 
 if __name__ == "__main__":

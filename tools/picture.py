@@ -53,8 +53,8 @@ def plan() -> str:
     for box in drawing.boxes:
         action = "run" if box.stage in again else "reuse"
         lines.append(_box(_x(box.x), _y(box.y), action, box.stage, f"{boxes[box.stage].kind} · {action}"))
-    said = {"reuse": "reuse: stored, not computed again", "run": f"run: changed by --set {CHANGE}"}
-    for index, (action, text) in enumerate(said.items()):
+    meanings = {"reuse": "reuse: stored, not computed again", "run": f"run: changed by --set {CHANGE}"}
+    for index, (action, text) in enumerate(meanings.items()):
         fill, border = COLOURS[action]
         x, y = 8 + 250 * index, height - 18
         lines.append(

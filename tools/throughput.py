@@ -100,11 +100,11 @@ def torchtitan() -> list[Row]:
     ) -> None:
         segment = llama(size, gpus, *settings, **layout)
         parallel, narrow = segment.parallel, FLOAT8 in settings  # layers in float8 are compiled, too
-        said = [f"Llama {size}", FLOAT8 if narrow else "compile" if segment.compile else ""]
-        said += ["async" * parallel.async_tp, parallel.pp_schedule.partition("-")[0] * (parallel.pp > 1)]
+        title = [f"Llama {size}", FLOAT8 if narrow else "compile" if segment.compile else ""]
+        title += ["async" * parallel.async_tp, parallel.pp_schedule.partition("-")[0] * (parallel.pp > 1)]
         rows.append(
             Row(
-                " ".join(filter(None, said)), gpu, gpus, *found, segment,
+                " ".join(filter(None, title)), gpu, gpus, *found, segment,
                 # its loss was compiled from April 2025 on (pull requests 755 and 1033)
                 logit_bytes=4 if gpu == "H200" else 12,
                 off=UNKNOWN if gpu == "H200" else FRAGMENTS if found == FRAGMENTED else "",

@@ -31,11 +31,11 @@ def measure(
         "calibration_error": error,
     }
     for index, name in enumerate(names):
-        own, said = labels == index, predicted == index
+        own, assigned = labels == index, predicted == index
         metrics |= {
             f"documents/{name}": int(own.sum()),
-            f"precision/{name}": float((own & said).sum() / max(1, said.sum())),
-            f"recall/{name}": float((own & said).sum() / own.sum()),
+            f"precision/{name}": float((own & assigned).sum() / max(1, assigned.sum())),
+            f"recall/{name}": float((own & assigned).sum() / own.sum()),
             f"auc/{name}": auc(values[:, index], own),
             f"average_precision/{name}": average_precision(values[:, index], own),
         }

@@ -152,8 +152,8 @@ class Passes:
         total = train + held_out
         if not total:
             raise SourceError(
-                f"no document of {self.work.part.source.url} is left: {story(self._dropped())}. Fix: the"
-                " globs, the format or the filters"
+                f"no document of {self.work.part.source.url} is left: {counts_line(self._dropped())}. Fix:"
+                " the globs, the format or the filters"
             )
         if total < 2:
             raise SourceError(
@@ -282,7 +282,7 @@ def _by_place(pair: tuple[int, ...]) -> bytes:
     return pair[0].to_bytes(8, "little")
 
 
-def story(counts: dict[str, dict[str, int]]) -> str:
+def counts_line(counts: dict[str, dict[str, int]]) -> str:
     """`812 documents (5021344 bytes) read, rejected: 2 not_utf8, dropped: 17 length`."""
     text = f"{counts['read']['documents']} documents ({counts['read']['bytes']} bytes) read"
     for group in ("rejected", "dropped"):

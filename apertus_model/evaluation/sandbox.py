@@ -138,10 +138,9 @@ class Sandbox:
             started, _, verdict = os.read(reading, LONGEST_VERDICT).partition(b"\n")
             if started != b"started":
                 os.lseek(errors, 0, os.SEEK_SET)
-                said = os.read(errors, LONGEST_VERDICT).decode(errors="replace").strip()
-                raise SandboxError(
-                    f"bubblewrap cannot run a program here ({said or f'not started, status {status}'}). {FIX}"
-                )
+                output = os.read(errors, LONGEST_VERDICT).decode(errors="replace").strip()
+                reason = output or f"not started, status {status}"
+                raise SandboxError(f"bubblewrap cannot run a program here ({reason}). {FIX}")
         finally:
             for descriptor in (reading, writing, errors, filter_, source):
                 if descriptor >= 0:

@@ -98,19 +98,19 @@ class Judge:
         self.answers = []
         scores = [float(self._spec.scale[0])] * len(items)
         numbers = self._spec.numbers
-        said = [index for index, item in enumerate(items) if item.completion.strip()]
-        questions = [((index,), self._question(items[index])) for index in said]
+        written = [index for index, item in enumerate(items) if item.completion.strip()]
+        questions = [((index,), self._question(items[index])) for index in written]
         for answer in self._ask(questions, tuple(map(str, numbers))):
             scores[answer.about[0]] = expectation(numbers, answer.probabilities)
-        return self._compared(items, said, scores) if self._spec.pairwise is not None else scores
+        return self._compared(items, written, scores) if self._spec.pairwise is not None else scores
 
-    def _compared(self, items: Sequence[Scored], said: Sequence[int], scores: list[float]) -> list[float]:
+    def _compared(self, items: Sequence[Scored], written: Sequence[int], scores: list[float]) -> list[float]:
         """The scores of the best completions, given again in the order of the mean probability to be
         preferred to another of them. Equal completions are compared once, and keep equal scores."""
         pairwise = self._spec.pairwise
         assert pairwise is not None, "checked by the caller"
         alike: dict[str, list[int]] = {}
-        for index in said:
+        for index in written:
             alike.setdefault(items[index].completion, []).append(index)
         firsts = sorted((same[0] for same in alike.values()), key=lambda index: -scores[index])
         best = firsts[: pairwise.best]
@@ -164,9 +164,9 @@ class Judge:
         keys = [self._key(text, answers) for _, text in questions]
         found = {key: known for key in keys if (known := self._known.get(key)) is not None}
         missing = {key: text for key, (_, text) in zip(keys, questions, strict=True) if key not in found}
-        said = self._model.ask(list(missing.values()), answers) if missing else []
+        replies = self._model.ask(list(missing.values()), answers) if missing else []
         self.asked += len(missing)
-        found |= {key: tuple(one) for key, one in zip(missing, said, strict=True)}
+        found |= {key: tuple(one) for key, one in zip(missing, replies, strict=True)}
         given = [Answer(key, about, found[key]) for key, (about, _) in zip(keys, questions, strict=True)]
         self.answers += given
         return given

@@ -240,13 +240,14 @@ class ServerModel:
             )
         found_of = dict.fromkeys(answers, 0.0)
         for one in best:
-            if (said := reads_as(one.token)) in found_of:
-                found_of[said] += math.exp(one.logprob)
+            if (text := reads_as(one.token)) in found_of:
+                found_of[text] += math.exp(one.logprob)
         if not any(found_of.values()):
-            said = ", ".join(repr(one.token) for one in best[:5])
+            likeliest = ", ".join(repr(one.token) for one in best[:5])
             raise RewardError(
                 f"none of the {len(best)} best tokens of {self._client.url} is one of {', '.join(answers)};"
-                f" they begin with {said}. Fix: a template that asks for nothing else, chat_template_kwargs"
-                " that turn reasoning off, or a judge that writes every answer as a single token"
+                f" they begin with {likeliest}. Fix: a template that asks for nothing else,"
+                " chat_template_kwargs that turn reasoning off, or a judge that writes every"
+                " answer as a single token"
             )
         return list(found_of.values())

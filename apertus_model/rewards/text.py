@@ -56,18 +56,18 @@ def grounded_answer(item: Scored) -> float:
     reference, completion = (item.answer or item.reference()).strip(), item.completion.strip()
     if not completion:
         return 0.0
-    documented, said = words(reference), words(completion)
+    documented, written = words(reference), words(completion)
     content = set(documented) - STOP_WORDS or set(documented)
     name = str(item.metadata.get("function", "")).rsplit(".", 1)[-1].lower()
     letters = sum(map(len, content))
     orders = range(1, min(3, len(reference)) + 1)
     parts = {
-        "words": sum(len(word) for word in content & set(said)) / letters if letters else 0.0,
+        "words": sum(len(word) for word in content & set(written)) / letters if letters else 0.0,
         "letters": sum(f1(grams(completion.lower(), n), grams(reference.lower(), n)) for n in orders)
         / len(orders),
         "name": float(name not in reference.lower() or name in completion.lower()),
         "finished": float(item.finished),
-        "variety": min(1.0, variety(said) / variety(documented)) if documented else 0.0,
+        "variety": min(1.0, variety(written) / variety(documented)) if documented else 0.0,
         "length": min(len(completion), len(reference)) / max(len(completion), len(reference)),
     }
     return min(1.0, sum(WEIGHTS[part] * value for part, value in parts.items()))
@@ -89,8 +89,8 @@ def f1(first: Counter[Item], second: Counter[Item]) -> float:
     return 2 * (first & second).total() / total if total else 0.0
 
 
-def variety(said: Sequence[str]) -> float:
+def variety(written: Sequence[str]) -> float:
     """Different bigrams over bigrams; 1 for a single word, 0 for none."""
-    if len(said) < 2:
-        return float(len(said))
-    return len(grams(said, 2)) / (len(said) - 1)
+    if len(written) < 2:
+        return float(len(written))
+    return len(grams(written, 2)) / (len(written) - 1)

@@ -39,8 +39,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     written = write_rows(attempt, "completions", _counted(read_units(units), counts))
     mean_tokens = counts["tokens"] / counts["completions"]
     finished = counts["finished"] / counts["completions"]
-    story = f"{counts['completions']} completions of {mean_tokens:.1f} tokens on average"
-    progress.log(f"{story}, {finished:.1%} ended by the model")
+    summary = f"{counts['completions']} completions of {mean_tokens:.1f} tokens on average"
+    progress.log(f"{summary}, {finished:.1%} ended by the model")
     seconds = sum(unit.data["seconds"] for unit in units)
     metrics = {
         **counts,

@@ -56,14 +56,14 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         if name.startswith(f"{REJECTED}/")
     }
     dropped = {step: counts[f"{DROPPED}/{step}"] for step in steps}
-    story = f"{read} conversations read"
+    summary = f"{read} conversations read"
     for group, numbers in ((REJECTED, rejected), (DROPPED, dropped)):
         named = [f"{number} {name}" for name, number in numbers.items() if number]
-        story += f", {group}: {', '.join(named)}" if named else ""
+        summary += f", {group}: {', '.join(named)}" if named else ""
     if not len(conversations):
         raise SourceError(
-            f"no conversation of {part.source.url} is left: {story}. Fix: the globs, the format, the rows or"
-            " the filters"
+            f"no conversation of {part.source.url} is left: {summary}. Fix: the globs, the format, the rows"
+            " or the filters"
         )
     if part.process.count is not None and not conversations.not_chosen:
         progress.log(f"count is {part.process.count}, and there are {len(conversations)}: all are kept")
@@ -82,7 +82,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         attempt.put(attempt.workdir / name, name)
         (attempt.workdir / name).unlink()
     left_out = f", {conversations.not_chosen} not chosen" if conversations.not_chosen else ""
-    progress.log(f"{story}, {conversations.duplicates} duplicates{left_out}; {_shown(splits)}")
+    progress.log(f"{summary}, {conversations.duplicates} duplicates{left_out}; {_shown(splits)}")
     attempt.commit(
         metrics={
             "conversations": len(conversations),

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from apertus_model.data import tallies
-from apertus_model.data.corpus_passes import SPLITS, Passes, files_of, story
+from apertus_model.data.corpus_passes import SPLITS, Passes, counts_line, files_of
 from apertus_model.data.corpus_work import CorpusWork
 from apertus_model.data.examples import Row, choose, joined, to_jsonl
 from apertus_model.data.planted import FILE as PLANTED
@@ -66,9 +66,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     }
     kept = sum(split["documents"] for split in totals.values())
     tokens = sum(split["tokens"] for split in totals.values())
-    progress.log(
-        f"{story(counts)}; {kept} kept, {totals['validation']['documents']} of them held out, {tokens} tokens"
-    )
+    held_out = totals["validation"]["documents"]
+    progress.log(f"{counts_line(counts)}; {kept} kept, {held_out} of them held out, {tokens} tokens")
     facts = work.tokenizer.manifest.facts
     attempt.commit(
         metrics={

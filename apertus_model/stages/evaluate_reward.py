@@ -126,9 +126,9 @@ class Summary:
     def metrics(self, seed: int) -> dict[str, float]:
         """RewardError without pairs, or when all rewards are the same."""
         if not self._pairs:
-            story = ", ".join(f"{count} {reason}" for reason, count in self._dropped.items()) or "none"
+            reasons = ", ".join(f"{count} {reason}" for reason, count in self._dropped.items()) or "none"
             raise RewardError(
-                f"there is no labelled pair to compare with ({story}). Fix: conversations whose rows have"
+                f"there is no labelled pair to compare with ({reasons}). Fix: conversations whose rows have"
                 " chosen and rejected, a split that holds some, and max_tokens of the reward for their length"
             )
         values = set(self._values())

@@ -60,16 +60,16 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         metrics[split] = dict(counts)
         for name in names:
             attempt.put(attempt.workdir / name, name)
-    story = "; ".join(
+    summary = "; ".join(
         f"{split}: " + ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
         for split, counts in metrics.items()
     )
     if not metrics["train"].get("pairs"):
         raise LabelledPairsError(
-            f"no pair is left to train on: {story}. Fix: a larger sequence_length than {part.max_tokens}, or"
-            " conversations whose rows have chosen and rejected"
+            f"no pair is left to train on: {summary}. Fix: a larger sequence_length than {part.max_tokens},"
+            " or conversations whose rows have chosen and rejected"
         )
-    progress.log(story)
+    progress.log(summary)
     facts = attempt.input_artifact("conversations:0").manifest.facts
     copied = {name: facts[name] for name in COPIED_FACTS}
     if copied["pad_id"] is None:  # padding has no rewards

@@ -62,13 +62,13 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     files = [unit.files["rows.jsonl"] for unit in units]
     counts: Counter[str] = Counter()
     facts = write_rows(attempt, "prompts", _merge(part, files, counts))
-    story = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+    summary = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
     if not facts["rows"]:
         raise PromptsError(
-            f"no prompt is left: {story or 'there are no conversations'}. Fix: max_tokens {part.max_tokens},"
-            f" max_new_tokens {part.max_new_tokens}, or other conversations"
+            f"no prompt is left: {summary or 'there are no conversations'}. Fix: max_tokens"
+            f" {part.max_tokens}, max_new_tokens {part.max_new_tokens}, or other conversations"
         )
-    progress.log(story)
+    progress.log(summary)
     first = attempt.input_artifact("conversations:0").manifest.facts
     copied = {name: first[name] for name in COPIED_FACTS}
     if copied["pad_id"] is None:  # an imported tokenizer may have none; padding is masked everywhere

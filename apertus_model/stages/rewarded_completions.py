@@ -51,16 +51,16 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 found.append(row["quantile"])
                 file.write(to_line(row))
         names = ["completions.jsonl", "rewards.npy", *writer.finish()]
-    story = ", ".join(f"{number} {reason}" for reason, number in sorted(dropped.items())) or "none dropped"
+    summary = ", ".join(f"{number} {reason}" for reason, number in sorted(dropped.items())) or "none dropped"
     if not found:
         raise RewardedCompletionsError(
-            f"no completion is left: {story}. Fix: columns '{part.reward}' and '{part.reference_rewards}',"
+            f"no completion is left: {summary}. Fix: columns '{part.reward}' and '{part.reference_rewards}',"
             f" of {FEWEST} or more completions of the model, or a larger max_tokens"
         )
     np.save(attempt.workdir / "rewards.npy", np.array(found, np.float32), allow_pickle=False)
     for name in names:
         attempt.put(attempt.workdir / name, name)
-    progress.log(f"{len(found)} completions; {story}")
+    progress.log(f"{len(found)} completions; {summary}")
     facts = attempt.input_artifact("conversations:0").manifest.facts
     copied = {name: facts[name] for name in COPIED_FACTS}
     if copied["pad_id"] is None:  # padding has no labels

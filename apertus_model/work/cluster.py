@@ -51,7 +51,7 @@ class ClusterJobs(Protocol):
     def over(self, worker: str, state: str) -> bool:
         """Whether a worker in this state has ended, and all that it committed is seen."""
 
-    def story(self, worker: str, state: str) -> str:
+    def explanation(self, worker: str, state: str) -> str:
         """How a worker ended, as far as the cluster and its log tell."""
 
     def end(self, *, finished: bool) -> str:
@@ -163,7 +163,7 @@ class _Workers:
                 file = failure_file(self._folder, worker)
                 failure = Failure.model_validate_json(self._store.read_bytes(file))
             elif self._jobs.over(worker, state):
-                failure = Failure(message=self._jobs.story(worker, state), again=True)
+                failure = Failure(message=self._jobs.explanation(worker, state), again=True)
             else:
                 continue
             left = self.waiting[worker]

@@ -118,7 +118,7 @@ class IndexedJobs:
     def over(self, worker: str, state: str) -> bool:
         return state in OVER  # object storage shows at once what was written
 
-    def story(self, worker: str, state: str) -> str:
+    def explanation(self, worker: str, state: str) -> str:
         number, _, index = worker.partition("-")
         name = self._name(number)
         lost = f"pod {index} of the Job {name} ({state}) ended before its units were committed"

@@ -89,7 +89,7 @@ class JobArrays:
     def over(self, worker: str, state: str) -> bool:
         return self._jobs.over_for_long(worker, state in ENDED)
 
-    def story(self, worker: str, state: str) -> str:
+    def explanation(self, worker: str, state: str) -> str:
         number, _, index = worker.partition("-")
         element = f"{self._names[number]}_{index}"
         log = self._folder / "logs" / f"{element}.txt"

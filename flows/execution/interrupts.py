@@ -27,12 +27,12 @@ def listen() -> None:
     ignored."""
     for number in STOP_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _hear)
+            signal.signal(number, _on_signal)
 
 
 def listen_again() -> None:
     """Reinstalls handlers that a library has replaced since `listen`. Does nothing without `listen`."""
-    if any(signal.getsignal(number) is _hear for number in STOP_SIGNALS):
+    if any(signal.getsignal(number) is _on_signal for number in STOP_SIGNALS):
         listen()
 
 
@@ -62,7 +62,7 @@ def blocked() -> Iterator[None]:
     check()
 
 
-def _hear(number: int, frame: Any) -> None:
+def _on_signal(number: int, frame: Any) -> None:
     _without_terminal()
     if not _heard:
         _heard.append("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)

@@ -49,7 +49,7 @@ class ProgressBar:
 
     def __init__(self, pipeline: str, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told = clock()
+        self._published_at = clock()
         self._id: Any = None
         with only_shown(f"the progress of {name}"):
             self._id = create_progress_artifact(
@@ -59,9 +59,9 @@ class ProgressBar:
     def update(self, row: ProgressRow, text: str) -> None:
         """`text` describes the row."""
         done = row.done >= row.total
-        if not done and self._clock() - self._told < INTERVAL_SECONDS:
+        if not done and self._clock() - self._published_at < INTERVAL_SECONDS:
             return
-        self._told = self._clock()
+        self._published_at = self._clock()
         self._tell(100.0 * row.done / row.total, text)
 
     def finish(self) -> None:

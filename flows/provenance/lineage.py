@@ -229,7 +229,7 @@ def _label(found: Lineage, item: Item, role: str, at: str) -> str:
         f"{prefix}[bold]{escape(item.name)}[/]{at} [dim]{item.fingerprint[:8]}[/] {item.kind},"
         f" {action}{numbers}"
     ]
-    return "\n".join([*lines, *(f"[dim]{escape(line)}[/]" for line in story(found, item))])
+    return "\n".join([*lines, *(f"[dim]{escape(line)}[/]" for line in summary_lines(found, item))])
 
 
 def _documents_label(role: str, documents: Documents) -> str:
@@ -241,7 +241,7 @@ def _documents_label(role: str, documents: Documents) -> str:
     return f"[dim]{role}:[/] {escape(documents.name)} [dim]{documents.digest[:8]}[/] {escape(facts)}{size}"
 
 
-def story(found: Lineage, item: Item) -> list[str]:
+def summary_lines(found: Lineage, item: Item) -> list[str]:
     """What a finished part says of itself, in a few lines: documents and filters of data, shares of a
     mixture, results."""
     metrics = item.metrics

@@ -10,7 +10,7 @@ from html import escape
 
 from flows.format import amount, headline
 from flows.graph_layout import HEIGHT, WIDTH, Box, draw
-from flows.provenance.lineage import Item, Lineage, source_rows, story
+from flows.provenance.lineage import Item, Lineage, source_rows, summary_lines
 from specs.stages import CHECKPOINTS
 
 FITS, FITS_BOLD = 28, 22  # characters in a line of a box
@@ -119,7 +119,7 @@ def _numbers(found: Lineage, item: Item) -> str:
         unit = "conversations" if "conversations" in train else "documents"
         return f"{amount(train.get(unit, 0))} {unit}, {amount(train.get('tokens', 0))} tokens"
     if item.kind == "mixture":
-        return next(iter(story(found, item)), "")
+        return next(iter(summary_lines(found, item)), "")
     if item.steps:
         return f"{item.steps:,} steps, {amount(item.tokens)} tokens"
     return headline(item.metrics)

@@ -184,7 +184,7 @@ def _summary(found: Experiment) -> str:
     better = "; ".join(
         f"{axis.label or axis.metric}: {axis.better} is better" for axis in (spec.x, spec.y) if axis.better
     )
-    said = [f"{better[:1].upper()}{better[1:]}."] if better else []
+    sentences = [f"{better[:1].upper()}{better[1:]}."] if better else []
     values = [
         value
         for points in found.points.values()
@@ -194,10 +194,10 @@ def _summary(found: Experiment) -> str:
     ]
     if any(value.low is not None for value in values):
         over = " over seeds" if spec.mean else ""
-        said.append(f"{'Bands' if spec.form == 'lines' else 'Whiskers'} are 95% intervals{over}.")
+        sentences.append(f"{'Bands' if spec.form == 'lines' else 'Whiskers'} are 95% intervals{over}.")
     if spec.front:
-        said.append("The broad line joins those that no other beats on both axes.")
-    return " ".join(said)
+        sentences.append("The broad line joins those that no other beats on both axes.")
+    return " ".join(sentences)
 
 
 def _group(name: str, series: str) -> str:

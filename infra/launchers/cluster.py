@@ -45,7 +45,7 @@ class ClusterJob:
         self.grace = self.stop_seconds + END_SECONDS
         self._begun = time.monotonic()
         self._stopped = ""
-        self._told = 0.0
+        self._stopped_at = 0.0
         self._lock = threading.Lock()
 
     def stop(self, reason: str) -> None:
@@ -53,7 +53,7 @@ class ClusterJob:
         with self._lock:
             if self._stopped:
                 return
-            self._stopped, self._told = reason, time.monotonic()
+            self._stopped, self._stopped_at = reason, time.monotonic()
         self._tell(reason)
 
     def _tell(self, reason: str) -> None:
@@ -78,7 +78,7 @@ class ClusterJob:
 
     @property
     def _overdue(self) -> bool:
-        return bool(self._stopped) and time.monotonic() - self._told > self.grace
+        return bool(self._stopped) and time.monotonic() - self._stopped_at > self.grace
 
     def _keep_to_limit(self, *, waits: bool) -> None:
         """Stops a stage that runs for longer than `launch.time_limit`. `waits`: the cluster has not begun

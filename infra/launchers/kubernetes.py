@@ -188,7 +188,7 @@ class KubernetesJob(ClusterJob):
                 if final or job is None:
                     return final or "Deleted", disruption
                 self._keep_to_limit(waits=len(phases) < self.nodes or "Pending" in phases.values())
-            if self._stopped and time.monotonic() - self._told > self.grace + END_SECONDS:
+            if self._stopped and time.monotonic() - self._stopped_at > self.grace + END_SECONDS:
                 return "Deleted", disruption
             time.sleep(POLL_SECONDS)
 

@@ -38,7 +38,7 @@ STOP_SECONDS = 90.0
 END_SECONDS = 30.0  # that its processes may take to end after that
 TAIL_LINES = 30
 STAGES = "apertus_model.stages"
-TORCHRUN_SAID = "torchrun.json"
+TORCHRUN_ERROR = "torchrun.json"
 HUNG = (
     "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
 )
@@ -107,11 +107,11 @@ class Process:
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH", "")]))
-        said = {"TORCHELASTIC_ERROR_FILE": str(Path(self.job.scratch) / TORCHRUN_SAID)}
+        error_file = {"TORCHELASTIC_ERROR_FILE": str(Path(self.job.scratch) / TORCHRUN_ERROR)}
         return (
             os.environ
             | stage_environment(self.launch, stop_seconds(self.launch))
-            | said
+            | error_file
             | {"PYTHONPATH": path}
         )
 
@@ -255,10 +255,10 @@ def stage_environment(launch: Launch, seconds: float) -> dict[str, str]:
 
 def error_of(scratch: Path, code: int = 0) -> Failure | None:
     """The error that the stage left, if any; or that somebody told its processes to stop: where they had no
-    time to say so, torchrun does (`TORCHRUN_SAID`), or the exit code."""
+    time to say so, torchrun does (`TORCHRUN_ERROR`), or the exit code."""
     file = scratch / "error.json"
     error = Failure.model_validate_json(file.read_text()) if file.exists() else None
-    number = -code if -code in STOP_SIGNALS else _signal_to_torchrun(scratch / TORCHRUN_SAID)
+    number = -code if -code in STOP_SIGNALS else _signal_to_torchrun(scratch / TORCHRUN_ERROR)
     if number and (error is None or error.again):
         return Failure(message=signal.Signals(number).name, interrupted=True)
     return error

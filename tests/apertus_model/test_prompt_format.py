@@ -44,10 +44,12 @@ def test_an_answer_of_another_model_is_stored_with_the_tokens_of_our_tokenizer(
     folder = other_folder(tmp_path / "model", "Qwen3ForCausalLM")
     written = opened(folder, tokenizer)
     own = OwnFormat(tokenizer.local("tokenizer.json"), written.encoder.end_of_turn_id, 10)
-    said = written.completion([*written._its("the answer", add_special_tokens=False)["input_ids"], 2, 9, 9])
+    completion = written.completion(
+        [*written._its("the answer", add_special_tokens=False)["input_ids"], 2, 9, 9]
+    )
     ours = written.encoder.completion("the answer").tolist()
-    assert said == {"text": "the answer", "tokens": ours, "finished": True}
-    assert own.completion(ours) == said
+    assert completion == {"text": "the answer", "tokens": ours, "finished": True}
+    assert own.completion(ours) == completion
     cut = written.completion(written._its("the answer", add_special_tokens=False)["input_ids"])
     assert cut == {"text": "the answer", "tokens": ours[:-1], "finished": False}
 

@@ -76,8 +76,8 @@ def first_calls(program: str, folder: Path, *arguments: str) -> list[tuple[str, 
     with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes) as process:
         assert process.stdout is not None
         # before standard input ends: a stage takes that for the end of its launcher
-        said = process.stdout.read()
-    assert process.returncode == 0, said
+        output = process.stdout.read()
+    assert process.returncode == 0, output
     return [(file, name) for file, name in json.loads(found.read_text())]
 
 

@@ -214,7 +214,7 @@ def test_the_exported_model_is_a_chat_model_with_a_card_of_its_making(aligned: P
     answer = model.generate(**ids, max_new_tokens=4, do_sample=False)
     assert ids["input_ids"].shape[1] < answer.shape[1] <= ids["input_ids"].shape[1] + 4
     card = (Path(folder) / "README.md").read_text()
-    for said in (
+    for line in (
         "preference alignment (QRPO)",
         "chat/questions",
         "PSF-2.0",
@@ -222,7 +222,7 @@ def test_the_exported_model_is_a_chat_model_with_a_card_of_its_making(aligned: P
         "kl/against",
         "grounded-answer",
     ):
-        assert said in card
+        assert line in card
 
 
 def test_evaluation_compares_the_models_before_and_after(aligned: Path) -> None:

@@ -150,9 +150,9 @@ def test_a_damaged_field_is_planned_or_named_with_its_file(
     sound: Path, tmp_path: Path, field: tuple[str, tuple[Any, ...]], value: str
 ) -> None:
     name, path = field
-    said = damaged(sound, tmp_path, lambda folder: damage(folder / name, path, value))
-    assert not said or name in said or "names, the first" in said, said  # the files that an index names
-    assert len(said) < 20_000
+    error = damaged(sound, tmp_path, lambda folder: damage(folder / name, path, value))
+    assert not error or name in error or "names, the first" in error, error  # the files that an index names
+    assert len(error) < 20_000
 
 
 REFUSED = [
@@ -201,16 +201,16 @@ REFUSED = [
 def test_a_value_that_is_none_is_refused_with_file_and_field(
     sound: Path, tmp_path: Path, name: str, field: str, value: str, message: str
 ) -> None:
-    said = damaged(sound, tmp_path, lambda folder: damage(folder / name, (field,), value))
-    assert f"{name} of {tmp_path}/model cannot be re" in said
-    assert message in said
-    assert "Fix: correct its files" in said
+    error = damaged(sound, tmp_path, lambda folder: damage(folder / name, (field,), value))
+    assert f"{name} of {tmp_path}/model cannot be re" in error
+    assert message in error
+    assert "Fix: correct its files" in error
 
 
 def test_a_config_that_is_a_list_is_refused_and_not_called_missing(sound: Path, tmp_path: Path) -> None:
-    said = damaged(sound, tmp_path, lambda folder: (folder / "config.json").write_text("[1]"))
-    assert "config.json" in said and "it holds [1], not an object" in said
-    assert "there is no config.json" not in said
+    error = damaged(sound, tmp_path, lambda folder: (folder / "config.json").write_text("[1]"))
+    assert "config.json" in error and "it holds [1], not an object" in error
+    assert "there is no config.json" not in error
 
 
 WHOLE: list[Callable[[Path], object]] = [
@@ -229,8 +229,8 @@ WHOLE: list[Callable[[Path], object]] = [
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("change", range(len(WHOLE)))
 def test_a_file_that_is_none_is_named(sound: Path, tmp_path: Path, name: str, change: int) -> None:
-    said = damaged(sound, tmp_path, lambda folder: WHOLE[change](folder / name))
-    assert name in said
+    error = damaged(sound, tmp_path, lambda folder: WHOLE[change](folder / name))
+    assert name in error
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -254,13 +254,13 @@ CARDS = [
 def test_front_matter_is_read_within_bounds(
     sound: Path, tmp_path: Path, front_matter: str, message: str
 ) -> None:
-    said = damaged(
+    error = damaged(
         sound,
         tmp_path,
         lambda folder: (folder / "README.md").write_text(f"---\n{front_matter}\n---\n# A model\n"),
     )
-    assert "README.md" in said
-    assert message in said
+    assert "README.md" in error
+    assert message in error
 
 
 NO_LICENCE = [

@@ -236,10 +236,10 @@ def test_an_error_that_nobody_expected_is_a_message_with_the_file_that_was_read_
     copied(sound, tmp_path)
     result = run(sound, tmp_path, "plan SPEC")
     assert result.exit_code == 1
-    said = result.output.replace("\n", "")
-    assert said.startswith("error: unexpected KeyError: 'xxx")
-    assert f"the file that was read last is 'format.json' in the store {tmp_path}/store" in said
-    assert len(said) < 1_000
+    error = result.output.replace("\n", "")
+    assert error.startswith("error: unexpected KeyError: 'xxx")
+    assert f"the file that was read last is 'format.json' in the store {tmp_path}/store" in error
+    assert len(error) < 1_000
     told = run(sound, tmp_path, "plan SPEC", "--debug")
     assert told.exit_code == 1
     assert "Traceback" in told.output and "KeyError" in told.output

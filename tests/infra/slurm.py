@@ -147,8 +147,8 @@ def _wait_for(ready: Callable[[], bool], daemons: dict[str, subprocess.Popen[byt
     while not ready():
         for name, daemon in daemons.items():
             if daemon.poll() is not None:
-                said = (folder / f"{name}.out").read_text(errors="replace").splitlines()
-                pytest.skip(f"{name} does not run on this machine: {'; '.join(said[-3:])}")
+                output = (folder / f"{name}.out").read_text(errors="replace").splitlines()
+                pytest.skip(f"{name} does not run on this machine: {'; '.join(output[-3:])}")
         if time.monotonic() > end:
             logs = sorted(folder.glob("*.[lo][ou][gt]"))
             texts = [f"{log.name}: {log.read_text(errors='replace')[-1500:]}" for log in logs]

@@ -114,7 +114,7 @@ def survey(store: Store, *, grace: float = GRACE, now: float | None = None) -> S
                 roots += record.parts.values()
     steps = reach(lambda path: found[path].inputs if path in found else (), roots)
     documents = {digest for path in steps if path in found for digest in found[path].documents}
-    unknown = sorted(path for path in steps if path in found and not found[path].says_inputs)
+    unknown = sorted(path for path in steps if path in found and not found[path].knows_inputs)
     if unknown:
         steps = {path: {END} for path in found}
     items = [

@@ -100,7 +100,7 @@ class Contents:
         return bool(self.identity or self.markers or self.damaged)
 
     @property
-    def says_inputs(self) -> bool:
+    def knows_inputs(self) -> bool:
         """Whether it is known what it was made from. Where nothing is committed yet, nothing was made."""
         return self.identity is not None or not (self.markers or self.damaged)
 

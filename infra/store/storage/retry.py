@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from specs.errors import StageError
-from specs.redaction import SaysNoSecret
+from specs.redaction import RedactedError
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ NETWORK_ERRORS = {
 }
 
 
-class StorageError(SaysNoSecret, OSError):
+class StorageError(RedactedError, OSError):
     """The storage did not do what was asked for, for as long as it was asked. The message says what and
     what to do."""
 
@@ -111,15 +111,15 @@ class Retry:
                     ) from error
                 if not is_transient(error):
                     raise
-                said = f"{type(error).__name__}: {error}"
+                text = f"{type(error).__name__}: {error}"
                 if number == self.attempts:
                     raise StorageError(
-                        f"the storage failed {number} times: {what}; the last time with {said}. Run again"
+                        f"the storage failed {number} times: {what}; the last time with {text}. Run again"
                         " when it works"
                     ) from error
                 pause = self.pause(number)
                 logger.warning(
-                    "%s failed, try %d of %d (%s); again in %.1f s", what, number, self.attempts, said, pause
+                    "%s failed, try %d of %d (%s); again in %.1f s", what, number, self.attempts, text, pause
                 )
                 self.sleep(pause)
         raise AssertionError("at least one attempt is made")

@@ -276,8 +276,8 @@ def test_conversations_in_one_row_do_not_see_each_other(tmp_path: Path, tokenize
     encoder = ChatEncoder(tokenizer)
     turns = [("How warm is it?", "Warm."), ("And tomorrow?", "Cold, they say."), ("Is it?", "It is.")]
     encoded = [
-        encoder.encode([{"role": "user", "content": asked}, {"role": "assistant", "content": said}])
-        for asked, said in turns
+        encoder.encode([{"role": "user", "content": asked}, {"role": "assistant", "content": replied}])
+        for asked, replied in turns
     ]
     shards = _shards(
         tmp_path, [item.tokens.tolist() for item in encoded], [item.mask.tolist() for item in encoded]
@@ -315,4 +315,4 @@ def test_conversations_in_one_row_do_not_see_each_other(tmp_path: Path, tokenize
     labels = [label for label in row.labels.tolist() if label != IGNORE_INDEX]
     assert sorted(
         tokenizer.decode(labels, skip_special_tokens=False).split("<|assistant_end|>")[:-1]
-    ) == sorted(said for _, said in turns)
+    ) == sorted(replied for _, replied in turns)

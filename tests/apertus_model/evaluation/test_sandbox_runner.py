@@ -37,8 +37,8 @@ def test_a_verdict_follows_the_start(program: str, verdict: dict[str, str]) -> N
 
 
 def test_what_a_program_prints_is_dropped() -> None:
-    said, errors = run("import sys; print('text'); print('text', file=sys.stderr)")
-    assert b"text" not in said + errors
+    output, errors = run("import sys; print('text'); print('text', file=sys.stderr)")
+    assert b"text" not in output + errors
 
 
 def test_a_program_that_leaves_has_no_verdict() -> None:

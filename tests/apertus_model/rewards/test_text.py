@@ -118,7 +118,9 @@ def test_each_part_pulls_in_its_direction() -> None:
 def test_few_random_completions_tie() -> None:
     random = Random(0)
     answer = "Return the first item of the list whose key is the name of the file."
-    said = [" ".join(random.choices(WORDS, k=random.randint(3, 16))) for _ in range(300)]
-    values = [grounded_answer(_scored(completion, answer, random.random() < 0.5)) for completion in said]
+    completions = [" ".join(random.choices(WORDS, k=random.randint(3, 16))) for _ in range(300)]
+    values = [
+        grounded_answer(_scored(completion, answer, random.random() < 0.5)) for completion in completions
+    ]
     pairs = list(combinations(values, 2))
     assert sum(first == second for first, second in pairs) / len(pairs) < 0.002

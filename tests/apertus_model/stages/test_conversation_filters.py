@@ -390,8 +390,10 @@ def test_filters_that_leave_nothing_are_named(
         {"filter": "score", "column": "stars", "min": 30},
         {"filter": "length", "min_characters": 10**6},
     ]
-    story = "60 conversations read, dropped: 30 score, 30 length. Fix: the globs, the format, the rows or the"
-    with pytest.raises(SourceError, match=story):
+    message = (
+        "60 conversations read, dropped: 30 score, 30 length. Fix: the globs, the format, the rows or the"
+    )
+    with pytest.raises(SourceError, match=message):
         bench.run("conversations", "c", _spec(folder, filters=filters), {"tokenizer": tokenizer})
     late = [{"filter": "near-duplicates"}, filters[1]]
     with pytest.raises(SourceError, match=r"dropped: 60 length|dropped: \d near-duplicates, \d+ length"):

@@ -289,7 +289,7 @@ def test_a_damaged_unit_is_refused(bench: Any, tmp_path: Path, tokenizer: Artifa
 
 def test_a_source_that_the_filters_empty_says_how(bench: Any, documents: Path, tokenizer: Artifact) -> None:
     filters = [{"filter": "exact-duplicates"}, {"filter": "near-duplicates"}, {"filter": "sample", "rate": 0}]
-    for first, story in (([], "60 sample"), ([{"filter": "length", "min_characters": 10**6}], "60 length")):
+    for first, reasons in (([], "60 sample"), ([{"filter": "length", "min_characters": 10**6}], "60 length")):
         process = {"filters": [*first, *filters]}
         spec = {
             "source": {"url": str(documents), "format": "text"},
@@ -298,9 +298,9 @@ def test_a_source_that_the_filters_empty_says_how(bench: Any, documents: Path, t
             "files_per_task": 40,
         }
         with pytest.raises(
-            SourceError, match=rf"no document of .* is left: 60 documents .* dropped: {story}\."
+            SourceError, match=rf"no document of .* is left: 60 documents .* dropped: {reasons}\."
         ):
-            bench.run("corpus", story.split()[1], spec, {"tokenizer": tokenizer})
+            bench.run("corpus", reasons.split()[1], spec, {"tokenizer": tokenizer})
 
 
 def test_without_examples_no_document_is_stored_as_it_was_read(

@@ -176,9 +176,11 @@ class TestWithTheExtra:
         words = sum(row["metrics"]["word_perplexity"][1] for row in perplexed)
         total = sum(row["log_likelihoods"][0] for row in perplexed)
         assert metrics["wikitext/word_perplexity"] == pytest.approx(math.exp(-total / words), rel=1e-12)
-        said = [row for row in rows if row["task"] == "gsm8k"]
-        assert {row["filter"] for row in said} == {"strict-match", "flexible-extract"} and len(said) == 8
-        for row in said:
+        rows_of_task = [row for row in rows if row["task"] == "gsm8k"]
+        assert {row["filter"] for row in rows_of_task} == {"strict-match", "flexible-extract"} and len(
+            rows_of_task
+        ) == 8
+        for row in rows_of_task:
             pattern = (
                 r"#### (\-?[0-9\.\,]+)" if row["filter"] == "strict-match" else r"-?[$0-9.,]{2,}|-?[0-9]+"
             )

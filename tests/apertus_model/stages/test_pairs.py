@@ -99,12 +99,14 @@ def test_no_pair_at_all_is_an_error(bench: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "said"),
+    ("second", "problem"),
     [(1.0, "1, for each of the 2 prompts"), (0.5, "one value, from 0.5 to 1 by prompt, for each of the 2")],
 )
-def test_a_constant_reward_is_an_error_that_names_it(bench: Any, second: float, said: str) -> None:
+def test_a_constant_reward_is_an_error_that_names_it(bench: Any, second: float, problem: str) -> None:
     constant = [{"offline": [value], "sampled": [value, value]} for value in (1.0, second)]
-    message = f"the reward grounded-answer gives all completions of a prompt {said}.*Fix: a reward that tells"
+    message = (
+        f"the reward grounded-answer gives all completions of a prompt {problem}.*Fix: a reward that tells"
+    )
     with pytest.raises(PairsError, match=message):
         _run(bench, constant, fingerprint=f"pairs{second}")
 

@@ -47,7 +47,7 @@ class Pretended:
     def over(self, worker: str, state: str) -> bool:
         return True
 
-    def story(self, worker: str, state: str) -> str:
+    def explanation(self, worker: str, state: str) -> str:
         return f"worker {worker} is {state}"
 
     def end(self, *, finished: bool) -> str:

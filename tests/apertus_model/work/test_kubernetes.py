@@ -132,8 +132,8 @@ def test_pods_write_the_bytes_of_a_local_run_though_one_is_killed(
     workers = {"units_per_job": 2}
     pods = _run(bench, documents, tokenizer, "pods", executor="kubernetes", workers=workers)
     assert stored_bytes(pods) == stored_bytes(here)
-    said = capfd.readouterr().out
-    assert "2 units are submitted again: pod 0 of the Job" in said and "its log ends:\nKilled" in said
+    output = capfd.readouterr().out
+    assert "2 units are submitted again: pod 0 of the Job" in output and "its log ends:\nKilled" in output
     calls = [call.split()[0] for call in (cluster / "calls.txt").read_text().splitlines()]
     # the passes after the filter tasks are small, and no Jobs
     assert calls == ["apply", "get", "logs", "apply", "get", "delete", "delete"]

@@ -84,7 +84,7 @@ def test_an_error_is_in_the_store(
     job = bench.job("corpus", "c", spec, {"tokenizer": tokenizer}, attempt="first", workers=1)
     file = _begin(bench, job, ["documents-00000000-00000001"])
     assert worker.main(bench.store.url, file, "0") == 1
-    said = Store.open(bench.store.url).read_bytes(failure_file("corpus/c/attempts/first/workers", "0-0"))
-    failure = Failure.model_validate_json(said)
+    stored = Store.open(bench.store.url).read_bytes(failure_file("corpus/c/attempts/first/workers", "0-0"))
+    failure = Failure.model_validate_json(stored)
     assert "a.jsonl', line 1: no column 'text'" in failure.message and not failure.again
     assert "Traceback" not in capfd.readouterr().err

@@ -38,16 +38,16 @@ def test_what_a_recipe_says_is_printed_as_it_is_written(recipe: Path, tmp_path: 
     recipe.write_text(recipe.read_text().replace("sources:\n", f'description: "{quoted}"\nsources:\n', 1))
     overrides = ["--set", f"sources.notes.license='{text}'", "--set", "stages.pretrain.validation.interval=0"]
 
-    def said(*arguments: str) -> str:
+    def output(*arguments: str) -> str:
         result = CliRunner().invoke(app, [*arguments, "--store", str(store)], env={"COLUMNS": "300"})
         return "".join(result.output.split("\n"))
 
-    assert text in said("plan", str(recipe), *overrides)
-    assert str(store) in said("status", str(recipe), *overrides)
-    assert text in said("lineage", str(recipe), "export", *overrides)
-    assert f"there is no stage '{name}'" in said(
+    assert text in output("plan", str(recipe), *overrides)
+    assert str(store) in output("status", str(recipe), *overrides)
+    assert text in output("lineage", str(recipe), "export", *overrides)
+    assert f"there is no stage '{name}'" in output(
         "plan", str(recipe), "--set", f"stages.export.after=['{name}']"
     )
     renamed = recipe.with_name("renamed.yaml")
     renamed.write_text(recipe.read_text().replace("  notes: {", f'  "{quoted}": {{', 1))
-    assert f"sources.{text}" in said("plan", str(renamed))
+    assert f"sources.{text}" in output("plan", str(renamed))

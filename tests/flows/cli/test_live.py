@@ -20,5 +20,5 @@ def test_lines_of_progress_come_every_few_seconds_and_the_last_one_once(
     for seconds, done in ((0, 1), (1, 2), (60, 3), (61, 4), (62, 4)):
         now[0] = 100.0 + seconds
         lines.progress("sft", ProgressRow(done=done, total=4, unit="steps"))
-    said = lines.console.file.getvalue()  # type: ignore[attr-defined]
-    assert said.splitlines() == ["sft: steps 1/4", "sft: steps 3/4", "sft: steps 4/4"]
+    output = lines.console.file.getvalue()  # type: ignore[attr-defined]
+    assert output.splitlines() == ["sft: steps 1/4", "sft: steps 3/4", "sft: steps 4/4"]

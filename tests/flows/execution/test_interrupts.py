@@ -189,9 +189,9 @@ except KeyboardInterrupt as error:
         pytest.skip(f"no terminal to close: {error}")
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-c", program])
-    said = b""
-    while b"up" not in said:
-        said += os.read(terminal, 100)
+    output = b""
+    while b"up" not in output:
+        output += os.read(terminal, 100)
     os.close(terminal)
     deadline = time.monotonic() + 20
     while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:

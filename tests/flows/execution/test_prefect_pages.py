@@ -39,8 +39,8 @@ def test_a_server_that_is_away_ends_no_stage(
         bar.finish()
         pages.publish_results(step, plan)
         pages.publish_run(plan, "reports/small.html", {"tokenizer": "it is too small"})
-    said = [record.getMessage().partition(" is not on Prefect's pages")[0] for record in caplog.records]
-    assert said == ["the progress of tokenizer", "the table of tokenizer", "the page of the run"]
+    warnings = [record.getMessage().partition(" is not on Prefect's pages")[0] for record in caplog.records]
+    assert warnings == ["the progress of tokenizer", "the table of tokenizer", "the page of the run"]
     assert PASSWORD not in caplog.text
 
 

@@ -196,12 +196,12 @@ class Failing(Process):
 
 def failures(runner: Runner, name: str) -> list[bool]:
     """Of the attempts, one after another, whether each says that another may follow."""
-    said = []
+    again = []
     while Failing.todo:
         with pytest.raises(StageFailed, match="the node lost its network") as caught:
             runner.run(name)
-        said.append(caught.value.again)
-    return said
+        again.append(caught.value.again)
+    return again
 
 
 @pytest.fixture
@@ -246,12 +246,12 @@ def test_a_storage_that_is_away_while_a_part_is_begun_is_waited_for(
 
     _, runner = failing("2")
     monkeypatch.setattr(Store, "names", fail)
-    said = []
+    again = []
     for _ in range(3):
         with pytest.raises(StageFailed, match="the storage failed 7 times") as caught:
             runner.run("pretrain/2")
-        said.append(caught.value.again)
-    assert said == [True, True, False]
+        again.append(caught.value.again)
+    assert again == [True, True, False]
 
 
 def test_waiting_for_the_next_attempt_ends_when_the_run_is_stopped(

@@ -22,8 +22,8 @@ def test_bars_are_labelled_in_plain_numbers() -> None:
 
 
 def test_quantiles_say_which_prompts_have_no_pair() -> None:
-    said = quantiles(
+    caption = quantiles(
         "preferences/pairs", [1, 3], {"equal_rewards": 12, "few_different_completions": 2}
     ).summary
-    assert said.endswith("Prompts without a pair: 12 for equal rewards, 2 for few different completions.")
+    assert caption.endswith("Prompts without a pair: 12 for equal rewards, 2 for few different completions.")
     assert quantiles("preferences/pairs", [1, 3], {}).summary.endswith("of their reward.")

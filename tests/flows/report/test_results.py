@@ -67,11 +67,11 @@ def test_agreement_of_rewards_is_a_table_with_intervals_and_gates(planned: Calla
         "accuracy/source/a/<b>": "accuracy on a/<b>",
     }
     text = "".join(Page(render(plan)).text.split())
-    for said in (
+    for shown in (
         "measure judged function labelled pairs 7 –",
         "equal ones counting half 0.75 0.25 to 1 –",
         "accuracy on a/<b> – 0.5 0.375 to 0.625",
         "probability of what is no answer 0.125 –",
         "judged accuracy/low ≥ 0.5 0.25 ✕ fail",
     ):
-        assert said.replace(" ", "") in text, said
+        assert shown.replace(" ", "") in text, shown

@@ -90,7 +90,7 @@ def test_a_report_has_the_tables_of_a_comparison_and_its_gates(planned: Planned)
     (compared,) = collect(plan).tokenizers
     assert compared.names == ["b", "a"] and [gate.value for gate in compared.gates] == [1.5]
     text = "".join(Page(render(plan)).text.split())
-    for said in (
+    for shown in (
         "997 lines in each of de, en, ja.",
         "Words are not measured in ja",
         "Gini coefficient of the tokens per line of the languages 0.4 0.15 to 0.9 0.3 0.05 to 0.8",
@@ -98,7 +98,7 @@ def test_a_report_has_the_tables_of_a_comparison_and_its_gates(planned: Planned)
         "study a/parity/de ≤ 1.25 1.5 ✕ fail",
         "language b a ja 1 0.75 to 1.5 4 3.75 to 4.5 de 2 1.75 to 2.5",
     ):
-        assert said.replace(" ", "") in text, said
+        assert shown.replace(" ", "") in text, shown
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def obstacle() -> str:
     return ""
 
 
-def said(*command: str | Path, seconds: float = 60, **environment: str) -> str:
+def output_of(*command: str | Path, seconds: float = 60, **environment: str) -> str:
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=seconds, check=False, env=os.environ | environment
     )
@@ -47,25 +47,25 @@ def said(*command: str | Path, seconds: float = 60, **environment: str) -> str:
 def debian(folder: Path) -> Path:
     """A Debian of nothing but apt, as an archive."""
     release = platform.freedesktop_os_release()["VERSION_CODENAME"]
-    listed = said("apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages")
+    listed = output_of("apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages")
     site = next(line.split()[0] for line in listed.splitlines() if line.split()[1:] == [release])
     options = folder / "apt.conf"
     options.write_text(
         "".join(
             line
-            for line in said("apt-config", "dump").splitlines(True)
+            for line in output_of("apt-config", "dump").splitlines(True)
             if re.match(r"Acquire::https?::", line)
         )
     )
     archive = folder / "base.tar"
     made = ["--mode=root", "--variant=apt", "--include=ca-certificates", f"--aptopt={options}"]
-    said("mmdebstrap", *made, release, archive, f"deb {site} {release} main", seconds=900)
+    output_of("mmdebstrap", *made, release, archive, f"deb {site} {release} main", seconds=900)
     return archive
 
 
 def pip_of_this_machine(folder: Path) -> list[str]:
     """Volumes that let pip in a container find what it finds here."""
-    listed = said("python3", "-m", "pip", "config", "list")
+    listed = output_of("python3", "-m", "pip", "config", "list")
     settings = dict(reversed(re.findall(r"^(?:global|:env:)\.+([a-z-]+)='(.*)'$", listed, re.M)))
     configuration = folder / "pip.conf"
     configuration.write_text("\n".join(["[global]", *map(" = ".join, settings.items()), ""]))
@@ -85,11 +85,11 @@ class Images:
         self._storage = [f"--root={folder}/images", f"--runroot={folder}/run", "--storage-driver=overlay"]
 
     def buildah(self, *words: str | Path, seconds: float = 60) -> str:
-        return said("buildah", *self._storage, *words, seconds=seconds, TMPDIR=str(self.folder))
+        return output_of("buildah", *self._storage, *words, seconds=seconds, TMPDIR=str(self.folder))
 
     def podman(self, *words: str | Path, seconds: float = 60) -> str:
         storage = [*self._storage, "--runtime=runc", "--cgroup-manager=cgroupfs"]
-        return said("podman", *storage, *words, seconds=seconds, TMPDIR=str(self.folder))
+        return output_of("podman", *storage, *words, seconds=seconds, TMPDIR=str(self.folder))
 
     def remove(self) -> None:
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]

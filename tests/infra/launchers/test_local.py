@@ -88,17 +88,17 @@ def test_a_stage_that_a_signal_ended_was_told_to_stop(tmp_path: Path, number: si
 
 
 @pytest.mark.parametrize(
-    ("said", "interrupted"),
+    ("message", "interrupted"),
     [("SignalException: Process 12 got signal: 10", True), ("ChildFailedError: rank 0", False)],
 )
-def test_torchrun_says_that_it_was_told_to_stop(tmp_path: Path, said: str, interrupted: bool) -> None:
+def test_torchrun_says_that_it_was_told_to_stop(tmp_path: Path, message: str, interrupted: bool) -> None:
     """In the form of `torch.distributed.elastic.multiprocessing.errors.ErrorHandler`; what a rank leaves
     then is a consequence."""
     program = f"""
 import json, os, pathlib, sys
 error = {{"message": "connection closed", "again": True}}
 pathlib.Path("{tmp_path}/error.json").write_text(json.dumps(error))
-error = {{"message": {{"message": {said!r}, "extraInfo": {{}}}}}}
+error = {{"message": {{"message": {message!r}, "extraInfo": {{}}}}}}
 pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(error))
 sys.exit(1)
 """

@@ -12,19 +12,19 @@ from tests.infra.launchers.pretended import Pretended, a_kubernetes_job, stamped
 
 def test_lines_rows_and_errors_come_out_of_the_log(cluster: Pretended, tmp_path: Path) -> None:
     row, failure = ProgressRow(done=1, total=2, unit="steps"), Failure(message="no")
-    said = [
+    output = [
         "first",
         f"{REPORT}{row.model_dump_json()}",
         f"{REPORT}{failure.model_dump_json()}",
         f'{REPORT}{{"done": 2, "to',
         "last",
     ]
-    cluster.say("Failed", ends="Failed", logs=stamped(said))
+    cluster.say("Failed", ends="Failed", logs=stamped(output))
     lines: list[str] = []
     told: list[ProgressRow] = []
     ended = a_kubernetes_job(tmp_path).run(lines.append, told.append)
     assert (ended.code, ended.error, ended.requeue, told) == (1, failure, "", [row])
-    shown = ["first", said[3], "last"]  # a torn report is a line
+    shown = ["first", output[3], "last"]  # a torn report is a line
     assert lines[1:] == shown and (tmp_path / "log.txt").read_text().splitlines() == shown
     assert [call.split()[1] for call in cluster.calls if call.startswith("delete")] == [
         "job",
@@ -49,8 +49,8 @@ def test_lines_hold_no_secret_and_a_report_is_read_as_it_was_written(tmp_path: P
 def test_a_line_comes_once_however_often_the_connection_ends(cluster: Pretended, tmp_path: Path) -> None:
     """Two lines are of one second, which is as exact as what can be asked for; of one only the beginning
     comes at first."""
-    said = [f"line {number}" for number in range(6)]
-    text = stamped(said)
+    output = [f"line {number}" for number in range(6)]
+    text = stamped(output)
     ends = [index + 1 for index, letter in enumerate(text) if letter == "\n"]
     cluster.say(
         *["Running"] * 20,
@@ -61,5 +61,5 @@ def test_a_line_comes_once_however_often_the_connection_ends(cluster: Pretended,
     )
     lines: list[str] = []
     assert a_kubernetes_job(tmp_path).run(lines.append, print).code == 0
-    assert lines[1:] == said
+    assert lines[1:] == output
     assert sum(call.startswith("logs") for call in cluster.calls) > 6

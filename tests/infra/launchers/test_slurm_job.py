@@ -158,7 +158,7 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 
 @pytest.mark.parametrize(
-    ("states", "code", "said"),
+    ("states", "code", "output"),
     [
         (("COMPLETING", "NODE_FAIL"), 1, ""),
         (("RUNNING", "COMPLETING"), 1, "srun: error: Node failure on nid002\n"),
@@ -168,14 +168,14 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     ],
 )
 def test_a_step_that_failed_with_its_node_is_no_failure_of_the_stage(
-    answers: Callable[..., None], tmp_path: Path, states: tuple[str, ...], code: int, said: str
+    answers: Callable[..., None], tmp_path: Path, states: tuple[str, ...], code: int, output: str
 ) -> None:
     """The exit code is there before Slurm has the last state of the job, or nobody tells it; the rest of
     the log is of other ranks."""
     answers(*states)
     job = Script(tmp_path / "job", "")
     (job.scratch / "code").write_text(f"{code}\n")
-    (job.scratch / "log.txt").write_text(said + "connection closed by peer\n" * TAIL_LINES)
+    (job.scratch / "log.txt").write_text(output + "connection closed by peer\n" * TAIL_LINES)
     ended = job.go()
     assert (ended.code, ended.requeue, ended.dead_nodes) == (code, "Slurm job 7: a node failed", ("nid002",))
 

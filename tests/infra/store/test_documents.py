@@ -148,7 +148,7 @@ MARKER: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"facts": {"passes": {"aa": "many"}}}, r"facts\.passes\.aa is 'many'"),
         ({"facts": {"validation_step": -1}}, r"facts\.validation_step is -1"),
@@ -172,10 +172,10 @@ MARKER: dict[str, Any] = {
     ],
 )
 def test_a_document_with_another_content_is_damaged_and_the_field_is_named(
-    change: dict[str, Any], said: str
+    change: dict[str, Any], message: str
 ) -> None:
     assert check(CheckpointMarker, MARKER, "'m'").step == 10
-    with pytest.raises(DamagedError, match=rf"^'m' is damaged: .*{said}"):
+    with pytest.raises(DamagedError, match=rf"^'m' is damaged: .*{message}"):
         check(CheckpointMarker, MARKER | change, "'m'")
 
 

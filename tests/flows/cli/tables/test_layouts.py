@@ -44,8 +44,8 @@ def test_layouts_stand_beside_the_recipes_own_and_can_be_pasted() -> None:
     assert "own 50 GB -12.0% 5k 4k 1.00 dp_shard 64, micro-batch 2" in lines
     assert any(line.endswith("micro-batch 2: ValueError: 7 [heads]") for line in lines)
     assert "their orders agree by 0.90 (Spearman)" in " ".join(lines)
-    said = (
+    reason = (
         "changes results and fingerprint; layout 1 with it: 6.5k tokens/s expected, 1.30 of the same without"
     )
-    assert f"precision.linear: float8 {said}" in lines
+    assert f"precision.linear: float8 {reason}" in lines
     assert "stages:\n  pretrain:\n    launch: {tp: 2}\n" in output.getvalue()

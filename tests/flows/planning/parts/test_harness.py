@@ -233,11 +233,11 @@ def test_a_tag_has_no_mean_and_the_plan_says_so(planned: Planned, tmp_path: Path
         suites(tmp_path, a=f"{{tasks: [{name}]}}").replace("{", f"{{include: {own}, ", 1)
         for name in ("both", "mean")
     )
-    said = ", both without a mean (a tag; a group in include has one)"
+    reason = ", both without a mean (a tag; a group in include has one)"
     assert planned(mean).graph.tasks == {"evaluate/harness/a": {"mean": ["one", "two"]}}
-    assert any(said in note for note in planned(tag).graph.notes)
+    assert any(reason in note for note in planned(tag).graph.notes)
     assert "will not have a metric 'a/both/acc'" in refused(planned, tag, gate.replace("NAME", "both"))
-    assert not any(said in note for note in planned(mean, gate.replace("NAME", "mean")).graph.notes)
+    assert not any(reason in note for note in planned(mean, gate.replace("NAME", "mean")).graph.notes)
 
 
 def test_declared_data_sets_that_are_unavailable_are_planned(tmp_path: Path, store: Store) -> None:

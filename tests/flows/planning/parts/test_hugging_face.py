@@ -195,13 +195,13 @@ def test_data_of_another_tokenizer_are_refused_with_both_digests(planned: Planne
     text = RECIPE.replace(
         '{{kind: tokenizer, from: "hf:HF"}}', "{{kind: tokenizer, sources: [notes], vocab_size: 512}}"
     )
-    said = refused(planned, text=text)
-    assert "stages.sft.conversations: 'chat/questions' is tokenised by 'tokenizer'" in said
-    assert "(tokenizer.json not made yet and " in said
-    assert "Fix: use data made with a tokenizer stage that states from: hf:" in said
+    error = refused(planned, text=text)
+    assert "stages.sft.conversations: 'chat/questions' is tokenised by 'tokenizer'" in error
+    assert "(tokenizer.json not made yet and " in error
+    assert "Fix: use data made with a tokenizer stage that states from: hf:" in error
     assert (
         "stages.evaluate.sources[0]: 'corpus/notes' is tokenised by 'tokenizer', the model was trained with"
-        " that of 'hf:" in said
+        " that of 'hf:" in error
     )
 
 
@@ -249,9 +249,9 @@ def test_folder_without_a_model_is_refused_at_its_line(
     planned: Planned, folder: Path, change: Any, message: str
 ) -> None:
     change(folder)
-    said = refused(planned)
-    assert message in said
-    assert "tiny.yaml:6: stages.tokenizer.from:" in said
+    error = refused(planned)
+    assert message in error
+    assert "tiny.yaml:6: stages.tokenizer.from:" in error
 
 
 def test_a_pickle_is_never_read(planned: Planned, folder: Path) -> None:

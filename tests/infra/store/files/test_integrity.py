@@ -34,13 +34,13 @@ def test_a_checkpoint_that_was_altered_is_refused(store: Store, tmp_path: Path, 
         store.fs.pipe_file(store.full(sidecar_path(name)), b"1" * 20 * 32)
     else:
         store.fs.pipe_file(store.full(name), changes[damage])
-    said = {
+    messages = {
         "flipped": r"piece 4 of 20 \(bytes 4096 to 5120\)",
         "shorter": "20479 bytes",
         "longer": "20481 bytes",
         "gone": "missing",
     }
-    with pytest.raises(DamagedError, match=said.get(damage, r"\.pieces' is damaged")):
+    with pytest.raises(DamagedError, match=messages.get(damage, r"\.pieces' is damaged")):
         checkpoint.check()
 
 

@@ -78,7 +78,7 @@ def test_a_changed_byte_is_named_with_its_piece_and_the_stages_to_rerun(store: S
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "problem"),
     [
         (f"{TRAINED}/attempts/first/step-00000020/w", "missing"),
         (f"{TRAINED}/checkpoints/00000020.json", "not JSON"),
@@ -91,9 +91,9 @@ def test_a_changed_byte_is_named_with_its_piece_and_the_stages_to_rerun(store: S
         ("inputs/1.json", "not JSON"),
     ],
 )
-def test_whatever_is_damaged_is_found_and_withdrawn(store: Store, path: str, said: str) -> None:
+def test_whatever_is_damaged_is_found_and_withdrawn(store: Store, path: str, problem: str) -> None:
     full = Path(store.full(path))
-    if said == "missing":
+    if problem == "missing":
         full.unlink()
     else:
         full.write_bytes(full.read_bytes()[:-3])
