@@ -76,50 +76,63 @@ def test_probes_of_a_chosen_checkpoint_stand_in_a_figure(
     ]
 
 
-MINIATURES: dict[str, tuple[int, str]] = {  # parts; and changes that take less time, but find nothing
+TWO_SEEDS = "variables.seeds=[28, 29]"
+MINIATURES: dict[str, tuple[int, list[str]]] = {  # parts; and changes that take less time, but find nothing
     "wso-mini": (
-        46,
-        "variables.steps=120 steps, variables.stable_steps=90, variables.decay_steps=30 steps,"
-        " variables.warmup=10 steps, variables.sft_steps=20 steps, variables.probe.probes=2",
+        39,
+        ["variables.steps=40 steps", "variables.stable_steps=30", "variables.decay_steps=10 steps",
+         "variables.warmup=4 steps", "variables.sft_steps=6 steps", "variables.sft_warmup=2 steps",
+         "variables.sft_rates=[1e-3, 3e-3]", "variables.probe.probes=2"],
     ),
-    "optimizer-consistency-mini": (64, "variables.steps=60 steps, variables.sft_steps=20 steps"),
-    "goldfish-mini": (40, "variables.budget=200k tokens"),
-    "optimizer-benchmark-mini": (69, "variables.steps=30 steps"),
-    "ladder-mini": (33, "variables.steps=100"),
-    "distill-mini": (28, "variables.steps=40 steps, variables.longer=83 steps"),
-    "domain-weights-mini": (61, "variables.proxy_steps=40, variables.steps=60"),
-    "depth-average-mini": (18, "variables.steps=40"),
-    "layer-pairs-mini": (67, "variables.steps=80"),
-    "sparse-attention-mini": (57, "variables.steps=60"),
-    "repeats-mini": (21, "variables.steps=40"),
+    "optimizer-consistency-mini": (
+        64,
+        ["variables.steps=30 steps", "variables.warmup=4 steps", "variables.sft_steps=8 steps",
+         "variables.sft_warmup=2 steps"],
+    ),
+    "goldfish-mini": (40, ["variables.budget=60k tokens", "variables.warmup=5 steps"]),
+    "optimizer-benchmark-mini": (
+        43,
+        [TWO_SEEDS, "variables.steps=16 steps", "variables.warmup=2 steps", "variables.warmup_free=2 steps",
+         "variables.rates=[1e-3, 3e-3]"],
+    ),
+    "ladder-mini": (23, [TWO_SEEDS, "variables.steps=80"]),
+    "distill-mini": (
+        20,
+        [TWO_SEEDS, "variables.steps=24 steps", "variables.longer=50 steps",
+         "stages.teacher.budget=40 steps"],
+    ),
+    "domain-weights-mini": (61, ["variables.proxy_steps=20", "variables.steps=24"]),
+    "depth-average-mini": (13, [TWO_SEEDS, "variables.steps=24"]),
+    "layer-pairs-mini": (67, ["variables.steps=30"]),
+    "sparse-attention-mini": (57, ["variables.steps=24"]),
+    "repeats-mini": (15, [TWO_SEEDS, "variables.steps=24"]),
     "mamba-mini": (
         36,
-        "stages.teacher.budget=100 steps, stages.student.budget=60 steps, stages.orient.budget=15 steps,"
-        " stages.align.budget=15 steps, stages.staged.budget=30 steps",
+        ["stages.teacher.budget=40 steps", "stages.student.budget=30 steps", "stages.orient.budget=15 steps",
+         "stages.align.budget=15 steps", "stages.staged.budget=20 steps"],
     ),
-    "continue-pretrain-mini": (47, "variables.steps=120 steps, variables.new_steps=40 steps"),
+    "continue-pretrain-mini": (47, ["variables.steps=60 steps", "variables.new_steps=30 steps"]),
     "rounds-mini": (
-        100,
-        "stages.preferences-1.limit=48, stages.preferences-2.limit=48, stages.evaluate-0.generation.limit=50,"
-        " stages.evaluate-1.generation.limit=50, stages.evaluate-2.generation.limit=50,"
-        " stages.align-1.budget=20 steps, stages.align-2.budget=20 steps",
+        69,
+        [TWO_SEEDS, "stages.pretrain.budget=60k tokens", "stages.pretrain.global_batch_size=4",
+         "stages.pretrain.mixture=main", "stages.sft.budget=40 steps", "stages.preferences-1.limit=48",
+         "stages.preferences-2.limit=48", "stages.evaluate-0.generation.limit=50",
+         "stages.evaluate-1.generation.limit=50", "stages.evaluate-2.generation.limit=50",
+         "stages.align-1.budget=12 steps", "stages.align-2.budget=12 steps"],
     ),
-    "tokenizer-study-mini": (8, ""),
-}
+    "tokenizer-study-mini": (8, []),
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MINIATURES)
-def test_a_miniature_runs_to_its_end_and_every_point_of_its_figures_is_there(
-    home: Path, tmp_path: Path, name: str
-) -> None:
-    recipe = f"specs/recipes/{name}.yaml"
-    parts, shorter = MINIATURES[name]
-    changes = shorter.split(", ") if shorter else []
+def test_a_miniature_runs_to_its_end_and_every_point_of_its_figures_is_there(home: Path, name: str) -> None:
+    recipe, store = f"specs/recipes/{name}.yaml", home / "studies"  # of all: most have the same corpus
+    parts, changes = MINIATURES[name]
     options = [word for change in changes for word in ("--set", change)]
-    run = Run(home, "run", recipe, "--store", str(tmp_path), *options)
+    run = Run(home, "run", recipe, "--store", str(store), *options)
     assert run.wait(1800) == 0, run.text
-    plan = make(load(ROOT / recipe, changes), Store.open(str(tmp_path)))
+    plan = make(load(ROOT / recipe, changes), Store.open(str(store)))
     assert plan.pending == [] and len(plan.graph.nodes) == parts
     for found in collect(plan).experiments.values():
         assert found.missing == []
