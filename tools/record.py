@@ -41,10 +41,12 @@ def folder_of(module: str) -> str:
 
 def report(files: list[str]) -> str:
     """Markdown: totals by folder of tests, what was skipped and why, what took longest."""
-    cases = {}
+    cases, wall = {}, 0.0
     for file in files:
-        for case in ElementTree.parse(file).iter("testcase"):
-            cases[case.attrib["classname"], case.attrib["name"]] = case
+        for suite in ElementTree.parse(file).iter("testsuite"):
+            wall += float(suite.attrib["time"])
+            for case in suite.iter("testcase"):
+                cases[case.attrib["classname"], case.attrib["name"]] = case
     rows: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys((*OUTCOMES, "seconds"), 0))
     reasons: dict[str, int] = defaultdict(int)
     for (module, _), case in cases.items():
@@ -65,7 +67,7 @@ def report(files: list[str]) -> str:
         "",
         "**"
         + ", ".join(f"{int(totals[name]):,} {name}" for name in OUTCOMES)
-        + f"**, {totals['seconds'] / 60:.0f} minutes of tests.",
+        + f"**, {totals['seconds'] / 60:.0f} minutes of tests in {wall / 60:.0f} minutes.",
         "",
         "| tests | passed | skipped | failed | seconds |",
         "|---|---|---|---|---|",

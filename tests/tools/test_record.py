@@ -7,9 +7,9 @@ from pathlib import Path
 from tools.record import report
 
 RESULT = """\
-<testsuites><testsuite>
+<testsuites><testsuite time="200">
 <testcase classname="tests.specs.test_units" name="test_a" time="1.5"/>
-<testcase classname="tests.specs.test_base" name="test_b" time="2"><failure/></testcase>
+<testcase classname="tests.specs.test_base" name="test_b" time="112"><failure/></testcase>
 <testcase classname="tests.apertus_model.stages.test_harness.TestTask" name="test_c" time="0">
 <skipped message="no GPU"/></testcase>
 <testcase classname="tests.test_pins" name="test_d" time="7"/>
@@ -26,9 +26,9 @@ def test_results_are_added_up_by_folder(tmp_path: Path) -> None:
         "| tests | passed | skipped | failed | seconds |",
         "| tests | 1 | 0 | 0 | 7 |",
         "| tests/apertus_model/stages | 0 | 1 | 0 | 0 |",
-        "| tests/specs | 1 | 0 | 1 | 4 |",
+        "| tests/specs | 1 | 0 | 1 | 114 |",
     ]
-    assert "**2 passed, 1 skipped, 1 failed**" in page
+    assert "**2 passed, 1 skipped, 1 failed**, 2 minutes of tests in 3 minutes." in page
     assert "Failed: `test_b`." in page
     assert "- 1 x no GPU" in page
-    assert page.splitlines()[-4] == "- 7 s `test_d`"
+    assert page.splitlines()[-3] == "- 7 s `test_d`"
