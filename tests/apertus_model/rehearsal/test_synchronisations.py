@@ -55,7 +55,7 @@ def test_the_host_waits_for_the_gpu_once_in_a_step(recipe: str) -> None:
         for rank in sorted({0, processes // parallel.pp * (parallel.pp - 1)}):  # the last stage has the loss
             report = run_rank(
                 Task(
-                    kind=kind, segment=segment, world_size=processes, rank=rank, gpu="GH200", gpus_per_node=4
+                    kind=kind, segment=segment, world_size=processes, rank=rank, gpu="H100", gpus_per_node=4
                 )
             )
             assert report.rehearsed is not None, (layout, report.failure)
