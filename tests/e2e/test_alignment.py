@@ -246,7 +246,7 @@ def test_evaluation_compares_the_models_before_and_after(aligned: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_in_the_middle_of_tuning_and_of_sampling_it_ends_in_the_same_bits(
-    aligned: Path, home: Path
+    aligned: Path, home: Path, api: str
 ) -> None:
     store = home / "alignment-interrupted"
     shutil.copytree(aligned, store)
@@ -254,18 +254,18 @@ def test_killed_in_the_middle_of_tuning_and_of_sampling_it_ends_in_the_same_bits
         shutil.rmtree(store / kind)
     command = ("run", CHAT, "--store", str(store), "--until", "align-qrpo")
 
-    run = Run(home, *command)
+    run = Run(home, *command, api=api)
     tuning = artifact(plan_of(store), "sft")
     run.wait_for(lambda: bool(tuning.checkpoint_steps()))
     run.kill_everything()
     assert plan_of(store).steps["sft"].action in ("resume", "reuse")
 
-    run = Run(home, *command)
+    run = Run(home, *command, api=api)
     run.wait_for(lambda: (store / "completions").is_dir() and any(store.glob("completions/*/units/*.json")))
     run.kill_everything()
     assert not any(store.glob("rewards/*/manifest.json"))
 
-    run = Run(home, *command)
+    run = Run(home, *command, api=api)
     assert run.wait() == 0, run.text
     before, after = plan_of(aligned), plan_of(store)
     for name in ("preferences/completions", "preferences/pairs", "preferences/log_probabilities"):

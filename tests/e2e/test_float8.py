@@ -23,7 +23,7 @@ pytestmark = [
 
 
 def test_an_excursion_to_float8_is_a_branch_and_its_rollback_the_recipe_itself(
-    finished: Path, home: Path, tmp_path: Path
+    finished: Path, home: Path, api: str, tmp_path: Path
 ) -> None:
     store, recipe = str(shutil.copytree(finished, tmp_path / "store")), str(tmp_path / "float8.yaml")
     settings = ["precision={param: float32, linear: float8}", "stop_at=10 steps"]
@@ -33,7 +33,7 @@ def test_an_excursion_to_float8_is_a_branch_and_its_rollback_the_recipe_itself(
         *options,
     )  # fmt: skip
     assert branch.wait(60) == 0, branch.text
-    run = Run(home, "run", recipe, "--store", store, "--until", "float8")
+    run = Run(home, "run", recipe, "--store", store, "--until", "float8", api=api)
     assert run.wait(240) == 0, run.text
     there = make(load(recipe), Store.open(store))
     excursion = [row for row in artifact(there, "float8").history() if "loss" in row]

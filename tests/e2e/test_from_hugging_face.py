@@ -44,7 +44,7 @@ def artifact(plan: Plan, name: str) -> Artifact:
 
 
 @pytest.fixture(scope="module")
-def continued(finished: Path, home: Path) -> Plan:
+def continued(finished: Path, home: Path, api: str) -> Plan:
     """A copy of the smoke recipe's store, in which the exported model was trained on, beside the
     checkpoint that it was made from."""
     smoke = ROOT / "specs/recipes/smoke.yaml"
@@ -53,7 +53,7 @@ def continued(finished: Path, home: Path) -> Plan:
     store = shutil.copytree(finished, home / "continued")
     recipe = home / "continued.yaml"
     recipe.write_text(SECOND.format(smoke=smoke, folder=folder))
-    run = Run(home, "run", str(recipe), "--store", str(store))
+    run = Run(home, "run", str(recipe), "--store", str(store), api=api)
     assert run.wait() == 0, run.text
     return make(load(recipe), Store.open(str(store)))
 

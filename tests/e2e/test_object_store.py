@@ -14,10 +14,10 @@ from tests.infra.swift import Swift
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_smoke_recipe_has_the_same_results_on_an_object_store(
-    finished: Path, home: Path, swift: Swift
+    finished: Path, home: Path, api: str, swift: Swift
 ) -> None:
     with swift.in_environment() as bucket:
-        run = Run(home, "run", SMOKE, "--store", f"{bucket}/store")
+        run = Run(home, "run", SMOKE, "--store", f"{bucket}/store", api=api)
         assert run.wait(800) == 0, run.text
         assert result(f"{bucket}/store") == result(finished)
 
@@ -33,11 +33,11 @@ SHORTER = [  # gates are not met then
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_miniature_runs_on_an_object_store(home: Path, swift: Swift) -> None:
+def test_the_miniature_runs_on_an_object_store(home: Path, api: str, swift: Swift) -> None:
     with swift.in_environment() as bucket:
         words = ["run", "specs/recipes/mini.yaml", "--store", f"{bucket}/store"]
         words += [word for change in SHORTER for word in ("--set", change)]
-        run = Run(home, *words)
+        run = Run(home, *words, api=api)
         assert run.wait(3500) == 0, run.text
         again = Run(home, *words)
         assert again.wait(120) == 0 and "nothing to run" in again.text

@@ -51,17 +51,17 @@ def test_two_runs_at_once_make_every_part_once(finished: Path, home: Path, api: 
 
 @pytest.mark.slow
 def test_the_launcher_is_killed_and_the_next_run_waits_for_its_last_checkpoint(
-    finished: Path, home: Path
+    finished: Path, home: Path, api: str
 ) -> None:
     longer = "stages.cooldown.budget=60 steps"
     store = copy_of(finished, home / "killed-launcher", "cooldown")
     arguments = ("run", SMOKE, "--store", str(store), "--until", "cooldown", "--set", longer)
-    run = Run(home, *arguments)
+    run = Run(home, *arguments, api=api)
     annealing = Artifact(Store.open(str(store)), plan_of(store, longer).graph.nodes["cooldown"].path)
     run.wait_for(lambda: bool(annealing.checkpoint_steps()))
     os.kill(run.process.pid, signal.SIGKILL)  # the launcher alone; its stage notices and commits once more
     run.process.wait()
-    again = Run(home, *arguments)
+    again = Run(home, *arguments, api=api)
     assert again.wait() == 0, again.text
     assert "taken over from attempt" in again.text
     assert len(attempts(plan_of(store, longer), "cooldown")) == 2
