@@ -126,12 +126,14 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def cooling_run(finished: Path, store: Path, home: Path, longer: str, *, processes: int) -> Run:
+def cooling_run(
+    finished: Path, store: Path, home: Path, longer: str, *, processes: int, api: str | None = None
+) -> Run:
     """Starts a run in a new store that has everything but the cooldown, which `longer` makes long."""
     shutil.copytree(finished, store)
     shutil.rmtree(store / "cooldown")
     stated = ["--set", longer, "--set", f"launch.processes={processes}"]
-    return Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", *stated)
+    return Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", *stated, api=api)
 
 
 def ended_as_interrupted(run: Run, tell: Callable[[], object], within: float = 30) -> None:

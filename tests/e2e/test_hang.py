@@ -35,12 +35,12 @@ if os.environ.get("RANK") == "1" and not os.path.exists(os.environ["HUNG"]):
 """
 
 
-def cooled(finished: Path, home: Path, store: Path, *more: str) -> tuple[Run, Artifact]:
+def cooled(finished: Path, home: Path, api: str, store: Path, *more: str) -> tuple[Run, Artifact]:
     """A run on two processes that has everything but the cooldown."""
     shutil.copytree(finished, store)
     shutil.rmtree(store / "cooldown")
     overrides = [word for override in (TWO, *more) for word in ("--set", override)]
-    run = Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", *overrides)
+    run = Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", *overrides, api=api)
     assert run.wait() == 0, run.text
     node = plan_of(store, TWO).graph.nodes["cooldown"]
     return run, Artifact(plan_of(store).store, node.path, node.end_step)
@@ -61,16 +61,16 @@ def weights(artifact: Artifact) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_run_of_a_rank_that_hangs_ends_in_the_bits_of_one_that_does_not(
-    finished: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, home: Path, api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, whole = cooled(finished, home, tmp_path / "whole")
+    _, whole = cooled(finished, home, api, tmp_path / "whole")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(HANGS_ONCE)
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
     )
     monkeypatch.setenv("HUNG", str(tmp_path / "hung"))
-    run, hung = cooled(finished, home, tmp_path / "hangs", "launch.hang_timeout=10s")
+    run, hung = cooled(finished, home, api, tmp_path / "hangs", "launch.hang_timeout=10s")
     assert (tmp_path / "hung").exists()
     assert "no step was made for longer than launch.hang_timeout" in run.text
 

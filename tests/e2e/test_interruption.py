@@ -29,12 +29,13 @@ LONGER = "stages.cooldown.budget=500 steps"
 
 @pytest.fixture
 def cooling(
-    finished: Path, home: Path, tmp_path: Path, request: pytest.FixtureRequest
+    finished: Path, home: Path, tmp_path: Path, api: str, request: pytest.FixtureRequest
 ) -> tuple[Run, Artifact]:
     """A run that has everything but a long cooldown, which it begins; the parameter is its number of
     ranks."""
     store = tmp_path / "store"
-    run = cooling_run(finished, store, home, LONGER, processes=getattr(request, "param", 1))
+    processes = getattr(request, "param", 1)
+    run = cooling_run(finished, store, home, LONGER, processes=processes, api=api)
     return run, Artifact(Store.open(str(store)), plan_of(store, LONGER).graph.nodes["cooldown"].path)
 
 
