@@ -54,9 +54,7 @@ def test_the_host_waits_for_the_gpu_once_in_a_step(recipe: str) -> None:
         segment = small.model_dump(mode="json")
         for rank in sorted({0, processes // parallel.pp * (parallel.pp - 1)}):  # the last stage has the loss
             report = run_rank(
-                Task(
-                    kind=kind, segment=segment, world_size=processes, rank=rank, gpu="H100", gpus_per_node=4
-                )
+                Task(kind=kind, segment=segment, world_size=processes, rank=rank, gpu="H100", gpus_per_node=4)
             )
             assert report.rehearsed is not None, (layout, report.failure)
             waits = [
