@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Run:
         self,
         home: Path,
         *arguments: str,
+        overrides: Iterable[str] = (),
         importtime: bool = False,
         api: str | None = None,
         module: str = "flows.cli",
@@ -45,7 +46,9 @@ class Run:
         environment.pop("PREFECT_API_URL", None)
         if api is not None:
             environment["PREFECT_API_URL"] = api
-        program = [sys.executable, *(["-X", "importtime"] if importtime else []), "-m", module, *arguments]
+        changes = [word for override in overrides for word in ("--set", override)]
+        python = [sys.executable, *(["-X", "importtime"] if importtime else [])]
+        program = [*python, "-m", module, *arguments, *changes]
         self.output = home / f"output-{self.mark}.txt"
         self.errors = home / f"errors-{self.mark}.txt"
         with open(self.output, "w") as output, open(self.errors, "w") as errors:
@@ -132,8 +135,9 @@ def cooling_run(
     """Starts a run in a new store that has everything but the cooldown, which `longer` makes long."""
     shutil.copytree(finished, store)
     shutil.rmtree(store / "cooldown")
-    stated = ["--set", longer, "--set", f"launch.processes={processes}"]
-    return Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", *stated, api=api)
+    overrides = [longer, f"launch.processes={processes}"]
+    arguments = ["run", SMOKE, "--store", str(store), "--until", "cooldown"]
+    return Run(home, *arguments, overrides=overrides, api=api)
 
 
 def ended_as_interrupted(run: Run, tell: Callable[[], object], within: float = 30) -> None:

@@ -131,8 +131,7 @@ def test_a_miniature_runs_to_its_end_and_every_point_of_its_figures_is_there(
 ) -> None:
     recipe, store = f"specs/recipes/{name}.yaml", home / "studies"  # of all: most have the same corpus
     parts, changes = MINIATURES[name]
-    options = [word for change in changes for word in ("--set", change)]
-    run = Run(home, "run", recipe, "--store", str(store), *options, api=api)
+    run = Run(home, "run", recipe, "--store", str(store), overrides=changes, api=api)
     assert run.wait(1800) == 0, run.text
     plan = make(load(ROOT / recipe, changes), Store.open(str(store)))
     assert plan.pending == [] and len(plan.graph.nodes) == parts

@@ -39,8 +39,8 @@ def cooled(finished: Path, home: Path, api: str, store: Path, *more: str) -> tup
     """A run on two processes that has everything but the cooldown."""
     shutil.copytree(finished, store)
     shutil.rmtree(store / "cooldown")
-    overrides = [word for override in (TWO, *more) for word in ("--set", override)]
-    run = Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", *overrides, api=api)
+    arguments = ["run", SMOKE, "--store", str(store), "--until", "cooldown"]
+    run = Run(home, *arguments, overrides=[TWO, *more], api=api)
     assert run.wait() == 0, run.text
     node = plan_of(store, TWO).graph.nodes["cooldown"]
     return run, Artifact(plan_of(store).store, node.path, node.end_step)

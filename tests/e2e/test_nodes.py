@@ -37,8 +37,8 @@ def overrides(layout: str) -> list[str]:
 
 
 def start(home: Path, store: Path, layout: str, *arguments: str) -> Run:
-    settings = [word for override in overrides(layout) for word in ("--set", override)]
-    return Run(home, "run", SMOKE, "--store", str(store), "--until", "pretrain", *settings, *arguments)
+    command = ["run", SMOKE, "--store", str(store), "--until", "pretrain"]
+    return Run(home, *command, *arguments, overrides=overrides(layout))
 
 
 def pretrained(store: Path, layout: str) -> Artifact:

@@ -26,8 +26,8 @@ slurm: {partition: tests, time_limit: 60s, stop_before_end: 40s}
 
 
 def _finish(home: Path, store: Path, *arguments: str) -> Run:
-    overrides = [word for override in LONG for word in ("--set", override)]
-    return Run(home, "run", SMOKE, "--store", str(store), "--until", "cooldown", *overrides, *arguments)
+    command = ["run", SMOKE, "--store", str(store), "--until", "cooldown"]
+    return Run(home, *command, *arguments, overrides=LONG)
 
 
 def _cooldown(store: Path) -> Artifact:

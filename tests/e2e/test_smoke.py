@@ -173,7 +173,7 @@ def test_a_gate_that_is_not_met_stops_what_comes_after_with_a_message(
     shutil.copytree(finished, store)
     shutil.rmtree(store / "export")
     gate = "stages.evaluate.gates=[{metric: perplexity, max: 2}]"
-    run = Run(home, "run", SMOKE, "--store", str(store), "--set", gate, api=api)
+    run = Run(home, "run", SMOKE, "--store", str(store), overrides=[gate], api=api)
     assert run.wait() == 1
     assert "failed: evaluate: gate on perplexity:" in run.text
     assert "is above the allowed 2" in run.text
@@ -185,7 +185,7 @@ def test_a_stage_whose_process_is_killed_is_tried_again(finished: Path, home: Pa
     store = home / "retried"
     shutil.copytree(finished, store)
     shutil.rmtree(store / "export")
-    run = Run(home, "run", SMOKE, "--store", str(store), "--set", "retries.backoff=1s", api=api)
+    run = Run(home, "run", SMOKE, "--store", str(store), overrides=["retries.backoff=1s"], api=api)
     run.wait_for(lambda: bool(run.stage_processes()))
     for pid in run.stage_processes():
         os.kill(pid, signal.SIGKILL)
