@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from specs.redaction import RedactedError, redacted
+from specs.redaction import MaskedError, redacted
 
 FieldPath = tuple[str | int, ...]
 LISTED = 40
@@ -55,7 +55,7 @@ class SpecError(ValueError):
         return cls([Problem(path, message, fix, where)])
 
 
-class StageError(RedactedError, ValueError):
+class StageError(MaskedError, ValueError):
     """A stage that cannot succeed: another attempt would fail the same way, so none is made. The message says
     why."""
 

@@ -84,7 +84,7 @@ class Redacted(RuntimeError):
     """Replaces an error whose text, or that of its cause, holds a secret."""
 
 
-class RedactedError(Exception):
+class MaskedError(Exception):
     """An error that may repeat a library's message. Secrets in it are masked wherever it is shown."""
 
     def __str__(self) -> str:

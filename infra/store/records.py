@@ -25,7 +25,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from specs.foreign import Foreign
-from specs.redaction import RedactedError
+from specs.redaction import MaskedError
 
 PIECE_BYTES = 2**20
 """1 MiB: a window of 4,096 tokens costs 0.6 ms of hashing when its piece is first touched, or a request of
@@ -38,7 +38,7 @@ DIGEST_BYTES = 32
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class StoreError(RedactedError, RuntimeError):
+class StoreError(MaskedError, RuntimeError):
     """The store holds something else than it should, or refuses an operation. The message says what and
     what to do."""
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from specs.errors import StageError
-from specs.redaction import RedactedError
+from specs.redaction import MaskedError
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ NETWORK_ERRORS = {
 }
 
 
-class StorageError(RedactedError, OSError):
+class StorageError(MaskedError, OSError):
     """The storage did not do what was asked for, for as long as it was asked. The message says what and
     what to do."""
 
