@@ -24,6 +24,7 @@ __all__ = ["numerics", "pytest_sessionfinish"]
 
 RUNS = "tests/e2e/"
 TRAININGS = "tests/apertus_model/trainer/"
+FAULTS = "tests/infra/test_faults.py"
 ENGINE = re.compile(r"tests/apertus_model/\w+/")
 
 # A shell or `nohup` starts the tests with these ignored, which programs would inherit;
@@ -69,13 +70,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """For `-n`: whole runs go to one process, first: they share a finished one and take longest. With slow
     ones they take hours, and each process makes a run to share. The tests of each part of the engine go to
-    one process too, since they share processes that train. Of the rest, a file stays together."""
+    one process too, since they share processes that train. Of the rest, a file stays together, but for
+    that of faults, whose tests share nothing and take up to a quarter of an hour each."""
     with_slow = config.option.markexpr != "not slow"
 
     class Runs(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             if nodeid.startswith(RUNS) and not with_slow:
                 return RUNS
+            if nodeid.startswith(FAULTS):
+                return nodeid
             engine = ENGINE.match(nodeid)
             return engine[0] if engine else nodeid.split("::")[0]
 
@@ -94,8 +98,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(
         key=lambda item: (
-            not item.nodeid.startswith(RUNS),
             not item.nodeid.startswith(TRAININGS),
+            not item.nodeid.startswith(RUNS),
+            not item.nodeid.startswith(FAULTS),
             item.path not in slow,
         )
     )
