@@ -107,9 +107,8 @@ class Swift(Server):
     def stop(self) -> None:
         """Ends all its processes at once, in whatever they are doing: kill -9, as when the machine fails."""
         if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process.wait()
+            # to end its input is not enough: processes that were forked from this one hold it open
+            self._process.communicate(b"stop")
             self._process = None
 
     @contextmanager
@@ -176,8 +175,8 @@ def _free_ports(count: int) -> list[int]:
 
 
 def serve(folder: Path) -> None:
-    """Runs the servers, a process each, until standard input ends, which it does with the process that
-    holds the other end."""
+    """Runs the servers, a process each, until something comes on standard input or it ends, which it does
+    with the processes that hold the other end."""
     from swift.common import utils
 
     utils.set_swift_dir(str(folder))
@@ -190,7 +189,7 @@ def serve(folder: Path) -> None:
         if child == 0:
             os._exit(_run(folder, server))
         children.append(child)
-    sys.stdin.buffer.read()
+    sys.stdin.buffer.read(1)
     for child in children:  # each has made a session of its own
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
