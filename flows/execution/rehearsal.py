@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -86,7 +87,7 @@ def rehearse(
     known: dict[str, RankReport] | None = None,
     fused_norms: bool = True,
 ) -> PartResult:
-    """Rehearses ranks of a part, one after the other.
+    """Rehearses ranks of a part.
 
     Args:
         part: a segment with its launch.
@@ -103,9 +104,9 @@ def rehearse(
     """
     segment, world = part.segment, part.gpus
     check_gpu(gpu)
-    found, known = [], {} if known is None else known
-    for rank in ranks_of(segment, world, ranks):
-        task = Task(
+    known = {} if known is None else known
+    tasks = [
+        Task(
             kind=part.node.kind,
             segment=segment.model_dump(mode="json"),
             world_size=world,
@@ -114,11 +115,12 @@ def rehearse(
             gpus_per_node=gpus_per_node,
             fused_norms=fused_norms,
         )
-        work = work_of(task)
-        if work not in known:
-            begins(rank)
-            known[work] = run_rank(task)
-        found.append(_beside_plan(segment, world, known[work]))
+        for rank in ranks_of(segment, world, ranks)
+    ]
+    works = [work_of(task) for task in tasks]
+    missing = {work: task for work, task in zip(works, tasks, strict=True) if work not in known}
+    known |= zip(missing, run_ranks([*missing.values()], begins), strict=True)
+    found = [_beside_plan(segment, world, known[work]) for work in works]
     seconds = [one.report.rehearsed.seconds for one in found if one.report.rehearsed is not None]
     idle = max(
         (
@@ -217,43 +219,61 @@ def _beside_plan(segment: Segment, world: int, report: RankReport) -> RankResult
     )
 
 
-def run_rank(task: Task) -> RankReport:
-    """Rehearses one rank in a process of its own.
+def run_ranks(tasks: list[Task], begins: Callable[[int], None] = lambda rank: None) -> list[RankReport]:
+    """Rehearses ranks, as many at a time as this process has cores, each in a process of its own.
 
     Raises:
         StageError: no rehearsal is possible on this machine.
     """
+    reports, running = list[RankReport](), deque[Callable[[], RankReport]]()
+    with contextlib.ExitStack() as started:
+        for task in tasks:
+            if len(running) == len(os.sched_getaffinity(0)):
+                reports.append(running.popleft()())
+            begins(task.rank)
+            running.append(started.enter_context(_begun(task)))
+        return reports + [report() for report in running]
+
+
+@contextlib.contextmanager
+def _begun(task: Task) -> Iterator[Callable[[], RankReport]]:
+    """Starts the process of a rank; what it yields waits for its report. Kills it if nobody has waited."""
     try:
         if task.device == "cuda":
             fake_cuda.compile_once()
     except fake_cuda.NoFakeCuda as error:
         raise StageError(str(error)) from error
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # a real GPU would be found beside the fake one
     with tempfile.TemporaryDirectory() as folder:
         question, answer = Path(folder) / "task.json", Path(folder) / "report.json"
         question.write_text(task.model_dump_json())
+        server = kept_server(environment, SERVER, [task.device, task.gpu])
         try:
-            ended = _run(task, [str(question), str(answer)])
+            process = server.start(RANK, [str(question), str(answer)], environment)
         except ServerLost:
             ended = f"it did not start: python -m {SERVER} {task.device} {task.gpu} ended"
-        if answer.exists():
-            return RankReport.model_validate_json(answer.read_text())
-    return RankReport(rank=task.rank, failure=Failure(error=ended, place=""))
+            yield lambda: _failed(task, ended)
+            return
 
-
-def _run(task: Task, arguments: list[str]) -> str:
-    """How the process of a rank ended."""
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # a real GPU would be found beside the fake one
-    process = kept_server(environment, SERVER, [task.device, task.gpu]).start(RANK, arguments, environment)
-    with process.stdin, process.stdout:
-        try:
+        def report() -> RankReport:
             lines = process.stdout.read().decode(errors="replace").splitlines()
             code = process.wait()
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)  # it may not lead its group yet
-            raise
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    return f"its process ended with code {code}: {last}"
+            if answer.exists():
+                return RankReport.model_validate_json(answer.read_text())
+            last = next((line for line in reversed(lines) if line.strip()), "")
+            return _failed(task, f"its process ended with code {code}: {last}")
+
+        with process.stdin, process.stdout:
+            try:
+                yield report
+            finally:
+                if process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, signal.SIGKILL)  # it may not lead its group yet
+
+
+def _failed(task: Task, why: str) -> RankReport:
+    return RankReport(rank=task.rank, failure=Failure(error=why, place=""))
 
 
 def parts_to_rehearse(

@@ -10,7 +10,7 @@ from apertus_model.rehearsal import fake_cuda
 from apertus_model.rehearsal.records import Task
 from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
-from flows.execution.rehearsal import run_rank
+from flows.execution.rehearsal import run_ranks
 from flows.planning.estimate import flops
 from specs.cluster import GPUS
 from specs.recipe import load
@@ -89,7 +89,7 @@ def test_a_step_of_the_8b_takes_what_is_predicted(compiled: bool, tmp_path: Path
     task = Task(
         kind="pretrain", segment=spec.model_dump(mode="json"), world_size=1, rank=0, gpu=name, gpus_per_node=8
     )
-    expected = run_rank(task).rehearsed
+    expected = run_ranks([task])[0].rehearsed
     assert expected is not None
     measured("predicted seconds of a step", f"{expected.seconds:.3f}; measured: {found.seconds:.3f}")
     measured("rehearsed peak memory", f"{expected.memory.total / 1e9:.1f} GB")

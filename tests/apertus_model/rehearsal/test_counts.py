@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from apertus_model.rehearsal import fake_cuda
 from apertus_model.rehearsal.records import Rehearsed, Task
-from flows.execution.rehearsal import run_rank
+from flows.execution.rehearsal import run_ranks
 from flows.planning.estimate import flops
 from specs.launch import Parallel
 from specs.model import ModelSpec
@@ -57,12 +57,11 @@ def spec_of(processes: int, parallel: Parallel, model: ModelSpec = WIDE, **chang
 
 
 def rehearsed(spec: Segment, processes: int, device: Any, rank: int = 0) -> Rehearsed:
-    report = run_rank(
-        Task(
-            kind="pretrain", segment=spec.model_dump(mode="json"), world_size=processes, rank=rank,
-            gpu="H100", gpus_per_node=8, device=device,
-        )
+    task = Task(
+        kind="pretrain", segment=spec.model_dump(mode="json"), world_size=processes, rank=rank, gpu="H100",
+        gpus_per_node=8, device=device,
     )  # fmt: skip
+    (report,) = run_ranks([task])
     assert report.failure is None, report.failure
     assert report.rehearsed is not None
     return report.rehearsed

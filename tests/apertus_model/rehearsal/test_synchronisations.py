@@ -13,7 +13,7 @@ import torch
 from apertus_model.rehearsal import fake_cuda
 from apertus_model.rehearsal.observer import _blocks
 from apertus_model.rehearsal.records import Task
-from flows.execution.rehearsal import rehearse, run_rank
+from flows.execution.rehearsal import rehearse, run_ranks
 from flows.planning.estimate.memory import micro_batches_of
 from specs.stages.training import Segment
 from tools.published import plan_of
@@ -52,10 +52,13 @@ def test_the_host_waits_for_the_gpu_once_in_a_step(recipe: str) -> None:
         batch = spec.global_batch_size // micro_batches * min(micro_batches, max(2, parallel.pp))
         small = spec.model_copy(update={"model": few, "global_batch_size": batch})
         segment = small.model_dump(mode="json")
-        for rank in sorted({0, processes // parallel.pp * (parallel.pp - 1)}):  # the last stage has the loss
-            report = run_rank(
-                Task(kind=kind, segment=segment, world_size=processes, rank=rank, gpu="H100", gpus_per_node=4)
-            )
+        tasks = [
+            Task(kind=kind, segment=segment, world_size=processes, rank=rank, gpu="H100", gpus_per_node=4)
+            for rank in sorted(
+                {0, processes // parallel.pp * (parallel.pp - 1)}
+            )  # the last stage has the loss
+        ]
+        for report in run_ranks(tasks):
             assert report.rehearsed is not None, (layout, report.failure)
             waits = [
                 (line.place.split(":")[0], line.what, line.calls)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from apertus_model.rehearsal import fake_cuda
 from apertus_model.rehearsal.records import KINDS, Task
 from flows.cli.__main__ import app
-from flows.execution.rehearsal import Rehearsal, parts_to_rehearse, ranks_of, run_rank, work_of
+from flows.execution.rehearsal import Rehearsal, parts_to_rehearse, ranks_of, run_ranks, work_of
 from flows.planning.estimate import flops
 from flows.planning.estimate.memory import memory_of_rank
 from flows.planning.plan import Plan, make
@@ -149,7 +149,8 @@ def test_a_reward_model_builds_and_takes_the_memory_that_is_planned(lora: Lora |
     spec = RewardSegment.model_validate(fields)
     task = Task(kind="reward_model", segment=spec.model_dump(mode="json"), world_size=8, rank=0, gpu="H100",
                 gpus_per_node=8)  # fmt: skip
-    found = run_rank(task).rehearsed
+    (report,) = run_ranks([task])
+    found = report.rehearsed
     assert found is not None
     assert memory_of_rank(spec, 8, 0).total == pytest.approx(found.memory.total, rel=0.05)
     assert [(line.what, line.calls) for line in found.synchronisations] == [("tolist", 1)]
