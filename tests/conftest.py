@@ -68,10 +68,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """For `-n`: whole runs go to one process, first: they share a finished one and take longest. With slow
-    ones they take hours, and each process makes a run to share. The tests of each part of the engine go to
-    one process too, since they share processes that train. Of the rest, a file stays together, but for
-    that of faults, whose tests share nothing and take up to a quarter of an hour each."""
+    """For `-n`: whole runs go to one process, as they share a finished one. With slow ones they take hours,
+    and each process makes a run to share. The tests of each part of the engine go to one process too, since
+    they share processes that train. Of the rest, a file stays together, but for that of faults, whose tests
+    share nothing and take up to a quarter of an hour each."""
     with_slow = config.option.markexpr != "not slow"
 
     class Runs(LoadScopeScheduling):

@@ -1,4 +1,4 @@
-"""Where Swift cannot run, the tests on it are skipped with the reason; where it can, it ends."""
+"""Where Swift cannot run, the tests on it are skipped with the reason; where it runs, it can be stopped."""
 
 from __future__ import annotations
 

@@ -52,11 +52,10 @@ def test_the_host_waits_for_the_gpu_once_in_a_step(recipe: str) -> None:
         batch = spec.global_batch_size // micro_batches * min(micro_batches, max(2, parallel.pp))
         small = spec.model_copy(update={"model": few, "global_batch_size": batch})
         segment = small.model_dump(mode="json")
+        ranks = sorted({0, processes // parallel.pp * (parallel.pp - 1)})  # the last stage has the loss
         tasks = [
             Task(kind=kind, segment=segment, world_size=processes, rank=rank, gpu="H100", gpus_per_node=4)
-            for rank in sorted(
-                {0, processes // parallel.pp * (parallel.pp - 1)}
-            )  # the last stage has the loss
+            for rank in ranks
         ]
         for report in run_ranks(tasks):
             assert report.rehearsed is not None, (layout, report.failure)
