@@ -2,8 +2,9 @@
 
 All contenders train the same model on the same batches with the same optimizer, in processes of their own
 with the same number of threads. The bare loop is what a script does without an engine: forward pass, torch's
-cross-entropy of all logits, backward pass, clipping, optimizer. The steps between it and the trainer say
-where the time goes.
+cross-entropy of all logits, backward pass, clipping, optimizer. The same loop with the fused loss says what
+the trainer itself costs, and with FSDP what the trainer avoids: it has no FSDP around one process that
+computes in float32.
 
 The contenders take turns, a round each, so that what slows the machine slows all. Printed are medians over
 the rounds with the smallest and the largest, and the ratio to the bare loop, taken round by round.
@@ -26,7 +27,7 @@ import torch.nn.functional as F
 
 from apertus_model.losses.cross_entropy import VocabShard, cross_entropy
 from apertus_model.model.model import ApertusModel, model_config
-from apertus_model.model.parallelize import parallelize
+from apertus_model.model.parallelize import apply_fsdp
 from apertus_model.trainer.config import debug_config, parallelism_config, trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.loader import collate
@@ -170,7 +171,7 @@ def batches(words: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 def sharded(config: ApertusModel.Config, scratch: str) -> ApertusModel:
     """A model in FSDP around this one process."""
-    from torchtitan.config import CommConfig, CompileConfig, TrainingConfig
+    from torchtitan.config import CommConfig, TrainingConfig
     from torchtitan.distributed import ParallelDims
     from torchtitan.distributed import utils as dist_utils
 
@@ -182,15 +183,8 @@ def sharded(config: ApertusModel.Config, scratch: str) -> ApertusModel:
     dist_utils.set_determinism(dims, torch.device("cpu"), debug_config(0), distinct_seed_mesh_dims=[])
     with torch.device("meta"):
         model = config.build()
-    parallelize(
-        model,
-        parallel_dims=dims,
-        training=TrainingConfig(mixed_precision_param="float32"),
-        parallelism=parallelism,
-        compile_config=CompileConfig(),
-        ac_config=None,
-        dump_folder=scratch,
-    )
+    training = TrainingConfig(mixed_precision_param="float32")
+    apply_fsdp(model, dims, training, parallelism, compiled=False)
     return model.to_empty(device="cpu")
 
 

@@ -57,12 +57,29 @@ def parallelize(
     compiled = compile_config.enable and "model" in compile_config.components
     if compiled:
         compile_layers(model, compile_config, parallel_dims)
+    dtype = TORCH_DTYPE_MAP[training.mixed_precision_param]
+    casts = any(parameter.dtype != dtype for parameter in model.parameters())
+    if parallel_dims.world_size > 1 or casts or training.enable_cpu_offload:
+        apply_fsdp(model, parallel_dims, training, parallelism, compiled)
+    return model
+
+
+def apply_fsdp(
+    model: ApertusModel,
+    parallel_dims: ParallelDims,
+    training: TrainingConfig,
+    parallelism: ParallelismConfig,
+    compiled: bool,
+) -> None:
+    """Shards the parameters over the processes, in place. Around one process FSDP copies each weight twice a
+    step, which is of use where the copy has another dtype or another device."""
     axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
+    mesh = parallel_dims.get_mesh(axes)
     if not compiled:  # graphs of whole layers have no gathers inside
-        _gather_halves(model, parallel_dims.get_mesh(axes), training, parallelism, parallel_dims.pp_enabled)
+        _gather_halves(model, mesh, training, parallelism, parallel_dims.pp_enabled)
     apply_fsdp_to_decoder(
         model,
-        parallel_dims.get_mesh(axes),
+        mesh,
         param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
         reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
         pp_enabled=parallel_dims.pp_enabled,
@@ -71,7 +88,6 @@ def parallelize(
     )
     if torch.distributed.get_backend() == "gloo":
         _sum_gradients_plainly(model)
-    return model
 
 
 def compile_layers(model: ApertusModel, config: CompileConfig, parallel_dims: ParallelDims) -> None:

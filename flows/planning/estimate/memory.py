@@ -255,7 +255,10 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     )
     piped = pp > 1  # then gradients are summed in full until the last micro-batch
     single = shards == 1 and parallel.dp_replicate == 1
-    copies = 0 if single and b == 4 and device == "cpu" else 1  # there, a single rank gathers nothing
+    plain = processes == 1 and b == 4  # no FSDP: a layer's gradients are not in memory twice
+    copies = (
+        0 if plain or (single and b == 4 and device == "cpu") else 1
+    )  # there, a single rank gathers nothing
     stages = [number * count.layer for number in own_layers]
     stages[0] += count.embedding * first
     stages[-1] += count.head * last
@@ -292,7 +295,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     ahead = 1 if single else 2  # a group is gathered while another is computed
     prefetched = copies * b * count.layer * ahead if parallel.reshards else 0.0
     last_layer = 0.0 if piped else prefetched or copies * b * count.layer
-    reduced = 4.0 * trained_layer
+    reducing = 0 if piped or plain else 1  # beside the gradients
     words = model.vocab_size / tp if model.head == "vocabulary" else 0.0  # of logits; a reward has none
     table = 4.0 * words * model.dim
     states_gradient = tokens * model.dim * b * last
@@ -332,18 +335,18 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
             activations=activations + summed + returned,
             working=working,
             output=kept_table + states_gradient,
-            communication=buffered + gathered + prefetched + (0.0 if piped else 4.0 * head),
+            communication=buffered + gathered + prefetched + reducing * 4.0 * head,
             moment="backward",
         ),
         replace(
-            base, gradients=max(before, every - 4.0 * embedding / shards),
+            base, gradients=max(before, every - 4.0 * (embedding + plain * trained_layer) / shards),
             activations=activations - lowest,
             working=ending, output=kept_table + states_gradient,
-            communication=buffered + left + last_layer + (0.0 if piped else reduced), moment="end",
+            communication=buffered + left + last_layer + reducing * 4.0 * trained_layer, moment="end",
         ),
         replace(
             base, gradients=every, output=kept_table + states_gradient,
-            communication=buffered + left + (0.0 if piped else 4.0 * embedding * (1 if single else 2)),
+            communication=buffered + left + reducing * 4.0 * embedding * (1 if single else 2),
             moment="embedding",
         ),
         replace(

@@ -22,6 +22,7 @@ from tests.apertus_model.harness import (
     Result,
     SyntheticSamples,
     difference,
+    full,
     losses,
     same,
     segment,
@@ -147,7 +148,7 @@ def test_an_interrupted_run_has_the_same_bits(
 def frozen(trainer: Any, expected: dict[str, torch.Tensor]) -> None:
     model = trainer.config.objective._teacher
     assert not any(parameter.requires_grad or parameter.grad is not None for parameter in model.parameters())
-    state = {name: value.full_tensor() for name, value in model.state_dict().items()}
+    state = full(model.state_dict())
     assert {value.dtype for value in state.values()} == {torch.bfloat16}
     assert same(state, {name: value.bfloat16() for name, value in expected.items()})
 
