@@ -133,16 +133,17 @@ class StageServer:
         request = {"module": module, "arguments": [*arguments], "environment": {**environment}}
         stdin_of_stage, stdin = os.pipe()
         stdout, stdout_of_stage = os.pipe()
+        pipes = open(stdin, "wb", buffering=0), open(stdout, "rb")  # noqa: SIM115
         ours, theirs = socket.socketpair()
         try:
             socket.send_fds(self._control, [b"fork"], [stdin_of_stage, stdout_of_stage, theirs.fileno()])
             theirs.close()
             ours.sendall(json.dumps(request).encode() + b"\n")
-            return ForkedStage(ours, open(stdin, "wb", buffering=0), open(stdout, "rb"))
+            return ForkedStage(ours, *pipes)
         except (OSError, ServerLost) as error:
             ours.close()
-            os.close(stdin)
-            os.close(stdout)
+            for pipe in pipes:
+                pipe.close()
             raise ServerLost(str(error)) from error
         finally:
             theirs.close()

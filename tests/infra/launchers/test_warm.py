@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -226,3 +228,17 @@ def test_one_server_serves_all_stages_with_the_same_environment_for_imports(
 def test_nothing_is_forked_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(warm, "GPU_DEVICES", (str(tmp_path),))
     assert warm.server_for(os.environ) is None
+
+
+def test_a_start_whose_server_is_lost_closes_its_pipes_once(server: StageServer) -> None:
+    """A second time would close what has their numbers by then."""
+    os.kill(server.process.pid, signal.SIGSTOP)
+    threading.Timer(0.3, server.process.kill).start()
+    with pytest.raises(ServerLost) as lost:
+        server.start("absent", [], os.environ)
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(16)]
+    del lost
+    gc.collect()
+    for other in others:
+        os.fstat(other)
+        os.close(other)
