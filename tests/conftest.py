@@ -24,7 +24,7 @@ __all__ = ["numerics", "pytest_sessionfinish"]
 
 RUNS = "tests/e2e/"
 TRAININGS = "tests/apertus_model/trainer/"
-FAULTS = "tests/infra/test_faults.py"
+ALONE = ("tests/infra/test_faults.py", "tests/flows/execution/test_rehearsal.py::test_what_is_shipped")
 ENGINE = re.compile(r"tests/apertus_model/\w+/")
 
 # A shell or `nohup` starts the tests with these ignored, which programs would inherit;
@@ -70,15 +70,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """For `-n`: whole runs go to one process, as they share a finished one. With slow ones they take hours,
     and each process makes a run to share. The tests of each part of the engine go to one process too, since
-    they share processes that train. Of the rest, a file stays together, but for that of faults, whose tests
-    share nothing and take up to a quarter of an hour each."""
+    they share processes that train. Of the rest, a file stays together, but for faults and rehearsals of
+    shipped recipes, which share nothing and take up to a quarter of an hour each."""
     with_slow = config.option.markexpr != "not slow"
 
     class Runs(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             if nodeid.startswith(RUNS) and not with_slow:
                 return RUNS
-            if nodeid.startswith(FAULTS):
+            if nodeid.startswith(ALONE):
                 return nodeid
             engine = ENGINE.match(nodeid)
             return engine[0] if engine else nodeid.split("::")[0]
@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         key=lambda item: (
             not item.nodeid.startswith(TRAININGS),
             not item.nodeid.startswith(RUNS),
-            not item.nodeid.startswith(FAULTS),
+            not item.nodeid.startswith(ALONE),
             item.path not in slow,
         )
     )

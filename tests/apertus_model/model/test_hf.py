@@ -2,13 +2,14 @@
 parameters of the published sizes."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from apertus_model.model.hf import to_hugging_face
 from apertus_model.model.hf_folder import shapes
-from apertus_model.model.model import model_config
+from apertus_model.model.model import model_config, rope_config
 from specs.model import FLAVOURS, ModelSpec
 from tests.apertus_model.model.theirs import random_weights, their_config
 from tests.numerics import Numerics, largest_difference
@@ -55,21 +56,30 @@ def test_logits_of_mini_equal_those_of_transformers(scaled: bool, numerics: Nume
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("flavour", ["0.5b", "1.5b", "3b"])
-def test_logits_of_whole_flavours_equal_those_of_transformers(flavour: str, numerics: Numerics) -> None:
-    """Both models have the same tensors: 1.8, 6 and 14.5 GB."""
+def test_logits_of_whole_flavours_equal_those_of_transformers(
+    flavour: str, numerics: Numerics, tmp_path: Path
+) -> None:
+    """Both models have the same tensors, of 1.8, 6 and 14.5 GB, which are files: other tests need memory."""
     from transformers import ApertusForCausalLM
 
     tokens = torch.randint(0, 131_072, (1, 48), generator=torch.Generator().manual_seed(1))
     spec = ModelSpec(flavour=flavour)
-    ours = model_config(spec, sequence_length=48, attention="sdpa").build()
-    weights = ours.state_dict()
-    for index, (name, weight) in enumerate(weights.items()):
-        weight.copy_(random_weights({name: weight.shape}, seed=index)[name])
     with torch.device("meta"):
+        ours = model_config(spec, sequence_length=48, attention="sdpa").build()
         theirs = ApertusForCausalLM(their_config(spec)).eval()
+    weights = {}
+    for index, (name, shape) in enumerate(shapes(spec).items()):
+        file = tmp_path / name
+        weights[name] = torch.from_file(str(file), shared=True, size=shape.numel()).view(shape)
+        weights[name].copy_(random_weights({name: shape}, seed=index)[name])
+        file.unlink()  # its space is free when the tensor is
+    ours.load_state_dict(weights, assign=True)
     theirs.load_state_dict(to_hugging_face(weights), strict=True, assign=True)
-    # a buffer that no weight fills
+    # buffers that no weight fills
     theirs.model.rotary_emb = type(theirs.model.rotary_emb)(config=theirs.config)
+    rope = rope_config(spec, 48).build()
+    for layer in ours.layers.values():
+        layer.attention.rope = rope
     with torch.no_grad():
         found, logits = ours(tokens), theirs(tokens).logits
     assert logits.abs().max().item() > 2
