@@ -66,7 +66,6 @@ TESTED_IN = {
     "apertus_model.model.modeling_apertus_hybrid": "tests/apertus_model/model/test_hf_classes.py",
     "apertus_model.model.modeling_apertus_reward": "tests/apertus_model/stages/test_export.py",
     "apertus_model.model.modeling_apertus_scheduled": "tests/apertus_model/model/test_hf_classes.py",
-    "apertus_model.model.parallelize": "tests/apertus_model/trainer/test_layouts.py",
     "apertus_model.model.sharding": "tests/apertus_model/trainer/test_layouts.py",
     "apertus_model.rehearsal.__main__": "tests/apertus_model/rehearsal/test_counts.py",
     "apertus_model.rehearsal.fake_cuda": "tests/apertus_model/rehearsal/test_patches.py",
