@@ -256,9 +256,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     piped = pp > 1  # then gradients are summed in full until the last micro-batch
     single = shards == 1 and parallel.dp_replicate == 1
     plain = processes == 1 and b == 4  # no FSDP: a layer's gradients are not in memory twice
-    copies = (
-        0 if plain or (single and b == 4 and device == "cpu") else 1
-    )  # there, a single rank gathers nothing
+    # on CPU, the float32 copies of a layout's single shard are not counted
+    copies = 0 if plain or (single and b == 4 and device == "cpu") else 1
     stages = [number * count.layer for number in own_layers]
     stages[0] += count.embedding * first
     stages[-1] += count.head * last
