@@ -83,6 +83,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
             engine = ENGINE.match(nodeid)
             return engine[0] if engine else nodeid.split("::")[0]
 
+        def remove_node(self, node: Any) -> str | None:
+            """A test that ends its process is not run again: it would end a dozen more, and with the last of
+            them the run."""
+            units = self.assigned_work[node].values()
+            running = ((unit, test) for unit in units for test, done in unit.items() if not done)
+            unit, ended = next(running, ({}, None))
+            if ended is not None:
+                unit[ended] = True
+            super().remove_node(node)
+            return ended
+
     config.option.loadscopereorder = False
     return Runs(config, log)
 
