@@ -124,7 +124,7 @@ def signum(groups: Groups) -> Optimizer:
 
 def mars(groups: Groups) -> Optimizer:
     """MARS-AdamW, the approximate form (arXiv 2411.10438): gradients of matrices are corrected by those of
-    the step before."""
+    the step before. The package makes the host wait for the GPU once per parameter."""
     from pytorch_optimizer import MARS
 
     class Mars(WithCounters, MARS):
