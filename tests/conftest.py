@@ -84,8 +84,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
             return engine[0] if engine else nodeid.split("::")[0]
 
         def remove_node(self, node: Any) -> str | None:
-            """A test that ends its process is not run again: it would end a dozen more, and with the last of
-            them the run."""
+            """A test that ends its process is not run again: it would end a dozen more."""
             units = self.assigned_work[node].values()
             running = ((unit, test) for unit in units for test, done in unit.items() if not done)
             unit, ended = next(running, ({}, None))
@@ -93,6 +92,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
                 unit[ended] = True
             super().remove_node(node)
             return ended
+
+        def _assign_work_unit(self, node: Any) -> None:
+            """A process begins a test when it knows the next one, so it gets units until it has two tests."""
+            super()._assign_work_unit(node)
+            if self.workqueue and self._pending_of(self.assigned_work[node]) < 2:
+                self._assign_work_unit(node)
 
     config.option.loadscopereorder = False
     return Runs(config, log)

@@ -22,7 +22,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 import traceback
 import uuid
 from collections.abc import Generator, Iterable
@@ -81,7 +80,8 @@ def on_cluster(url: str, file: str, index: int) -> int:
         "TOKENIZERS_PARALLELISM": "true" if stated.cpus > 1 else "false",
         "RAYON_NUM_THREADS": str(stated.cpus),
     }
-    threading.Thread(target=_end_with_stage, args=(store, stated), daemon=True).start()
+    over = threading.Event()
+    threading.Thread(target=_end_with_stage, args=(store, stated, over), daemon=True).start()
     keys = stated.shares[index]
     scratch = tempfile.mkdtemp(prefix="apertus-worker-", dir=os.environ.get("APERTUS_SCRATCH"))
     job = stated.job.model_copy(update={"scratch": scratch})
@@ -97,6 +97,7 @@ def on_cluster(url: str, file: str, index: int) -> int:
         store.overwrite(failure_file(folder, f"{number}-{index}"), to_json(_reported(error)))
         return 1
     finally:
+        over.set()
         shutil.rmtree(scratch, ignore_errors=True)
     return 0
 
@@ -108,10 +109,11 @@ def _reported(error: Exception) -> Failure:
     return failure_of(error)
 
 
-def _end_with_stage(store: Store, stated: Shares) -> None:
+def _end_with_stage(store: Store, stated: Shares, over: threading.Event) -> None:
     stage, last = Silence(LONGEST_GAP), None
     while stage.after(last) < stated.lost_seconds:
-        time.sleep(min(30.0, stated.lost_seconds / 10))
+        if over.wait(min(30.0, stated.lost_seconds / 10)):
+            return
         with contextlib.suppress(Exception):  # storage that does not answer says nothing of the stage
             last = store.read_if_there(stated.alive)
     print(f"no sign of life of the stage for {stated.lost_seconds:g} s: this worker ends", flush=True)

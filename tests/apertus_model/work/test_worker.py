@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from tests.apertus_model.corpora import corpus_spec
 ROOT = Path(__file__).resolve().parents[3]
 WATCHED = """
 import sys
+import threading
 from apertus_model.work.messages import Shares
 from apertus_model.work.worker import _end_with_stage
 from infra.store import Store
-_end_with_stage(Store.open(sys.argv[1]), Shares.model_validate_json(sys.argv[2]))
+_end_with_stage(Store.open(sys.argv[1]), Shares.model_validate_json(sys.argv[2]), threading.Event())
 """
 
 
@@ -54,6 +56,14 @@ def _begin(bench: Any, job: Job, *shares: list[str]) -> str:
     return file
 
 
+def _watches_no_more() -> None:
+    """A process that was a worker does not end ten minutes later."""
+    for thread in threading.enumerate():
+        if "_end_with_stage" in thread.name:
+            thread.join(5)
+            assert not thread.is_alive()
+
+
 def test_a_share_is_committed_without_units_that_exist(
     bench: Any, documents: Path, tokenizer: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +74,7 @@ def test_a_share_is_committed_without_units_that_exist(
     attempt.commit_unit(keys[1], data="of another worker")
     monkeypatch.setenv("APERTUS_SCRATCH", str(bench.folder))
     assert worker.main(bench.store.url, file, "1") == 0
+    _watches_no_more()
     assert [attempt.unit(key) is not None for key in keys] == [False, True, True]
     assert attempt.committed_unit(keys[1]).data == "of another worker"
     paths = [record.path for record in attempt.committed_unit(keys[2]).files.values()]
