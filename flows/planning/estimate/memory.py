@@ -179,10 +179,11 @@ def key_gradients(model: ModelSpec) -> list[int]:
 
 def busiest_step(model: ModelSpec, runs: list[list[LayerMemory]], state: float) -> tuple[float, float]:
     """Of the step whose backward pass has the most in memory: the gradients that wait for states, of `state`
-    bytes each, and for keys and values, less what later steps have freed by then; and what a layer adds."""
+    bytes each, and for keys and values, less what is freed by then; and what a layer adds."""
     found, freed = [], 0.0
-    waiting = zip(runs, state_gradients(model), key_gradients(model), strict=True)
-    for layers, states, steps in reversed(list(waiting)):
+    waiting = zip(model.schedule, runs, state_gradients(model), key_gradients(model), strict=True)
+    for step, layers, states, steps in reversed(list(waiting)):
+        freed += bool(step.summed) * state  # its output: the backward pass of the sum comes first
         one = layers[-1]
         keys = 2 * one.tokens * one.b * model.key_dim / one.tp
         found.append((states * state + steps * keys - freed, one.backward()))
