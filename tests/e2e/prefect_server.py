@@ -26,7 +26,7 @@ class Prefect:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.api = f"http://127.0.0.1:{self.port}/api"
-        self.settings = {
+        self.environment = os.environ | {
             "PREFECT_HOME": str(home / "prefect-server"),
             "PREFECT_API_URL": self.api,
             "DO_NOT_TRACK": "1",
@@ -45,7 +45,7 @@ class Prefect:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
-            env=os.environ | self.settings,
+            env=self.environment,
             stdin=stdin,
             stdout=quiet,
             stderr=quiet,
@@ -80,7 +80,7 @@ class Prefect:
         for process in (self.worker, self.server):
             process.terminate()
             process.wait(60)
-        shutil.rmtree(self.settings["PREFECT_HOME"])
+        shutil.rmtree(self.environment["PREFECT_HOME"])
 
     def stop(self) -> None:
         """Ends the server and what was started for it."""
@@ -91,13 +91,7 @@ class Prefect:
     def command(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "prefect", *arguments]
         done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=os.environ | self.settings,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

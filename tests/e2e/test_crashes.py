@@ -20,7 +20,7 @@ import pytest
 from tests.e2e.crash_table import Row, rows_of, table
 from tests.e2e.crashes import Lineage, interrupted, uninterrupted, write_recipe
 
-KILLS = {("disk", 1): 48, ("disk", 2): 18, ("swift", 1): 18, ("swift", 2): 18}  # by place and processes
+KILLS = {("disk", 1): 66, ("disk", 2): 12, ("swift", 1): 12, ("swift", 2): 12}  # by place and processes
 KILLS_OF_A_LINEAGE = 9
 AT_THE_SAME_TIME = 2
 

@@ -24,7 +24,6 @@ from specs.recipe import load
 from tests.e2e.conftest import ROOT, SMOKE
 from tests.e2e.prefect_server import OVER, Prefect
 from tests.e2e.test_smoke import plan_of
-from tests.infra.swift import Swift
 
 STEPS = 300
 LONGER = f"stages.cooldown.budget={STEPS} steps"
@@ -196,16 +195,11 @@ def test_a_run_whose_worker_gets_sigterm_ends_as_crashed(prefect: Prefect, half:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_mini_recipe_runs_from_its_deployment_to_its_end_on_an_object_store(
-    prefect: Prefect, swift: Swift
-) -> None:
-    with swift.in_environment() as bucket:
-        prefect.worker.terminate()
-        prefect.start_worker()  # in this environment, with the keys of the store
-        run = prefect.run(store=f"{bucket}/store")  # the rest is as deployed
-        assert prefect.wait(run, timeout=3000) == "COMPLETED"
-        plan = make(load(ROOT / "specs/recipes/mini.yaml", []), Store.open(f"{bucket}/store"))
-        assert plan.pending == []
+def test_the_mini_recipe_runs_from_its_deployment_to_its_end(prefect: Prefect, tmp_path: Path) -> None:
+    run = prefect.run(store=str(tmp_path / "store"))  # the rest is as deployed
+    assert prefect.wait(run, timeout=3000) == "COMPLETED"
+    plan = make(load(ROOT / "specs/recipes/mini.yaml", []), Store.open(str(tmp_path / "store")))
+    assert plan.pending == []
     states = prefect.tasks(run)
     cached = {name for name, state in states.items() if state == "Cached"}
     # made by the run itself, in another part
