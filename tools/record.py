@@ -16,7 +16,7 @@ from shutil import which
 from xml.etree import ElementTree
 
 OUTCOMES = ("passed", "skipped", "failed")
-SHOWN = 10
+SHOWN = 3
 
 
 def outcome_of(case: ElementTree.Element) -> str:
@@ -34,9 +34,9 @@ def commit() -> str:
 
 
 def folder_of(module: str) -> str:
-    """The folder of a module of tests below tests/."""
+    """tests/, or the folder in it that has a module."""
     parts = module.split(".")
-    return "/".join(parts[: next(index for index, part in enumerate(parts) if part.startswith("test_"))])
+    return parts[0] if parts[1].startswith("test_") else "/".join(parts[:2])
 
 
 def report(files: list[str]) -> str:
