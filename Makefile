@@ -46,7 +46,7 @@ lint: $(TEST_READY)
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n $(AT_ONCE)
 
-# some of these wait for a while, so a third process has work for two cores
+# Some of these tests wait, so three processes keep two cores busy.
 test-all: AT_ONCE = 3
 test-all: lint docs
 	$(BIN)/python -m pytest --crashes -n $(AT_ONCE) -o faulthandler_timeout=4000 --junitxml=test-all.xml; status=$$?; $(BIN)/python -m tools.record test-all.xml > docs/test_all.md; exit $$status
