@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torchtitan.tools.utils as titan_utils
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 if TYPE_CHECKING:
     from torchtitan.distributed import ParallelDims
@@ -88,16 +89,16 @@ def install() -> None:
 
 
 def set_collective_timeout(timeout: timedelta, parallel_dims: "ParallelDims") -> None:
-    """Tighten the timeout of all process groups once start-up is over; on CPU only a barrier.
+    """Set the timeout of all process groups, after a barrier: a rank that is ahead would else wait for slow
+    ones under the new timeout.
 
-    torchtitan's own function passes device ids to the barrier, which gloo refuses.
+    torchtitan 0.3.0's own function calls `torch.distributed.set_timeout`, which torch 2.13 does not have, and
+    passes device ids to the barrier, which gloo refuses.
     """
-    if not has_gpu():
-        torch.distributed.barrier()
-        return
-    from torchtitan.distributed.utils import set_pg_timeouts
-
-    set_pg_timeouts(timeout=timeout, parallel_dims=parallel_dims)
+    torch.distributed.barrier()
+    for mesh in parallel_dims.get_all_one_dimensional_meshes().values():
+        _set_pg_timeout(timeout, mesh.get_group())
+    _set_pg_timeout(timeout)
 
 
 install()

@@ -10,6 +10,8 @@ import signal
 from collections.abc import Generator, Iterator
 from typing import Any
 
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch's default check makes CUDA unusable after a fork
+
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
@@ -38,7 +40,6 @@ os.environ |= dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost")  # 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "100")  # a stage that a test runs here asks for two threads
 
-os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch's default check makes CUDA unusable after a fork
 if os.environ.get("TESTS_ON") != "gpu":  # `make gpu-check` sets it; all other tests compute on the CPU
     os.environ |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from unittest import mock
 
 import pytest
 import torch
@@ -96,16 +97,33 @@ def in_one_process(folder: Path, work: Callable[[], Any]) -> Any:
     return result
 
 
-def seconds_of(work: Callable[[], object], repetitions: int = 20) -> float:
-    """Median seconds of `work` on the GPU, after three calls that do not count."""
+def import_engine() -> None:
+    """torchao asks for the GPU's capability when it is imported. That would initialise CUDA in this process,
+    after which no process that it forks could use CUDA, so a process of its own asks."""
+    capability = device().capability
+    with (
+        mock.patch("torch.cuda.get_device_capability", return_value=capability),
+        mock.patch("torch.utils._triton.has_triton", return_value=True),
+    ):
+        import apertus_model.trainer.config  # noqa: F401
+
+
+if number_of_gpus():
+    import_engine()
+
+
+def seconds_of(work: Callable[[], object], repetitions: int = 20, queued: int = 1) -> float:
+    """Median seconds of `work` on the GPU, after three calls that do not count. Where it is shorter than its
+    launch, `queued` calls are launched at a time, as in a training step."""
     for _ in range(3):
         work()
     times = []
     for _ in range(repetitions):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        work()
+        for _ in range(queued):
+            work()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) / 1000)
+        times.append(begin.elapsed_time(end) / 1000 / queued)
     return sorted(times)[len(times) // 2]

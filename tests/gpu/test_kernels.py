@@ -15,29 +15,41 @@ from tests.apertus_model.model.formulas import rotated_in_float64, table
 from tests.gpu.conftest import Measured, in_one_process, needs_gpus, seconds_of, sheet_of_this_gpu
 
 ELEMENTS = 2**27
+LR, STEPS = 1e-2, 8
+QUEUED = 10  # kernels of a tenth of a millisecond or two
 
 
 def ademamix(fused: bool, states: torch.dtype, elements: int) -> AdEMAMix:
     generator = torch.Generator("cuda").manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(elements, generator=generator, device="cuda"))
     weight.grad = torch.randn(elements, generator=generator, device="cuda")
-    return AdEMAMix([weight], lr=1e-2, weight_decay=0.1, fused=fused, state_dtype=states)
+    return AdEMAMix([weight], lr=LR, weight_decay=0.1, fused=fused, state_dtype=states)
 
 
 @needs_gpus()
-@pytest.mark.parametrize("states", [torch.float32, torch.bfloat16])
-def test_ademamix_computes_what_foreach_does(states: torch.dtype, tmp_path: Path, measured: Measured) -> None:
-    def difference() -> float:
+@pytest.mark.parametrize(("states", "rounded_otherwise"), [(torch.float32, 0.0), (torch.bfloat16, 1e-3)])
+def test_ademamix_computes_what_foreach_does(
+    states: torch.dtype, rounded_otherwise: float, tmp_path: Path, measured: Measured
+) -> None:
+    """Weights differ by roundings of float32, one for each step. Of bfloat16 moments, the last bits of
+    float32 say which of two neighbours a moment is rounded to: where these bits differ, some are rounded
+    otherwise, and their weight then moves by another 2^-8 of the step."""
+
+    def differences() -> tuple[float, float]:
         optimizers = [ademamix(fused, states, 2**20 + 3) for fused in (True, False)]
-        for _ in range(8):
+        for _ in range(STEPS):
             for optimizer in optimizers:
                 optimizer.step()
         kernel, foreach = (optimizer.param_groups[0]["params"][0] for optimizer in optimizers)
-        return float((kernel - foreach).abs().max())
+        found = (kernel - foreach).abs()
+        beyond = found > STEPS * torch.finfo(torch.float32).eps * foreach.abs().clamp(min=1)
+        return float(found.max()), float(beyond.float().mean())
 
-    found = in_one_process(tmp_path, difference)
-    measured("largest difference after 8 steps", f"{found:.1e}")
-    assert found <= 1e-6
+    largest, beyond = in_one_process(tmp_path, differences)
+    measured(f"largest difference after {STEPS} steps", f"{largest:.1e}")
+    measured("weights beyond the rounding of float32", f"{beyond:.1e}")
+    assert beyond <= rounded_otherwise
+    assert largest < LR / 10
 
 
 @needs_gpus()
@@ -103,8 +115,8 @@ def test_xielu_is_as_fast_as_the_memory(tmp_path: Path, measured: Measured) -> N
         x = torch.randn(ELEMENTS, dtype=torch.bfloat16, device="cuda", requires_grad=True)
         out = layer(x)
         with torch.no_grad():
-            forward = seconds_of(lambda: layer(x))
-        return forward, seconds_of(lambda: torch.autograd.grad(out, x, x, retain_graph=True))
+            forward = seconds_of(lambda: layer(x), queued=QUEUED)
+        return forward, seconds_of(lambda: torch.autograd.grad(out, x, x, retain_graph=True), queued=QUEUED)
 
     forward, backward = in_one_process(tmp_path, seconds)
     shares = [
@@ -148,7 +160,7 @@ def test_the_rotary_embedding_is_as_fast_as_the_memory(tmp_path: Path, measured:
     def seconds() -> float:
         x = torch.randn(8, 4096, ELEMENTS // (8 * 4096 * 128), 128, dtype=torch.bfloat16, device="cuda")
         rows = table(1, 4096, 64).to("cuda")
-        return seconds_of(lambda: rotate(x, rows, False))
+        return seconds_of(lambda: rotate(x, rows, False), queued=QUEUED)
 
     share = 2 * 2 * ELEMENTS / in_one_process(tmp_path, seconds) / SHEETS[name].bandwidth
     measured("bandwidth", f"{share:.0%} of the sheet of {name}")

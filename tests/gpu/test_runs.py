@@ -12,6 +12,8 @@ from specs.recipe import load
 from tests.e2e.conftest import ROOT, SMOKE, Run
 from tests.gpu.conftest import Measured, needs_gpus
 
+SMOKE_CHAT = "specs/recipes/smoke-chat.yaml"
+
 
 def run_recipe(folder: Path, recipe: str, until: str, *overrides: str) -> str:
     """Runs a recipe up to a stage, and returns the last line that it printed. All parts of that stage are
@@ -27,8 +29,16 @@ def run_recipe(folder: Path, recipe: str, until: str, *overrides: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_smoke_recipe_runs_to_its_end(tmp_path: Path, measured: Measured) -> None:
-    measured("last line", run_recipe(tmp_path, SMOKE, "evaluate"))
+@pytest.mark.parametrize(
+    ("recipe", "until"),
+    [
+        (SMOKE, "evaluate"),
+        pytest.param(SMOKE_CHAT, "aligned-model", marks=needs_gpus()),  # tests/e2e runs it on CPUs
+    ],
+    ids=["smoke", "smoke-chat"],
+)
+def test_a_smoke_recipe_runs_to_its_end(recipe: str, until: str, tmp_path: Path, measured: Measured) -> None:
+    measured("last line", run_recipe(tmp_path, recipe, until))
 
 
 @needs_gpus()
@@ -37,4 +47,4 @@ def test_the_smoke_recipe_runs_to_its_end(tmp_path: Path, measured: Measured) ->
 )
 def test_vllm_completes_the_prompts_of_a_recipe(tmp_path: Path, measured: Measured) -> None:
     overrides = ("stages.pretrain.model.head_dim=32", "stages.preferences.completions.engine=vllm")
-    measured("last line", run_recipe(tmp_path, "specs/recipes/smoke-chat.yaml", "preferences", *overrides))
+    measured("last line", run_recipe(tmp_path, SMOKE_CHAT, "preferences", *overrides))
