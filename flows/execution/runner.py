@@ -274,9 +274,9 @@ class Runner:
                 self.stop(error.message)
                 raise Interrupted(f"{node.name} was interrupted: {error.message}")
             raise StageFailed(message, again=error.again)
-        last = ended.tail[-1] if ended.tail else "it printed nothing"
         raise StageFailed(
-            f"{node.name}: ended with exit code {ended.code} and no result: {last} (log: {log})", again=True
+            f"{node.name}: ended with exit code {ended.code} and no result: {ended.last_words} (log: {log})",
+            again=True,
         )
 
     def _keep_log(self, job: Job, scratch: Path) -> str:

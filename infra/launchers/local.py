@@ -39,6 +39,7 @@ END_SECONDS = 30.0  # that its processes may take to end after that
 TAIL_LINES = 30
 STAGES = "apertus_model.stages"
 TORCHRUN_ERROR = "torchrun.json"
+RANK_SIGNALLED = re.compile(r"traceback : (Signal \d+ \(\w+\) received by PID \d+)")
 HUNG = (
     "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
 )
@@ -59,6 +60,13 @@ class Ended:
     error: Failure | None
     requeue: str = ""
     dead_nodes: tuple[str, ...] = ()
+
+    @property
+    def last_words(self) -> str:
+        """The signal that ended a rank, by torchrun's report; else the last line with a letter in it."""
+        found = [signalled[1] for line in self.tail if (signalled := RANK_SIGNALLED.search(line))]
+        lines = [line for line in self.tail if re.search("[A-Za-z]", line)]
+        return (found or lines[-1:] or ["it printed nothing"])[0]
 
 
 class Process:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from infra.launchers.local import Ended, Process, start_process
+from infra.launchers.local import TAIL_LINES, Ended, Process, start_process
 from specs.job import Failure, Job, ProgressRow
 from specs.launch import Launch
 from specs.units import Duration
@@ -49,6 +50,29 @@ class Script(Process):
 
     def go(self) -> Ended:
         return self.run(self.lines.append, self.rows.append)
+
+
+@pytest.mark.parametrize("distributed", [True, False])
+def test_a_rank_that_a_signal_ended_is_reported(distributed: bool, tmp_path: Path) -> None:
+    """As an error of a GPU ends one: torchrun's last line is a rule."""
+    torchrun = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=1",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+    ]
+    program = tmp_path / "program.py"
+    program.write_text("import os, signal; print('up'); os.kill(os.getpid(), signal.SIGSEGV)")
+    words = [sys.executable, *(torchrun if distributed else []), str(program)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    output = (done.stdout + done.stderr).splitlines()
+    found = Ended(done.returncode, "", tuple(output[-TAIL_LINES:]), None).last_words
+    assert re.fullmatch(r"Signal 11 \(SIGSEGV\) received by PID \d+" if distributed else "up", found)
+
+
+def test_a_process_that_printed_only_rules_said_nothing() -> None:
+    assert Ended(1, "", ("====", ""), None).last_words == "it printed nothing"
 
 
 ENDS_WITH_STDIN = "import sys; print('up', flush=True); sys.stdin.read(); print('told to stop', flush=True)"
