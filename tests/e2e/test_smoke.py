@@ -166,6 +166,7 @@ def test_stages_that_do_not_need_each_other_can_run_at_the_same_time(
         assert digests == before
 
 
+@pytest.mark.slow
 def test_a_gate_that_is_not_met_stops_what_comes_after_with_a_message(
     finished: Path, home: Path, api: str
 ) -> None:
@@ -181,6 +182,7 @@ def test_a_gate_that_is_not_met_stops_what_comes_after_with_a_message(
     assert "Traceback" not in run.text
 
 
+@pytest.mark.slow
 def test_a_stage_whose_process_is_killed_is_tried_again(finished: Path, home: Path, api: str) -> None:
     store = home / "retried"
     shutil.copytree(finished, store)
