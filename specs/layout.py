@@ -142,3 +142,17 @@ def micro_batches_in_flight(parallel: Parallel, rank: int, micro_batches: int) -
         return [min(micro_batches, pp - rank)]
     passes = min(micro_batches * chunks, 2 * (pp - rank - 1) + (chunks - 1) * pp + 1)
     return [sum(number // pp % chunks == chunk for number in range(passes)) for chunk in range(chunks)]
+
+
+def backward_passes(parallel: Parallel, rank: int) -> Iterator[tuple[int, bool, list[int]]]:
+    """Of a rank whose interleaved pipeline a batch fills once, in order: the stage of each backward pass,
+    whether it is the first of that stage, and the micro-batches that wait in each stage when it begins."""
+    pp, chunks = parallel.pp, parallel.stages // parallel.pp
+    ahead = sum(micro_batches_in_flight(parallel, rank, pp))
+    for number in range(pp * chunks):
+        forward = min(pp * chunks, ahead + number)
+        waiting = [
+            min(max(forward - pp * chunk, 0), pp) - min(max(number - pp * (chunks - 1 - chunk), 0), pp)
+            for chunk in range(chunks)
+        ]
+        yield chunks - 1 - number // pp, number % pp == 0, waiting

@@ -26,7 +26,11 @@ __all__ = ["numerics", "pytest_sessionfinish"]
 
 RUNS = "tests/e2e/"
 TRAININGS = "tests/apertus_model/trainer/"
-ALONE = ("tests/infra/test_faults.py", "tests/flows/execution/test_rehearsal.py::test_what_is_shipped")
+ALONE = (
+    "tests/infra/test_faults.py",
+    "tests/flows/execution/test_rehearsal.py::test_what_is_shipped",
+    "tests/infra/docker/test_image.py",
+)
 ENGINE = re.compile(r"tests/apertus_model/\w+/")
 
 # A shell or `nohup` starts the tests with these ignored, which programs would inherit;
@@ -71,8 +75,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """For `-n`: whole runs go to one process, as they share a finished one. With slow ones they take hours,
     and each process makes a run to share. The tests of each part of the engine go to one process too, since
-    they share processes that train. Of the rest, a file stays together, but for faults and rehearsals of
-    shipped recipes, which share nothing and take up to a quarter of an hour each."""
+    they share processes that train. Of the rest, a file stays together, but for faults, rehearsals of shipped
+    recipes and the image, which share nothing and take up to a quarter of an hour each."""
     with_slow = config.option.markexpr != "not slow"
 
     class Runs(LoadScopeScheduling):

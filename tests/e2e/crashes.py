@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -36,9 +37,7 @@ ROLES = {  # by a word of the command line
     "multiprocessing": "data worker",
 }
 TOGETHER = "all at once"
-# of an uninterrupted run of the whole recipe or the short one, about: what moments are spread over
-RUN_SECONDS = {True: 45.0, False: 20.0}
-RESTART_SECONDS = 10.0  # what a run needs, at most, to be again where the one before it was
+RESTART = 0.3  # of an uninterrupted run's time: what a run needs, at most, to be where the one before it was
 RECIPE = """\
 name: crashes
 launch: {{processes: {processes}, threads: 1}}
@@ -77,10 +76,11 @@ class Kill:
 
 @dataclass
 class Lineage:
-    """One store and the runs on it, all killed but the last."""
+    """One store and the runs on it, all killed but the last, which took `seconds`."""
 
     kills: list[Kill] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 def write_recipe(folder: Path, processes: int, *, whole: bool = True) -> Path:
@@ -94,22 +94,13 @@ def write_recipe(folder: Path, processes: int, *, whole: bool = True) -> Path:
     return path
 
 
-def uninterrupted(home: Path, recipe: Path, url: str) -> dict[str, Any]:
-    """Runs to the end; what came out of it."""
-    run = Run(home, str(recipe), url, module=__name__)
-    assert run.wait(600) == 0, run.text
-    return result(recipe, url)
-
-
-def interrupted(
-    home: Path, recipe: Path, url: str, random: Random, kills: int, *, whole: bool = True
-) -> Lineage:
+def interrupted(home: Path, recipe: Path, url: str, random: Random, kills: int, life: float = 0.0) -> Lineage:
     """Runs that are killed, `kills` of them unless one is quicker than its moment, and one that is let
-    finish."""
+    finish. The moments are spread over `life`, the seconds of an uninterrupted run."""
     lineage = Lineage()
-    moments = sorted(random.uniform(0, RUN_SECONDS[whole]) for _ in range(kills))
+    moments = sorted(random.uniform(0, life) for _ in range(kills))
     for before, moment in zip([0.0, *moments], moments, strict=False):
-        seconds = moment - before + random.uniform(0, RESTART_SECONDS)
+        seconds = moment - before + random.uniform(0, RESTART * life)
         run = Run(home, str(recipe), url, module=__name__)
         try:
             code = run.process.wait(seconds)
@@ -118,8 +109,10 @@ def interrupted(
             continue
         assert code == 0, run.text
         break
+    begun = time.monotonic()
     run = Run(home, str(recipe), url, module=__name__)
     assert run.wait(600) == 0, f"{lineage.kills}:\n{run.text}"
+    lineage.seconds = time.monotonic() - begun
     lineage.result = result(recipe, url)
     return lineage
 

@@ -26,13 +26,14 @@ feed-forward, V own words.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from flows.planning.estimate.layer_memory import Device, LayerMemory
 from flows.planning.estimate.teacher import TeacherMemory, chunks, teacher_memory
 from flows.planning.estimate.trained import trained_part
+from specs.launch import Parallel
 from specs.layer_schedule import INPUT
-from specs.layout import micro_batch_size, micro_batches_in_flight, stage_layers
+from specs.layout import backward_passes, micro_batch_size, micro_batches_in_flight, stage_layers
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.stages.distill import DistillSegment
@@ -191,6 +192,30 @@ def busiest_step(model: ModelSpec, runs: list[list[LayerMemory]], state: float) 
     return max(found, key=sum)
 
 
+class BackwardPass(NamedTuple):
+    """Bytes of a rank's gradients and activations when a micro-batch begins its backward pass in a stage, and
+    when that reaches the stage's first layer."""
+
+    gradients: float
+    activations: float
+    gradients_at_end: float
+    activations_at_end: float
+
+
+def passes_of_one_round(
+    parallel: Parallel, rank: int, parameters: list[float], layers: list[int], kept: float
+) -> list[BackwardPass]:
+    """Where a batch fills an interleaved pipeline once, a stage of a rank has gradients only when the rank's
+    next stage has had all its backward passes. `parameters` and `layers` are by stage; a layer's activations
+    have `kept` bytes."""
+    found = []
+    for stage, first, waiting in backward_passes(parallel, rank):
+        waits = sum(number * size for number, size in zip(waiting, layers, strict=True))
+        after, before = 4.0 * sum(parameters[stage:]), 4.0 * sum(parameters[stage + first :])
+        found.append(BackwardPass(before, waits * kept, after, (waits - max(0, layers[stage] - 1)) * kept))
+    return found
+
+
 def memory_of_step(segment: Segment, processes: int, device: Device = "cuda") -> Memory:
     """The peak memory of a GPU in a step of a segment on `processes` GPUs. The layout must fit
     (`specs.layout`)."""
@@ -309,6 +334,10 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     # where all micro-batches that a gradient sums wait at once, none has had its backward pass
     summed_batches = micro_batches // segment.separate_gradients
     before = every if sum(in_flight) < summed_batches * len(own_layers) else 0.0
+    passes = [BackwardPass(before, activations, every, activations - lowest)]
+    if piped and len(own_layers) > 1 and micro_batches == pp and some is None:
+        before = 4.0 * stages[-1]
+        passes = passes_of_one_round(parallel, rank, stages, reached, layer.kept())
     # losses of log-probabilities take the tokens of one row at a time
     chunk = min(CHUNK_TOKENS, tokens / rows if segment.objective in OF_SCORES else tokens)
     logits = chunk * words * (4 * chunks(segment) + (b if b == 2 else 0)) * last
@@ -331,20 +360,6 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
             communication=buffered + gathered + head_copy + teacher.layers, moment="teacher",
         ),
         replace(
-            base, gradients=max(before, 4.0 * head / (1 if piped else shards)),
-            activations=activations + summed + returned,
-            working=working,
-            output=kept_table + states_gradient,
-            communication=buffered + gathered + prefetched + reducing * 4.0 * head,
-            moment="backward",
-        ),
-        replace(
-            base, gradients=max(before, every - 4.0 * (embedding + plain * trained_layer) / shards),
-            activations=activations - lowest,
-            working=ending, output=kept_table + states_gradient,
-            communication=buffered + left + last_layer + reducing * 4.0 * trained_layer, moment="end",
-        ),
-        replace(
             base, gradients=every, output=kept_table + states_gradient,
             communication=buffered + left + reducing * 4.0 * embedding * (1 if single else 2),
             moment="embedding",
@@ -354,6 +369,25 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
             update=_update(segment.optimizer, trained / shards, largest, device), moment="update",
         ),
     ]  # fmt: skip
+    not_yet = 4.0 * (embedding + plain * trained_layer) / shards  # of the gradients in a first layer's pass
+    for begun in passes:
+        moments += [
+            replace(
+                base, gradients=max(begun.gradients, 4.0 * head / (1 if piped else shards)),
+                activations=begun.activations + summed + returned,
+                working=working,
+                output=kept_table + states_gradient,
+                communication=buffered + gathered + prefetched + reducing * 4.0 * head,
+                moment="backward",
+            ),
+            replace(
+                base,
+                gradients=max(begun.gradients, begun.gradients_at_end - not_yet),
+                activations=begun.activations_at_end,
+                working=ending, output=kept_table + states_gradient,
+                communication=buffered + left + last_layer + reducing * 4.0 * trained_layer, moment="end",
+            ),
+        ]  # fmt: skip
     if (held := (segment.separate_gradients - 1) * shard) > 0:
         # those of the other sources wait until the last has its own, and all for their sum
         moments = [replace(one, gradients=one.gradients + held * (one.moment != "update")) for one in moments]

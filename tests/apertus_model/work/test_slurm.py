@@ -3,6 +3,7 @@ slow test, on a real Slurm."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -93,6 +94,16 @@ def _until(true: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def _printing_to(log: Path) -> list[str]:
+    """Processes whose output is a file."""
+    found = []
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        with contextlib.suppress(OSError):  # it has ended
+            if os.readlink(output) == str(log):
+                found.append(output.parts[2])
+    return found
+
+
 class Stuck(threading.Thread):
     """Makes the second task wait for a writer of a pipe; when it runs, and the first is committed, `then` is
     called. If that comes to nothing, the task gets an empty document, so that the stage ends, and `mend`
@@ -172,7 +183,9 @@ def test_the_unit_of_a_killed_worker_is_submitted_again(
     def kill() -> None:
         with log.open("a") as file:
             file.write("the last words\n")
+        assert _printing_to(log)
         cluster.ask("scancel", "--full", "--signal=KILL", "1_1")
+        _until(lambda: not _printing_to(log))  # Slurm kills later than it answers
         stuck.document_is_a_file()
 
     stuck = Stuck(bench, cluster, documents, kill)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B, _ComputationType
 
 from flows.planning.estimate.memory import Memory, memory_of_rank, parameters
 from specs.launch import Parallel
-from specs.layout import micro_batches_in_flight
+from specs.layout import backward_passes, micro_batches_in_flight
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
@@ -75,6 +76,25 @@ def test_micro_batches_wait_in_the_stages_that_have_passed_them(
     parallel: Parallel, rank: int, waiting: list[int]
 ) -> None:
     assert micro_batches_in_flight(parallel, rank, 16) == waiting
+
+
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_backward_passes_of_one_round_are_those_of_torch(chunks: int, rank: int) -> None:
+    schedule = object.__new__(ScheduleInterleaved1F1B)
+    schedule.n_local_stages, schedule._n_microbatches, schedule.pp_group_size = chunks, 4, 4
+    schedule.microbatches_per_round = 4
+    waiting, passed, expected = [0] * chunks, [0] * chunks, []
+    for action in filter(None, schedule._calculate_single_rank_operations(rank)):
+        chunk = action.stage_index // 4
+        if action.computation_type == _ComputationType.FORWARD:
+            waiting[chunk] += 1
+        else:
+            expected.append((chunk, passed[chunk] == 0, list(waiting)))
+            waiting[chunk] -= 1
+            passed[chunk] += 1
+    parallel = Parallel(pp=4, pp_schedule="interleaved-1f1b", virtual_stages=chunks)
+    assert list(backward_passes(parallel, rank)) == expected
 
 
 @pytest.mark.parametrize(
