@@ -45,7 +45,8 @@ sources:
   notes: {{url: "{documents}", format: text, include: ["*.txt"]}}
 stages:
   tokenizer: {{kind: tokenizer, sources: [notes], vocab_size: 384, bytes_per_source: 20_000}}
-  corpus: {{kind: corpus, tokenizer: tokenizer, files_per_task: 4, sources: {{notes: {{holdout: 0.2}}}}}}
+  corpus: {{kind: corpus, tokenizer: tokenizer, files_per_task: 4, sources: {{notes: {{holdout: 0.2}}}},
+    launch: {{workers: {{count: {processes}}}}}}}
   main: {{kind: mixture, weights: {{corpus/notes: 1}}, max_repetition: 100}}
   pretrain:
     kind: pretrain
@@ -53,7 +54,7 @@ stages:
     mixture: main
     sequence_length: 32
     global_batch_size: 4
-    budget: 60 steps
+    budget: 120 steps
     optimizer: {{lr: 1e-2, alpha_warmup: 10 steps, beta3_warmup: 10 steps, betas: [0.9, 0.99, 0.99]}}
     schedule: {{warmup: 4 steps}}
     precision: {{param: float32}}
