@@ -87,8 +87,8 @@ def test_a_part_without_checkpoints_ends_with_its_group(finished: Path, home: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "tell"),
-    [(signal.SIGTERM, group_twice), (signal.SIGHUP, every_process)],
-    ids=["SIGTERM, group", "SIGHUP, all"],
+    [(signal.SIGTERM, group_twice), (signal.SIGTERM, every_process), (signal.SIGHUP, every_process)],
+    ids=["SIGTERM, group", "SIGTERM, all", "SIGHUP, all"],
 )
 def test_a_run_that_is_stopped_at_every_stage_of_its_life_ends_in_the_same_bits(
     finished: Path,

@@ -336,7 +336,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     before = every if sum(in_flight) < summed_batches * len(own_layers) else 0.0
     passes = [BackwardPass(before, activations, every, activations - lowest)]
     if piped and len(own_layers) > 1 and micro_batches == pp and some is None:
-        before = 4.0 * stages[-1]
+        before = 4.0 * stages[-1]  # when the second micro-batch has its loss
         passes = passes_of_one_round(parallel, rank, stages, reached, layer.kept())
     # losses of log-probabilities take the tokens of one row at a time
     chunk = min(CHUNK_TOKENS, tokens / rows if segment.objective in OF_SCORES else tokens)
