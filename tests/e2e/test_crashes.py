@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -74,21 +75,16 @@ def killed_often(
     """A run that is not killed, and lineages, some at a time, until there were so many kills."""
     reference = interrupted(home, recipe, f"{url}/reference", Random(seed), 0)
     lineages: list[Lineage] = []
+
+    def lineage(number: int, each: int) -> Lineage:
+        random = Random(f"{seed} {url[:5]} {recipe.name} {number}")
+        return interrupted(home, recipe, f"{url}/store-{number}", random, each, reference.seconds)
+
     with ThreadPoolExecutor(AT_THE_SAME_TIME) as pool:
-        while (missing := kills - sum(len(lineage.kills) for lineage in lineages)) > 0:
-            count = max(1, round(missing / KILLS_OF_A_LINEAGE))
-            numbers = range(len(lineages), len(lineages) + count)
-            lineages += pool.map(
-                lambda number: interrupted(
-                    home,
-                    recipe,
-                    f"{url}/store-{number}",
-                    Random(f"{seed} {url[:5]} {recipe.name} {number}"),
-                    min(missing, KILLS_OF_A_LINEAGE),
-                    reference.seconds,
-                ),
-                numbers,
-            )
+        while (missing := kills - sum(len(one.kills) for one in lineages)) > 0:
+            count = max(min(AT_THE_SAME_TIME, missing), round(missing / KILLS_OF_A_LINEAGE))
+            each = min(ceil(missing / count), KILLS_OF_A_LINEAGE)
+            lineages += pool.map(lineage, range(len(lineages), len(lineages) + count), [each] * count)
     return reference, lineages
 
 

@@ -94,13 +94,15 @@ def _until(true: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _printing_to(log: Path) -> list[str]:
-    """Processes whose output is a file."""
+def _workers(folder: Path, task: int) -> list[str]:
+    """The processes of a task of a job array whose work is below a folder."""
     found = []
-    for output in Path("/proc").glob("[0-9]*/fd/1"):
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
-            if os.readlink(output) == str(log):
-                found.append(output.parts[2])
+            variables = (process / "environ").read_bytes().split(b"\0")
+            arguments = (process / "cmdline").read_bytes()
+            if f"SLURM_ARRAY_TASK_ID={task}".encode() in variables and bytes(folder) in arguments:
+                found.append(process.name)
     return found
 
 
@@ -183,9 +185,9 @@ def test_the_unit_of_a_killed_worker_is_submitted_again(
     def kill() -> None:
         with log.open("a") as file:
             file.write("the last words\n")
-        assert _printing_to(log)
+        assert _workers(bench.folder, 1)
         cluster.ask("scancel", "--full", "--signal=KILL", "1_1")
-        _until(lambda: not _printing_to(log))  # Slurm kills later than it answers
+        _until(lambda: not _workers(bench.folder, 1))  # Slurm kills later than it answers
         stuck.document_is_a_file()
 
     stuck = Stuck(bench, cluster, documents, kill)
