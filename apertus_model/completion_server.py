@@ -1,4 +1,4 @@
-"""Completions from a server that speaks OpenAI's protocol (`apertus_model.server_client`)."""
+"""Samples completions from a server that speaks OpenAI's protocol (`apertus_model.server_client`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Message(Foreign):
 class _Choice(Foreign):
     index: int = 0
     text: str | None = None
-    token_ids: list[int] | None = None  # of vLLM, which is asked for them
+    token_ids: list[int] | None = None  # from vLLM, which is asked for them
     message: _Message | None = None
     finish_reason: str
 
@@ -31,13 +31,13 @@ class _Answer(Foreign):
 
 
 class ServerGenerator:
-    """Sampling by a server.
+    """A generator that samples from a server.
 
     Args:
-        sampling: with its `server`.
-        written: the format of the model; with `api: chat` its text suffices.
-        seed_of: the seed of the prompt with an index.
-        pause: that of the client.
+        sampling: the settings, with a `server`.
+        written: the format of the model; with `api: chat` a `TextFormat` suffices.
+        seed_of: gives the seed of the prompt with an index.
+        pause: the `pause` of the client.
 
     Raises:
         GenerationError: the environment variable with the key is not set.
@@ -57,8 +57,8 @@ class ServerGenerator:
         self._client = ServerClient(self._server, path, pause)
 
     def complete(self, prompts: Sequence[Row], *, first: int) -> list[list[Completion]]:
-        """As `Generator.complete`. ServerFailure when a prompt has no answer after all tries; GenerationError
-        for an answer that asking again does not change."""
+        """See `Generator.complete`. ServerFailure when a prompt has no answer after all tries;
+        GenerationError for an answer that asking again does not change."""
         requests = [
             (f"prompt {row['id']}", self._body(row, first + index)) for index, row in enumerate(prompts)
         ]
@@ -83,7 +83,7 @@ class ServerGenerator:
 
     @property
     def _asked_for(self) -> int:
-        """Completions of a request. At temperature 0 all are the same, and one is asked for."""
+        """The number of completions per request. At temperature 0 all are the same, and one is asked for."""
         return 1 if self._sampling.temperature == 0 else self._sampling.n
 
     def _read(self, answer: _Answer) -> list[Completion]:
@@ -98,7 +98,8 @@ class ServerGenerator:
         return [self._completion(one) for one in ordered] * (self._sampling.n // count)
 
     def _completion(self, choice: _Choice) -> Completion:
-        """By the sampled ids where the server gives them, else by the text, which is encoded again."""
+        """The completion by its sampled ids if the server gives them, else by its text, which is encoded
+        again."""
         finished = choice.finish_reason == "stop"
         if choice.token_ids is not None and isinstance(self._format, TokenFormat):
             ends = self._format.end_ids

@@ -33,7 +33,7 @@ class CpuDeviceModule(ModuleType):
         return getattr(torch.cpu, name)
 
     def get_device_name(self, device: Any = None) -> str:
-        """Name shown in logs."""
+        """The name shown in logs."""
         return "CPU"
 
     def get_device_properties(self, device: Any = None) -> SimpleNamespace:
@@ -64,8 +64,9 @@ def visible_gpus() -> list[str]:
 
 
 def has_kernels(tensor: torch.Tensor) -> bool:
-    """Whether the project's Triton kernels run on such a tensor now. While torch.compile traces, formulas do:
-    the compiler's own kernels of them move as little (`benchmarks.kernels`), and join what is beside them."""
+    """Whether the project's Triton kernels run on a tensor now. While torch.compile traces, formulas are
+    used: the kernels that the compiler makes of them move as little data (`benchmarks.kernels`), and are
+    fused with their neighbours."""
     return tensor.is_cuda and tensor.dtype in KERNEL_DTYPES and not torch.compiler.is_compiling()
 
 
@@ -76,7 +77,7 @@ def install() -> None:
     Raises:
         RuntimeError: another torchtitan module was imported first and has copied the wrong device.
     """
-    for name in ("torchao", "torch.utils._pytree"):  # what torchtitan's import of torchao would print
+    for name in ("torchao", "torch.utils._pytree"):  # they would log while torchtitan imports torchao
         logging.getLogger(name).setLevel(logging.ERROR)
     if has_gpu() or titan_utils.device_type == "cpu":
         return
@@ -89,8 +90,8 @@ def install() -> None:
 
 
 def set_collective_timeout(timeout: timedelta, parallel_dims: "ParallelDims") -> None:
-    """Set the timeout of all process groups, after a barrier: a rank that is ahead would else wait for slow
-    ones under the new timeout.
+    """Set the timeout of all process groups, after a barrier: otherwise a rank that is ahead would wait for
+    slow ones under the new timeout.
 
     torchtitan 0.3.0's own function calls `torch.distributed.set_timeout`, which torch 2.13 does not have, and
     passes device ids to the barrier, which gloo refuses.

@@ -1,4 +1,4 @@
-"""What an error in the process of a stage means to the launcher."""
+"""Turns an error in the process of a stage into a report to the launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORTH_ANOTHER_TRY = (OSError, RuntimeError)
 
 
 def failure_of(error: Exception) -> Failure:
-    """The error as a report, without secrets: its message alone if it is one for users."""
+    """The error as a report, without secrets: only its message if the error is one for users."""
     known = isinstance(error, StageError)
     message = redacted(str(error) if known else f"{type(error).__name__}: {error}")
     again = isinstance(error, WORTH_ANOTHER_TRY) and not isinstance(error, NotImplementedError)

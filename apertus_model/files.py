@@ -20,7 +20,7 @@ def copy_folder(url: str, target: Path, include: list[str]) -> Path:
     """Copies the files below `url` (any fsspec URL, or `installed:...`) that match `include`. Returns the
     local folder.
 
-    SourceError when there are none, or one cannot be read.
+    SourceError when no file matches, or one cannot be read.
     """
     listing = list_source(SourceSpec(url=url, format="text", include=include))
     fs, root = fsspec.core.url_to_fs(listing.url)

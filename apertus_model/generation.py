@@ -1,5 +1,5 @@
-"""Completions from a Hugging Face folder, exported or of any causal language model, by transformers, vLLM or
-a server.
+"""Samples completions from the model in a Hugging Face folder, exported or any causal language model, by
+transformers, vLLM or a server.
 
 Invariants: no file is fetched and no code of the folder is run; the random numbers of a batch follow from the
 seed and the index of its first prompt.
@@ -43,7 +43,7 @@ class Generator(Protocol):
 
         Args:
             prompts: rows of `prompts`.
-            first: index of the first of them among all prompts; with the seed of the spec it seeds the batch.
+            first: index of the first prompt among all prompts; with the seed of the spec it seeds the batch.
         """
 
 
@@ -78,8 +78,9 @@ def open_folder(folder: Path, sampling: Sampling, written: TokenFormat, launch: 
 
 
 def prompts_at_once(sampling: Sampling, unit: int) -> int:
-    """Prompts that one call of `complete` has, of a unit of work. For transformers it is the batch, which
-    changes the results; the others have a seed for every prompt, and are given all of them at once."""
+    """The number of prompts of a unit of work that one call of `complete` is given. For transformers it is
+    the batch size, which changes the results; the other engines have a seed for every prompt, and are given
+    all prompts of the unit at once."""
     return sampling.batch_size if sampling.engine == "transformers" else max(1, unit)
 
 
@@ -104,8 +105,8 @@ def batch_seed(seed: int, first: int) -> int:
 
 
 class TransformersGenerator:
-    """`generate` of transformers, on one GPU or none: prompts padded on the left, all completions of a
-    batch in parallel, until the last one has ended."""
+    """A generator that calls transformers' `generate`, on one GPU or none: prompts padded on the left, all
+    completions of a batch in parallel, until the last one has ended."""
 
     def __init__(self, folder: Path, sampling: Sampling, written: TokenFormat) -> None:
         from transformers import AutoModelForCausalLM, GenerationConfig
@@ -154,7 +155,7 @@ class TransformersGenerator:
 
 
 class VllmGenerator:
-    """Sampling by vLLM. Each prompt has its seed."""
+    """A generator that samples with vLLM. Each prompt has its own seed."""
 
     def __init__(self, folder: Path, sampling: Sampling, written: TokenFormat, gpus: int) -> None:
         self._format, self._seed = written, sampling.seed

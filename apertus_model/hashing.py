@@ -1,4 +1,4 @@
-"""Random numbers without a generator: integers mixed so that each bit depends on all of them.
+"""Makes random numbers without a generator: integers are mixed so that each bit depends on all bits.
 
 Invariant: only 32-bit integer arithmetic that wraps around is used, so every device, and a Triton kernel,
 gives the same bits.
@@ -6,7 +6,7 @@ gives the same bits.
 
 import torch
 
-_MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)  # of murmur3's finaliser, as the kernel of AdEMAMix has them
+_MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)  # of murmur3's finaliser; the kernel of AdEMAMix has the same
 
 
 def hashed(index: torch.Tensor, seed: int) -> torch.Tensor:
@@ -25,5 +25,5 @@ def signed(value: int) -> int:
 
 
 def _shifted(value: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift right of 32 bits without sign."""
+    """The logical right shift of 32-bit integers."""
     return (value >> bits) & ((1 << (32 - bits)) - 1)

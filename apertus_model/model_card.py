@@ -50,11 +50,11 @@ def model_card(
     """Markdown with the metadata block of Hugging Face.
 
     Args:
-        store: where the lineage is read.
+        store: where the lineage is read from.
         checkpoint: the exported checkpoint.
         evaluations: evaluate artifacts whose metrics are shown.
-        title: name of the recipe that it was exported by.
-        model: dimensions.
+        title: name of the recipe that exported the checkpoint.
+        model: dimensions of the model.
         sequence_length: longest context, in tokens.
     """
     ancestors = lineage(store, checkpoint.path or "", checkpoint.step)
@@ -213,7 +213,7 @@ def _origin(ancestor: Ancestor) -> tuple[str, str]:
 
 
 def _asked(store: Store, part: Ancestor) -> tuple[str, str] | None:
-    """Name and licence of the model that made completions or rewards; None for anything else, and where a
+    """Name and licence of the model that made completions or rewards; None for anything else, and when a
     function scored."""
     read = part.inputs.get("model" if part.kind == "completions" else "reward_model")
     if part.kind == "completions" and read is None:
@@ -292,10 +292,10 @@ def _preference_row(ancestor: Ancestor) -> tuple[Any, ...]:
 
 
 def judge_of(spec: dict[str, Any]) -> dict[str, str]:
-    """The model that judged, and by what; nothing for a part with another reward.
+    """The model that judged, its constitution and its scale; nothing for a part with another reward.
 
     Args:
-        spec: of the part, with the fields that were not hashed.
+        spec: that of the part, with the fields that were not hashed.
     """
     judge = (spec.get("reward") or {}).get("judge")
     if not judge:
@@ -329,7 +329,8 @@ def _number(value: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Text that stays in its cell and is text: no pipes, line breaks, tags or links."""
+    """Text that stays in its cell and is shown as text: without line breaks, and with pipes, tags and links
+    escaped."""
     text = " ".join(str(value).split())
     for sign in ("\\", "|", "<", "[", "]"):
         text = text.replace(sign, f"\\{sign}")

@@ -1,12 +1,12 @@
-"""Whether the nodes of a stage are still alive.
+"""Watches whether the nodes of a stage are still alive.
 
 One rank of each node holds a TCP connection to rank 0, over which the kernel of each side asks every few
 seconds whether the other machine answers. So a rank that ended is noticed at once, and a node that is lost or
 cut off within `LOST_SECONDS`, however busy Python is, and long before collectives give up. torchrun ends the
 other ranks of a node.
 
-Invariants: a rank that left the block without an error is not missed. Connections of others, which do not
-begin with the key of this attempt, have no effect.
+Invariants: a rank that left the block without an error is not reported as lost. Connections of other
+programs, which do not begin with the key of this attempt, have no effect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Protocol
 IDLE_SECONDS, PROBE_SECONDS, PROBES = 15, 5, 9
 LOST_SECONDS = IDLE_SECONDS + PROBE_SECONDS * PROBES
 FINISHED = b"finished"
-LONGEST = 1000  # bytes that a rank says
+LONGEST = 1000  # bytes that a rank sends
 WHERE = "apertus/peers"
 
 
@@ -35,8 +35,8 @@ class Addresses(Protocol):
 
 
 class Peers:
-    """Inside the block, calls `lost` in a thread when another rank ends without having left the block, or its
-    node cannot be reached. `host`: the node of rank 0."""
+    """A watch over the other ranks: inside the block, calls `lost` in a thread when another rank ends without
+    having left the block, or its node cannot be reached. `host`: the node of rank 0."""
 
     def __init__(self, addresses: Addresses, rank: int, host: str, lost: Callable[[str], object]) -> None:
         self._addresses = addresses
@@ -66,7 +66,7 @@ class Peers:
 
     def _listen(self) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a file for each node
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor for each node
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         listener = socket.create_server(("", 0), family=family, backlog=4096, dualstack_ipv6=dual)
@@ -93,7 +93,7 @@ class Peers:
                 if ready.fileobj in self._received:
                     self._read(ready.fileobj)
                 else:
-                    with contextlib.suppress(OSError):  # who was gone again
+                    with contextlib.suppress(OSError):  # the peer is gone again
                         self._follow(ready.fileobj.accept()[0])
 
     def _read(self, connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Personas as system messages of prompts.
+"""Adds personas to prompts as system messages.
 
 Invariant: which persona a prompt has depends on the seed, the personas and the prompt's id alone.
 """
@@ -39,7 +39,7 @@ class DrawnPersonas:
 
 
 def with_system(messages: list[Message], text: str) -> list[Message]:
-    """Messages in normal form, with a text at the begin of the system message."""
+    """Messages in normal form, with a text at the beginning of the system message."""
     own = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
     system = {"role": "system", "content": text if not own else f"{text}\n\n{own}"}
     return [system, *messages[own is not None :]]

@@ -1,5 +1,5 @@
-"""Progress of a running stage: a JSONL file that the launcher follows, or lines of its output that the
-launcher extracts.
+"""Reports the progress of a running stage, in a JSONL file that the launcher follows or in lines of its
+output that the launcher extracts.
 
 Invariant: reporting is cheap and never fails a stage; it writes at most a few rows a second, always the first
 and the last.
@@ -14,7 +14,7 @@ from specs.job import REPORT, ProgressRow
 
 
 class Progress:
-    """`update` reports progress, `log` a line of text for people."""
+    """A reporter: `update` reports progress, `log` a line of text for people."""
 
     def __init__(self, path: str | Path | None, interval: float = 0.2) -> None:
         self._in_output = path == REPORT
@@ -39,8 +39,8 @@ class Progress:
 
 
 class UnitProgress:
-    """Reports the number of finished units of a stage; `waiting` reports the workers that a cluster runs or
-    has queued."""
+    """A reporter of the number of finished units of a stage; `waiting` reports the workers that a cluster
+    runs or has queued."""
 
     def __init__(self, progress: Progress, units: int, pending: int) -> None:
         self._progress = progress

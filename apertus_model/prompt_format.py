@@ -1,4 +1,4 @@
-"""How a prompt becomes the token ids that a model reads, and how its answer is stored.
+"""Turns a prompt into the token ids that a model reads, and its answer into what is stored.
 
 A model of our chat format reads the tokens of the `prompts` artifact. A model of another architecture has
 another tokenizer: it reads the same messages, rendered by its own chat template.
@@ -28,7 +28,7 @@ class Completion(TypedDict, total=False):
     """An answer as it is stored."""
 
     tokens: Required[list[int]]
-    text: str  # not of a continuation, which is compared by tokens alone
+    text: str  # not stored for a continuation, which is compared by tokens alone
     finished: bool  # whether the model ended its turn
 
 
@@ -37,7 +37,7 @@ class GenerationError(StageError):
 
 
 class TextFormat:
-    """Of a model of which only the text is known, such as one that only a server has."""
+    """The format of a model of which only the text is known, such as one that only a server has."""
 
     def __init__(self, tokenizer: Path) -> None:
         """`tokenizer`: the tokenizer.json of the prompts."""
@@ -50,8 +50,8 @@ class TextFormat:
 
 
 class TokenFormat:
-    """Of a model whose token ids are known. `end_ids` end its turn, if anything does; `pad_id` is masked
-    everywhere."""
+    """The format of a model whose token ids are known. `end_ids` end its turn, if anything does; `pad_id` is
+    masked everywhere."""
 
     end_ids: tuple[int, ...]
     pad_id: int
@@ -61,20 +61,20 @@ class TokenFormat:
         raise NotImplementedError
 
     def completion(self, tokens: list[int]) -> Completion:
-        """Generated ids, up to the first that ends the turn, that included."""
+        """The completion in generated ids, up to and including the first id that ends the turn."""
         raise NotImplementedError
 
 
 class OwnFormat(TextFormat, TokenFormat):
-    """Of a model that was trained with the tokenizer of the prompts."""
+    """The format of a model that was trained with the tokenizer of the prompts."""
 
     def __init__(self, tokenizer: Path, end_of_turn_id: int, pad_id: int, room: int = MOST) -> None:
-        """`room`: the tokens that a prompt may have, where those of the row are not known."""
+        """`room`: the number of tokens that a prompt may have, if its row does not state them."""
         super().__init__(tokenizer)
         self.end_ids, self.pad_id, self._room = (end_of_turn_id,), pad_id, room
 
     def tokens(self, prompt: Row) -> list[int]:
-        """GenerationError where a prompt with a persona leaves no room."""
+        """See `TokenFormat.tokens`. GenerationError when a prompt with a persona leaves no room."""
         if "tokens" in prompt:
             known: list[int] = prompt["tokens"]
             return known
@@ -87,12 +87,12 @@ class OwnFormat(TextFormat, TokenFormat):
 
 
 class OtherFormat(TextFormat, TokenFormat):
-    """Of a Hugging Face folder with its own tokenizer and chat template.
+    """The format of a Hugging Face folder with its own tokenizer and chat template.
 
     Args:
-        folder: the model's.
+        folder: the folder of the model.
         tokenizer: the tokenizer.json of the prompts.
-        max_new_tokens: that an answer may have.
+        max_new_tokens: the number of tokens that an answer may have.
 
     Raises:
         GenerationError: transformers cannot open the tokenizer, or the folder lacks a chat template or the
@@ -103,9 +103,9 @@ class OtherFormat(TextFormat, TokenFormat):
         from transformers import PreTrainedTokenizerFast
 
         super().__init__(tokenizer)
-        try:  # this class keeps tokenizer.json as it is; AutoTokenizer may build another one
+        try:  # this class keeps tokenizer.json as it is; AutoTokenizer may build another
             self._its: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # of many kinds
+        except Exception as error:  # errors of many kinds
             raise GenerationError(
                 f"transformers cannot open the tokenizer of the model: {type(error).__name__}: {error}"
             ) from error
@@ -124,7 +124,8 @@ class OtherFormat(TextFormat, TokenFormat):
         self.pad_id = self.end_ids[0]
 
     def tokens(self, prompt: Row) -> list[int]:
-        """GenerationError where the template refuses the messages, or the prompt leaves no room."""
+        """See `TokenFormat.tokens`. GenerationError when the template refuses the messages, or the prompt
+        leaves no room."""
         try:
             text = self._its.apply_chat_template(
                 usual_messages(prompt["messages"]),
@@ -146,12 +147,12 @@ class OtherFormat(TextFormat, TokenFormat):
 
 
 def config_of(folder: Path) -> OtherConfig:
-    """What the `config.json` of a folder says, of any architecture."""
+    """The content of the `config.json` in a folder, of any architecture."""
     return checked(OtherConfig, parse_json(read_local(folder / "config.json")))
 
 
 def _fitting(prompt: Row, tokens: list[int], room: int) -> list[int]:
-    """The tokens, unless they are too many."""
+    """The tokens. GenerationError when they are more than `room`."""
     if len(tokens) > room:
         raise GenerationError(
             f"prompt {prompt['id']} has {len(tokens):,} tokens of this model, whose context leaves room for"
@@ -161,6 +162,6 @@ def _fitting(prompt: Row, tokens: list[int], room: int) -> list[int]:
 
 
 def _until(tokens: list[int], ends: Sequence[int]) -> tuple[list[int], bool]:
-    """Ids up to the first of `ends`, that included, and whether there is one."""
+    """The ids up to and including the first of `ends`, and whether there is one."""
     place = next((index for index, token in enumerate(tokens) if token in ends), None)
     return (tokens, False) if place is None else (tokens[: place + 1], True)

@@ -1,9 +1,9 @@
-"""Requests to a server that speaks OpenAI's protocol: several at a time, each of them repeated within bounds.
+"""Sends requests to a server that speaks OpenAI's protocol, several at a time, each repeated within bounds.
 
-Invariants: an answer is taken whole or not at all. What may pass (429, 5xx, no connection, no answer, half an
-answer) is asked again, at most `TRIES` times, and no earlier than the server says in `Retry-After`; what
-cannot pass (another status) ends the stage at once. The key is sent in a header, only to the server that the
-recipe names (redirects are not followed), and never logged.
+Invariants: an answer is taken whole or not at all. After a failure that may pass (429, 5xx, no connection, no
+answer, half an answer) the server is asked again, at most `TRIES` times, and no earlier than it says in
+`Retry-After`; a failure that cannot pass (another status) ends the stage at once. The key is sent in a
+header, only to the server that the recipe names (redirects are not followed), and never logged.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from specs.redaction import redacted
 from specs.server import Server
 
 TRIES = 8
-LONGEST_WAIT = 60.0  # seconds between two tries, where the server does not say
+LONGEST_WAIT = 60.0  # seconds between two tries, if the server does not say
 LONGEST_ASKED = 600.0  # seconds that a server may ask to wait
 CONNECT = 30.0  # seconds for a connection
-PASSES = (408, 409, 425, 429)  # statuses that may pass, beside 5xx
+PASSES = (408, 409, 425, 429)  # statuses that may pass, besides 5xx
 
 
 Request = dict[str, Any]
@@ -49,12 +49,13 @@ class MayPass(Exception):
 
 
 class ServerClient:
-    """Requests to one address of a server.
+    """A client of one address of a server.
 
     Args:
-        server: with its key and bounds.
-        path: below its url.
-        pause: waits for seconds, or until it is pointless; the default ends when another request has failed.
+        server: the server, with its key and bounds.
+        path: the address, below the url of the server.
+        pause: waits for some seconds, or until waiting is pointless; the default ends when another
+            request has failed.
 
     Raises:
         GenerationError: the environment variable with the key is not set.
@@ -85,16 +86,16 @@ class ServerClient:
         answer: type[Document],
         read: Callable[[Document], Found],
     ) -> list[Found]:
-        """What `read` finds in the answers to requests, several of which are sent at a time.
+        """The results of `read` for the answers to requests, several of which are sent at a time.
 
         Args:
             requests: what each is about, for messages, and its body.
-            answer: the form of an answer; one of another form is asked for again.
-            read: of one answer; what it raises ends all requests.
+            answer: the form of an answer; an answer of another form is asked for again.
+            read: reads one answer; an error that it raises ends all requests.
 
         Raises:
-            ServerFailure: one has no answer after all tries.
-            GenerationError: for an answer that asking again does not change.
+            ServerFailure: a request has no answer after all tries.
+            GenerationError: an answer is wrong, and asking again does not change it.
         """
         self._failed.clear()
         with ThreadPoolExecutor(self._server.requests, thread_name_prefix="server") as pool:
@@ -159,8 +160,8 @@ class ServerClient:
 
 
 def asked_to_wait(header: str | None, now: datetime) -> float | None:
-    """Seconds that a `Retry-After` asks for, as a number or as a date (RFC 9110, 10.2.3), up to
-    `LONGEST_ASKED`; None for none, or for one that cannot be read."""
+    """The seconds that a `Retry-After` header asks for, as a number or as a date (RFC 9110, 10.2.3), up to
+    `LONGEST_ASKED`; None if it is missing or cannot be read."""
     if header is None:
         return None
     try:

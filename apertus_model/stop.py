@@ -1,4 +1,4 @@
-"""When a stage must stop: on a signal, when the launcher dies, or before its job ends.
+"""Tells a stage when it must stop: on a signal, when the launcher dies, or before its job ends.
 
 The launcher holds the write end of the pipe that every process of a stage has as its standard input. When the
 launcher dies for any reason, the pipe closes, and a thread in each process notices. torchrun passes its
@@ -30,12 +30,12 @@ from specs.errors import StageError
 
 GRACE_SECONDS = 90.0  # without `APERTUS_STOP_SECONDS`
 POLL_SECONDS = 1.0
-# environment variables with the unix time; the first that is set
+# environment variables with the unix time; the first that is set counts
 JOB_ENDS = ("APERTUS_JOB_END", "SLURM_JOB_END_TIME")
 
 
 def job_end(environment: Mapping[str, str] = os.environ) -> float | None:
-    """Unix time at which the job of this process ends; None where the environment does not state it.
+    """The unix time at which the job of this process ends; None if the environment does not state it.
 
     Raises:
         StageError: the variable is not a time.
@@ -51,8 +51,8 @@ def job_end(environment: Mapping[str, str] = os.environ) -> float | None:
 
 
 class StopSignal:
-    """`requested` becomes true at the first of `STOP_SIGNALS` or at the end of standard input, and stays
-    true.
+    """A request to stop: `requested` becomes true at the first of `STOP_SIGNALS` or at the end of standard
+    input, and stays true.
 
     `orphaned`: standard input ended, so the launcher need not be told."""
 
@@ -89,8 +89,8 @@ class StopSignal:
 
     @contextlib.contextmanager
     def cooperating(self) -> Iterator[None]:
-        """In this context the stage checks `requested` and ends itself within the grace period, since it must
-        end other jobs."""
+        """A context in which the stage checks `requested` and ends itself within the grace period, since it
+        must end other jobs."""
         before, self._cooperative = self._cooperative, True
         try:
             yield
@@ -98,8 +98,8 @@ class StopSignal:
             self._cooperative = before
 
     def cooperate(self) -> None:
-        """From now on the stage checks `requested` and ends itself within the grace period, since it may
-        commit results."""
+        """Declares that from now on the stage checks `requested` and ends itself within the grace period,
+        since it may commit results."""
         self._cooperative = True
 
     def watch(self, *, cooperative: bool, tell: Callable[[str], None] = lambda reason: None) -> None:
@@ -108,7 +108,7 @@ class StopSignal:
         Args:
             cooperative: the stage checks `requested` and ends itself within the grace period; otherwise its
                 process group is killed at once, which loses no committed unit.
-            tell: is called with the reason before that, unless the launcher knows it.
+            tell: is called with the reason before the kill, unless the launcher knows it.
         """
         self._cooperative, self._tell = cooperative, tell
         heard, woken = os.pipe()
@@ -145,7 +145,9 @@ class StopSignal:
         self._stop("the launcher asked for it, or the job is about to end")
 
     def _stop(self, reason: str, *, report: bool = True) -> None:
-        """`report`: whether to tell the launcher. Not for SIGTERM to a rank: torchrun also sends it when a
+        """Requests a stop, and kills the process group at once or after the grace period.
+
+        `report`: whether to tell the launcher. Not for SIGTERM to a rank: torchrun also sends it when a
         peer has died, and reports its signals itself."""
         self.request(reason)
         if not self._cooperative:

@@ -1,4 +1,4 @@
-"""vLLM for a local folder, in a process of its own (`apertus_model.vllm_process`)."""
+"""Runs vLLM for a local folder, in a process of its own (`apertus_model.vllm_process`)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class VllmError(StageError):
 
 
 class VllmProcess:
-    """The process, which opens a model and then answers questions (`apertus_model.vllm_process`).
+    """The process that opens a model and then answers questions (`apertus_model.vllm_process`).
 
     Args:
         engine: arguments of the model.
-        packages: that its environment needs, as pip installs them.
+        packages: those that its environment needs, as pip installs them.
 
     Raises:
-        VllmError: one of them is not there.
+        VllmError: one of the packages is missing.
     """
 
     def __init__(self, engine: dict[str, Any], packages: str = "vllm") -> None:
@@ -55,28 +55,28 @@ class VllmProcess:
             )
 
     def ask(self, question: dict[str, Any]) -> Any:
-        """The answer to a line."""
+        """Sends a question as one line, and returns the answer."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         try:
             print(json.dumps(question), file=process.stdin, flush=True)
         except BrokenPipeError:
-            pass  # it has ended, which is seen below
+            pass  # the process has ended, which is seen below
         if not (line := process.stdout.readline()):
             raise RuntimeError(f"vLLM ended with exit code {process.wait()}; its log above says why")
         return json.loads(line)
 
 
 class Vllm:
-    """An opened folder, in bfloat16.
+    """A model opened from a folder, in bfloat16.
 
     Args:
-        folder: with config and weights in safetensors. No code of it is run.
-        gpus: of this node, which share every layer.
-        max_tokens: of a prompt and its completion together; what the model allows by default.
+        folder: has the config and the weights in safetensors. None of its code is run.
+        gpus: the number of GPUs of this node, which share every layer.
+        max_tokens: the most tokens of a prompt and its completion together; by default what the model allows.
 
     Raises:
-        VllmError: there is no vLLM.
+        VllmError: vLLM is not installed.
     """
 
     def __init__(self, folder: Path, gpus: int, max_tokens: int | None = None) -> None:
@@ -95,7 +95,7 @@ class Vllm:
     def complete(
         self, prompts: Sequence[list[int]], seeds: Sequence[int], sampling: dict[str, Any]
     ) -> list[list[list[int]]]:
-        """Ids of the completions of each prompt, which has its own seed. `sampling`: arguments of vLLM's
+        """The ids of the completions of each prompt, which has its own seed. `sampling`: arguments of vLLM's
         `SamplingParams`."""
         found: list[list[list[int]]] = self._process.ask(
             {"prompts": prompts, "sampling": [sampling | {"seed": seed} for seed in seeds]}
@@ -103,8 +103,8 @@ class Vllm:
         return found
 
     def log_probabilities(self, prompts: Sequence[list[int]], tokens: list[int]) -> list[list[float]]:
-        """log p of each of the tokens as the first one after each prompt, among the whole vocabulary.
-        VllmError for a release of vLLM that does not tell them."""
+        """log p of each of the tokens as the first token after each prompt, over the whole vocabulary.
+        VllmError for a release of vLLM that does not return them."""
         answer = self._process.ask({"prompts": prompts, "tokens": tokens})
         if isinstance(answer, dict):
             raise VllmError(f"{answer['error']}. Fix: a later release of vLLM")

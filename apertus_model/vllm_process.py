@@ -1,15 +1,15 @@
-"""A process that runs vLLM, for `apertus_model.vllm_client`. vLLM needs other releases of FastAPI and torch
-than this project, so it has a separate environment, whose interpreter runs this file: it imports only the
-standard library, vLLM, and for tasks lm-evaluation-harness.
+"""Runs vLLM in a process of its own, for `apertus_model.vllm_client`. vLLM needs other releases of FastAPI
+and torch than this project, so it has a separate environment, whose interpreter runs this file: it imports
+only the standard library, vLLM, and for tasks lm-evaluation-harness.
 
-Standard input has a line of JSON with the arguments of the engine, then one for each batch. Standard output
-has `{}`, or `{"error": text}` where something cannot be imported, then an answer to each:
+Standard input has a line of JSON with the arguments of the engine, then one line for each batch. Standard
+output has `{}`, or `{"error": text}` if something cannot be imported, then an answer to each batch:
 
 - to `{"prompts", "sampling": [arguments of SamplingParams, for each prompt]}`, the ids of the completions of
   each prompt, `[[[id]]]`;
 - to `{"prompts", "tokens": [id]}`, for each prompt the logarithm of the probability of each of the tokens
-  after it, `[[float]]`, or `{"error": text}` where this release of vLLM cannot tell them;
-- to `{"kind", "requests"}`, where the first line had the version of the harness as `lm_eval`, the answers of
+  after it, `[[float]]`, or `{"error": text}` if this release of vLLM cannot return them;
+- to `{"kind", "requests"}`, if the first line had the version of the harness as `lm_eval`, the answers of
   the harness's own model for vLLM to requests of one type, such as `loglikelihood`.
 
 Prompts are lists of ids. Output of vLLM goes to standard error.
@@ -26,12 +26,12 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import IO, Any
 
-MOST_TOKENS = 128  # whose probabilities vLLM tells at once
+MOST_TOKENS = 128  # the most tokens whose probabilities vLLM returns at once
 Answer = Callable[[dict[str, Any]], Any]
 
 
 def main(lines: IO[str], answers: IO[str]) -> None:
-    """Answers line after line."""
+    """Answers the batches line by line."""
 
     def say(answer: Any) -> None:
         print(json.dumps(answer), file=answers, flush=True)
@@ -48,7 +48,7 @@ def main(lines: IO[str], answers: IO[str]) -> None:
 
 
 def model_of_tokens(**engine: Any) -> Answer:
-    """vLLM's model, asked for completions or probabilities of tokens."""
+    """A function that asks vLLM's model for completions or probabilities of tokens."""
     import vllm
 
     model = vllm.LLM(**engine)
@@ -65,8 +65,8 @@ def model_of_tokens(**engine: Any) -> Answer:
 
 
 def harness_model(lm_eval: str, **engine: Any) -> Answer:
-    """The harness's model for vLLM. `lm_eval`: the version that wrote the requests; ImportError for another
-    one."""
+    """A function that asks the harness's model for vLLM. `lm_eval`: the version that wrote the requests;
+    ImportError for another version."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.vllm_causallms import VLLM
 

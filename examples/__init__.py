@@ -1,1 +1,1 @@
-"""What only the miniature recipes use: readers of text that every Python installation has, and a task."""
+"""Code of the miniature recipes alone: readers of text that every Python installation has, and a task."""

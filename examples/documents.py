@@ -35,7 +35,7 @@ def docstrings(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
 
 
 def shuffled_docstrings(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
-    """Each docstring of a Python file, its characters in a random order that the text decides."""
+    """Each docstring of a Python file, with its characters in a random order that the text decides."""
     for text in docstrings(file, source, path):
         if isinstance(text, str):
             characters = list(text)
@@ -46,8 +46,8 @@ def shuffled_docstrings(file: BinaryIO, source: SourceSpec, path: str) -> Parsed
 
 
 def repeated_letters(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
-    """As many documents as a Python file has docstrings: 12 letters that the text decides, seven times, which
-    after the first time can be known by looking back."""
+    """A document for each docstring of a Python file: 12 letters that the text decides, seven times. After
+    the first time, they can be known by looking back."""
     for text in docstrings(file, source, path):
         if isinstance(text, str):
             letters = random.Random(text).choices(string.ascii_lowercase, k=12)
@@ -57,7 +57,7 @@ def repeated_letters(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
 
 
 def literals(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
-    """Long strings of a Python file, but those that are a statement of their own: docstrings are not
+    """The long strings of a Python file, except those that are statements of their own: docstrings are not
     literals."""
     tree = syntax_tree(file)
     if isinstance(tree, Rejection):
@@ -76,12 +76,12 @@ def literals(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
 
 
 def syntax_tree(file: BinaryIO) -> ast.Module | Rejection:
-    """A Python file, parsed and not run."""
+    """The syntax tree of a Python file, which is parsed and not run."""
     content = whole(file)
     if isinstance(content, Rejection):
         return content
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is wrong inside somebody else's strings
+        warnings.simplefilter("ignore")  # about somebody else's strings
         try:
             return ast.parse(content)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -126,7 +126,8 @@ def gettext_messages(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
 
 
 def gettext_originals(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
-    """The same messages untranslated, in English, without the context that may precede them."""
+    """The messages of `gettext_messages`, but untranslated: in English, without the context that may precede
+    them."""
     catalogue = _catalogue(file)
     if isinstance(catalogue, Rejection):
         yield catalogue
@@ -136,7 +137,7 @@ def gettext_originals(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
 
 
 def _translated(catalogue: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Messages with the first form of their translations."""
+    """The messages with the first form of their translations."""
     for message, translations in catalogue.items():
         text = translations[0] if message and isinstance(translations, list) and translations else None
         if isinstance(text, str) and text.strip() and not isinstance(encodable(text + message), Rejection):

@@ -1,12 +1,12 @@
 """Questions about the public functions of Python files, answered from their documentation.
 
-Invariants: files are parsed (`ast`), never imported; nothing is random: what is asked, and in which words, is
-a function of the file and of hashes of the function's qualified name. All questions about a function are one
-group, so it is on one side of the held-out split.
+Invariants: files are parsed (`ast`), never imported; nothing is random: the questions and their words are a
+function of the file and of hashes of the function's qualified name. All questions about a function are one
+group, so they are on one side of the held-out split.
 
 Each function gives several conversations: what it does, its arguments, its call, one sentence, its module,
 the search for it, a dialogue of two turns, and a look-up with the tool `help` (with thoughts for half of the
-functions): all kinds of blocks occur.
+functions), so that all kinds of blocks occur.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Function(NamedTuple):
 
 
 def module_name(url: str, path: str) -> str:
-    """Dotted name of the module in a file. A path below `installed:<package>` begins with the package."""
+    """The dotted name of the module in a file. A path below `installed:<package>` begins with the package."""
     parts = list(PurePosixPath(path).with_suffix("").parts)
     package = url.removeprefix("installed:")
     if package != url and package.split("/")[0] not in ("stdlib", "site-packages"):
@@ -82,8 +82,8 @@ def function_questions(file: BinaryIO, source: SourceSpec, path: str) -> Iterato
 
 
 def labelled_answers(file: BinaryIO, source: SourceSpec, path: str) -> Iterator[Conversation | Rejection]:
-    """For each function of a file, its sentence as the preferred answer and that of the next one as the
-    rejected answer."""
+    """For each function of a file, its sentence as the preferred answer and the sentence of the next function
+    as the rejected answer."""
     asked = [
         one
         for one in function_questions(file, source, path)
@@ -114,7 +114,7 @@ def _functions(tree: ast.Module, module: str) -> Iterator[Function | Rejection]:
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    """Definitions of a body, also those under a condition."""
+    """The definitions in a body, including those under a condition."""
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node
@@ -157,8 +157,8 @@ def _function(
 
 
 def clean_sentence(docstring: str) -> str | None:
-    """The first sentence of a docstring, or None where the first paragraph does not begin with one that
-    can stand alone."""
+    """The first sentence of a docstring; None if the first paragraph does not begin with a sentence that can
+    stand alone."""
     paragraph = re.split(r"\n\s*\n", docstring.strip(), maxsplit=1)[0]
     text = " ".join(paragraph.split())
     sentence = re.split(r"(?<=[a-z0-9)'\"`]\.)\s+(?=[A-Z])", text, maxsplit=1)[0]
@@ -293,7 +293,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _words(name: str, *phrases: str) -> str:
-    """One of the phrases, by the hash of the name and of the first of them."""
+    """One of the phrases, chosen by the hash of the name and the first phrase."""
     return phrases[_hash(f"{name}\n{phrases[0]}") % len(phrases)]
 
 

@@ -1,4 +1,4 @@
-"""Numbers, results and progress as people read them in a sentence or a cell.
+"""Formats numbers, results and progress as people read them in a sentence or a cell.
 
 Invariant: nothing here knows where it is printed: a terminal, a page of Prefect, the report.
 """
@@ -9,8 +9,8 @@ from typing import Any
 
 from specs.job import ProgressRow
 
-COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}  # of the actions of a plan
-ROUNDED_UP = 0.9995  # of a magnitude: from here on three digits are the next one
+COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}  # by action of a plan
+ROUNDED_UP = 0.9995  # of a magnitude: from here on, three digits round up to the next magnitude
 
 
 def is_number(value: Any) -> bool:
@@ -18,7 +18,7 @@ def is_number(value: Any) -> bool:
 
 
 def amount(value: float) -> str:
-    """1,234 as `1.23k`: three digits and a magnitude; `-` for zero."""
+    """A number with three digits and a magnitude, such as `1.23k` for 1,234; `-` for zero."""
     if not value:
         return "-"
     for limit, suffix in (
@@ -37,20 +37,20 @@ def amount(value: float) -> str:
 
 
 def quantity(value: float) -> str:
-    """The same in a sentence, where zero is a number too."""
+    """A number as in `amount`, for a sentence, where zero is written as `0`."""
     return amount(value) if value else "0"
 
 
 def in_full(value: float, digits: int = 4) -> str:
-    """As a person writes it: a count in full (`25,120`), and of a fraction so many digits, but all of
-    those before the point."""
+    """A number as a person writes it: a count in full (`25,120`), a fraction with `digits` significant
+    digits, but with all digits before the point."""
     if isinstance(value, float) and abs(value) < 10**digits - 0.5:
         return f"{value:,.{digits}g}"
     return f"{value:,.0f}"
 
 
 def flop(value: float) -> str:
-    """Floating-point operations as papers write them: `6.74e24`; `-` for zero."""
+    """A number of floating-point operations as papers write it: `6.74e24`; `-` for zero."""
     return f"{value:.3g}".replace("e+", "e") if value else "-"
 
 
@@ -89,7 +89,7 @@ def headline(metrics: dict[str, Any]) -> str:
 
 
 def describe(row: ProgressRow) -> str:
-    """`step 120/400  9.1k tokens/s  loss 3.21`."""
+    """A line about progress, such as `step 120/400  9.1k tokens/s  loss 3.214`."""
     metrics = dict(row.metrics)
     text = f"{row.unit} {row.done:g}/{row.total:g}"
     if (speed := metrics.pop("tokens_per_second", None)) is not None:

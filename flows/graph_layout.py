@@ -1,8 +1,8 @@
 """The layout of the stage graph: boxes in topological layers, and arrows around them.
 
 Invariants: a stage is in a later layer than all its inputs; no arrow crosses a box except at its ends. An
-arrow implied by others (from the tokenizer, which everything reads) is not drawn. The same graph gives the
-same drawing.
+arrow implied by others, such as one from the tokenizer, which everything reads, is not drawn. The same graph
+gives the same drawing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-WIDTH, HEIGHT = 190, 84  # of a box
+WIDTH, HEIGHT = 190, 84  # size of a box
 GAP_ALONG, GAP_ACROSS = 44, 20
 MARGIN = 6
 COLUMNS = 4  # boxes across a printed page, at three quarters of their size
@@ -29,7 +29,7 @@ class Box:
 class Arrow:
     begin: str
     end: str
-    waits: bool  # an order without an input
+    waits: bool  # whether `end` only waits for `begin`, without reading it
     path: str
 
 
@@ -43,8 +43,8 @@ class Drawing:
 
 
 def draw(reads: dict[str, list[str]], after: dict[str, list[str]]) -> Drawing:
-    """Lays out stages, given inputs first with the stages that each reads and those that it only waits
-    for."""
+    """Lays out stages, which are given inputs first, each with the stages that it reads and those that it
+    only waits for."""
     before = {stage: [*reads[stage], *after.get(stage, [])] for stage in reads}
     layer: dict[str, int] = {}
     for stage in reads:
@@ -101,7 +101,7 @@ def _mean(values: list[float], default: float) -> float:
 
 
 def _apart(layer: list[Slot], wanted: dict[Slot, float]) -> dict[Slot, float]:
-    """The wanted coordinates, moved as far as boxes and passing arrows need room."""
+    """The wanted coordinates, moved apart as far as boxes and passing arrows need room."""
     found: dict[Slot, float] = {}
     last: Slot | None = None
     for slot in layer:
@@ -118,8 +118,8 @@ def _drawing(
     place: dict[Slot, float],
     waits: set[tuple[str, str]],
 ) -> Drawing:
-    """Coordinates on paper: left to right, or top to bottom for a graph that is too deep and narrower that
-    way."""
+    """The drawing on paper: left to right, or top to bottom for a graph that has more layers than `COLUMNS`
+    and is deeper than it is wide."""
     least, most = min(place.values(), default=0.0), max(place.values(), default=0.0)
     down = len(layers) > max(COLUMNS, most - least + 1)
     length, breadth = (HEIGHT, WIDTH) if down else (WIDTH, HEIGHT)

@@ -1,4 +1,4 @@
-"""The languages of a corpus, as its metrics have them: the largest ones, and what became of their documents.
+"""The largest languages of a corpus, as its metrics record them, and what became of their documents.
 
 Invariant: metrics are external data. An entry of an unexpected form is left out, without an error.
 """
@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-KEPT = "kept"  # as `apertus_model.data.tallies`, which commands do not load
+KEPT = "kept"  # as in `apertus_model.data.tallies`, which commands do not load
 
 
 @dataclass(frozen=True)
 class Language:
     """The documents of one language."""
 
-    language: str  # "" where none is stated
+    language: str  # "" for documents that state no language
     documents: int  # that were read
     removed: dict[str, int]  # documents, by the label of each filter, in order
     kept: int
@@ -27,7 +27,7 @@ class Language:
 
 
 def languages_of(metrics: dict[str, Any]) -> list[Language]:
-    """Those of which most documents were read first."""
+    """The languages in the metrics of a corpus, those with the most documents read first."""
     stated, found = metrics.get("filters"), _mapping(metrics.get("languages"))
     labels = dict.fromkeys(stated if isinstance(stated, list) else [])
     labels |= {label: None for outcomes in found.values() for label in _mapping(outcomes) if label != KEPT}
@@ -40,7 +40,7 @@ def languages_of(metrics: dict[str, Any]) -> list[Language]:
 
 
 def filters_of(languages: Iterable[Language]) -> list[str]:
-    """The labels of the filters that removed any, in order."""
+    """The labels of the filters that removed any documents, in order."""
     counts: dict[str, int] = {}
     for one in languages:
         for label, count in one.removed.items():

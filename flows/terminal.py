@@ -1,4 +1,4 @@
-"""How tables look in a terminal."""
+"""The style of tables in a terminal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rich.table import Table
 def empty_table(
     title: str, headings: Sequence[str], *, numbers: Collection[str] = (), folded: Collection[str] = ()
 ) -> Table:
-    """A table without rows. `numbers` are right-aligned; of the columns `folded`, cells are broken where the
-    terminal is too narrow."""
+    """A table without rows. The columns `numbers` are right-aligned; the cells of the columns `folded` are
+    wrapped where the terminal is too narrow."""
     found = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in headings:
         fold = name in folded

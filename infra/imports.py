@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Collects nothing inside the block. Afterwards the collector ignores all objects that exist by then:
-    they stay as long as the process, and a fork does not copy their pages."""
+    """Turns the garbage collector off inside the block. Afterwards the collector ignores all objects that
+    exist by then: they stay as long as the process, and a fork does not copy their pages."""
     enabled = gc.isenabled()
     gc.disable()
     try:

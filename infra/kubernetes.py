@@ -1,9 +1,9 @@
-"""Objects of Kubernetes: made, watched and deleted through kubectl.
+"""Creates, watches and deletes Kubernetes objects through kubectl.
 
-Whatever runs there is a Job whose pods `pod_spec` describes: the attempt at a stage
+Everything that runs on Kubernetes is a Job whose pods `pod_spec` describes: the attempt at a stage
 (`infra.launchers.kubernetes`), the workers of a stage (`apertus_model.work.kubernetes`).
 
-Invariant: a kubectl that fails says nothing of the objects; what is gone, the cluster says.
+Invariant: a kubectl that fails says nothing about the objects; an object is gone when the cluster says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KubernetesError(RuntimeError):
 
 
 def settings_of(profile: Profile, job: Job) -> KubernetesProfile:
-    """StageError where pods cannot do the work of a job."""
+    """The Kubernetes settings of a profile. StageError when pods cannot do the work of the job."""
     if profile.kubernetes is None:
         raise StageError(
             "pods need an image, which no profile states. Fix: run with --profile FILE that has kubernetes:"
@@ -44,14 +44,15 @@ def settings_of(profile: Profile, job: Job) -> KubernetesProfile:
 
 
 class Kubectl:
-    """The commands of one namespace."""
+    """The kubectl commands of one namespace."""
 
     def __init__(self, settings: KubernetesProfile) -> None:
         context = [f"--context={settings.context}"] if settings.context else []
         self.prefix = ["kubectl", *context, f"--namespace={settings.namespace}"]
 
     def __call__(self, *words: str, text: str | None = None, check: bool = True) -> str:
-        """What a command prints. KubernetesError when it fails, which is only printed without `check`."""
+        """The output of a command. KubernetesError when it fails; without `check`, its error is only
+        printed."""
         try:
             done = subprocess.run(
                 [*self.prefix, *words], input=text, capture_output=True, text=True, check=False
@@ -133,14 +134,14 @@ def pod_spec(
 
 
 def object_name(pipeline: str, node: str, attempt: str) -> str:
-    """A name that Kubernetes takes, and that no other attempt has: at most 52 characters, so that those of
-    pods fit."""
+    """A name that Kubernetes accepts, and that no other attempt has: at most 52 characters, so that the names
+    of pods fit."""
     words = re.sub(r"[^a-z0-9]+", "-", f"{pipeline}-{node}".lower()).strip("-")
     tail = re.sub(r"[^a-z0-9]", "", attempt.lower())[-14:]
     return f"a-{words[: 49 - len(tail)].strip('-')}-{tail}"
 
 
 def conditions(document: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Those that an object has now."""
+    """The conditions that an object has now."""
     found: list[dict[str, Any]] = (document or {}).get("status", {}).get("conditions") or []
     return found

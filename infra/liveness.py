@@ -1,10 +1,10 @@
-"""Whether another process still lives, seen by a pipe, by a file, or by its number; and the signals that end
-a run.
+"""Observes whether another process still lives, by a pipe, a file or its process id, and defines the signals
+that end a run.
 
-- A pipe: the observer reads one whose write end the observed process alone holds (`wait_for_end`).
+- A pipe: the observer reads a pipe whose write end only the observed process holds (`wait_for_end`).
 - A file or an object of storage: the observed process rewrites it again and again (`Beats`); the observer
-  looks whether it changes (`Silence`).
-- A process of this machine: its number and its start time (`is_running`).
+  checks whether it changes (`Silence`).
+- A process of this machine: its process id and its start time (`is_running`).
 
 Invariant: nobody compares clocks of two machines; an observer measures on its own monotonic clock how long a
 sign of life did not change.
@@ -23,9 +23,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""End a run. They may be sent to every process of it at once."""
+"""Signals that end a run. They may be sent to all processes of the run at once."""
 BEAT_SECONDS = 5.0  # between two signs of life in a file
-LOST_SECONDS = 600.0  # without one, until its writer counts as gone: shared folders are slow at times
+# without a sign of life until its writer counts as gone: shared folders are slow at times
+LOST_SECONDS = 600.0
 ROOT = Path(__file__).parents[1]
 _guards: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this process ends
 LONGEST_GAP = 60.0  # between two looks at a file
@@ -49,8 +50,8 @@ def wait_for_end(pipe: int = 0) -> None:
 
 
 def start_guard(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Starts a process that does something when this one has ended, however that came about: its standard
-    input ends then."""
+    """Starts a process that acts when this one has ended, for whatever reason: its standard input ends
+    then."""
     nowhere = subprocess.DEVNULL  # whoever reads what this process prints waits for all that hold its output
     with stop_signals_blocked():
         guard = subprocess.Popen(
@@ -61,7 +62,7 @@ def start_guard(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 class Beats:
-    """Inside the block, calls `beat` every `seconds` in a thread; `beat` handles its own errors."""
+    """A thread that calls `beat` every `seconds` inside the block; `beat` handles its own errors."""
 
     def __init__(self, beat: Callable[[], object], seconds: float, name: str) -> None:
         self._beat = beat
@@ -94,8 +95,8 @@ class Beats:
 
 @contextlib.contextmanager
 def beats_in_file(file: Path) -> Iterator[None]:
-    """Rewrites a file every `BEAT_SECONDS`, in a thread: this process lives, whatever its other threads
-    do."""
+    """Rewrites a file every `BEAT_SECONDS`, in a thread: a sign that this process lives, whatever its other
+    threads do."""
     counts = itertools.count()
 
     def beat() -> None:
@@ -108,10 +109,10 @@ def beats_in_file(file: Path) -> Iterator[None]:
 
 
 class Silence:
-    """How long a sign of life has not changed.
+    """The time for which a sign of life has not changed.
 
-    Two looks further apart than `longest_gap` seconds count as so far apart: an observer that slept, or could
-    not look, does not take its own absence for the other's.
+    Two looks further apart than `longest_gap` seconds count as `longest_gap` apart: an observer that slept,
+    or could not look, does not take its own absence for that of the observed process.
     """
 
     def __init__(self, longest_gap: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -131,7 +132,8 @@ class Silence:
 
 
 class FileSilence:
-    """`Silence` of the writer of `beats_in_file`. A file that cannot be read has not changed."""
+    """The `Silence` of a process that runs `beats_in_file`. A file that cannot be read counts as
+    unchanged."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -139,18 +141,18 @@ class FileSilence:
         self._silence = Silence(LONGEST_GAP)
 
     def seconds(self) -> float:
-        """Looks, and returns for how long the file has not changed."""
+        """Reads the file, and returns the seconds for which it has not changed."""
         with contextlib.suppress(OSError):
             self._last = self._file.read_text()
         return self._silence.after(self._last)
 
 
-# Processes of this machine; where there is no /proc, nothing is known of them
+# Processes of this machine; without /proc, nothing is known about them
 
 
 def machine() -> tuple[str, str]:
-    """Is equal for two processes that see each other's process ids: the boot of the machine, and the
-    namespace of ids."""
+    """The boot of the machine and the namespace of process ids, which are equal for two processes that see
+    each other's ids."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -158,7 +160,7 @@ def machine() -> tuple[str, str]:
 
 
 def started(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot. None when it is gone, or only waits to be
+    """The start time of a process, in clock ticks since boot. None when it is gone, or only waits to be
     reaped."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -168,12 +170,12 @@ def started(pid: int) -> int | None:
 
 
 def is_running(pid: int, start: int | None) -> bool:
-    """Whether the process `pid` that was started at `start` runs: ids are used again."""
+    """Whether the process `pid` that was started at `start` still runs: ids are reused."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's, which may be hidden from this one
+    except PermissionError:  # another user's process, which may be hidden from this user
         return True
     return started(pid) == start
 

@@ -1,10 +1,9 @@
-"""Jobs of Slurm: submitted, watched and cancelled through its commands.
+"""Submits, watches and cancels Slurm jobs through Slurm's commands.
 
-Every job of Slurm is one of `Jobs`: the attempt at a stage (`infra.launchers.slurm_job`), the
-workers of a stage (`apertus_model.work.slurm`).
+Every Slurm job belongs to a `Jobs`: the attempt at a stage (`infra.launchers.slurm_job`), the workers of a
+stage (`apertus_model.work.slurm`).
 
-Invariant: only options that are stated reach sbatch; a machine without Slurm is an error that says what to
-do.
+Invariant: only options that are stated reach sbatch; on a machine without Slurm, the error says what to do.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class SlurmMissing(StageError):
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    """Runs one of Slurm's commands. SlurmMissing where there is none."""
+    """Runs one of Slurm's commands. SlurmMissing when this machine does not have it."""
     try:
         return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
@@ -69,7 +68,8 @@ def options(
     memory: str | None,
     time_limit: Duration | None,
 ) -> Options:
-    """Of sbatch, for every job. `output`: the file that the job appends to; `cpus` of each of its tasks."""
+    """The options of sbatch that every job has. `output`: the file that the job appends to; `cpus`: per
+    task."""
     return {
         **profile.arguments,
         "job-name": name,
@@ -84,14 +84,14 @@ def options(
 
 
 class Jobs:
-    """Jobs that belong together. `numbers`: those that were submitted."""
+    """Slurm jobs that belong together. `numbers`: the numbers of the submitted jobs."""
 
     def __init__(self) -> None:
         self.numbers: list[str] = []
         self._over: dict[str, float] = {}
 
     def submit(self, script: Path, options: Options) -> str:
-        """The number of the job. SlurmError when sbatch refuses it."""
+        """Submits a job and returns its number. SlurmError when sbatch refuses it."""
         submitted = command("sbatch", "--parsable", *flags(options), str(script))
         if submitted.returncode:
             raise SlurmError(f"sbatch refused the job: {submitted.stderr.strip()}")
@@ -100,7 +100,7 @@ class Jobs:
 
     def states(self) -> dict[str, str] | None:
         """Slurm's state of each job (`7`) and of each element of an array (`7_0`) that it still knows; None
-        when it does not answer."""
+        when Slurm does not answer."""
         answer = command(
             "squeue",
             f"--jobs={','.join(self.numbers)}",
@@ -115,8 +115,8 @@ class Jobs:
         return {job if element == "N/A" else f"{job}_{element}": state for job, element, state in rows}
 
     def over_for_long(self, name: str, over: bool | None) -> bool:
-        """Whether a job has been over for so long that all its files are seen. `over`: whether it is now;
-        None where that is not known."""
+        """Whether a job has been over for so long that all its files are visible. `over`: whether it is over
+        now; None when that is not known."""
         if over is False:
             self._over.pop(name, None)
         return (
@@ -124,17 +124,17 @@ class Jobs:
         )
 
     def cancel(self) -> str:
-        """Ends all of them; what went wrong, or an empty text."""
+        """Cancels all the jobs. Returns what went wrong, or an empty text."""
         return command("scancel", *self.numbers).stderr.strip() if self.numbers else ""
 
 
 def failed_nodes(log: Iterable[str]) -> set[str]:
-    """Nodes that srun says in its log have failed."""
+    """The nodes that have failed according to srun's log."""
     return {match[1] for line in log if (match := re.match(r"srun: error: Node failure on ([\w.-]+)", line))}
 
 
 def unused_nodes(job: str) -> set[str]:
-    """Nodes of a job that Slurm does not use any more."""
+    """The nodes of a job that Slurm does not use any more."""
     listed = command("squeue", f"--jobs={job}", "--states=all", "--noheader", "--format=%N").stdout.strip()
     if not listed or listed == "(null)":
         return set()

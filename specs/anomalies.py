@@ -1,5 +1,5 @@
-"""How training reacts to a NaN, infinite or spiking loss or gradient. Part of a stage's identity, since it
-changes the result.
+"""The reaction of training to a NaN, infinite or spiking loss or gradient. It is part of a stage's identity,
+since it changes the result.
 
 Invariant: the reaction at a step is a function of this spec, of the losses and gradient norms before it, and
 of the step. It depends neither on when checkpoints were committed nor on interruptions.
@@ -13,7 +13,7 @@ from specs.base import Spec, execution, identity
 
 
 class Anomalies(Spec):
-    """NaN, infinite or spiking loss or gradient norm (before clipping).
+    """The reaction to a NaN, infinite or spiking loss or gradient norm (before clipping).
 
     `stop` ends the stage with an error, without another attempt. `skip` leaves weights and moments as they
     are and continues with the next step and batch. `rollback` restores weights and moments from a checkpoint
@@ -54,7 +54,7 @@ class Anomalies(Spec):
 
     @property
     def skips(self) -> bool:
-        """Whether a step can be skipped, also as a rollback without a checkpoint."""
+        """Whether a step can be skipped, including when a rollback has no checkpoint."""
         return {"skip", "rollback"} & {self.nonfinite, self.spike} != set()
 
     def rollback_from(self, step: int, begin: int) -> float:
@@ -66,7 +66,7 @@ class Anomalies(Spec):
         return float("-inf") if back is None else back
 
     def rollback_step(self, step: int, begin: int) -> int | None:
-        """The step to which an anomaly of `step` rolls back, in a segment that begins after `begin`; None
-        where there is none yet."""
+        """The step to which an anomaly at `step` rolls back, in a segment that begins after `begin`; None if
+        there is no such step yet."""
         target = (step - self.rollback_margin) // self.rollback_interval * self.rollback_interval
         return target if target > begin else None

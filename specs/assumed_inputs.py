@@ -1,4 +1,4 @@
-"""Files and Hugging Face models that a recipe reads beside its sources and can be planned without.
+"""Files and Hugging Face models that a recipe reads besides its sources and can be planned without.
 
 Invariant: no field here is an identity field. A plan uses a declaration only for an unavailable input.
 """
@@ -10,7 +10,7 @@ from specs.model import ModelSpec
 
 
 class DeclaredModel(Spec):
-    """What a plan needs of a Hugging Face model whose folder is unavailable."""
+    """The facts that a plan needs about a Hugging Face model whose folder is unavailable."""
 
     model: ModelSpec | None = execution(
         None, description="dimensions of an Apertus; without them, a model of another architecture"

@@ -3,9 +3,9 @@
 Invariants:
 - Every field of a `Spec` is declared as one of three roles. `identity`: it changes the result, so it is part
   of the fingerprint. `execution`: it says where and how, is recorded in the manifest, and never enters a
-  fingerprint. `reference`: it names another stage; the planner replaces it by the fingerprint of what it
+  fingerprint. `reference`: it names another stage; the planner replaces it with the fingerprint of what it
   names. A field without a role is an error when the class is made.
-- An identity field whose value is its declared `neutral` one is left out, so adding an option invalidates
+- An identity field whose value equals its declared `neutral` is left out, so adding an option invalidates
   nobody's store.
 - The encoder refuses a value that has no stable form. There is no `str()` fallback.
 - No field holds a URL with credentials: specs are stored, shown and handed to other processes.
@@ -31,7 +31,7 @@ FINGERPRINT_FORMAT = 1
 
 
 class _NoNeutral:
-    """Marks an identity field that is hashed whatever its value."""
+    """The default of `neutral`: the field is hashed whatever its value."""
 
 
 def _field(role: Role, default: Any, neutral: Any = _NoNeutral, **options: Any) -> Any:
@@ -75,7 +75,7 @@ def reference(default: Any = PydanticUndefined, *, to: str | tuple[str, ...] = (
 
 
 class Spec(BaseModel):
-    """Strict, immutable model. `identity_fields()` are the fields that enter a fingerprint."""
+    """A strict, immutable model. `identity_fields()` returns the fields that enter a fingerprint."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
 
@@ -101,7 +101,7 @@ class Spec(BaseModel):
         return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
 
     def identity_fields(self) -> dict[str, Any]:
-        """The identity-bearing fields as plain JSON values, neutral ones left out."""
+        """The identity fields as plain JSON values, without those that have their neutral value."""
         values: dict[str, Any] = {}
         for name, info in type(self).model_fields.items():
             if role_of(type(self), name) != "identity":
@@ -127,7 +127,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def role_of(cls: type[BaseModel], name: str) -> Role:
-    """The declared role of a field; TypeError when it has none."""
+    """The declared role of a field. Raises TypeError if it has none."""
     extra = cls.model_fields[name].json_schema_extra
     role = extra.get("x-role") if isinstance(extra, dict) else None
     if role not in ("identity", "execution", "reference"):
@@ -139,13 +139,13 @@ def role_of(cls: type[BaseModel], name: str) -> Role:
 
 
 def results_of(info: FieldInfo) -> tuple[str, ...]:
-    """The results that a stage may have that the field names; empty for a field that names no stage."""
+    """The results that the stages named by a field may have; empty for a field that names no stage."""
     return next((mark.results for mark in info.metadata if isinstance(mark, _To)), ())
 
 
 def encode(value: Any) -> Any:
-    """A stable JSON form of an identity value. TypeError for a type that has none, ValueError for NaN and
-    infinities."""
+    """A stable JSON form of an identity value. Raises TypeError for a type that has none, and ValueError for
+    NaN and infinities."""
     if isinstance(value, Spec):
         return value.identity_fields()
     if value is None or isinstance(value, (bool, int, str)):

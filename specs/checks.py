@@ -34,8 +34,8 @@ from specs.units import Reference
 
 
 def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
-    """Problems that concern more than one field. `names` are all stages of the file; `pipeline` has only
-    those whose own fields are right."""
+    """The problems that concern more than one field. `names` has all stages of the file; `pipeline` has only
+    those whose own fields are valid."""
     problems: list[Problem] = []
     for name, stage in pipeline.stages.items():
         problems += _check_references(pipeline, name, stage, names)
@@ -56,7 +56,7 @@ def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
 
 
 def _check_planted(pipeline: Pipeline, name: str, stage: CorpusStage) -> Iterator[Problem]:
-    """Whether the texts that a corpus plants are those of a source."""
+    """Checks that the documents that a corpus plants are those of a source of text."""
     for source, process in stage.sources.items():
         for key, planted in process.planted.items():
             where: FieldPath = ("stages", name, "sources", source, "planted", key, "documents")
@@ -166,7 +166,7 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
 
 
 def _check_probes(path: FieldPath, memorisation: Memorisation, process: CorpusSource) -> Iterator[Problem]:
-    """Whether the part of a corpus has the probes that an evaluation asks for."""
+    """Checks that the part of a corpus has the probes that an evaluation asks for."""
     ref, planted, at = memorisation.probes, memorisation.planted, path[:-1]
     if planted is None and process.repeats is None:
         message = f"'{ref}' has no repeats:, so it has no probes"
@@ -205,7 +205,7 @@ def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Itera
 def _check_layout(
     pipeline: Pipeline, name: str, stage: Stage, trajectories: Mapping[str, Trajectory]
 ) -> Iterator[Problem]:
-    """Whether a stage that runs on the training engine can run in its layout."""
+    """Checks that a stage that runs on the training engine can run in its layout."""
     if not stage.IN_LAYOUT:
         return
     launch = pipeline.launch_of(stage)
@@ -288,7 +288,7 @@ def _check_layout(
 
 
 def _check_backend(phase: Phase, models: Iterable[ModelSpec]) -> Iterator[Problem]:
-    """Whether the attention backend that a phase states computes the attention of its models."""
+    """Checks that the attention backend that a phase states computes the attention of its models."""
     backend, path = phase.settings.attention, (*phase.path, "attention")
     for model in models:
         if model.attention is not None and backend not in ("auto", *BACKENDS):
@@ -306,7 +306,7 @@ def _check_backend(phase: Phase, models: Iterable[ModelSpec]) -> Iterator[Proble
 
 
 def _of_teacher(launch: Launch, teacher: Trajectory | None) -> Iterator[Misfit]:
-    """The degrees that a teacher, which no pipeline divides, does not allow."""
+    """The degrees of parallelism that a teacher, which no pipeline divides, does not allow."""
     if teacher is not None:
         whole = launch.model_copy(update={"parallel": launch.degrees.without_pipeline})
         for misfit in misfits(whole, teacher.model):
@@ -316,7 +316,7 @@ def _of_teacher(launch: Launch, teacher: Trajectory | None) -> Iterator[Misfit]:
 def _check_float8(
     pipeline: Pipeline, name: str, stage: Stage, trajectories: Mapping[str, Trajectory]
 ) -> Iterator[Problem]:
-    """Whether the linear layers of a stage can multiply in float8, where it states or inherits that."""
+    """Checks that the linear layers of a stage can multiply in float8, if it states or inherits that."""
     if isinstance(stage, PreferenceSet) and stage.precision and stage.precision.linear != "param":
         message = "reference log-probabilities are not computed in float8: they depend on the rows of a batch"
         yield Problem(("stages", name, "precision", "linear"), message, "state linear: param.")

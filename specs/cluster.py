@@ -2,7 +2,7 @@
 fingerprint.
 
 Invariant: facts about a GPU come from `GPUS`, each with its source. Where a run is started (partitions,
-accounts, containers) is no part of a recipe.
+accounts, containers) is not part of a recipe.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ class Gpu(NamedTuple):
     memory: float
     watts: float  # thermal design power
     source: str  # the sheet, with the numbers as it states them
-    float8_flops: float | None = None  # dense peak in float8, per second; None: the GPU has none
+    float8_flops: float | None = None  # dense peak in float8, per second; None: the GPU has no float8
 
 
-# NVIDIA's sheets state tensor-core rates with sparsity, twice the dense ones. The SXM variants.
+# NVIDIA's sheets state tensor-core rates with sparsity, twice the dense ones. The rates are those of the SXM
+# variants.
 GPUS: dict[str, Gpu] = {
     "A100-40GB": Gpu(312e12, 40e9, 400, "NVIDIA A100 data sheet: 312 TFLOP/s dense, 40 GB, 400 W"),
     "A100": Gpu(312e12, 80e9, 400, "NVIDIA A100 data sheet: 312 TFLOP/s dense, 80 GB, 400 W"),

@@ -50,7 +50,7 @@ def checkpoints(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference]
 
 
 def _references(at: FieldPath, spec: Spec) -> Iterator[Use]:
-    """The references of a spec, and of those in its fields."""
+    """The references of a spec, and of the specs in its fields."""
     for name, shown, results in _fields(type(spec)):
         value = getattr(spec, name)
         if not results and isinstance(value, (bool, int, float, str)):
@@ -64,7 +64,7 @@ def _references(at: FieldPath, spec: Spec) -> Iterator[Use]:
 
 @cache
 def _fields(kind: type[Spec]) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Of each field: its name, its name in a recipe, and the results that it may name."""
+    """The name of each field, its name in a recipe, and the results that it may name."""
     return [(name, info.alias or name, results_of(info)) for name, info in kind.model_fields.items()]
 
 
@@ -80,21 +80,21 @@ def _items(path: FieldPath, value: Any) -> Iterator[tuple[FieldPath, Any]]:
 
 
 def _named(path: FieldPath, item: Any) -> Reference:
-    """The reference that an item is or, where a mapping has references as keys, the last key of `path`."""
+    """The reference that an item is; in a mapping whose keys are references, the last key of `path`."""
     return Reference.parse(item if isinstance(item, (Reference, str)) else path[-1])
 
 
 def order(pipeline: Pipeline) -> list[str]:
-    """Stage names, inputs first, else in the order of the file. A mixture comes just before the first stage
-    that needs it, and mixtures of one stage in the order in which they are trained on. SpecError names a
-    cycle."""
+    """The names of the stages, inputs first, otherwise in the order of the file. A mixture comes just before
+    the first stage that needs it, and the mixtures of one stage come in the order in which they are trained
+    on. Raises SpecError, which names the stages, for a cycle."""
     done: list[str] = []
     path: list[str] = []
     stages = pipeline.stages
 
     def ancestors(name: str) -> set[str]:
-        """The stage and all stages that it needs, directly or not: an excluded stage does not come before a
-        stage that it needs."""
+        """The stage and all stages that it needs, directly or indirectly: an excluded stage does not come
+        before a stage that it needs."""
         found: set[str] = set()
         left = [name]
         while left:
@@ -133,7 +133,7 @@ def order(pipeline: Pipeline) -> list[str]:
 
 
 def needs(name: str, stage: Stage) -> list[str]:
-    """Names of the stages that must be finished before this one. Parts of a stage may read each other
+    """The names of the stages that must be finished before this one. Parts of a stage may read each other
     (`not_in`); the planner orders those."""
     others = [
         use.reference.stage
@@ -144,7 +144,7 @@ def needs(name: str, stage: Stage) -> list[str]:
 
 
 def mixtures_of(pipeline: Pipeline, name: str) -> list[str]:
-    """Names of the mixtures that a stage of training draws from."""
+    """The names of the mixtures that a training stage draws from."""
     stage = pipeline.stages[name]
     if isinstance(stage, TrainingStage):
         return [use.reference.stage for use in uses(name, stage) if use.results == ("mixture",)]
@@ -152,7 +152,7 @@ def mixtures_of(pipeline: Pipeline, name: str) -> list[str]:
 
 
 def excluded_by(pipeline: Pipeline, mixture: str) -> list[str]:
-    """Names of the training stages that a mixture, or one of its mixtures, excludes."""
+    """The names of the training stages that a mixture, or one of its mixtures, excludes."""
     found: dict[str, None] = {}
     seen: set[str] = set()
 

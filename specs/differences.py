@@ -1,5 +1,5 @@
-"""The differences of two mappings, name by name: flattened specs (`specs.base.flatten`), the inputs of parts,
-other values.
+"""The differences between two mappings, name by name: flattened specs (`specs.base.flatten`), the inputs of
+parts, or other values.
 
 Every comparison of two specs is made here. The caller only words the result: why a part reruns, or how two
 recipes or artifacts differ.
@@ -21,7 +21,7 @@ class Change(Generic[T]):
     name: str
     a: T | None  # None where A lacks the name, or has None there; `only_in` tells which
     b: T | None
-    only_in: Literal["a", "b"] | None = None  # the side that has the name, where the other has not
+    only_in: Literal["a", "b"] | None = None  # the side that has the name, if the other lacks it
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""YAML 1.2 files with positions: plain values, each with the place where it was written.
+"""Reads YAML 1.2 files as plain values, each with the place where it was written.
 
 Invariants: `1e-4` is a number, `12:30` is text, `yes` is text. A repeated key is an error. Reading builds
 only dicts, lists and scalars; no tag makes an object. The origin of a value (file and line, or `--set`) is
@@ -42,7 +42,7 @@ _CONSTANTS |= {"true": True, "True": True, "TRUE": True, "false": False, "False"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value was written."""
+    """The place where a value was written."""
 
     where: str  # `mini.yaml:12`, `--set a.b=1`
     text: str = ""  # of a scalar, as it is written: `1e-4`
@@ -82,8 +82,8 @@ class Document:
 
 
 def read(path: str | Path) -> Document:
-    """Reads a YAML file. SpecError for one that cannot be read, is not YAML, repeats a key or is not a
-    mapping."""
+    """Reads a YAML file. Raises SpecError for a file that cannot be read, is not YAML, repeats a key or is
+    not a mapping."""
     if "://" in str(path):
         fix = "copy it here, and name the copy."
         raise SpecError.of((), "this is a URL, not a file", fix, mask_url(str(path)))
@@ -97,7 +97,7 @@ def read(path: str | Path) -> Document:
 
 
 def nearest_file(path: Path, but: Path | None = None) -> str:
-    """`did you mean 'mini.yaml'?`, from the files in the folder of a missing one."""
+    """`did you mean 'mini.yaml'?`, from the files in the folder of a missing file."""
     if not path.parent.is_dir():
         return f"there is no folder '{path.parent}'."
     there = [other.name for other in path.parent.glob("*.yaml") if other != but]
@@ -146,7 +146,7 @@ def parse(text: str, name: str, *, or_nothing: bool = False) -> Document:
 
 
 class _Composer(Composer):
-    """Stops at a file of very many values, which takes minutes to read."""
+    """A composer that stops at a file with very many values, which would take minutes to read."""
 
     count = 0
 
@@ -159,8 +159,8 @@ class _Composer(Composer):
 
 @lru_cache(16)
 def _compose(text: str) -> Node | None:
-    """The nodes of a text, which nothing changes. YAMLError, RecursionError, or OverflowError for more than
-    `MAX_VALUES` values."""
+    """The nodes of a text, which are cached, so nothing may change them. Raises YAMLError, RecursionError, or
+    OverflowError for more than `MAX_VALUES` values."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer = _Composer
     root: Node | None = yaml.compose(text)
@@ -168,7 +168,7 @@ def _compose(text: str) -> Node | None:
 
 
 def scalar(text: str) -> Any:
-    """A plain YAML 1.2 scalar as bool, int, float, None or text. Integers may have `_` between digits.
+    """A plain YAML 1.2 scalar as bool, int, float, None or text. Integers may have `_` between digits. Raises
     ValueError for a number that is too large."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
@@ -192,7 +192,7 @@ class _Builder:
         self.count = 0
 
     def build(self, node: Node, path: FieldPath, key: Node | None = None) -> Any:
-        """The plain value of a node; the origin of one in a mapping is that of its key."""
+        """The plain value of a node; a value in a mapping has the origin of its key."""
         where = self.where(key or node)
         self.origins[path] = Origin(where, node.value if isinstance(node, ScalarNode) else "")
         self.count += 1
@@ -237,15 +237,15 @@ class _Builder:
 
 
 def keys_of(target: str, stage: str | None) -> list[str]:
-    """The keys of a dotted path, in which the name of a stage, which may have dots, is one."""
+    """The keys of a dotted path. The name of a stage, which may have dots, is one key."""
     if stage is None:
         return target.split(".")
     return ["stages", stage, *target.removeprefix(f"stages.{stage}").split(".")[1:]]
 
 
 def override(document: Document, assignment: str, variables: Document | None = None) -> None:
-    """Applies one `path=value` of `--set`. SpecError for a malformed one, or one whose path leads through a
-    value that is not a mapping.
+    """Applies one `path=value` of `--set`. Raises SpecError for a malformed assignment, and for a path that
+    leads through a value that is not a mapping.
 
     A path through a mapping that is a variable changes a copy of it, at that place only. Validation finds out
     later whether the field exists.
@@ -253,7 +253,7 @@ def override(document: Document, assignment: str, variables: Document | None = N
     Args:
         document: changed in place.
         assignment: `path=value`.
-        variables: the document that states the variables, if it is another one.
+        variables: the document that states the variables, if not `document`.
     """
     stated = mask_url(assignment)
     where = f"--set {stated}" if len(stated) <= SHOWN else f"--set {stated[:SHOWN]}..."
@@ -302,8 +302,8 @@ def override(document: Document, assignment: str, variables: Document | None = N
 
 
 def _copy_variable(document: Document, place: Any, path: FieldPath, variables: Document) -> None:
-    """Replaces the variable at `path`, whose last key is in `place`, by a copy of its mapping or list, if it
-    is one."""
+    """Replaces the variable at `path`, whose last key is in `place`, with a copy of its value, if that is a
+    mapping or a list."""
     stated = variables.data.get("variables")
     value, followed = place[path[-1]], list[str]()
     while isinstance(value, str) and isinstance(stated, dict) and (use := _VARIABLE.fullmatch(value)):

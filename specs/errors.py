@@ -14,7 +14,7 @@ from specs.redaction import MaskedError, redacted
 
 FieldPath = tuple[str | int, ...]
 LISTED = 40
-"""Candidates that are listed where none is like the name."""
+"""The number of candidates that are listed when none resembles the name."""
 
 
 def dotted(path: FieldPath) -> str:
@@ -43,7 +43,7 @@ class Problem:
 
 
 class SpecError(ValueError):
-    """A spec with mistakes: `problems`."""
+    """An error with the mistakes of a spec in `problems`."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(problems)
@@ -51,17 +51,17 @@ class SpecError(ValueError):
 
     @classmethod
     def of(cls, path: FieldPath, message: str, fix: str = "", where: str = "") -> SpecError:
-        """With one problem."""
+        """An error with one problem."""
         return cls([Problem(path, message, fix, where)])
 
 
 class StageError(MaskedError, ValueError):
-    """A stage that cannot succeed: another attempt would fail the same way, so none is made. The message says
-    why."""
+    """The error of a stage that cannot succeed: another attempt would fail the same way, so none is made. The
+    message says why."""
 
 
 def a(noun: str) -> str:
-    """`an export`, `a corpus`."""
+    """The noun with its article: `an export`, `a corpus`."""
     return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"
 
 

@@ -1,4 +1,4 @@
-"""From Pydantic's errors to problems that name the place in the file, the value and the fix.
+"""Turns Pydantic's errors into problems that name the place in the file, the value and the fix.
 
 Invariant: a path can be followed in the document as it is written; what Pydantic adds to paths (tags of
 unions, names of validators) is removed.
@@ -28,11 +28,11 @@ _CHOICES = {
     "filter": ["length", "alphabetic", "repeated-lines"],
     "method": ["fasttext", "mlp"],
 }
-"""Values to name in errors, by the field that chooses between models."""
+"""The values that errors suggest, by the field that chooses between models."""
 
 
 def explain(model: type[BaseModel], document: Document, details: Any) -> Problem:
-    """One of Pydantic's errors about a document that `model` reads, as a problem with its place."""
+    """Turns one of Pydantic's errors about a document that `model` reads into a problem with its place."""
     path = _in_document(document.data, tuple(details["loc"]))
     kind, value = details["type"], details.get("input")
     if kind == "extra_forbidden":

@@ -118,8 +118,8 @@ class FigureSpec(Spec):
         return [(name, axis) for name, axis in (("x", self.x), ("y", self.y)) if axis.metric]
 
     def variants(self, stages: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Variants with their labels, by series. A variant with `*` is every one for which y has a stage
-        among `stages`."""
+        """The variants with their labels, by series. A variant with `*` stands for every variant for which y
+        has a stage among `stages`."""
         return {name: _matching(self.y.stage, stated, stages) for name, stated in self.series.items()}
 
 

@@ -1,7 +1,7 @@
-"""What the filters of a corpus have in common.
+"""The base classes and common fields of the filters of a corpus.
 
 Invariants:
-- `files()` names the files that a filter reads beside the documents. The planner fingerprints their content,
+- `files()` names the files that a filter reads besides the documents. The planner fingerprints their content,
   so their URLs are not identity fields.
 - `columns()` names the columns of a row that a filter reads, `adds()` those that it makes for later filters.
 - Each filter of single documents can be limited to documents with certain values in columns (`only`): a
@@ -38,11 +38,11 @@ class Filter(Spec):
         return []
 
     def columns(self) -> list[str]:
-        """Columns of a row that the filter needs, beside the text."""
+        """The columns of a row that the filter needs, besides the text."""
         return []
 
     def adds(self) -> list[str]:
-        """Columns that the filter makes for later ones."""
+        """The columns that the filter makes for later filters."""
         return []
 
 

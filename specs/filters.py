@@ -1,5 +1,5 @@
-"""The filters of corpora and conversations: what is kept, in the order in which a recipe lists them. For a
-filter, a conversation is a document: its text is what `of` says, its columns are those of its row.
+"""The filters of corpora and conversations, applied in the order in which a recipe lists them. For a filter,
+a conversation is a document: `of` says what its text is, and its columns are those of its row.
 
 Invariant: whether a document passes depends on the document alone, or (`exact-duplicates`, `near-duplicates`)
 on the set of documents of its source and of the parts in `not_in`: never on their order, on the names of the
@@ -23,8 +23,8 @@ from specs.scoring import Percentile, ScoreModel
 from specs.sources import CONVERSATIONAL, SourceSpec, resolve_url
 from specs.units import ReferenceText
 
-# A document is dropped from this score on (swiss-ai/pretrain-data, pipelines/fineweb-2), under the codes that
-# data sets use.
+# A document with this score or more is dropped (swiss-ai/pretrain-data, pipelines/fineweb-2). Languages have
+# the codes that data sets use.
 _PUBLISHED_TOXICITY = [
     *((("deu", "de"), 0.9977), (("fra", "fr"), 0.9994), (("pol", "pl"), 0.9867), (("por", "pt"), 0.9476)),
     (("spa", "es"), 0.9953),
@@ -82,7 +82,7 @@ class RepeatedLinesFilter(CutoffFilter):
 
 class ToxicityFilter(DocumentFilter):
     """Drops documents whose score by a toxicity classifier reaches the threshold of their language; a
-    language without one passes.
+    document of a language without a threshold passes.
 
     The score is a column made beforehand: no classifier is run here. The published classifier is a small
     network per language on embeddings of XLM-R, and its thresholds drop the 5% with the highest score
@@ -107,7 +107,7 @@ class ToxicityFilter(DocumentFilter):
 
 
 class LanguageFilter(DocumentFilter):
-    """Keeps documents whose most likely language is listed and has at least its score. The label (without
+    """Keeps documents whose most likely language is listed and reaches its minimum score. The label (without
     `__label__`) and its score become the columns `language` and `language_score`, which later filters can
     use."""
 
@@ -148,7 +148,7 @@ class LanguageFilter(DocumentFilter):
 
 class ScoreFilter(DocumentFilter):
     """Keeps documents whose score is between `min` and `max`, both included. The score is a number in a
-    column, or a `model` gives it, and it becomes the column for later filters.
+    column, or a `model` computes it, and it becomes that column for later filters.
 
     `{filter: score, model: {from: toxicity, label: toxic}, max: p95, by: language}` drops the 5% of each
     language with the highest score: `p95` is a threshold that the `classifier` stage has stored."""
@@ -339,7 +339,7 @@ GLOBAL_FILTERS = (ExactDuplicatesFilter, NearDuplicatesFilter)
 
 
 def columns_read(filters: list[FilterSpec], after: Iterable[str] = ()) -> list[str]:
-    """Columns of a row, beside the text, that the filters read, and those that are needed `after` them;
+    """The columns of a row, besides the text, that the filters read, and those that are needed `after` them;
     sorted, without those that an earlier filter adds."""
     needed: set[str] = set()
     made: set[str] = set()
@@ -350,7 +350,7 @@ def columns_read(filters: list[FilterSpec], after: Iterable[str] = ()) -> list[s
 
 
 def scored(filters: list[FilterSpec]) -> dict[int, ScoreFilter]:
-    """The filters whose scores a model gives, by their step."""
+    """The filters whose scores come from a model, by their step."""
     return {
         index: step
         for index, step in enumerate(filters)
@@ -359,7 +359,7 @@ def scored(filters: list[FilterSpec]) -> dict[int, ScoreFilter]:
 
 
 def a_column_for_each_score(filters: list[FilterSpec]) -> list[FilterSpec]:
-    """ValueError where the scores of two models would be one column."""
+    """Returns the filters. Raises ValueError if the scores of two models would be in one column."""
     columns = [step.column for step in scored(filters).values()]
     if twice := sorted({column for column in columns if columns.count(column) > 1}):
         raise ValueError(f"two filters make the column '{twice[0]}'; state another column for one of them")

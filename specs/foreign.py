@@ -24,10 +24,10 @@ from specs.errors import FieldPath, dotted
 from specs.redaction import mask_url
 
 MAX_BYTES = 64 * 2**20
-MAX_VALUES = 5_000_000  # a tokenizer of 500,000 merges has half of it
+MAX_VALUES = 5_000_000  # a tokenizer of 500,000 merges has half as many
 MAX_DEPTH = 100
 MAX_DIGITS = 40  # tokenizer_config.json has model_max_length 1000000000000000019884624838656
-SHOWN = 3  # problems of one file
+SHOWN = 3  # problems of one file that a message names
 TOO_DEEP = f"it has more than {MAX_DEPTH} brackets inside each other"
 HALF = "has half of a character (a lone surrogate)"
 
@@ -54,20 +54,20 @@ class ForeignError(ValueError):
 
 
 class Foreign(BaseModel):
-    """Base of the models of these files. A value of the wrong type is an error and is never converted.
+    """The base of the models of such files. A value of the wrong type is an error and is never converted.
     Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def shown(value: Any) -> str:
-    """A value for a message: at most a line of it, without the credentials of a URL."""
+    """A value for a message: at most one line, without the credentials of a URL."""
     return _text.repr(mask_url(value) if isinstance(value, str) else value)
 
 
 def check_regular(path: str | Path) -> int:
-    """Size of a local file. ForeignError for a folder, and for a pipe, a socket or a device, which may
-    never end; OSError as usual."""
+    """The size of a local file. Raises ForeignError for a folder, and for a pipe, a socket or a device, which
+    may never end; OSError as usual."""
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         what = next((name for is_one, name in IRREGULAR.items() if is_one(found.st_mode)), "no file")
@@ -76,21 +76,21 @@ def check_regular(path: str | Path) -> int:
 
 
 def check_length(size: int, most: int) -> None:
-    """ForeignError for a file of more than `most` bytes."""
+    """Raises ForeignError for a file of more than `most` bytes."""
     if size > most:
         raise ForeignError(f"it has {size:,} bytes; the limit is {most:,}")
 
 
 def read_local(path: str | Path, most: int = MAX_BYTES) -> bytes:
-    """Content of a local file. ForeignError for one that is not regular or has more than `most` bytes;
-    OSError as usual."""
+    """The content of a local file. Raises ForeignError for a file that is not regular or has more than `most`
+    bytes; OSError as usual."""
     check_length(check_regular(path), most)
     return Path(path).read_bytes()
 
 
 def parse_json(data: bytes, most: int = MAX_BYTES, values: int = MAX_VALUES) -> Any:
-    """The document in `data`. ForeignError for anything but JSON (RFC 8259) in UTF-8, within the bounds of
-    this module, `most` bytes and `values` values; it names the field."""
+    """The document in `data`. Raises ForeignError, which names the field, for anything but JSON (RFC 8259) in
+    UTF-8 within the bounds of this module, `most` bytes and `values` values."""
     check_length(len(data), most)
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise ForeignError("it begins with a byte order mark; save it as UTF-8 without one")
@@ -127,7 +127,7 @@ def parse_json(data: bytes, most: int = MAX_BYTES, values: int = MAX_VALUES) -> 
 
 @dataclass(frozen=True)
 class _Refused:
-    """Replaces a number that is refused, so that its field can be named."""
+    """The replacement of a number that is refused, so that its field can be named."""
 
     message: str
 
@@ -145,8 +145,8 @@ def _check_values(value: Any, path: FieldPath) -> None:
 
 
 def is_text(text: str) -> bool:
-    """Whether a text can be written to a file: JSON and YAML can spell half of a surrogate pair, which is
-    no character."""
+    """Whether a text can be written to a file: JSON and YAML can spell half of a surrogate pair, which is not
+    a character."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -173,7 +173,7 @@ def _check_depth(document: Any) -> None:
 
 
 def checked(model: type[M], document: Any) -> M:
-    """The document as a model. ForeignError names the fields that are wrong, and their values."""
+    """The document as a model. Raises ForeignError, which names the wrong fields and their values."""
     if not isinstance(document, dict):
         raise ForeignError(f"it holds {shown(document)}, not an object {{...}}")
     try:

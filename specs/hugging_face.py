@@ -68,18 +68,18 @@ RELEASED_ROPE: dict[str, str | float] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""The default of transformers' `ApertusConfig`."""
+"""The default rotary embedding of transformers' `ApertusConfig`."""
 
 
 class OwnClass(NamedTuple):
-    """The classes of a file in `apertus_model/model` that computes what transformers' class of Apertus does
-    not. An export ships the file."""
+    """The classes in a file of `apertus_model/model` that compute models which transformers' Apertus class
+    cannot. An export ships the file."""
 
     module: str
     config: str
     model: str
     model_type: str
-    activation: str  # the `hidden_act` of its folders, which the class of Apertus refuses
+    activation: str  # the `hidden_act` of its folders, which transformers' Apertus class refuses
 
     @property
     def file(self) -> str:
@@ -110,32 +110,32 @@ OWN_CLASSES = (SCHEDULED, HYBRID)
 
 
 def own_class(spec: ModelSpec) -> OwnClass | None:
-    """The classes that compute a model; None where transformers' own of Apertus does."""
+    """The classes that compute a model; None if transformers' own Apertus class does."""
     if spec.mamba is not None:
         return HYBRID
     return None if spec.plain_stack else SCHEDULED
 
 
 def own_file(spec: ModelSpec) -> str | None:
-    """The file with code that an export ships: of `own_class`, or what opens a reward model as a sequence
-    classifier."""
+    """The file with code that an export ships: that of `own_class`, or the one that opens a reward model as a
+    sequence classifier; None for any other model."""
     if (own := own_class(spec)) is not None:
         return own.file
     return "modeling_apertus_reward.py" if spec.head == "reward" else None
 
 
 class HuggingFaceError(StageError):
-    """A Hugging Face model that cannot be read or that this program cannot compute. The message names field
-    and value."""
+    """An error about a Hugging Face model that cannot be read or that this program cannot compute. The
+    message names field and value."""
 
 
 def other_architecture(config: Any, name: str, known: Mapping[str, Collection[str]]) -> str | None:
-    """The architecture of a causal language model that is not Apertus; None for Apertus, and for what an
-    export here made of it.
+    """The architecture of a causal language model that is not Apertus; None for Apertus, and for a model that
+    an export here made from it.
 
     Args:
         config: content of `config.json`.
-        name: of that file, for the message.
+        name: the name of that file, for the message.
         known: `model_type` -> architectures that the installed transformers computes by its own code.
 
     Raises:
@@ -179,9 +179,9 @@ def not_representable(spec: ModelSpec) -> str | None:
 
 
 def architecture(spec: ModelSpec) -> str:
-    """The class of transformers that computes a model. It has none for sequence classification by Apertus; a
-    token classifier of one output has the same weights, and the reward is its output at the last token. Of a
-    model that it does not compute, one of our own."""
+    """The class that computes a model: one of transformers or, if it has none, one of our own. transformers
+    has no class for sequence classification by Apertus; a token classifier of one output has the same
+    weights, and the reward is its output at the last token."""
     if (own := own_class(spec)) is not None:
         return own.model
     return "ApertusForTokenClassification" if spec.head == "reward" else "ApertusForCausalLM"
@@ -237,7 +237,7 @@ def hugging_face_config(
 
 
 def _own_fields(spec: ModelSpec) -> dict[str, Any]:
-    """What the config of `own_class` has beside that of Apertus."""
+    """The fields that the config of `own_class` has in addition to those of Apertus."""
     if (own := own_class(spec)) is None:
         return {}
     if spec.method is not None:
@@ -249,8 +249,8 @@ def _own_fields(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _steps(spec: ModelSpec) -> list[list[Any]]:
-    """`[layer, [state, ...]]` of each step; then the layers beside it, the steps whose keys it reads, and
-    whether it is normed, up to the last that says anything."""
+    """Each step as `[layer, [state, ...]]`, then the layers beside it, the steps whose keys it reads, and
+    whether it is normed; empty or false values at the end are left out."""
     steps = []
     for step in spec.schedule:
         more = [list(step.beside), list(step.reads), step.normed]
@@ -261,8 +261,8 @@ def _steps(spec: ModelSpec) -> list[list[Any]]:
 
 
 def _below(scaling: RopeScaling, context: int) -> RopeScaling:
-    """The same frequencies with an `original_max_position` below the context, since transformers warns of any
-    other.
+    """The same frequencies with an `original_max_position` below the context, since transformers warns about
+    any other value.
 
     Only its ratios to the two factors matter, so all three are halved until it fits, which changes no bit. If
     its half is not a whole number, it is rounded and the factors are scaled by the same ratio."""
@@ -291,8 +291,8 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
     `name` is what errors call the file.
 
     Raises:
-        HuggingFaceError: it is not an `ApertusForCausalLM`, or one that differs from this model; names every
-        such field and its value.
+        HuggingFaceError: it is not an `ApertusForCausalLM`, or it differs from this model; the message names
+        every such field and its value.
     """
     try:
         kind = checked(Kind, config)
@@ -354,7 +354,7 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
 
 def _rope(config: Config, wrong: list[str]) -> dict[str, str | float | None]:
     """The rotary embedding: `rope_parameters`, or `rope_theta` and `rope_scaling` of older releases. Adds
-    to `wrong` what does not fit."""
+    every mismatch to `wrong`."""
     stated = config.rope_parameters or config.rope_scaling
     if stated is None and config.rope_theta is not None:
         wrong.append(

@@ -1,4 +1,4 @@
-"""The files of a Hugging Face model folder: the fields that this program reads of each."""
+"""The files of a Hugging Face model folder: the fields that this program reads from each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Config(Foreign):
     initializer_range: float = 0.02
     max_position_embeddings: int = Field(65_536, gt=0, le=MOST)
     eos_token_id: Ids = None
-    # of the classes that exports bring along
+    # fields of the classes that exports ship
     layer_schedule: list[Any] | None = None
     layer_schedule_of: dict[str, dict[str, Any]] = Field(default_factory=dict)
     mamba_layers: list[int] | None = None
@@ -49,8 +49,8 @@ class Config(Foreign):
 
 
 class OtherConfig(Foreign):
-    """The fields of the `config.json` of another architecture that are read. Each of these lengths is the
-    context under the name of some architecture."""
+    """The fields of the `config.json` of another architecture that are read. Each of its lengths is the
+    context, under the name that some architecture gives it."""
 
     max_position_embeddings: int | None = Field(None, gt=0, le=MOST)
     n_positions: int | None = Field(None, gt=0, le=MOST)
@@ -60,7 +60,7 @@ class OtherConfig(Foreign):
 
     @property
     def context(self) -> int:
-        """In tokens; `MOST` for an architecture without a limit."""
+        """The context in tokens; `MOST` for an architecture without a limit."""
         stated = (
             self.max_position_embeddings,
             self.n_positions,
@@ -80,8 +80,8 @@ WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Stored(Foreign):
-    """Shapes, and how weights are stored, by the `config.json` of any model; transformers has renamed the
-    first field."""
+    """The shapes and the dtype of stored weights, from the `config.json` of any model; transformers has
+    renamed `torch_dtype` to `dtype`."""
 
     dtype: str | None = None
     torch_dtype: str | None = None
@@ -96,7 +96,7 @@ class Stored(Foreign):
 
     @property
     def width(self) -> int | None:
-        """Bytes of a weight."""
+        """The bytes of a weight; None if its dtype is unknown."""
         return WIDTHS.get(self.dtype or self.torch_dtype or "")
 
 

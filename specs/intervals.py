@@ -1,4 +1,4 @@
-"""How often to save: the interval that wastes the least time, for a given write time and failure rate.
+"""The interval between saves that wastes the least time, for a given write time and failure rate.
 
 The advice on checkpoint intervals follows from it. Let t be the work between two saves, d the time of a write
 and M the mean of exponentially distributed times between failures, and let restarts cost nothing. Then the
@@ -14,7 +14,7 @@ import math
 
 def expected_time(interval: float, write_seconds: float, mean_time_between_failures: float) -> float:
     """Expected seconds per second of work, T(t) above; infinite where it is too large for a float. All
-    arguments in seconds, positive."""
+    arguments are in seconds and positive."""
     exponent = (interval + write_seconds) / mean_time_between_failures
     return mean_time_between_failures * math.expm1(exponent) / interval if exponent < 700 else math.inf
 
@@ -41,14 +41,14 @@ def longest_interval(
 
 
 def young(write_seconds: float, mean_time_between_failures: float) -> float:
-    """First order (J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM
-    17(9), 1974): sqrt(2 d M) seconds of work between saves."""
+    """The first-order optimum (J. W. Young, "A first order approximation to the optimum checkpoint interval",
+    CACM 17(9), 1974): sqrt(2 d M) seconds of work between saves."""
     return math.sqrt(2 * write_seconds * mean_time_between_failures)
 
 
 def young_daly(write_seconds: float, mean_time_between_failures: float) -> float:
-    """Higher order (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart
-    dumps", FGCS 22(3), 2006, eq. 37).
+    """The higher-order optimum (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for
+    restart dumps", FGCS 22(3), 2006, eq. 37).
 
         t = sqrt(2 d M) [1 + sqrt(d / (2 M)) / 3 + (d / (2 M)) / 9] - d    for d < 2 M
         t = M                                                             otherwise
@@ -59,7 +59,7 @@ def young_daly(write_seconds: float, mean_time_between_failures: float) -> float
             nodes.
 
     Returns:
-        Seconds of work between the end of a save and the begin of the next.
+        Seconds of work between the end of a save and the beginning of the next.
 
     Raises:
         ValueError: an argument is not positive.

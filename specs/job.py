@@ -1,4 +1,4 @@
-"""The job that the launcher hands to the process of a stage: one JSON file, complete, without secrets."""
+"""The job that the launcher hands to the process of a stage: one complete JSON file without secrets."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Job(BaseModel):
 
 
 class _Report(BaseModel):
-    """What the process of a stage reports to its launcher, in files, or in lines of its output that begin
+    """A report of the process of a stage to its launcher, in a file, or in a line of its output that begins
     with `REPORT`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class ProgressRow(_Report):
-    """How far a stage is."""
+    """The progress of a stage."""
 
     done: float
     total: float
@@ -79,7 +79,7 @@ class DamagedInput(_Report):
 
 
 class Failure(_Report):
-    """Why there is no result."""
+    """The reason why a stage has no result."""
 
     message: str
     again: bool = False  # another attempt may succeed

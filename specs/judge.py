@@ -65,7 +65,7 @@ def clauses(text: str) -> dict[str, str]:
     """The clauses of a constitution by their numbers. A clause begins on a line of its own with its number
     (`[2.1] ...`, `2.1 ...` or `2. ...`) and ends before the next one or an empty line.
 
-    ValueError when there is none, or a number occurs twice.
+    Raises ValueError if there is none, or if a number occurs twice.
     """
     found: dict[str, list[str]] = {}
     lines: dict[str, int] = {}
@@ -87,7 +87,7 @@ def clauses(text: str) -> dict[str, str]:
 
 
 def _check_template(text: str, needed: Collection[str], known: Collection[str]) -> str:
-    """ValueError for a template with fields that there are not, or without those that it needs."""
+    """Returns the template. Raises ValueError if it has unknown fields, or lacks those that it needs."""
     fields = FIELD.findall(text)
     if unknown := [field for field in fields if field not in known]:
         raise ValueError(f"there is no field {{{unknown[0]}}}; the fields are {', '.join(known)}")
@@ -112,10 +112,10 @@ class Pairwise(Spec):
 
 
 class Judge(Spec):
-    """A model that is asked for one number of a scale. The score is the expectation of the number under its
-    probabilities at the first token of the reply, as a share of what falls on the scale:
-    sum(k p(k)) / sum(p(k)) (arXiv 2509.14233, section 4.3.2). A token counts for a number also with
-    spaces around it or in full width. An empty completion has the lowest score, and is not asked about."""
+    """A model that is asked for one number on a scale. The score is the expectation of the number under the
+    model's probabilities at the first token of the reply, divided by the probability of the whole scale:
+    sum(k p(k)) / sum(p(k)) (arXiv 2509.14233, section 4.3.2). A token also counts as a number with spaces
+    around it or in full width. An empty completion gets the lowest score without a question."""
 
     from_: Reference | None = reference(
         None,
@@ -204,5 +204,5 @@ class Judge(Spec):
 
     @property
     def numbers(self) -> list[int]:
-        """Of the scale."""
+        """The numbers of the scale."""
         return list(range(self.scale[0], self.scale[1] + 1))

@@ -1,5 +1,5 @@
-"""Where and how a stage runs: processes, threads, parallel layout. Execution only; nothing here enters a
-fingerprint."""
+"""Settings of where and how a stage runs: processes, threads, parallel layout. All are execution fields;
+nothing here enters a fingerprint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from specs.base import Spec, execution
 from specs.units import HELD_OUT, Duration, PositiveDuration
 
-MOST_PROCESSES = 2**20  # of a launch: more than any cluster has GPUs
+MOST_PROCESSES = 2**20  # of a launch; no cluster has as many GPUs
 MOST_THREADS = 4096  # threads or processes of one machine
 Executor = Literal["local", "slurm", "kubernetes"]
 
@@ -98,7 +98,7 @@ class Parallel(Spec):
 
     @property
     def stages(self) -> int:
-        """Pipeline stages of the model; `interleaved-1f1b` has several per process."""
+        """The number of pipeline stages of the model; `interleaved-1f1b` has several per process."""
         several = self.pp > 1 and self.pp_schedule == "interleaved-1f1b"
         return self.pp * ((self.virtual_stages or 2) if several else 1)
 
@@ -112,8 +112,8 @@ class Parallel(Spec):
 
 class Workers(Spec):
     """The processes that share the units of a stage: tasks of a corpus, ranges of prompts or of a suite's
-    requests. Each has launch.parallel.tp GPUs where a whole model answers, and one where one scores. The
-    profile (specs/profiles.py) says where they run on a cluster."""
+    requests. Each has launch.parallel.tp GPUs where a whole model answers, and one GPU where a model scores.
+    The profile (specs/profiles.py) says where they run on a cluster."""
 
     count: int | None = execution(
         None,
@@ -150,7 +150,7 @@ class HeldModel(NamedTuple):
 
 
 class Launch(Spec):
-    """One launch. A stage's `launch:` replaces single fields of the pipeline's."""
+    """The settings of a launch. Fields of a stage's `launch:` replace those of the pipeline's."""
 
     processes: int | None = execution(
         None, ge=1, le=MOST_PROCESSES, description="training processes (one per GPU); 1 by default"
@@ -202,7 +202,7 @@ class Launch(Spec):
     )
 
     def over(self, base: Launch) -> Launch:
-        """Fields stated here win over those of `base`."""
+        """The settings of `base`, with the fields stated here in place of its own."""
         return base.model_copy(update=self.stated())
 
     @property
@@ -211,7 +211,7 @@ class Launch(Spec):
 
     @property
     def degrees(self) -> Parallel:
-        """How a model and its batch are divided."""
+        """The degrees by which a model and its batch are divided."""
         return self.parallel or Parallel()
 
     @property
@@ -226,8 +226,8 @@ class Launch(Spec):
         return self.workers.count if self.workers is not None else None
 
     def workers_of_node(self, gpus: int, each: int) -> int:
-        """Workers of a part that is one process on `gpus` GPUs, where each takes `each` of them: as
-        many as stated, else as many as there is room for."""
+        """The number of workers of a part that is one process on `gpus` GPUs, of which each worker takes
+        `each`: as many as stated, else as many as fit."""
         return self.worker_count or max(1, gpus // each)
 
     @property
@@ -275,7 +275,7 @@ class Retries(Spec):
     )
 
     def wait(self, before: int) -> float:
-        """Seconds before a retry that follows `before` others."""
+        """The seconds to wait before a retry that follows `before` others."""
         return min(self.backoff.seconds * 2.0 ** min(before, 30), max(self.backoff.seconds, LONGEST_WAIT))
 
 
@@ -294,8 +294,8 @@ def _steps_or_time(value: Any) -> Any:
 
 
 class Checkpointing(Spec):
-    """When a training stage saves, and how many of its checkpoints are kept beside the last of each segment.
-    A checkpoint that another artifact or the next step of a run starts from is always kept."""
+    """The settings of when a training stage saves, and of how many checkpoints are kept besides the last of
+    each segment. A checkpoint that another artifact or the next step of a run starts from is always kept."""
 
     interval: Annotated[Annotated[int, Field(ge=1)] | Duration, BeforeValidator(_steps_or_time)] = execution(
         100, description="between checkpoints: optimizer steps, or a time such as `30min`"
@@ -325,7 +325,7 @@ class Checkpointing(Spec):
 
     @property
     def seconds(self) -> float | None:
-        """Time between checkpoints; None where they are counted in steps."""
+        """The seconds between checkpoints; None if the interval is in steps."""
         return self.interval.seconds if isinstance(self.interval, Duration) else None
 
     def kept(self, step: int) -> bool:
@@ -334,7 +334,7 @@ class Checkpointing(Spec):
 
 
 class Validation(Spec):
-    """Loss on held-out sequences of every source of the mixture while training."""
+    """Settings of the loss on held-out sequences of every source of the mixture during training."""
 
     interval: int = execution(100, ge=0, description="optimizer steps between validations; 0 switches it off")
     samples: int = execution(16, ge=1, description="sequences per source")

@@ -9,9 +9,9 @@ from specs.layer_schedule import MOST_LAYERS, Step, plain
 
 
 class LayerPairs(Spec):
-    """Layer parallelism (arXiv 2502.02790): in a range of layers, each two neighbours run on the same states,
-    and their results are added: x' = x + A1(x) + A2(x), then x' + F1(x') + F2(x'). The weights are unchanged,
-    and tensor-parallel processes exchange two sums a pair instead of four."""
+    """Layer parallelism (arXiv 2502.02790): in a range of layers, every two neighbours run on the same
+    states, and their results are added: x' = x + A1(x) + A2(x), then x' + F1(x') + F2(x'). The weights are
+    unchanged, and tensor-parallel processes exchange two sums a pair instead of four."""
 
     PIPELINE: ClassVar[str] = "runs two layers at a time, which a pipeline could separate"
     start: int = identity(ge=0, le=MOST_LAYERS, description="first layer of the range, from 0")
@@ -23,7 +23,7 @@ class LayerPairs(Spec):
     )
 
     def schedule(self, n_layers: int) -> list[Step]:
-        """The steps of a model of that many layers."""
+        """The steps of a model of `n_layers` layers."""
         pairs: list[Step] = []
         for layer in range(self.start, self.start + self.layers, 2):
             match self.form:
@@ -37,7 +37,7 @@ class LayerPairs(Spec):
         return [*stack[: self.start], *pairs, *stack[self.start + self.layers :]]
 
     def obstacle(self, n_layers: int) -> str | None:
-        """Why a model of that many layers has no such range; None where it has."""
+        """Why a model of `n_layers` layers does not have this range; None if it does."""
         end = self.start + self.layers
         if end > n_layers:
             return f"the range ends with layer {end - 1}, but the last layer is {n_layers - 1}"

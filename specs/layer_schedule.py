@@ -1,10 +1,10 @@
-"""The order in which a model runs its layers: a list of steps, and the methods that make another one than the
-plain stack.
+"""The order in which a model runs its layers: a list of steps, and the methods that make an order other than
+the plain stack.
 
 The states of a forward pass are numbered: 0 is the embedding, s the output of step s, counted from 1. A step
-runs a layer on what the step before passed on, which is that step's output or, where a step has `summed`, a
-weighted sum of states. The weights of a sum are trained, one for each state and step, and begin as 1 for the
-step's own output and 0 for the others: a new model computes what the plain stack computes.
+runs a layer on what the step before passed on, which is that step's output or, if it has `summed`, a weighted
+sum of states. The weights of a sum are trained, one for each state and step, and begin as 1 for the step's
+own output and 0 for the others: a new model computes what the plain stack computes.
 
 Steps may run a layer again. The keys and values of a step are its own; a step with `reads` attends to those
 of earlier steps as well, by the same rule: a token sees the tokens up to its own place in its document.
@@ -22,7 +22,7 @@ from specs.base import Spec, identity
 
 MOST_LAYERS = 10_000
 INPUT = -1
-"""In `Step.summed`: what the step has read, instead of a numbered state."""
+"""In `Step.summed`: the input of the step, instead of a numbered state."""
 
 
 class Step(NamedTuple):
@@ -31,7 +31,7 @@ class Step(NamedTuple):
     layer: int
     summed: Sequence[int] = ()  # the states in the weighted sum that is passed on; empty: the layer's output
     beside: Sequence[int] = ()  # layers that run at the same time, on the same states
-    reads: Sequence[int] = ()  # earlier steps, by number, whose keys and values its attention also has
+    reads: Sequence[int] = ()  # earlier steps, by number, whose keys and values its attention also sees
     normed: bool = False  # whether its output is normed, by one norm for all steps
 
     @property
@@ -41,20 +41,20 @@ class Step(NamedTuple):
 
 
 def plain(n_layers: int) -> list[Step]:
-    """Every layer once, each on the output of the one before."""
+    """The plain stack: every layer once, each on the output of the one before."""
     return [Step(layer) for layer in range(n_layers)]
 
 
 class Method(Protocol):
-    """What a field of `ModelSpec` that makes a schedule has."""
+    """The interface of a field of `ModelSpec` that makes a schedule."""
 
     PIPELINE: ClassVar[str]  # why the layers cannot be split into a pipeline
 
     def schedule(self, n_layers: int) -> list[Step]:
-        """The steps of a model of that many layers."""
+        """The steps of a model of `n_layers` layers."""
 
     def obstacle(self, n_layers: int) -> str | None:
-        """Why such a model cannot have it; None where it can."""
+        """Why a model of `n_layers` layers cannot have this schedule; None if it can."""
 
 
 class DepthAverage(Spec):
@@ -83,7 +83,7 @@ class DepthAverage(Spec):
     )
 
     def schedule(self, n_layers: int) -> list[Step]:
-        """The steps of a model of that many layers."""
+        """The steps of a model of `n_layers` layers."""
         return [
             Step(layer, self._summed(layer + 1) if (layer + 1) % self.period == 0 else ())
             for layer in range(n_layers)
@@ -95,7 +95,7 @@ class DepthAverage(Spec):
         return range(state % self.dilation, state + 1, self.dilation)
 
     def obstacle(self, n_layers: int) -> str | None:
-        """Why it would change nothing, or not what it says; None where it does."""
+        """Why the method, or one of its settings, would have no effect; None if all have one."""
         if self.over == "layer" and self.dilation != 1:
             return f"dilation {self.dilation} has no meaning over: layer; leave it out"
         if self.dilation > n_layers // self.period * self.period:

@@ -1,4 +1,4 @@
-"""Requirements of a parallel layout on model, sequence and batch, as far as the recipe alone decides them.
+"""The requirements of a parallel layout on model, sequence and batch that the recipe alone decides.
 
 Invariant: the engine runs every layout that passes here; `docs/parallelism.md` says how that was checked.
 """
@@ -12,7 +12,7 @@ from specs.launch import Launch, Parallel
 from specs.model import ModelSpec
 
 PIPELINED = ("cross-entropy", "distillation", "stored-distillation")
-"""Objectives that the last process of a pipeline computes of the rows of a micro-batch alone."""
+"""Objectives that the last process of a pipeline computes from the rows of a micro-batch alone."""
 
 
 class Misfit(NamedTuple):
@@ -99,8 +99,8 @@ def misfits(
 
 
 def stage_layers(n_layers: int, stages: int) -> list[int]:
-    """Layers of each pipeline stage, divided evenly: embeddings and output count as a layer each, and the
-    remainder goes to the first stages."""
+    """The number of layers of each pipeline stage, divided evenly: embeddings and output count as a layer
+    each, and the remainder goes to the first stages."""
     each, more = divmod(n_layers + 2, stages)
     sizes = [each + (index < more) for index in range(stages)]
     sizes[0] -= 1
@@ -110,7 +110,7 @@ def stage_layers(n_layers: int, stages: int) -> list[int]:
 
 def micro_batch_size(parallel: Parallel, share: int, at_most: int | None = None) -> int | None:
     """Sequences per forward pass: the largest divisor of `share` that is at most `at_most`. A pipeline gets
-    as many micro-batches as it has stages where there are as many sequences, and needs as many as it has
+    as many micro-batches as it has stages if there are enough sequences, and needs as many as it has
     processes; `interleaved-1f1b` needs rounds of equal length, of `pp` micro-batches or a few more.
 
     Args:
@@ -130,7 +130,7 @@ def micro_batch_size(parallel: Parallel, share: int, at_most: int | None = None)
 
 
 def micro_batches_in_flight(parallel: Parallel, rank: int, micro_batches: int) -> list[int]:
-    """Micro-batches that wait for their backward pass, at most, in each stage that the rank of a pipeline has
+    """The largest number of micro-batches that wait for their backward pass in each stage of a pipeline rank
     (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). `interleaved-1f1b` passes `pp` of them through a
     stage, then as many through the next."""
     pp, chunks = parallel.pp, parallel.stages // parallel.pp
@@ -145,8 +145,9 @@ def micro_batches_in_flight(parallel: Parallel, rank: int, micro_batches: int) -
 
 
 def backward_passes(parallel: Parallel, rank: int) -> Iterator[tuple[int, bool, list[int]]]:
-    """Of a rank whose interleaved pipeline a batch fills once, in order: the stage of each backward pass,
-    whether it is the first of that stage, and the micro-batches that wait in each stage when it begins."""
+    """The backward passes, in order, of a rank whose interleaved pipeline a batch fills once: the stage of
+    each, whether it is the first of that stage, and the number of micro-batches that wait in each stage when
+    it begins."""
     pp, chunks = parallel.pp, parallel.stages // parallel.pp
     ahead = sum(micro_batches_in_flight(parallel, rank, pp))
     for number in range(pp * chunks):

@@ -11,16 +11,16 @@ from specs.base import Spec, execution, identity
 from specs.layer_schedule import MOST_LAYERS
 
 OWN = ("conv_c", "conv_b", "conv_x", "a_log", "dt_bias", "d", "out_norm", "z_proj.weight", "dt_proj.weight")
-"""Parameters of such a layer that attention does not have."""
+"""Parameters of a Mamba-2 layer that attention does not have."""
 
 
 class Mamba(Spec):
-    """Mamba-2 (arXiv 2405.21060) in the place of attention, in the form of arXiv 2408.15237: every query head
-    has a state of head_dim x head_dim, which it decays at each token, writes with its key (B) and value (x),
-    and reads with its query (C). The projections of queries, keys and values, the norms of queries and keys
-    and the output projection are those of attention, with its names and shapes, so that a model that begins
-    with the weights of attention begins with these. There are no rotary positions. State and convolution
-    begin anew with every document."""
+    """Mamba-2 (arXiv 2405.21060) in place of attention, in the form of arXiv 2408.15237: every query head has
+    a state of head_dim x head_dim, which it decays at each token, writes with its key (B) and value (x), and
+    reads with its query (C). The projections of queries, keys and values, the norms of queries and keys and
+    the output projection are those of attention, with its names and shapes, so that they can begin with the
+    weights of attention. There are no rotary positions. State and convolution start afresh with every
+    document."""
 
     layers: list[Annotated[int, Field(ge=0, le=MOST_LAYERS)]] | Literal["all"] = identity(
         description="numbers of the layers, from 0; the others keep attention"
@@ -46,30 +46,31 @@ class Mamba(Spec):
         return sorted(layers)
 
     def numbers(self, n_layers: int) -> list[int]:
-        """The layers without attention."""
+        """The numbers of the layers without attention."""
         return list(range(n_layers)) if self.layers == "all" else list(self.layers)
 
     def obstacle(self, n_layers: int) -> str | None:
-        """Why a model of that many layers has no such layers; None where it has."""
+        """Why a model of `n_layers` layers does not have these layers; None if it does."""
         last = max(self.numbers(n_layers))
         return None if last < n_layers else f"there is no layer {last}, the last is {n_layers - 1}"
 
     def products(self, heads: int, head_dim: int, sequence_length: float) -> float:
-        """Multiply-adds of a layer per token beside its projections: the matrix of a chunk and what it mixes;
-        what a chunk adds to the state, what it reads of it, and how states of chunks are passed on. The last
-        chunk is filled up."""
+        """The multiply-adds of a layer per token, without its projections: those of the matrix of a chunk and
+        of mixing by it, of what a chunk adds to the state and reads from it, and of passing on the states of
+        chunks. The last chunk is padded."""
         chunk = min(self.chunk, sequence_length)
         filled = math.ceil(sequence_length / chunk) * chunk / sequence_length
         each = heads * head_dim * (2 * chunk + 2 * head_dim) * filled
         return each + self.passed_on(heads, head_dim, sequence_length)
 
     def passed_on(self, heads: int, head_dim: int, sequence_length: float) -> float:
-        """Of these, how states of chunks are passed on."""
+        """The multiply-adds of `products` that pass on the states of chunks."""
         chunks = math.ceil(sequence_length / min(self.chunk, sequence_length))
         return heads * head_dim**2 * chunks**2 / sequence_length
 
     def reading(self, heads: int, head_dim: int, tokens: float) -> float:
-        """The same for all of some tokens that an export's class reads after others, whose state it has."""
+        """The multiply-adds of a layer, without its projections, for all of `tokens` tokens that an export's
+        class reads after others, whose state it has."""
         chunks, rest = divmod(tokens, self.chunk)
         return sum(
             heads * head_dim * 2 * (size + head_dim) * size * number
@@ -87,6 +88,6 @@ class NewMixers(Mamba):
     )
 
     def new_parameters(self, n_layers: int) -> tuple[str, ...]:
-        """Patterns of the parameters that do not begin with the checkpoint's."""
+        """The name patterns of the parameters that do not begin with those of the checkpoint."""
         names = OWN if self.initial == "attention" else ("*",)
         return tuple(f"layers.{layer}.attention.{name}" for layer in self.numbers(n_layers) for name in names)

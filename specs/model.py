@@ -1,4 +1,4 @@
-"""The Apertus architecture in numbers, and what follows from them: parameters, FLOPs.
+"""The dimensions of the Apertus architecture, and what follows from them: parameters and FLOPs.
 
 Invariant: the dimensions alone identify a model. The name of a flavour only fills in dimensions that were not
 given, and is not part of the identity. Sources: Apertus report (arXiv 2509.14233) table 1 and appendix E;
@@ -21,8 +21,8 @@ from specs.sparse_attention import SparseAttention
 MOST = 2**24
 """Limit of a width, a number of heads and a vocabulary: thousands of times that of any model."""
 FLAVOURS: dict[str, dict[str, int | float]] = {
-    # For CPUs. Weights as small as the large models' would keep a narrow one on a plateau for most of a short
-    # run.
+    # For CPUs. Weights as small as the large models' would keep a narrow model on a plateau for most of a
+    # short run.
     "mini": {
         "dim": 96,
         "n_layers": 3,
@@ -208,7 +208,7 @@ class ModelSpec(Spec):
 
     @property
     def attention_obstacle(self) -> str | None:
-        """Why the order of the layers cannot have this attention; None where it can."""
+        """Why the order of the layers does not allow this attention; None if it does."""
         if self.attention is None or not self.reads_earlier_keys:
             return None
         return (
@@ -218,7 +218,7 @@ class ModelSpec(Spec):
 
     @property
     def mamba_obstacle(self) -> str | None:
-        """Why these layers cannot mix tokens by Mamba-2; None where they can."""
+        """Why the layers of `mamba` cannot mix tokens by Mamba-2; None if they can."""
         if self.mamba is None:
             return None
         for name in ("attention", *self._methods):
@@ -231,13 +231,13 @@ class ModelSpec(Spec):
 
     @property
     def _methods(self) -> dict[str, Method]:
-        """The fields that make another schedule than the plain stack, of which one may be stated."""
+        """The stated fields that make a schedule other than the plain stack; only one may be stated."""
         found = {name: getattr(self, name) for name in ("depth_average", "layer_pairs", "repeats")}
         return {name: method for name, method in found.items() if method is not None}
 
     @property
     def method(self) -> tuple[str, Method] | None:
-        """What makes the schedule, with the name of its field; None for the plain stack."""
+        """The name and the value of the field that makes the schedule; None for the plain stack."""
         return next(iter(self._methods.items()), None)
 
     @property
@@ -246,8 +246,8 @@ class ModelSpec(Spec):
         return self.model_copy(update=dict.fromkeys([*self._methods, "attention"]))
 
     def scores(self, sequence_length: float) -> float:
-        """Multiply-adds of a layer's scores and weighted values, per token; in full, not halved by the causal
-        mask, times the share of the pairs that sparse attention computes."""
+        """The multiply-adds of a layer's scores and weighted values per token, in full, not halved for the
+        causal mask, times the share of the pairs that sparse attention computes."""
         full = 2 * self.query_dim * sequence_length
         return full if self.attention is None else round(full * self.attention.share(sequence_length))
 
@@ -258,12 +258,12 @@ class ModelSpec(Spec):
 
     @property
     def stock(self) -> bool:
-        """Whether transformers' own class of Apertus computes this order and these mixers."""
+        """Whether transformers' own Apertus class computes this order and these mixers."""
         return self.plain_stack and self.mamba is None
 
     @property
     def mamba_layers(self) -> list[int]:
-        """Layers without attention."""
+        """The numbers of the layers without attention."""
         return [] if self.mamba is None else self.mamba.numbers(self.n_layers)
 
     @property
@@ -273,13 +273,13 @@ class ModelSpec(Spec):
 
     @property
     def layer_runs(self) -> int:
-        """Layers that run for a token, each as often as it runs."""
+        """The number of layers that run for a token, each counted as often as it runs."""
         return self.n_layers if self.method is None else sum(len(step.layers) for step in self.schedule)
 
     @property
     def score_runs(self) -> int:
-        """Sequences of keys that a token's queries are compared with: one for each layer that runs, and more
-        for one that reads the keys of earlier steps."""
+        """The number of key sequences that a token's queries are compared with: one for each run of a layer
+        with attention, and one for each earlier step whose keys it reads."""
         runs = sum(len(step.layers) * (1 + len(step.reads)) for step in self.schedule)
         return runs - len(self.mamba_layers)
 
@@ -290,17 +290,17 @@ class ModelSpec(Spec):
 
     @property
     def sum_weights(self) -> int:
-        """Weights of the schedule: one for each state of each sum."""
+        """The number of weights in the schedule: one for each state of each sum."""
         return sum(len(step.summed) for step in self.schedule)
 
     @property
     def schedule_vectors(self) -> int:
-        """Parameters of the schedule's norm."""
+        """The number of parameters of the schedule's norm."""
         return self.dim * any(step.normed for step in self.schedule)
 
     @property
     def ffn_matrices(self) -> int:
-        """Matrices of the feed-forward: up and down, and a gate with SwiGLU."""
+        """The number of matrices of the feed-forward: up and down, and a gate with SwiGLU."""
         return 3 if self.activation == "swiglu" else 2
 
     @property
@@ -315,42 +315,42 @@ class ModelSpec(Spec):
 
     @property
     def layer_vectors(self) -> int:
-        """Parameters of a layer in norms, and the scalars of xIELU."""
+        """The number of parameters of a layer in norms and in the scalars of xIELU."""
         return 2 * self.dim + 2 * self.head_dim * self.qk_norm + 2 * (self.activation == "xielu")
 
     @property
     def layer_matrices(self) -> int:
-        """Parameters of a layer that are in matrices."""
+        """The number of parameters of a layer in matrices."""
         attention = 2 * (self.query_dim + self.key_dim)
         return self.dim * (attention + self.ffn_matrices * self.ffn_dim)
 
     @property
     def mamba_matrices(self) -> int:
-        """Parameters in matrices that a layer has beside those of attention's projections, to mix tokens by
-        Mamba-2: of gates and of step sizes."""
+        """The number of parameters in matrices that a Mamba-2 layer has in addition to attention's
+        projections: those of gates and of step sizes."""
         return self.dim * (self.query_dim + self.n_heads)
 
     @property
     def mamba_vectors(self) -> int:
-        """Other parameters of such a layer: convolutions, the norm of what is gated, three numbers a head."""
+        """A Mamba-2 layer's other parameters: convolutions, norm of what is gated, three numbers a head."""
         if self.mamba is None:
             return 0
         return (self.query_dim + 2 * self.key_dim) * self.mamba.conv_width + self.query_dim + 3 * self.n_heads
 
     def mamba_products(self, sequence_length: float) -> int:
-        """Multiply-adds of such a layer per token, beside its projections."""
+        """The multiply-adds of a Mamba-2 layer per token, without its projections."""
         if self.mamba is None:
             return 0
         return round(self.mamba.products(self.n_heads, self.head_dim, sequence_length))
 
     def mamba_reading(self, tokens: float) -> float:
-        """Multiply-adds of such a layer of an export for tokens after others, beside its projections."""
+        """The multiply-adds of an export's Mamba-2 layer for tokens after others, without its projections."""
         return 0.0 if self.mamba is None else self.mamba.reading(self.n_heads, self.head_dim, tokens)
 
     @property
     def mamba_state(self) -> tuple[int, int]:
-        """Numbers that such a layer keeps of a sequence: of its state, and of the tokens before its
-        convolution."""
+        """How many numbers a Mamba-2 layer keeps of a sequence: those of its state, and the last inputs of
+        its convolution."""
         if self.mamba is None:
             return 0, 0
         width = self.query_dim + 2 * self.key_dim
@@ -358,7 +358,7 @@ class ModelSpec(Spec):
 
     @property
     def outputs(self) -> int:
-        """Numbers that the output layer gives for a token: a logit of every word, or a reward."""
+        """How many numbers the output layer gives for a token: a logit of every word, or a reward."""
         return 1 if self.head == "reward" else self.vocab_size
 
     @property

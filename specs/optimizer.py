@@ -30,10 +30,10 @@ Name = Literal[
 
 @dataclass(frozen=True)
 class Published:
-    """What is published about an optimizer."""
+    """The published values of an optimizer, with their source."""
 
     source: str  # paper and code of the values
-    defaults: Mapping[str, Any]  # of every field that the optimizer reads, except `lr`, which has none
+    defaults: Mapping[str, Any]  # of every field that the optimizer reads, except `lr`, which has no default
 
     @property
     def fields(self) -> list[str]:
@@ -41,8 +41,8 @@ class Published:
 
 
 def _published(source: str, *, grad_clip: float = 1.0, **defaults: Any) -> Published:
-    """`grad_clip` belongs to the trainer. A value is published only for AdEMAMix as Apertus uses it; for the
-    others 1.0 is usual."""
+    """The published defaults with `grad_clip`, which belongs to the trainer: a value is published only for
+    AdEMAMix as Apertus uses it; for the others 1.0 is usual."""
     return Published(source, {**defaults, "grad_clip": grad_clip})
 
 
@@ -152,8 +152,8 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSpec(Spec):
-    """`name` and the fields that this optimizer reads; the table below has the fields of each and their
-    defaults.
+    """The `name` of an optimizer and the fields that it reads; the table below has the fields of each
+    optimizer and their defaults.
 
     `muon` and `d-muon` update the matrices of the layers; AdamW updates embeddings, output layer, norms and
     xIELU scalars, with `betas`, `eps` and `adamw_lr_ratio`. `mars` updates matrices; AdamW with betas (0.9,

@@ -1,4 +1,4 @@
-"""Which kinds of personal data are replaced in documents, and in which of them."""
+"""The kinds of personal data that are replaced, and the documents in which they are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Pii = Literal["email", "ip", "iban", "phone"]
 
 
 class LimitedPii(Spec):
-    """Personal data that only some documents lose."""
+    """Personal data that is replaced in some documents only."""
 
     kinds: list[Pii] = identity(min_length=1)
     only: dict[str, Annotated[list[str], Field(min_length=1)]] = identity(
@@ -36,5 +36,5 @@ def replaced_kinds(stated: PersonalDataField) -> tuple[Pii, ...]:
 
 
 def replaced_only(stated: PersonalDataField) -> dict[str, list[str]]:
-    """The values of columns that limit it to some documents."""
+    """The values of columns that limit the replacement to some documents."""
     return stated.only if isinstance(stated, LimitedPii) else {}

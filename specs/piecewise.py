@@ -22,7 +22,7 @@ Pieces = list[tuple[int, int]]  # (first sample, batch), in order
 
 
 def _samples(budget: Budget, pieces: Pieces, length: int) -> int:
-    """A budget in samples, floored to a whole one. Steps are counted along the batches."""
+    """A budget in samples, floored to a whole number. Steps are counted along the batches."""
     if budget.unit == "tokens":
         return budget.amount // length
     if budget.unit == "samples":
@@ -67,8 +67,8 @@ def _increasing(path: FieldPath, keys: list[str], positions: list[int]) -> None:
 
 
 def batch_pieces(at: FieldPath, batches: dict[str, int], length: int) -> Pieces:
-    """The first sample of each batch size. SpecError for breakpoints that are out of order or less than a
-    batch apart."""
+    """The first sample of each batch size. Raises SpecError for breakpoints that are out of order or less
+    than a batch apart."""
     path = (*at, "global_batch_size")
     pieces: Pieces = []
     for budget, batch in zip(_begins(path, list(batches)), batches.values(), strict=True):
@@ -154,7 +154,7 @@ def whole_budget(path: FieldPath, budget: Budget, pieces: Pieces, length: int) -
 def full_schedule(
     at: FieldPath, spec: ScheduleSpec, budget: Budget, peak: float, pieces: Pieces, length: int
 ) -> Schedule:
-    """The schedule of a whole stage, in tokens. SpecError when warm-up and decay do not fit into it."""
+    """The schedule of a whole stage, in tokens. Raises SpecError if warm-up and decay do not fit into it."""
 
     def tokens(amount: Budget) -> int:
         return amount.amount if amount.unit == "tokens" else _samples(amount, pieces, length) * length
@@ -190,7 +190,7 @@ def seen_within(full: Schedule, begin: int, end: int) -> Schedule:
 
 
 def check_steps(at: FieldPath, stage: Training, steps: int) -> None:
-    """SpecError for more steps or checkpoints than any real run has: such a number is a typing mistake."""
+    """Raises SpecError for more steps or checkpoints than any real run has: such a number is a typo."""
     if steps > MOST_STEPS:
         message = f"{stage.budget} are {steps:,} steps; the limit is {MOST_STEPS:,}"
         raise SpecError.of((*at, "budget"), message, "lower it, or raise the batch.")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     AnyStage = Stage
 else:
     _kinds = tuple(Annotated[stage, Tag(kind)] for kind, stage in STAGES.items())
-    AnyStage = Annotated[Union[_kinds], Discriminator(kind_of)]  # a union made from the registry  # noqa: UP007
+    AnyStage = Annotated[Union[_kinds], Discriminator(kind_of)]  # made from the registry  # noqa: UP007
 
 
 class Pipeline(Spec):
@@ -69,7 +69,7 @@ class Pipeline(Spec):
     _document: Document | None = PrivateAttr(None)
 
     def located(self, error: SpecError) -> SpecError:
-        """The same error, each problem with the file and line of its field."""
+        """The same error, in which each problem has the file and line of its field."""
         document = self._document
         if document is None:
             return error

@@ -17,7 +17,7 @@ from specs.base import Spec, identity, reference
 
 SECRET, NUMBER = "{secret}", "{number}"
 LARGEST_SPACE = 2**48
-"""Of a generator: `apertus_model.data.permutation` draws from at most as many."""
+"""Most secrets of a generator: `apertus_model.data.permutation` draws from at most this many."""
 
 
 def _each_once(buckets: list[int]) -> list[int]:
@@ -27,7 +27,7 @@ def _each_once(buckets: list[int]) -> list[int]:
 
 
 Buckets = Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_each_once)]
-"""Numbers of repetitions, each of a group of documents; 0 is a group that is never trained on."""
+"""The number of repetitions of each group of documents; a group with 0 is never trained on."""
 
 
 class Canaries(Spec):
@@ -70,7 +70,7 @@ class Canaries(Spec):
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest document, at most."""
+        """An upper bound of the bytes of the longest document."""
         widest = max(self.alphabet, key=lambda character: len(character.encode()))
         return len(self.text(self.count, widest * self.length).encode())
 
@@ -116,8 +116,8 @@ class Planted(Spec):
 
 @dataclass(frozen=True)
 class PlantedRecord:
-    """What a part of a corpus records of the documents that are planted under a name; counts are None before
-    it is made."""
+    """The record of a part of a corpus about the documents planted under a name; counts are None before the
+    part is made."""
 
     name: str
     canaries: bool
@@ -129,7 +129,7 @@ class PlantedRecord:
 
     @property
     def line(self) -> str:
-        """`codes: 40 canaries, 730 copies (0, 1, 8 or 64 of each), 18,250 tokens`."""
+        """The record as a line: `codes: 40 canaries, 730 copies (0, 1, 8 or 64 of each), 18,250 tokens`."""
         what = "canaries" if self.canaries else "documents"
         each = f"{', '.join(map(str, self.buckets))} of each"
         if self.documents is None:
@@ -140,8 +140,8 @@ class PlantedRecord:
 
 
 def planted_in(spec: dict[str, Any], metrics: dict[str, Any]) -> list[PlantedRecord]:
-    """What a part plants, by name. `spec`: its identity fields; `metrics`: those of its manifest, which are
-    empty before it is made."""
+    """The records of what a part plants, by name. `spec`: its identity fields; `metrics`: those of its
+    manifest, which are empty before it is made."""
     found = []
     for name, fields in sorted(spec.get("process", {}).get("planted", {}).items()):
         made = (metrics.get("planted") or {}).get(name, {})

@@ -1,7 +1,7 @@
 """Facts about a cluster, in a separate file, so that recipes run anywhere unchanged.
 
-`apertus run SPEC --profile FILE`, or `APERTUS_PROFILE`. Without one, stages are processes of this machine.
-Nothing enters a fingerprint.
+`apertus run SPEC --profile FILE`, or `APERTUS_PROFILE`, names the file. Without one, stages are processes of
+this machine. Nothing in a profile enters a fingerprint.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Quantity = Annotated[str, StringConstraints(pattern=r"^[1-9]\d*(\.\d+)?([KMGT]i?
 
 
 class SlurmProfile(Spec):
-    """How jobs are submitted to Slurm. Fields that are left out use the cluster's defaults."""
+    """Settings of the jobs submitted to Slurm. Fields that are left out use the cluster's defaults."""
 
     partition: str | None = execution(None)
     time_limit: Duration | None = execution(
@@ -109,7 +109,7 @@ class KubernetesVolume(Spec):
 
 
 class KubernetesProfile(Spec):
-    """How stages become indexed Jobs, a pod per node."""
+    """The settings of the indexed Jobs that stages become, with a pod per node."""
 
     image: str = execution(min_length=1)
     namespace: str = execution("default")
@@ -131,7 +131,7 @@ class KubernetesProfile(Spec):
 
 
 class Profile(Spec):
-    """Where stages run."""
+    """The settings of where stages run."""
 
     launcher: Literal["local", "slurm", "kubernetes"] = execution("local")
     stages: Literal["training", "all"] = execution(
@@ -185,12 +185,13 @@ class Profile(Spec):
         return self
 
     def launch_of(self, stated: Launch) -> Launch:
-        """The launch settings of a part, with those of its workers that only the profile states."""
+        """The launch settings of a part, with the profile's executor and workers where `stated` has none."""
         return stated.over(Launch(executor=self.executor, workers=self.workers))
 
 
 def load_profile(path: str | Path | None) -> Profile:
-    """Reads a profile; without a path, the one of a single machine. SpecError with every problem found."""
+    """Reads a profile; without a path, that of a single machine. Raises SpecError with every problem
+    found."""
     if not path:
         return Profile()
     document = read(path)

@@ -1,4 +1,4 @@
-"""Published scores of a recipe, and ours compared with them.
+"""The published scores in a recipe, and the comparison of ours with them.
 
 Invariant: a score enters no fingerprint; it is compared with stored metrics, in their unit.
 """
@@ -18,7 +18,7 @@ HALF_WIDTH = 1.959964  # of a 95% interval, in standard errors of a normal distr
 
 
 class PublishedScore(Spec):
-    """What a publication states for a metric."""
+    """The value that a publication states for a metric."""
 
     value: float = execution()
     unit: Literal["percent", "metric"] = execution(
@@ -34,7 +34,7 @@ class PublishedScore(Spec):
         return self
 
     def compared(self, metric: str, metrics: Mapping[str, float]) -> Compared:
-        """Ours, where `metrics` has it, beside this score."""
+        """Compares our score, if `metrics` has it, with this one."""
         scale = 0.01 if self.unit == "percent" else 1.0
         published = self.value * scale
         published_stderr = None if self.stderr is None else self.stderr * scale
@@ -57,15 +57,15 @@ class Compared:
     published: float
     difference: float | None  # ours - published
     stderr: float | None  # of the difference
-    # what `stderr` counts: sqrt(ours^2 + published^2) where the publication states its own, else ours
+    # what `stderr` includes: sqrt(ours^2 + published^2) if the publication states its own, else ours
     stderr_of: Literal["both", "ours alone", "unknown"]
     source: str
 
 
 def standard_error(metric: str, metrics: Mapping[str, float]) -> float | None:
-    """The standard error of a metric: `<metric>_stderr` (of a metric of tasks with a filter,
-    `<metric>_stderr/<filter>`), else from its 95% interval, `<metric>/low` to `<metric>/high`; None without
-    any."""
+    """The standard error of a metric: `<metric>_stderr` (for a metric of tasks with a filter,
+    `<metric>_stderr/<filter>`), else computed from its 95% interval, `<metric>/low` to `<metric>/high`; None
+    if there is neither."""
     head, _, last = metric.rpartition("/")
     for name in (f"{metric}_stderr", f"{head}_stderr/{last}"):
         if name in metrics:

@@ -1,4 +1,4 @@
-"""From a YAML file to a checked recipe. All problems of a file are reported at once."""
+"""Loads a YAML file as a checked recipe. All problems of a file are reported at once."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from specs.sources import SourceSpec
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Pipeline:
-    """Reads, composes, overrides and checks a recipe. SpecError with every problem found."""
+    """Reads, composes, overrides and checks a recipe. Raises SpecError with every problem found."""
     return validate(compose(path, overrides))
 
 
 def validate(document: Document) -> Pipeline:
-    """The pipeline of a document. SpecError with every problem found in the fields and their relations."""
+    """The pipeline of a document. Raises SpecError with every problem in the fields and their relations."""
     problems: list[Problem] = []
     try:
         pipeline = Pipeline.model_validate(document.data)
@@ -50,8 +50,8 @@ def _names(data: dict[str, Any]) -> set[str]:
 
 
 def _what_is_right(data: dict[str, Any]) -> Pipeline:
-    """The stages and settings of a wrong document that are valid alone, so that their relations can be
-    checked too."""
+    """The stages and settings of an invalid document that are valid by themselves, so that their relations
+    can be checked too."""
 
     def valid(kind: Any, value: Any, default: Any) -> Any:
         try:
@@ -73,5 +73,5 @@ def _what_is_right(data: dict[str, Any]) -> Pipeline:
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Kept: to make that of all stages takes longer than to validate one."""
+    """The adapter of a type, cached: making that of all stages takes longer than validating one."""
     return TypeAdapter(kind)

@@ -81,7 +81,7 @@ _URL = re.compile(r"(?P<scheme>:(?:(?:\\*/){2}|\\*/(?=[^\s/?#:@]+:\S*@)))(?P<res
 
 
 class Redacted(RuntimeError):
-    """Replaces an error whose text, or that of its cause, holds a secret."""
+    """The replacement of an error whose text, or the text of its cause, holds a secret."""
 
 
 class MaskedError(Exception):
@@ -117,7 +117,7 @@ def credentials(rest: str) -> list[tuple[int, int]]:
 
 
 def without_credentials(url: str) -> str:
-    """The url. ValueError, which does not repeat it, when it carries a user, a password or a signature."""
+    """The URL. Raises ValueError, which does not repeat it, if it carries a user, password or signature."""
     _, scheme, rest = url.partition("://")
     if scheme and credentials("".join(rest.split())):
         raise ValueError(
@@ -177,8 +177,8 @@ def _spellings(variables: tuple[tuple[str, str], ...]) -> tuple[list[str], re.Pa
 
 
 def _secrets_of(name: str, value: str) -> Iterator[str]:
-    """The value of a variable that is named like a secret, whole and, since logs come in lines, by lines; and
-    the secrets inside any value: the password of a URL, a field of a connection string or of JSON
+    """The value of a variable that is named like a secret, as a whole and, since logs come in lines, line by
+    line; and the secrets inside any value: the password of a URL, a field of a connection string or of JSON
     (`FSSPEC_S3`)."""
     if is_secret(name):
         yield value
@@ -192,7 +192,7 @@ def _secrets_of(name: str, value: str) -> Iterator[str]:
 
 
 def _spelled(secret: str) -> str:
-    """A pattern that matches a secret as it is, and as JSON, Python, HTML and URLs escape it, also nested."""
+    """A pattern that matches a secret as it is, and as JSON, Python, HTML and URLs escape it, even nested."""
     return "".join(map(_spelled_character, re.sub(r"\\+", r"\\", secret)))
 
 
@@ -231,8 +231,8 @@ def _settings(path: Path, changed: int) -> tuple[tuple[str, str], ...]:
 
 
 def without_secrets(error: Exception) -> Exception:
-    """The error itself when neither it nor its causes hold a secret; otherwise one that can be shown. An
-    OSError stays an OSError, which decides whether to retry."""
+    """The error itself when neither it nor its causes hold a secret; otherwise an error that can be shown. An
+    OSError stays an OSError, since that decides whether to retry."""
     text = "".join(traceback.format_exception(error))
     if redacted(text) == text:
         return error

@@ -12,9 +12,9 @@ MOST_PASSES = 64
 
 class Repeats(Spec):
     """CoTFormer (arXiv 2310.10845): a range of layers runs `times` times with the same weights. In pass r, a
-    layer's attention has the keys and values that this layer made in passes 1 to r: token t sees the tokens
-    up to t of its document in each of these passes, where a token's rotary position is always its own. The
-    layers before and after the range run once.
+    layer's attention sees the keys and values that this layer made in passes 1 to r: token t sees the tokens
+    up to t of its document in each of these passes, always at their own rotary positions. The layers before
+    and after the range run once.
 
     There is no adaptive router: the paper's chooses the tokens that continue among all tokens of a sequence,
     later ones too, so it is not causal."""
@@ -39,7 +39,7 @@ class Repeats(Spec):
     )
 
     def schedule(self, n_layers: int) -> list[Step]:
-        """The steps of a model of that many layers."""
+        """The steps of a model of `n_layers` layers."""
         stack, end = plain(n_layers), self.start + self.layers
         passes = [
             Step(
@@ -55,7 +55,7 @@ class Repeats(Spec):
         return [*stack[: self.start], *passes, *stack[end:]]
 
     def obstacle(self, n_layers: int) -> str | None:
-        """Why a model of that many layers has no such range; None where it has."""
+        """Why a model of `n_layers` layers does not have this range; None if it does."""
         end = self.start + self.layers
         if end > n_layers:
             return f"the range ends with layer {end - 1}, but the last layer is {n_layers - 1}"

@@ -1,9 +1,9 @@
-"""From training stages as written to trajectories: segments with whole steps, and all settings that are
-inherited filled in.
+"""Resolves training stages as written to trajectories: segments with whole steps, and all inherited settings
+filled in.
 
-Mixture, batch size and learning rate are piecewise functions of what the stage has consumed, which is cut at
-their breakpoints. Breakpoints and the budget are floored to whole batches; the tokens left over are kept for
-messages.
+Mixture, batch size and learning rate are piecewise functions of what the stage has consumed; the stage is cut
+at their breakpoints. Breakpoints and the budget are floored to whole batches; the tokens left over are kept
+for messages.
 
 Invariant: everything here is integer arithmetic on the spec alone; no store, no fingerprint. Nothing after a
 breakpoint influences what comes before it.
@@ -69,8 +69,8 @@ def resolve(
     missing one the last step, or the first candidate, is used. `models` are the Hugging Face models that the
     recipe names (`imported`), which are read from their folders.
 
-    SpecError with all problems. Phases that depend on a wrong one, or on a model that is not given, are left
-    out."""
+    Raises SpecError with all problems. Phases that depend on an invalid phase, or on a model that is not
+    given, are left out."""
     found: dict[str, Trajectory] = dict(models or {})
     problems: list[Problem] = []
     annealed = {
@@ -115,7 +115,7 @@ def _merged(name: str, stage: MergeStage, found: dict[str, Trajectory], best: Be
 
 
 def _alone(name: str, trajectory: Trajectory, start: Point) -> Trajectory:
-    """A checkpoint of a trajectory as one of a single step, of the stage `name`."""
+    """A checkpoint of a trajectory as a trajectory of a single step, of the stage `name`."""
     batch = trajectory.segments[start.segment].batch
     still = SegmentPlan("", batch, 0, batch, 0, Schedule(peak=trajectory.lr_at(start.step)))
     alone = replace(trajectory, segments=(still,), planned=(still,), schedule=still.schedule)
@@ -148,7 +148,7 @@ def _rewritten(name: str, stage: RewriteStage, found: dict[str, Trajectory], bes
 
 def _selected(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best: Best) -> Trajectory:
     """The trajectory of the candidate that is currently chosen. All candidates have the same dimensions, so
-    later stages can be planned before the choice; how they are computed may differ."""
+    later stages can be planned before the choice; candidates may be computed in different ways."""
     among = candidates(pipeline, name)
     starts = [point_of(ref, found, path, best) for path, ref in among]
     models = [found[start.phase].model.without_method for start in starts]
@@ -162,7 +162,7 @@ def _selected(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best:
 
 def _check_imported(phase: Phase, stage: Training) -> None:
     """Checks a phase whose parent is a Hugging Face model. Such a model has weights only, so the phase must
-    state what it would otherwise inherit. SpecError with everything that is missing."""
+    state what it would otherwise inherit. Raises SpecError with everything that is missing."""
     problems = []
     if missing := [what for what in phase.carry if what != "weights"]:
         message = f"'{phase.parent}' has weights only; there is no {' and no '.join(missing)} to carry"
@@ -191,10 +191,10 @@ def _check_imported(phase: Phase, stage: Training) -> None:
 def _filled(
     phase: Phase, start: Point | None, parent: Trajectory | None
 ) -> tuple[dict[str, int], dict[str, str], Budget]:
-    """Batches and mixtures by where they begin, and the budget, as the phase states them.
+    """The batches and mixtures by where they begin, and the budget, as the phase states them.
 
     `rest of parent` is replaced by what the parent has planned after the point, in tokens; at the parent's
-    end, by its last batch and mixture. The batch is the parent's where none is stated."""
+    end, by its last batch and mixture. The batch is the parent's if none is stated."""
     batches, mixtures, budget = phase.settings.global_batch_size, phase.settings.data, phase.settings.budget
     if start is not None and parent is not None:
         done = parent.tokens_at(start.step)
@@ -222,13 +222,13 @@ def _filled(
 
 
 def _where_they_change(begins: list[str], values: list[V]) -> dict[str, V]:
-    """Values by where they begin, without those that only repeat the one before."""
+    """The values by where they begin, without those that only repeat the value before."""
     changes = zip(begins, values, [None, *values], strict=False)
     return {begin: value for begin, value, before in changes if value != before}
 
 
 def _with_mixers(phase: Phase, new: NewMixers, model: ModelSpec) -> ModelSpec:
-    """The model of a phase that replaces attention, beside what was replaced before."""
+    """The model of a phase that replaces attention in layers, in addition to the layers replaced before."""
     at, before = (*phase.path, "mamba"), model.mamba_layers
     if again := sorted(set(before) & set(new.numbers(model.n_layers))):
         message = f"layers {', '.join(map(str, again))} of '{phase.parent}' have no attention"
@@ -248,7 +248,7 @@ def _with_mixers(phase: Phase, new: NewMixers, model: ModelSpec) -> ModelSpec:
 
 
 def _check_parent(phase: Phase, start: Point, parent: Trajectory) -> None:
-    """SpecError for what the phase takes over and the parent does not have."""
+    """Raises SpecError if the phase takes over something that the parent does not have."""
     at, stage = phase.path, phase.settings
     if parent.origin == "merge" and "optimizer" in phase.carry:
         message = f"'{phase.parent}' is a merge, which has no optimizer states to carry"
@@ -367,8 +367,8 @@ def _trajectory(
 
 
 def _trainable(phase: Phase, model: ModelSpec, parent: Trajectory | None) -> tuple[str, ...]:
-    """The patterns of the parameters that a phase trains. SpecError for those that fit none, and for
-    optimizer states to carry that the parent does not have."""
+    """The patterns of the parameters that a phase trains. Raises SpecError for patterns that fit no
+    parameter, and for optimizer states to carry that the parent does not have."""
     patterns, at = phase.settings.trainable, (*phase.path, "trainable")
     if isinstance(phase.settings, DistillStage) and phase.settings.loss.compare != "logits":
         if not model.mamba_layers:
@@ -391,7 +391,7 @@ def _trainable(phase: Phase, model: ModelSpec, parent: Trajectory | None) -> tup
 
 
 def _inherited_precision(stage: Training, parent: Trajectory | None) -> Precision:
-    """The parent's precision; that of its parameters alone where log-ratios to a reference are trained."""
+    """The parent's precision; only that of its parameters where log-ratios to a reference are trained."""
     if parent is None:
         return Precision()
     if isinstance(stage, PreferenceTraining):

@@ -23,7 +23,7 @@ REWARDS: dict[str, int] = {"grounded-answer": 1, "reference-overlap": 1}
 
 
 class RewardSpec(Spec):
-    """One of `function`, `model`, `from` and `judge`."""
+    """A reward: one of `function`, `model`, `from` and `judge`."""
 
     function: str | None = identity(
         None,
@@ -51,14 +51,14 @@ class RewardSpec(Spec):
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name of the reward for messages."""
         if self.judge is not None:
             return f"of the judge {self.judge.from_ or self.judge.revision}"
         return self.function or self.model or str(self.from_)
 
     @property
     def held_model(self) -> HeldModel | None:
-        """The model of a process that scores."""
+        """The model that a process holds in order to score; None if it holds none."""
         if (judge := self.judge) is None:
             return HeldModel("reward_model") if self.function is None else None
         vllm = judge.engine == "vllm"

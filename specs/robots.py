@@ -1,7 +1,7 @@
-"""The filter by robots.txt, and the snapshots that it reads.
+"""The filter that applies robots.txt, and the snapshots that it reads.
 
-Invariant: where the files lie is no identity field; how they are read is. The planner fingerprints their
-content.
+Invariant: the location of the files is not an identity field; how they are read is. The planner fingerprints
+their content.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RobotsSource(Spec):
     """Stored answers to requests for robots.txt.
 
     `warc`: records of type `response`, with their status and date, as Common Crawl stores them. `jsonl`,
-    `parquet`, `arrow`: a row is an answer. Answers to other addresses than `/robots.txt` are ignored, and so
+    `parquet`, `arrow`: a row is an answer. Answers to addresses other than `/robots.txt` are ignored, and so
     are redirects (3xx): their target is an answer of its own. An address without a path is that of a host.
     """
 
@@ -83,7 +83,7 @@ class RobotsSource(Spec):
 
     @property
     def files(self) -> SourceSpec:
-        """The files. A row of a table is read as a document: its text is the address."""
+        """The files as a source. A row of a table is read as a document: its text is the address."""
         if self.format not in TABLES:
             return SourceSpec(url=self.url, format=self.format, include=self.include)
         others = (self.text_column, self.status_column, self.date_column)
@@ -99,10 +99,10 @@ class RobotsSource(Spec):
 class RobotsFilter(DocumentFilter):
     """Drops documents whose address robots.txt has since closed to one of the agents, as RFC 9309 reads it.
 
-    An agent obeys all groups that name it (without case and version), and the groups of `*` if none does;
-    `*` as an agent stands for a crawler that no group names. The longest matching rule decides, `Allow`
-    between equals. The first 500 KiB are read. A content without rules, such as a page of HTML, closes
-    nothing. Of a host with several answers, errors count only if there is nothing else.
+    An agent obeys all groups that name it (ignoring case and version), and the groups of `*` if none does;
+    `*` as an agent stands for a crawler that no group names. The longest matching rule decides, and `Allow`
+    wins between equally long ones. The first 500 KiB are read. Content without rules, such as an HTML page,
+    closes nothing. For a host with several answers, errors count only if there is nothing else.
 
     `domains` is a list of hosts that are excluded as a whole, as swiss-ai published it: `example.org`
     excludes `www.example.org`, while `blog.example.org` does not exclude `example.org`.

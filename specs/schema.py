@@ -37,7 +37,7 @@ _MATRIX = {
         {
             "type": "object",
             "minProperties": 1,
-            # null takes a field of the extended file's matrix out
+            # null removes a field of the extended file's matrix
             "additionalProperties": {"anyOf": [{"type": "array", "minItems": 1}, {"type": "null"}, _USE]},
         },
         {
@@ -51,10 +51,10 @@ _MATRIX = {
 
 
 def json_schema() -> dict[str, Any]:
-    """Draft 2020-12, in the form that a YAML author writes."""
+    """The JSON Schema (draft 2020-12) of a file in the form that a YAML author writes."""
     pipeline = Pipeline.model_json_schema(by_alias=True, mode="validation")
     models = pipeline.pop("$defs") | {"Pipeline": pipeline}
-    # it fills in dimensions
+    # a flavour fills in dimensions
     models["ModelSpec"]["anyOf"] = [
         {"required": ["flavour"]},
         {"required": models["ModelSpec"].pop("required")},

@@ -1,7 +1,7 @@
-"""Models that score documents for filters: a trained `classifier` stage, or a file that exists.
+"""Models that score documents for filters: a trained `classifier` stage, or an existing file.
 
 Invariant: a score is the probability of one label, and depends on the document's text and on the model alone.
-Thresholds are no part of a `ScoreModel`, so changing one scores nothing again.
+Thresholds are not part of a `ScoreModel`, so changing one scores nothing again.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from specs.units import Reference
 
 FASTTEXT_SUFFIXES = (".bin", ".ftz")
 FASTTEXT_CHARACTERS = 1_000_000
-"""Characters of a document that a fastText model reads, unless its stage says another number."""
+"""Characters of a document that a fastText model reads, unless its stage states another number."""
 TOKENS = 512
-"""Tokens of a document that a transformer reads, unless the recipe says another number."""
+"""Tokens of a document that a transformer reads, unless the recipe states another number."""
 CHARACTERS_PER_TOKEN = 32
-"""A document is cut to as many characters for each token that a transformer reads, before it is tokenised."""
+"""Characters that a document keeps, before it is tokenised, for each token that a transformer reads."""
 Label = Annotated[str, StringConstraints(pattern=r"^[^/,\s]+$")]
 Percentile = Annotated[str, StringConstraints(pattern=r"^p\d{1,2}(\.\d+)?$")]
 """A threshold that a `classifier` stage has stored: `p95`."""
 
 
 class ScoreModel(Spec):
-    """What scores documents: either `from` or `url`. All documents of the source are scored, whichever
-    filters stand before, in a part of its own: another threshold scores nothing again."""
+    """The model that scores documents: either `from` or `url`. All documents of the source are scored,
+    whichever filters come before, in a separate part: another threshold scores nothing again."""
 
     from_: Reference | None = reference(
         None, alias="from", to="classifier", description="a `classifier` stage, whose model scores"
@@ -68,5 +68,5 @@ class ScoreModel(Spec):
 
 
 def percentile_name(percentile: float) -> str:
-    """95.0 -> p95."""
+    """The name of a percentile: 95.0 -> p95."""
     return f"p{percentile:g}"

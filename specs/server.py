@@ -1,5 +1,5 @@
-"""A server that speaks OpenAI's protocol, from which completions are sampled. Its URL says where, and is not
-part of what is sampled."""
+"""A server that speaks OpenAI's protocol, from which completions are sampled. Its URL only says where it is,
+and is not part of what is sampled."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from specs.units import Duration, PositiveDuration
 
 
 class Server(Spec):
-    """Where `engine: server` samples. Start vLLM's with `--generation-config vllm`, so that it samples as
-    stated and not as the model's folder advises."""
+    """The server from which `engine: server` samples. Start vLLM's server with `--generation-config vllm`, so
+    that it samples as stated and not as the model's folder advises."""
 
     model: str = identity(min_length=1, description="name under which the server knows the model")
     api: Literal["completions", "chat"] = identity(
@@ -58,5 +58,5 @@ class Server(Spec):
 
     @property
     def unset_key(self) -> str | None:
-        """The environment variable that `key` names, where this process has none."""
+        """The environment variable that `key` names, if it is not set in this process; else None."""
         return self.key if self.key is not None and not os.environ.get(self.key, "").strip() else None

@@ -211,7 +211,7 @@ def resolve_url(url: str) -> str:
     """`installed:stdlib`, `installed:site-packages` or `installed:<package>[/folder]` as a local path; any
     other URL unchanged.
 
-    Imports nothing. ValueError when there is no such package."""
+    Imports nothing. Raises ValueError if there is no such package."""
     if not url.startswith("installed:"):
         return url
     name, _, rest = url.removeprefix("installed:").partition("/")
@@ -229,5 +229,5 @@ def resolve_url(url: str) -> str:
 
 @cache
 def _library(name: str) -> Path:
-    """A folder of this Python."""
+    """A folder of this Python installation."""
     return Path(sysconfig.get_path(name))

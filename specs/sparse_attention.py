@@ -1,10 +1,10 @@
 """Sparse attention: every head computes a part of the pairs of a query and an earlier key of its document.
 
 Source of `hash` and `drop`: Pagliardini et al. 2023, arXiv 2306.01160. Grouped queries, QK-norm and RoPE,
-which that model has not, change three things. Heads that share keys share what is decided about keys. Vectors
-are hashed after their norm and before RoPE, so that a bucket depends on content and not on distance. Queries
-and keys have projections of their own, and both are hashed by the same random vectors; a token can see
-itself, where the paper forbids it because query and key are one vector there.
+which that model lacks, change three things. Heads that share keys share the decisions about keys. Vectors are
+hashed after their norm and before RoPE, so that a bucket depends on content and not on distance. Queries and
+keys have projections of their own, and both are hashed by the same random vectors; a token can see itself,
+where the paper forbids it because query and key are one vector there.
 
 Random numbers are drawn once, and not at every step as in the paper: they are a function of the seed, the
 layer and the head of the whole model. So evaluation, recomputation, resumption and layout change nothing.
@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from specs.base import Spec, identity
 
 BACKENDS = ("sdpa", "flex")
-"""Attention backends that compute it."""
+"""The attention backends that compute sparse attention."""
 
 
 class Hashed(Spec):
@@ -33,13 +33,13 @@ class Hashed(Spec):
     seed: int = identity(0, description="of the random directions")
 
     def share(self, sequence_length: float) -> float:
-        """Pairs that are computed, as a share of those of causal attention; in buckets of equal size."""
+        """The share of the pairs of causal attention that is computed, if buckets are of equal size."""
         return 1 / self.buckets
 
 
 class Dropped(Spec):
-    """Every head leaves out a random set of queries, whose result is 0, and one of keys: exactly these shares
-    of the places of a row, the same in every row."""
+    """Every head leaves out a random set of queries, whose result is 0, and a random set of keys: exactly the
+    stated shares of the positions of a row, the same in every row."""
 
     sparse: Literal["drop"] = identity()
     queries: float = identity(0.5, ge=0, lt=1, description="share that each head leaves out")
@@ -55,7 +55,7 @@ class Dropped(Spec):
         return self
 
     def share(self, sequence_length: float) -> float:
-        """Pairs that are computed, as a share of those of causal attention."""
+        """The share of the pairs of causal attention that is computed."""
         return (1 - self.queries) * (1 - self.keys)
 
 
@@ -66,7 +66,7 @@ class Windowed(Spec):
     window: int = identity(ge=1, le=2**31, description="tokens")
 
     def share(self, sequence_length: float) -> float:
-        """Pairs that are computed, as a share of those of causal attention, in a row of one document."""
+        """The share of the pairs of causal attention that is computed, in a row of one document."""
         seen = min(self.window, sequence_length)
         pairs = seen * (seen + 1) / 2 + (sequence_length - seen) * seen
         return pairs / (sequence_length * (sequence_length + 1) / 2)

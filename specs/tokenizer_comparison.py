@@ -20,16 +20,16 @@ class Estimate(BaseModel):
 
 
 class Language(BaseModel):
-    """What a tokenizer makes of one language."""
+    """The results of a tokenizer for one language."""
 
     measures: dict[str, Estimate | None]  # None for measures of words where no spaces separate them
-    difference: dict[str, Estimate | None]  # to the tokenizer of `against`; empty for that one itself
+    difference: dict[str, Estimate | None]  # from the tokenizer of `against`; empty for that tokenizer itself
     unknown_tokens: int
     changed_lines: int
 
 
 class TokenizerResult(BaseModel):
-    """What a tokenizer makes of all languages."""
+    """The results of a tokenizer for all languages."""
 
     vocabulary: dict[str, int | float]  # its size, and measures of it
     measures: dict[str, Estimate]
@@ -38,7 +38,7 @@ class TokenizerResult(BaseModel):
 
 
 class Comparison(BaseModel):
-    """`evaluation.json`."""
+    """The content of `evaluation.json`."""
 
     lines: int
     languages: list[str]
@@ -49,7 +49,7 @@ class Comparison(BaseModel):
 
     @model_validator(mode="after")
     def _complete(self) -> Comparison:
-        """What a report draws is there."""
+        """Checks that everything that a report draws is present."""
         for name, result in self.tokenizers.items():
             if "gini" not in result.measures:
                 raise ValueError(f"tokenizer '{name}' has no Gini coefficient")
@@ -60,7 +60,7 @@ class Comparison(BaseModel):
         return self
 
     def metrics(self) -> dict[str, float]:
-        """As `EvaluateTokenizersPart.metrics` names them."""
+        """The metrics, by the names of `EvaluateTokenizersPart.metrics`."""
         found: dict[str, float] = {}
         for name, result in self.tokenizers.items():
             found |= {f"{name}/{measure}": value for measure, value in result.vocabulary.items()}

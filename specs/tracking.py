@@ -1,4 +1,4 @@
-"""Tracking of training metrics beside the store: TensorBoard, Weights & Biases. Execution only."""
+"""Tracking of training metrics outside the store: TensorBoard, Weights & Biases. All fields are execution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WandbSpec(Spec):
 
 
 class Tracking(Spec):
-    """Destinations of training metrics beside the store."""
+    """Destinations of training metrics besides the store."""
 
     tensorboard: str | None = execution(
         None, description="local folder for TensorBoard: <folder>/<pipeline>/<part>"
@@ -29,7 +29,7 @@ class Tracking(Spec):
     wandb: WandbSpec | None = execution(None)
 
     def located(self) -> Tracking:
-        """With absolute folders."""
+        """The same destinations with absolute folders."""
         tensorboard, wandb = self.tensorboard, self.wandb
         if tensorboard is not None:
             tensorboard = str(Path(tensorboard).absolute())

@@ -1,7 +1,7 @@
-"""Which parameters a stage trains: patterns of names, and the names and sizes of a model's parameters.
+"""The parameters that a stage trains: patterns of names, and the names and sizes of a model's parameters.
 
-A pattern is a shell's: `layers.[2-5].*`, `*.attention.*`, `lm_head.weight`. Parameters that none fits keep
-their bits; they have no gradients and no optimizer states.
+A pattern is a shell pattern: `layers.[2-5].*`, `*.attention.*`, `lm_head.weight`. Parameters that fit no
+pattern keep their bits; they have no gradients and no optimizer states.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ QK_NORMS = ("attention.q_norm.weight", "attention.k_norm.weight")
 
 
 def sizes(model: ModelSpec) -> dict[str, int]:
-    """Number of elements of every parameter of a model without adapters, by its name in the engine, in the
-    order of the forward pass."""
+    """The number of elements of every parameter of a model without adapters, by its name in the engine, in
+    the order of the forward pass."""
     dim, queries, keys, ffn = model.dim, model.query_dim, model.key_dim, model.ffn_dim
     feed_forward = {"up_proj.weight": dim * ffn, "act.alpha_p": 1, "act.alpha_n": 1}
     if model.activation == "swiglu":
@@ -67,7 +67,7 @@ def sizes(model: ModelSpec) -> dict[str, int]:
 
 
 def fits(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a parameter is trained; all are without patterns."""
+    """Whether a parameter is trained; without patterns, all are."""
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -77,7 +77,7 @@ def trained(model: ModelSpec, patterns: Sequence[str]) -> dict[str, int]:
 
 
 def problems(path: FieldPath, model: ModelSpec, patterns: Sequence[str]) -> list[Problem]:
-    """The patterns that fit no parameter of the model."""
+    """The problems of patterns that fit no parameter of the model."""
     names = list(sizes(model))
     return [
         Problem(
@@ -91,8 +91,8 @@ def problems(path: FieldPath, model: ModelSpec, patterns: Sequence[str]) -> list
 
 
 def untouched(model: ModelSpec, patterns: Sequence[str]) -> int:
-    """Layers that a backward pass does not reach: those run before the first that is trained, or that reads
-    what is trained."""
+    """The number of layers that a backward pass does not reach: those that run before the first layer that is
+    trained or reads what is trained."""
     names = trained(model, patterns)
     if "tok_embeddings.weight" in names:
         return 0

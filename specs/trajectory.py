@@ -1,5 +1,5 @@
-"""Trajectories: training stages with whole steps and every setting, and the points on them that references
-name. `specs.resolution` makes them."""
+"""Trajectories: training stages with whole steps and every setting resolved, and the points on them that
+references name. `specs.resolution` makes them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SegmentPlan:
     start_sample: int  # the first sample
     end_sample: int  # one after the last sample
     start_step: int  # steps done before the segment
-    schedule: Schedule  # what the segment sees of the whole schedule
+    schedule: Schedule  # the part of the whole schedule that the segment sees
 
     @property
     def steps(self) -> int:
@@ -44,7 +44,7 @@ class SegmentPlan:
 
 @dataclass(frozen=True)
 class Point:
-    """Where a phase starts."""
+    """The point where a phase starts."""
 
     phase: str  # name of the phase that it starts from
     segment: int  # index of the segment of that phase
@@ -81,12 +81,12 @@ class Trajectory:
     chat: bool = False  # whether the model ends its turns
     origin: Origin = "training"
     z_loss: float = 0.0  # weight of the square of ln Z in the loss
-    trainable: tuple[str, ...] = ()  # patterns of the parameters that are trained, sorted; all without
+    trainable: tuple[str, ...] = ()  # patterns of the trained parameters, sorted; empty: all
     stands_for: Point | None = None  # of a selection: the checkpoint that it chose
 
     @property
     def trains(self) -> bool:
-        """Whether it is a phase of training, and not a checkpoint of another."""
+        """Whether the trajectory is a phase of training, and not a checkpoint of another trajectory."""
         return self.origin == "training" and self.stands_for is None
 
     @property
@@ -107,11 +107,11 @@ class Trajectory:
         return (segment.start_sample + (step - segment.start_step) * segment.batch) * self.sequence_length
 
     def segment_of(self, step: int) -> int:
-        """Index of the segment that trains that step; the first one for step 0."""
+        """The index of the segment that trains `step`; the first one for step 0."""
         return next(index for index, segment in enumerate(self.segments) if step <= segment.end_step)
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of the step after `step`, also where the phase ends before it."""
+        """The learning rate of the step after `step`, even if the phase ends before it."""
         return self.segments[self.segment_of(step)].schedule.lr(self.tokens_at(step))
 
 
@@ -120,7 +120,7 @@ Best = Mapping[str, int]
 
 
 def phases(pipeline: Pipeline, name: str) -> list[Phase]:
-    """The phases of a stage; none for one that does not train."""
+    """The phases of a stage; empty for a stage that does not train."""
     stage = pipeline.stages.get(name)
     return stage.phases(name) if isinstance(stage, TrainingStage) else []
 
@@ -158,8 +158,8 @@ def different_fields(a: ModelSpec, b: ModelSpec) -> str:
 
 
 def phase_of(ref: Reference, found: Mapping[str, Trajectory]) -> str:
-    """Name of the phase that a reference means: the phase that it names, or the last one of the stage. The
-    reference's own name where there is no such phase."""
+    """The name of the phase that a reference means: the phase that it names, or the last one of the stage.
+    The stage's own name if there is no such phase."""
     if ref.part is not None:
         return f"{ref.stage}/{ref.part}"
     return next((phase for phase in reversed(list(found)) if found[phase].stage == ref.stage), ref.stage)
@@ -168,7 +168,7 @@ def phase_of(ref: Reference, found: Mapping[str, Trajectory]) -> str:
 def point_of(
     ref: Reference, parents: Mapping[str, Trajectory], path: FieldPath, best: Best | None = None
 ) -> Point:
-    """The step that a reference names. SpecError when the phase does not reach it."""
+    """The step that a reference names. Raises SpecError if the phase does not reach it."""
     phase = phase_of(ref, parents)
     parent = parents[phase]
     if parent.stands_for is not None:
@@ -193,7 +193,7 @@ def point_of(
 
 
 def candidates(pipeline: Pipeline, name: str) -> list[tuple[FieldPath, Reference]]:
-    """The checkpoints that a selection chooses among, each with the path of the field that names it. Wrong
+    """The checkpoints that a selection chooses among, each with the path of the field that names it. Invalid
     evaluations are left out."""
     stage = pipeline.stages[name]
     assert isinstance(stage, SelectStage)

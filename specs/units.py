@@ -1,4 +1,4 @@
-"""Quantities with their unit: budgets (tokens, samples, steps), durations, references to stages.
+"""Quantities with their units: budgets (tokens, samples, steps), durations, references to stages.
 
 Invariant: a quantity is exact. `7.038T tokens` is the integer 7,038,000,000,000; a value that is not a whole
 number of its unit is refused, and so is a number without a unit where the unit is ambiguous.
@@ -112,7 +112,7 @@ class Budget(_FromText):
             )
         if unit not in ("token", "tokens", "sample", "samples", "step", "steps"):
             raise ValueError(f"'{unit}' is not a unit of training; use tokens, samples or steps")
-        return cls(amount, unit if unit.endswith("s") else unit + "s")  # type: ignore[arg-type]  # checked above
+        return cls(amount, unit if unit.endswith("s") else unit + "s")  # type: ignore[arg-type]  # checked
 
     def __str__(self) -> str:
         return f"{self.amount} {self.unit}"
@@ -193,9 +193,9 @@ class ByteSize(_FromText):
 class Reference(_FromText):
     """Another stage of the spec: `pretrain`, `corpus/code` (one part), `pretrain@step=1200`,
     `pretrain@tokens=7.0T`, `pretrain@last` (the same as `pretrain`), `sft@best:val_loss` or
-    `sft@best:val_loss/<source>` (the kept checkpoint with the lowest held-out loss). Where a model is
-    wanted, also one of Hugging Face: `hf:<folder>`, `hf:<owner>/<name>` or `hf:<owner>/<name>@<revision>`,
-    which is kept whole in `stage`."""
+    `sft@best:val_loss/<source>` (the kept checkpoint with the lowest held-out loss). Where a model is wanted,
+    also a Hugging Face model: `hf:<folder>`, `hf:<owner>/<name>` or `hf:<owner>/<name>@<revision>`, which is
+    kept whole in `stage`."""
 
     stage: str  # name of a stage, or the whole reference to a Hugging Face model
     part: str | None = None  # the part after `/`

@@ -1,4 +1,4 @@
-"""The page `docs/advice.md`, made from the codes: `python -m tools.advice > docs/advice.md`."""
+"""Makes the page `docs/advice.md` from the codes of advice: `python -m tools.advice > docs/advice.md`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ exit code 2, before anything starts ([parallelism](parallelism.md)).
 
 
 def markdown() -> str:
-    """The page."""
+    """The page in Markdown."""
     rows = [f"| `{name}` | {code.when} | {code.reason} | {code.source} |" for name, code in CODES.items()]
     return "\n".join(
         [INTRODUCTION, "| code | given when | reason | source |", "|---|---|---|---|", *rows, ""]

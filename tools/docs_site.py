@@ -1,5 +1,5 @@
-"""What the documentation site has beside the pages in docs/: its first page, which is the README, the
-files of the repository that a page links to, and what is made from the code."""
+"""Adds content to the documentation site besides the pages in docs/: the README as its first page, the files
+of the repository that a page links to, and text that is made from the code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRONT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of the root, and files that pages link to outside of docs/."""
+    """Adds the pages in the root folder, and the files outside of docs/ that pages link to."""
     for name, page in FRONT.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text()))
     for file in [*files.documentation_pages()]:
@@ -34,7 +34,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Points links to where the site has their targets, and fills in what is made from the code."""
+    """Points links to their targets on the site, and fills in the text that is made from the code."""
     for mark, make in {"optimizers": optimizers, "commands": commands}.items():
         if f"<!-- site: {mark} -->" in markdown:
             markdown = markdown.replace(f"<!-- site: {mark} -->", make())
@@ -43,7 +43,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def commands() -> str:
-    """Every command of `apertus` with its help."""
+    """The commands of `apertus` with their help, in Markdown."""
     from flows.cli.__main__ import app
 
     group = typer.main.get_command(app)
@@ -59,13 +59,13 @@ def commands() -> str:
 
 
 def _in_repository(source: str, path: str) -> str:
-    """Where a link of a page leads to, from the root of the repository."""
+    """The path, from the root of the repository, of the file that a page links to."""
     page = {made: name for name, made in FRONT.items()}.get(source, f"docs/{source}")
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
 
 
 def _link(source: str, path: str) -> str:
-    """The link as the site has it, from the page `source` of the site."""
+    """The link as a relative path on the site, from its page `source`."""
     target = _in_repository(source, path)
     target = FRONT.get(target, target.removeprefix("docs/"))
     return posixpath.relpath(target, posixpath.dirname(source) or ".")

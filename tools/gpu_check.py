@@ -1,6 +1,7 @@
-"""The table of `make gpu-check`: `python -m tools.gpu_check RESULT.xml gpu-check.md`.
+"""Writes the table of `make gpu-check`: `python -m tools.gpu_check RESULT.xml gpu-check.md`.
 
-RESULT.xml is JUnit's, as `pytest --junitxml` makes it. What a check measured is a property of its test case.
+RESULT.xml is in JUnit's format, as `pytest --junitxml` writes it. The measurements of a check are properties
+of its test case.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ RESULTS = {"passed": "passed", "failed": "**failed**", "skipped": "not applicabl
 
 
 def name_of(case: ElementTree.Element) -> str:
-    """`test_a_step_takes_long[H100]` in words."""
+    """The name of a test in words: `test_a_step_takes_long[H100]` is `a step takes long: H100`."""
     test, _, variant = case.attrib["name"].partition("[")
     words = test.removeprefix("test_").replace("_", " ")
     return f"{words}: {variant.removesuffix(']')}" if variant else words
 
 
 def found_by(case: ElementTree.Element) -> str:
-    """What a check measured, and why it failed or does not apply."""
+    """The measurements of a check, and why it failed or does not apply."""
     lines = [f"{fact.attrib['name']}: {fact.attrib['value']}" for fact in case.iter("property")]
     for answer in (*case.findall("failure"), *case.findall("error"), *case.findall("skipped")):
         lines.append(answer.attrib.get("message", "").strip().splitlines()[0])
@@ -31,7 +32,7 @@ def found_by(case: ElementTree.Element) -> str:
 
 
 def report(file: str) -> str:
-    """Markdown: a line per check, the failed ones with their whole message below."""
+    """The report in Markdown: a line per check, and below them the whole messages of failed checks."""
     cases = list(ElementTree.parse(file).iter("testcase"))
     outcomes = [outcome_of(case) for case in cases]
     counts = ", ".join(f"{outcomes.count(kind)} {RESULTS[kind].strip('*')}" for kind in RESULTS)

@@ -1,8 +1,8 @@
-"""The pictures of the pages: the stages of a recipe and which of them a change runs again, and the folders.
+"""Draws the pictures of the pages: the stages of a recipe with those that a change reruns, and the folders.
 
     python -m tools.picture        # writes docs/images/plan.svg and docs/images/folders.svg
 
-Invariant: the plan is a comparison of two plans of checked-in recipes; the same code draws the same bytes.
+Invariant: the first picture compares two plans of a checked-in recipe; the same code draws the same bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-
 # page.
 COLOURS = {"reuse": ("#dcefdf", "#3f7d4b"), "run": ("#ffe3c2", "#c2660c")}
 LINE = "#8592a0"
-FOLDERS = {  # from left to right: what each is for, and what it does
+FOLDERS = {  # from left to right: the purpose of each, and its work
     "recipe.yaml": ("one YAML file", "sources, stages"),
     "specs": ("what to run", "compose, check, resolve"),
     "flows": ("in which order", "fingerprint, plan, run"),
@@ -35,7 +35,7 @@ FOLDERS = {  # from left to right: what each is for, and what it does
     "infra/store": ("what is kept", "files, then a marker"),
 }
 LAUNCHERS = "infra/launchers"
-BACK = {"apertus_model": "checked files", "flows": "what is stored"}  # from the store
+BACK = {"apertus_model": "checked files", "flows": "what is stored"}  # arrows from the store
 
 
 def plan() -> str:
@@ -65,7 +65,7 @@ def plan() -> str:
 
 
 def folders() -> str:
-    """The folders, and what goes from one to the other, as SVG text."""
+    """The folders, and what passes from one to another, as SVG text."""
     gap, top, high = 40, 24, 2 * BOX_HEIGHT - 20
     left = {name: 4 + index * (BOX_WIDTH + gap) for index, name in enumerate(FOLDERS)}
     lines, store = [], left["infra/store"] + BOX_WIDTH / 2
@@ -82,7 +82,7 @@ def folders() -> str:
 
 
 def changed(before: Plan, after: Plan) -> set[str]:
-    """Stages with a part whose fingerprint the other plan does not have."""
+    """The stages of `after` with a part whose fingerprint `before` does not have."""
     known = {node.fingerprint for node in before.graph.nodes.values()}
     return {node.stage for node in after.graph.nodes.values() if node.fingerprint not in known}
 
@@ -122,13 +122,13 @@ def _box(x: float, y: float, colour: str, name: str, *below: str) -> str:
 
 
 def _x(x: float) -> float:
-    """Across the layers: the report's boxes are wider."""
+    """Scales a position across the layers: the report's boxes are wider."""
     return x * BOX_WIDTH / WIDTH
 
 
 def _y(y: float) -> float:
-    """Along the layers: boxes and the room between them are shorter than in the report, each by its own
-    factor."""
+    """Scales a position along the layers: boxes and the gaps between them are shorter than in the report,
+    each by its own factor."""
     layer, rest = divmod(y - MARGIN, HEIGHT + GAP_ALONG)
     inside = rest * BOX_HEIGHT / HEIGHT
     if rest > HEIGHT:

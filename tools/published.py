@@ -1,9 +1,9 @@
-"""What the plans of all recipes say, and the published Apertus runs beside the plans of theirs, line by line.
+"""Tabulates the plans of all recipes, and compares the published Apertus runs with their plans line by line.
 
-    python -m tools.published         # puts its tables into docs/recipes.md, between the marks there
+    python -m tools.published         # writes its tables into docs/recipes.md, between the marks there
 
-Invariant: what is planned comes from a plan of the checked-in recipe, what is published is here with its
-source; neither is adjusted to the other, and each line says how its number is counted. Sources are named as
+Invariant: planned numbers come from a plan of the checked-in recipe, published numbers are here with their
+sources; neither is adjusted to the other, and each line says how its number is counted. Sources are named as
 in `specs/recipes/shared/apertus.yaml`.
 """
 
@@ -44,7 +44,7 @@ PARAMETERS = {"8b": "8B", "70b": "70B"}
 LONG_TOKENS = {"8b": (78.43, 58.13, 58.72, 29.19), "70b": (78.52, 58.22, 58.72, 29.23)}  # billions, [LC], [D]
 LENGTHS = ("8k", "16k", "32k", "64k")
 SPEED = {"8b": 6960, "70b": 723}  # tokens a second and GPU in pretraining [P]
-LONG_SPEED = {"8b": (6150, 4300, 3700, 1800), "70b": (780, 710, 480, 160)}  # the same [LC]
+LONG_SPEED = {"8b": (6150, 4300, 3700, 1800), "70b": (780, 710, 480, 160)}  # in long context [LC]
 PAGE = RECIPES.parents[1] / "docs" / "recipes.md"
 OVERVIEW = (
     "apertus-8b",
@@ -66,7 +66,7 @@ OVERVIEW = (
 
 @dataclass(frozen=True)
 class Line:
-    """One quantity: as published, with its source, as planned, and how it is counted."""
+    """A quantity as published, with its source, and as planned, and how it is counted."""
 
     quantity: str
     published: str
@@ -76,14 +76,14 @@ class Line:
 
 @functools.cache
 def plan_of(name: str, *assignments: str) -> Plan:
-    """The plan of a recipe, by the name of its file, without data and with an empty store. `assignments`: as
-    `--set` has them."""
+    """The plan of the recipe in the file of that name, without data and with an empty store. `assignments`:
+    as for `--set`."""
     with tempfile.TemporaryDirectory() as folder:
         return make(load(RECIPES / f"{name}.yaml", assignments), Store.open(folder), ask_network=False)
 
 
 def lines(size: str, plan: Plan) -> Iterator[Line]:
-    """Every published number of a size that its plan has too."""
+    """The published numbers of a model size that its plan has too."""
     run = plan.graph.trajectories["pretrain"]
     totals = [step.node for step in plan.steps.values() if step.node.stage == "pretrain"]
     tokens, flops = sum(node.tokens for node in totals), sum(node.flops for node in totals)
@@ -187,8 +187,8 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
 
 
 def spent(size: str, plan: Plan) -> Iterator[Line]:
-    """What the run took. The MFU of the recipe is made of the published speed, so that GPU-hours agree
-    where FLOPs and tokens do."""
+    """The lines about time, energy, cost and memory of a run. The recipe's MFU follows from the published
+    speed, so GPU-hours agree if FLOPs and tokens do."""
     stage, whole, cluster = plan.estimates.stages["pretrain"], plan.estimates.totals(), plan.pipeline.cluster
     assert cluster is not None
     hours, tokens, asked = stage.sum("gpu_hours") or 0, 15e12, whole["inference"]
@@ -244,23 +244,23 @@ def spent(size: str, plan: Plan) -> Iterator[Line]:
 
 
 def border(run: Trajectory, stage: str) -> int:
-    """Steps that are done when a mixture is drawn from for the first time."""
+    """The number of steps before the first that draws from the mixture of a data stage."""
     return next(segment.start_step for segment in run.segments if segment.mixture == stage)
 
 
 def doubling(run: Trajectory) -> tuple[int, int]:
-    """Samples and steps before the first step with a larger batch."""
+    """The numbers of samples and of steps before the first step with a larger batch."""
     segment = next(segment for segment in run.segments if segment.batch > run.segments[0].batch)
     return segment.start_sample, segment.start_step
 
 
 def decay_start(run: Trajectory) -> int:
-    """Steps that are done when the segment begins in which the rate decays."""
+    """The number of steps before the segment in which the learning rate decays."""
     return next(segment.start_step for segment in run.segments if segment.schedule.decay != "none")
 
 
 def markdown() -> str:
-    """A table for each published size."""
+    """The tables of all published sizes, in Markdown."""
     tables_of_sizes = []
     for size in SIZES:
         rows = [
@@ -278,7 +278,7 @@ def markdown() -> str:
 
 
 def overview() -> str:
-    """A line for each recipe, and what its plan says: the largest model, and sums over all stages."""
+    """A table with a line for each recipe: the largest model of its plan, and sums over all stages."""
     rows = [
         "| recipe | | parameters | tokens | sampled | FLOPs | GPU-hours | memory of a GPU |",
         "|---|---|---|---|---|---|---|---|",
@@ -306,7 +306,7 @@ def overview() -> str:
 
 
 def placed(text: str, mark: str, table: str) -> str:
-    """A page with the text between its two marks replaced."""
+    """The page `text` with `table` between the two marks."""
     begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->\n"
     before, rest = text.split(begin)
     return f"{before}{begin}{table}{end}{rest.split(end)[1]}"

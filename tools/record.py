@@ -1,6 +1,7 @@
-"""Writes the result of `make test-all` down: `python -m tools.record RESULT.xml... > docs/test_all.md`.
+"""Records the result of `make test-all`: `python -m tools.record RESULT.xml... > docs/test_all.md`.
 
-The files are JUnit's, as `pytest --junitxml` makes them; of a test that is in several, the last counts.
+The files are in JUnit's format, as `pytest --junitxml` writes them. If a test is in several files, the last
+one counts.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ SHOWN = 3
 
 
 def outcome_of(case: ElementTree.Element) -> str:
-    """Of one test case; an error in a fixture is a failure."""
+    """The outcome of one test case; an error in a fixture is a failure."""
     kinds = {child.tag for child in case}
     return "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
 
 
 def commit() -> str:
-    """Short hash of the checkout; `unknown` without git."""
+    """The short hash of the checkout; `unknown` without git."""
     if which("git") is None:
         return "unknown"
     asked = ["git", "rev-parse", "--short", "HEAD"]
@@ -34,13 +35,13 @@ def commit() -> str:
 
 
 def folder_of(module: str) -> str:
-    """tests/, or the folder in it that has a module."""
+    """The folder of a test module: `tests`, or the folder directly in it that contains the module."""
     parts = module.split(".")
     return parts[0] if parts[1].startswith("test_") else "/".join(parts[:2])
 
 
 def report(files: list[str]) -> str:
-    """Markdown: totals by folder of tests, what was skipped and why, what took longest."""
+    """The report in Markdown: totals by folder, skipped tests with the reasons, and the longest tests."""
     cases, wall = {}, 0.0
     for file in files:
         for suite in ElementTree.parse(file).iter("testsuite"):

@@ -1,7 +1,7 @@
-"""The fields of a recipe for the documentation site: mkdocstrings shows a Pydantic model as its docstring,
-and this extension of griffe adds the table of its fields to that.
+"""Documents the fields of a recipe on the documentation site: mkdocstrings shows a Pydantic model as its
+docstring, and this extension of griffe appends the table of its fields.
 
-Invariant: what the site says of a field is what the model says: type, default, role and description.
+Invariant: the site says about a field what the model says: type, default, role and description.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMES: dict[Any, str] = {type(None): "null", str: "text", dict: "map", list: "li
 
 
 class Fields(griffe.Extension):
-    """Adds the table of fields to the docstring of every spec."""
+    """An extension that adds the table of fields to the docstring of every spec."""
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         if not cls.path.startswith("specs."):
@@ -39,7 +39,7 @@ class Fields(griffe.Extension):
 
 
 def table(model: type[BaseModel]) -> str:
-    """The fields of a model in Markdown; a stage is without those that every stage has."""
+    """The fields of a model in Markdown; for a stage, without the fields that every stage has."""
     common = set(Stage.model_fields) if issubclass(model, Stage) and model is not Stage else set()
     lines = ["| field | type | default | role | description |", "|---|---|---|---|---|"]
     for name, field in model.model_fields.items():
@@ -55,7 +55,7 @@ def table(model: type[BaseModel]) -> str:
 
 
 def optimizers() -> str:
-    """What each optimizer reads, and where its defaults come from, in Markdown."""
+    """The fields that each optimizer reads, and the source of its defaults, in Markdown."""
     lines = ["| `name` | reads, beside `lr` | source of the defaults |", "|---|---|---|"]
     for name, published in PUBLISHED.items():
         fields = ", ".join(f"`{field}` {json.dumps(value)}" for field, value in published.defaults.items())
@@ -89,7 +89,7 @@ def _type(annotation: Any) -> str:
 
 
 def _spelled(annotation: Any) -> str:
-    """An annotation as a reader writes it: unions with `|`, no metadata, and models as links."""
+    """An annotation for readers: unions with `|`, no metadata, and models as links."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         if any(isinstance(mark, Discriminator) for mark in arguments[1:]):
@@ -117,7 +117,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def plain(description: str) -> str:
-    """A description for a cell: outside of code, signs that Markdown or HTML would read are escaped."""
+    """A description for a table cell: outside of code, characters special to Markdown or HTML are escaped."""
     parts = re.split(r"(`[^`]*`)", " ".join(description.split()))
     escaped = [
         re.sub(r"([<*_\[\]])", r"\\\1", part) if index % 2 == 0 else part for index, part in enumerate(parts)

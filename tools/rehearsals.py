@@ -1,10 +1,10 @@
-"""The memory that plans of the published recipes expect, beside what a rehearsal counts, and the speed that
-formulas expect.
+"""Compares the memory in plans of the published recipes with the memory that a rehearsal counts, and adds the
+speed that formulas predict.
 
     for size in 8b 70b; do apertus rehearse specs/recipes/apertus-$size.yaml --json > $size.json; done
-    python -m tools.rehearsals 8b.json 70b.json   # puts its table into docs/estimates.md, between the marks
+    python -m tools.rehearsals 8b.json 70b.json   # writes its table into docs/estimates.md, between the marks
 
-Invariant: what is counted comes from the files, what is planned from the formulas as they are now.
+Invariant: counted numbers come from the files, planned ones from the current formulas.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def speed(estimate: PartEstimate, cluster: Cluster) -> float:
 
 
 def row(part: PartResult, plan: Plan) -> tuple[str, ...]:
-    """GPUs, memory by rank with the difference of the plan, and the speed."""
+    """The cells of a part: GPUs, counted memory by rank with the plan's difference, and the speed."""
     estimate = next(each for each in plan.estimates.parts if each.node.name == part.part)
     cells = []
     for rank in part.ranks:
@@ -49,7 +49,7 @@ def row(part: PartResult, plan: Plan) -> tuple[str, ...]:
 
 
 def table(rehearsals: list[Rehearsal]) -> str:
-    """Parts whose numbers are equal share a line."""
+    """The table of all parts; parts with equal numbers share a line."""
     rows = []
     for rehearsal in rehearsals:
         plan = plan_of(rehearsal.pipeline)

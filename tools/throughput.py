@@ -1,12 +1,12 @@
-"""Published speeds of training, beside what a rehearsal predicts.
+"""Compares published speeds of training with the predictions of a rehearsal.
 
-    python -m tools.throughput              # puts its table into docs/estimates.md, between the marks
-    python -m tools.throughput --formulas   # prints what formulas say, which know no older norms, in a second
-    python -m tools.throughput Llama 8B     # prints the rows whose name has these words
+    python -m tools.throughput              # writes its table into docs/estimates.md, between the marks
+    python -m tools.throughput --formulas   # prints predictions by formulas, without older norms, in a second
+    python -m tools.throughput Llama 8B     # prints the rows whose names have these words
 
-Invariants: what is published is here with its source; what is predicted has one set of constants for each
-GPU (`apertus_model.rehearsal.rates`), and none for a row. A row whose prediction is more than 15% off, or its
-memory more than 10%, says so.
+Invariants: published numbers are here with their sources; predictions have one set of constants for each GPU
+(`apertus_model.rehearsal.rates`), and none for a row. A row says so if its predicted speed is more than 15%
+off, or its memory more than 10%.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MARK = "published speed"
 GIB = 2**30
 FLOAT8, FORMULAS = "float8", "--formulas"
 UNKNOWN, FRAGMENTS = "why is not known", "fragments"
-FRAGMENTED = 5762, 82.4  # a published row, whose memory is what the allocator had reserved
+FRAGMENTED = 5762, 82.4  # a published row; its memory is what the allocator reserved
 LLAMA = {"vocab_size": 128_256, "head_dim": 128, "n_kv_heads": 8, "activation": "swiglu"}
-MODELS = {  # Llama 3.1; the layers of ours have a norm of queries and keys beside
+MODELS = {  # Llama 3.1; our layers also have a norm of queries and keys
     "8B": ModelSpec(dim=4096, n_layers=32, n_heads=32, ffn_dim=14_336, **LLAMA),  # type: ignore[arg-type]
     "70B": ModelSpec(dim=8192, n_layers=80, n_heads=64, ffn_dim=28_672, **LLAMA),  # type: ignore[arg-type]
     "405B": ModelSpec(dim=16_384, n_layers=126, n_heads=128, ffn_dim=53_248, **LLAMA),  # type: ignore[arg-type]
@@ -58,12 +58,12 @@ class Row:
     gpus_per_node: int = 8
     logit_bytes: int = 12  # of torchtitan's loss, per logit
     fused_norms: bool = True
-    off: str = ""  # why speed or memory are
+    off: str = ""  # why the predicted speed or memory is off
 
     @property
     def whole_logits(self) -> float:
-        """Bytes that torchtitan's loss has beside ours: 12 N V, or 4 N V if it is compiled, instead of a
-        chunk's and the weight's gradient (`apertus_model.losses.cross_entropy`)."""
+        """The bytes that torchtitan's loss needs beyond ours: 12 N V, or 4 N V if it is compiled, less those
+        of a chunk and of the weight's gradient (`apertus_model.losses.cross_entropy`)."""
         model, tp = self.segment.model, self.segment.parallel.tp
         tokens = (self.segment.micro_batch_size or 1) * self.segment.sequence_length
         chunk = 6 * 1024 * model.vocab_size + 4 * model.vocab_size * model.dim
@@ -73,8 +73,9 @@ class Row:
 def llama(
     size: str, gpus: int, local: int, again: str, compiled: bool, linear: str = "param", **parallel: Any
 ) -> Segment:
-    """Llama 3.1 in sequences of 8,192 tokens. `local`: sequences of a step on each data-parallel rank. A
-    pipeline cuts them into as many micro-batches as it has processes (torchtitan, pull request 781)."""
+    """A segment of Llama 3.1 with sequences of 8,192 tokens. `local`: the number of sequences of a step on
+    each data-parallel rank. A pipeline cuts them into as many micro-batches as it has processes (torchtitan,
+    pull request 781)."""
     layout = Parallel.model_validate(parallel)
     return Segment(
         model=MODELS[size],
@@ -92,7 +93,8 @@ def llama(
 
 
 def torchtitan() -> list[Row]:
-    """benchmarks/llama3_h100_202412_torchtitan.md and llama3_8b_h200_2025-06_torchtitan.md of torchtitan."""
+    """The rows of torchtitan: benchmarks/llama3_h100_202412_torchtitan.md and
+    llama3_8b_h200_2025-06_torchtitan.md."""
     rows = []
 
     def add(
@@ -105,7 +107,7 @@ def torchtitan() -> list[Row]:
         rows.append(
             Row(
                 " ".join(filter(None, title)), gpu, gpus, *found, segment,
-                # its loss was compiled from April 2025 on (pull requests 755 and 1033)
+                # the loss is compiled from April 2025 on (pull requests 755 and 1033)
                 logit_bytes=4 if gpu == "H200" else 12,
                 off=UNKNOWN if gpu == "H200" else FRAGMENTS if found == FRAGMENTED else "",
                 # RMSNorm became a kernel in May 2025 (pytorch, pull request 153666); a compiler makes it one
@@ -132,7 +134,7 @@ def torchtitan() -> list[Row]:
 
 
 def apertus() -> list[Row]:
-    """The Apertus report (arXiv 2509.14233): pretraining with the whole batch, which ran on Megatron."""
+    """The rows of the Apertus report (arXiv 2509.14233): pretraining with the full batch, on Megatron."""
     parts = {size: plan_of(f"apertus-{size}").estimates.stages["pretrain"].parts[-1] for size in SPEED}
     return [
         Row(
@@ -145,20 +147,20 @@ def apertus() -> list[Row]:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What is expected of a row."""
+    """The prediction for a row."""
 
     speed: float  # tokens per second and GPU
     peak: float  # bytes
 
 
 def by_formulas(row: Row) -> Predicted:
-    """RMSNorm is one kernel here, in each row."""
+    """The prediction by formulas, in which RMSNorm is one kernel for every row."""
     layout = Layout(row.segment, row.gpus, Rates(row.gpu, row.gpus_per_node))
     return Predicted(layout.tokens_per_second_per_gpu, layout.memory)
 
 
 def rehearsed(row: Row) -> PartResult:
-    """The busiest ranks of a row."""
+    """The rehearsal of the busiest ranks of a row."""
     node = Node(
         name=row.name,
         stage="pretrain",
@@ -185,7 +187,7 @@ def by_rehearsal(row: Row) -> Predicted:
 
 
 def cells(row: Row, found: Predicted) -> tuple[str, ...]:
-    """A line of the table: published, predicted, and the ratio of the second to the first."""
+    """The cells of a line: published and predicted numbers, and the ratio of predicted to published."""
     memory = "-" if row.memory is None else f"{row.memory:.1f}"
     known = row.name, row.gpu, f"{row.gpus:,}", f"{row.speed:,.0f}", memory
     predicted = f"{found.speed:,.0f}", f"{found.speed / row.speed:.2f}"
@@ -195,7 +197,7 @@ def cells(row: Row, found: Predicted) -> tuple[str, ...]:
 
 
 def text(lines: list[tuple[str, ...]]) -> str:
-    """The table, as an indented block. What is said of a row has no column."""
+    """The table as an indented block. Remarks about rows have no column."""
     rows = [HEADINGS, *lines]
     wide = [row if len(row) == len(HEADINGS) else row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip_longest(*wide, fillvalue="")]
@@ -208,7 +210,7 @@ def text(lines: list[tuple[str, ...]]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Writes the table into the page, or prints the rows that are named."""
+    """Prints the chosen rows; without arguments, prints all rows and writes them into the page."""
     predict = by_formulas if FORMULAS in arguments else by_rehearsal
     chosen = [word for word in arguments if word != FORMULAS]
     rows = [row for row in (*torchtitan(), *apertus()) if all(word in row.name for word in chosen)]

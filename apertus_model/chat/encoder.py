@@ -1,9 +1,9 @@
-"""Conversations as tokens, with a mask of the trained ones.
+"""Encodes conversations as tokens, with a mask of the trained tokens.
 
 Invariants:
 - The tokens are those of the rendered text. Only the template makes control tokens: text inside a message, a
   tool or its output that spells one is encoded as text.
-- The text of the assistant is trained: all after `<|assistant_start|>` up to and including
+- The text of the assistant is trained: everything after `<|assistant_start|>` up to and including
   `<|assistant_end|>`, except outputs of tools. A token with characters of both is not trained.
 
 How: before rendering, the texts of a conversation are marked with two characters that occur nowhere in it.
@@ -48,7 +48,7 @@ class Encoded:
 
     @property
     def trained(self) -> NDArray[np.bool_]:
-        """(n,), bool: whether the assistant writes a token."""
+        """Whether the assistant writes each token, as (n,) bool."""
         return self.mask == TRAINED
 
 
@@ -63,7 +63,7 @@ class _Run(NamedTuple):
 
 
 class ChatEncoder:
-    """Encodes conversations for one tokenizer, which is copied.
+    """An encoder of conversations for one tokenizer, which is copied.
 
     Attributes:
         end_of_turn_id: id of `<|assistant_end|>`.
@@ -101,11 +101,11 @@ class ChatEncoder:
     def prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.int64]:
-        """(n,), int64: the messages and the opening of an assistant's turn."""
+        """The tokens of the messages and the opening of an assistant's turn, as (n,) int64."""
         return self._encode(_runs(normalise(messages), normal_tools(tools), True)).tokens
 
     def completion(self, text: str) -> NDArray[np.int64]:
-        """(n,), int64: a plain-text answer of the assistant after a prompt, with the end of its turn."""
+        """The tokens of the assistant's plain-text answer and the end of its turn, as (n,) int64."""
         return np.array(
             [*self._tokenizer.encode(text, add_special_tokens=False).ids, self.end_of_turn_id], dtype=np.int64
         )
@@ -134,8 +134,8 @@ class ChatEncoder:
 def _runs(
     messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool
 ) -> Iterator[_Run]:
-    """Control tokens and texts of the rendered conversation, in order. ConversationError where the template
-    cannot render it: an invalid schema of a tool, endless nesting."""
+    """Yields the control tokens and texts of the rendered conversation, in order. ConversationError when the
+    template cannot render it: an invalid schema of a tool, endless nesting."""
     try:
         marks = _Marks(messages, tools)
         marked = [marks.message(message) for message in messages]
@@ -154,7 +154,7 @@ def _runs(
 
 
 class _Marks:
-    """The marks of one conversation: two characters for private use that do not occur in it."""
+    """The marks of one conversation: two private-use characters that do not occur in it."""
 
     def __init__(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> None:
         used = set(json.dumps([messages, tools], ensure_ascii=False))

@@ -33,7 +33,7 @@ class ConversationError(ValueError):
 def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The messages in normal form.
 
-    Accepted beside the normal form: contents as lists of `{"type": "text", "text"}`; an assistant's
+    Accepted besides the normal form: contents as lists of `{"type": "text", "text"}`; an assistant's
     `tool_calls` (`{"function": {"name", "arguments"}}` or the inner mapping, arguments as a mapping or as
     JSON text) and `reasoning_content`; messages of role `tool` after them, which become tool outputs of the
     assistant's turn.
@@ -78,8 +78,8 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def with_deliberation(messages: Sequence[Message]) -> list[Message]:
-    """Messages in normal form whose developer message enables deliberation where thoughts occur and it states
-    nothing else: the model learns to think when it is asked to."""
+    """The messages, in normal form, with a developer message that enables deliberation if thoughts occur and
+    it does not state otherwise, so that the model learns to think when it is asked to."""
     if not any(block["type"] == "thoughts" for message in messages for block in blocks_of(message)):
         return list(messages)
     place = 1 if messages[0]["role"] == "system" else 0
@@ -104,9 +104,9 @@ def response_of(message: Message) -> str | None:
 
 
 def usual_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages in normal form as chat templates of other models know them: roles `system`, `user`,
-    `assistant` with `tool_calls`, and `tool`. What a developer says joins the system message; thoughts are
-    left out, as those templates do for turns of the past."""
+    """Messages in normal form, converted to those that chat templates of other models expect: roles `system`,
+    `user`, `assistant` with `tool_calls`, and `tool`. The developer's text joins the system message; thoughts
+    are left out, as those templates do for past turns."""
     heads = [str(one["content"]) for one in messages if one["role"] in ("system", "developer")]
     system = "\n\n".join(filter(None, heads))
     usual: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
@@ -129,8 +129,8 @@ def usual_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def protocol_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The same as OpenAI's protocol has them: every call has an id, which its output names, and its arguments
-    are JSON text."""
+    """The messages of `usual_messages`, converted to OpenAI's protocol: every call has an id, which its
+    output names, and its arguments are JSON text."""
     found: list[dict[str, Any]] = []
     waiting: list[str] = []  # ids of calls without an output
     for message in usual_messages(messages):
@@ -254,7 +254,7 @@ def _calls(calls: Any) -> list[dict[str, Any]]:
 
 
 def _assistant(blocks: list[Block]) -> Message:
-    """A whole turn: neighbouring responses are one."""
+    """The message of a whole turn, with neighbouring responses joined."""
     joined: list[Block] = []
     for block in blocks:
         kind, before = block["type"], joined[-1]["type"] if joined else ""

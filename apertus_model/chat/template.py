@@ -56,7 +56,7 @@ def _template() -> Template:
 
 
 def _to_json(value: Any) -> str:
-    """Jinja's filter escapes for HTML and sorts keys; transformers' does neither."""
+    """The `tojson` filter of transformers, which unlike Jinja's neither escapes for HTML nor sorts keys."""
     return json.dumps(value, ensure_ascii=False)
 
 

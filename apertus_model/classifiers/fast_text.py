@@ -1,4 +1,4 @@
-"""fastText classifiers: training, probabilities, and the form of a text.
+"""fastText classifiers: training, probabilities, and the form in which a text is read.
 
 Invariants: a model is trained by one thread, from lines in a given order, so its bits follow from the lines
 and the spec. A probability depends on the text alone.
@@ -57,10 +57,10 @@ def train(
 
 
 class FastTextModel:
-    """A trained model. `labels` are without fastText's prefix."""
+    """A trained model. `labels` have no fastText prefix."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """`name` is for messages. ClassifierError for another file."""
+        """Opens a file; `name` is for messages. ClassifierError when it is not a fastText model."""
         from fasttext.FastText import _FastText
 
         try:
@@ -70,7 +70,8 @@ class FastTextModel:
         self.labels = [label.removeprefix(PREFIX) for label in self._model.get_labels()]
 
     def probabilities(self, texts: Sequence[str], labels: Sequence[str]) -> Floats:
-        """Of the given labels: (texts, labels). fastText counts in float32, which can end just above 1."""
+        """The probabilities of the given labels, as (texts, labels). They are limited to 1, since fastText
+        computes in float32, which can end just above 1."""
         columns = {label: index for index, label in enumerate(labels)}
         found = np.zeros((len(texts), len(labels)), np.float32)
         for row, text in enumerate(texts):

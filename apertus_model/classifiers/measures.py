@@ -1,5 +1,5 @@
-"""How good a classifier is on held-out documents, and the thresholds of its scores. Pure functions of arrays,
-in float64."""
+"""The quality of a classifier on held-out documents, and the thresholds of its scores. Pure functions of
+arrays, in float64."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from specs.scoring import percentile_name
 from specs.stages.classifier import CALIBRATION_BINS
 
 Thresholds = dict[str, dict[str, float]]
-"""By language and name of the percentile."""
+"""Thresholds by language and name of the percentile."""
 
 
 def measure(
     probabilities: NDArray[np.floating[Any]], labels: NDArray[np.int64], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Metrics of probabilities (documents, labels) beside the true labels: see `ClassifierStage`."""
+    """The metrics of probabilities (documents, labels) against the true labels; see `ClassifierStage`."""
     values = probabilities.astype(np.float64)
     predicted = values.argmax(1)
     true = values[np.arange(len(labels)), labels]
@@ -65,7 +65,7 @@ def calibration(
 
 
 def auc(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
-    """The probability that a positive document has a higher score than another; a tie counts half."""
+    """The probability that a positive document has a higher score than a negative one; a tie counts half."""
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     own, others = int(positive.sum()), int((~positive).sum())
@@ -73,7 +73,7 @@ def auc(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
 
 
 def average_precision(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
-    """The mean of the precision at each recall, over thresholds from the highest score on, weighted by the
+    """The mean of the precision at each recall, over thresholds from the highest score down, weighted by the
     gain in recall; equal scores are one threshold."""
     order = np.argsort(-scores, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
@@ -84,8 +84,8 @@ def average_precision(scores: NDArray[np.float64], positive: NDArray[np.bool_]) 
 def thresholds(
     scores: NDArray[np.floating[Any]], languages: NDArray[np.str_], percentiles: Sequence[float]
 ) -> Thresholds:
-    """Percentiles of the scores, as numpy's default interpolates them: over all documents under "", and of
-    each language that a document states."""
+    """Percentiles of the scores, interpolated by numpy's default: over all documents under "", and over those
+    of each language that a document states."""
     values = scores.astype(np.float64)
     groups = {ALL: np.ones(len(values), bool)}
     groups |= {str(name): languages == name for name in np.unique(languages) if name}

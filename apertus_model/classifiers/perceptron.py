@@ -21,11 +21,11 @@ from apertus_model.classifiers.transformer import ClassifierError, Floats
 from apertus_model.data.permutation import KeyedPermutation
 from specs.stages.classifier import Perceptron
 
-ROWS = 65_536  # whose probabilities are computed together
+ROWS = 65_536  # rows whose probabilities are computed together
 
 
 class PerceptronModel(nn.Module):
-    """Embeddings (rows, width) -> logits (rows, labels)."""
+    """A model from embeddings (rows, width) to logits (rows, labels)."""
 
     def __init__(self, width: int, hidden: int, labels: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def train(
     seed: int,
     on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> PerceptronModel:
-    """Trains on all rows. `on_epoch` gets the number of finished epochs and the mean loss of the last."""
+    """Trains on all rows. `on_epoch` gets the number of finished epochs and the mean loss of the last one."""
     rows, targets = torch.from_numpy(embeddings), torch.from_numpy(labels)
     steps = spec.epochs * math.ceil(len(rows) / spec.batch_size)
     with torch.random.fork_rng(devices=[]):
@@ -73,7 +73,7 @@ def train(
 
 
 def rate(spec: Perceptron, step: int, steps: int) -> float:
-    """The share of the learning rate in a step, as transformers' schedules count it."""
+    """The factor on the learning rate in a step, as in transformers' schedules."""
     if step < spec.warmup_steps:
         return step / spec.warmup_steps
     if spec.schedule == "constant":
@@ -83,7 +83,7 @@ def rate(spec: Perceptron, step: int, steps: int) -> float:
 
 @torch.inference_mode()
 def probabilities(model: PerceptronModel, embeddings: Floats) -> Floats:
-    """(rows, labels)."""
+    """The probabilities of the labels, as (rows, labels)."""
     found = [model(rows).softmax(-1) for rows in torch.from_numpy(embeddings).split(ROWS)]
     result: Floats = torch.cat(found).numpy()
     return result
@@ -94,7 +94,7 @@ def save(model: PerceptronModel, path: Path) -> None:
 
 
 def load(path: Path) -> PerceptronModel:
-    """ClassifierError for a file that is not one of ours."""
+    """Loads a model that `save` has written. ClassifierError for any other file."""
     try:
         weights = load_file(path)
         (hidden, width), (labels, _) = weights["hidden.weight"].shape, weights["output.weight"].shape

@@ -1,7 +1,7 @@
-"""Documents of a source for classifiers, in windows of bounded memory. A conversation is a document.
+"""Reads documents of a source for classifiers, in windows of bounded memory. A conversation is a document.
 
-Invariant: documents come in the order of the files, without the rejected ones, as the corpus, or the stage of
-conversations, reads them.
+Invariant: documents come in the order of the files, without the rejected ones, as the `corpus` or the
+`conversations` stage reads them.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class ReadDocument(NamedTuple):
 
     file: str  # path in the source
     hash: int  # of the whole text
-    text: str  # cut
+    text: str  # cut to its first characters
     columns: dict[str, Any]
 
 
 def read_source(
     source: SourceSpec, files: Iterable[str], characters: int, of: str = "conversation"
 ) -> Iterator[ReadDocument]:
-    """The documents of some files of a source, cut to their first `characters`. A source with a limit has to
-    be read as a whole. `of`: of conversations, the text that is read."""
+    """Yields the documents of some files of a source, cut to their first `characters`. A source with a limit
+    has to be read as a whole. `of` names the text of a conversation that is read."""
     fs, root = open_source(source)
     count = 0
     for path in files:
@@ -51,7 +51,7 @@ def read_source(
 def _read(
     source: SourceSpec, fs: AbstractFileSystem, root: str, path: str, of: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Texts of one file, and their columns."""
+    """Yields the texts of one file, and their columns."""
     if source.format not in CONVERSATIONAL:
         for found in read_documents(source, fs, root, path):
             if not isinstance(found, Rejection):
@@ -64,5 +64,5 @@ def _read(
 
 
 def windows(documents: Iterable[ReadDocument]) -> Iterator[list[ReadDocument]]:
-    """Consecutive documents, as many as may be in memory together."""
+    """Yields lists of consecutive documents, as many as may be in memory together."""
     return batches(documents, WINDOW_DOCUMENTS, WINDOW_CHARACTERS)

@@ -1,7 +1,7 @@
-"""What gives documents the probability of a label: a trained classifier, a Hugging Face folder, or a fastText
-file.
+"""Scorers, which give documents the probability of a label: a trained classifier, a Hugging Face folder, or a
+fastText file.
 
-Invariant: a score depends on the text, its language where there is a model for each, and the model. It is a
+Invariant: a score depends on the text, its language if each language has a model, and the model. It is a
 float32.
 """
 
@@ -28,11 +28,11 @@ from specs.stages.scores import ScoresPart
 
 
 class Scorer(NamedTuple):
-    """Scores texts that are cut to `characters`, of the languages that are given with them."""
+    """A scorer of texts that are cut to `characters`, and given with their languages."""
 
     characters: int
     scores: Callable[[Sequence[str], Sequence[str]], Floats]
-    languages: frozenset[str] | None = None  # that it has models for; None: any
+    languages: frozenset[str] | None = None  # languages that it has models for; None: any language
 
 
 def open_encoder(spec: Encoder, scratch: Path) -> Transformer:
@@ -42,8 +42,8 @@ def open_encoder(spec: Encoder, scratch: Path) -> Transformer:
 
 
 def open_scorer(part: ScoresPart, classifier: Artifact | None, scratch: Path) -> Scorer:
-    """The scorer of a part; `classifier`: of a stage. ClassifierError for a model that cannot be opened or
-    does not have the label."""
+    """The scorer of a part; `classifier` is the artifact of a stage. ClassifierError for a model that cannot
+    be opened or does not have the label."""
     if classifier is not None:
         return _trained(part, classifier, scratch)
     assert part.url is not None, "the plan states it"
@@ -69,7 +69,7 @@ def open_scorer(part: ScoresPart, classifier: Artifact | None, scratch: Path) ->
 
 
 def softmax(logits: Floats) -> Floats:
-    """By row, computed in float64."""
+    """The softmax of each row, computed in float64."""
     powers = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
     return (powers / powers.sum(1, keepdims=True)).astype(np.float32)
 
@@ -92,7 +92,7 @@ def _trained(part: ScoresPart, artifact: Artifact, scratch: Path) -> Scorer:
 
     @cache
     def model(language: str) -> Callable[[Any], Floats]:
-        """Gives texts, or their embeddings, the probability of the label."""
+        """A language's function from texts, or their embeddings, to the probability of the label."""
         path = artifact.local(stored.file(language))
         if encoder is None:
             words = FastTextModel(path, artifact.path)

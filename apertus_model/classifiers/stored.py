@@ -1,4 +1,4 @@
-"""The file `classifier.json` of a trained classifier: its other files, and how it reads a document."""
+"""The file `classifier.json` of a trained classifier: which other files it has, and how it reads a text."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ ALL = ""
 
 
 class StoredClassifier(BaseModel):
-    """One trained classifier."""
+    """The description of one trained classifier."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: Literal["mlp", "fasttext"]
     labels: list[str]  # in the order of the outputs
-    max_characters: int  # of a document that are read
-    max_tokens: int | None = None  # that the encoder reads; None for fastText
+    max_characters: int  # characters of a document that are read
+    max_tokens: int | None = None  # tokens that the encoder reads; None for fastText
     precision: Literal["float32", "bfloat16"] | None = None  # of the encoder
     languages: list[str] | None = None  # each has a model; None: there is one model, for `ALL`
 
     def to_json(self) -> dict[str, Any]:
-        """Without `languages` where there are none."""
+        """The JSON of the description, without `languages` if it is None."""
         return self.model_dump(mode="json", exclude={"languages"} if self.languages is None else None)
 
     def file(self, language: str) -> str:
-        """The file with the model of a language: `model.bin`, or `model-00003.bin` of the fourth language."""
+        """The file of a language's model: `model.bin`, or `model-00003.bin` for the fourth language."""
         name = MODEL[self.method]
         return (
             name if self.languages is None else name.replace(".", f"-{self.languages.index(language):05d}.")

@@ -3,8 +3,8 @@
 Invariants:
 - Only safetensors are opened; nothing is fetched from a hub, and no code of the folder is run.
 - A forward pass has one of a few shapes (rows, tokens). The shape of a text follows from its own length, and
-  rows that no text fills are copies, so a result does not depend on which texts are read together, as far as
-  a kernel computes each row of a matrix alike wherever it is.
+  rows that no text fills are copies, so a result does not depend on which texts are read together, provided
+  that a kernel computes a row of a matrix in the same way wherever it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from specs.errors import StageError
 
-STEP = 64  # lengths of forward passes are multiples, or the largest length
+STEP = 64  # lengths of forward passes are multiples of this, or the largest length
 TOKENS_PER_PASS = {"cpu": 1024, "cuda": 16_384}
 Floats = NDArray[np.float32]
 
@@ -39,8 +39,8 @@ class Transformer:
         max_tokens: int,
         precision: str = "auto",
     ) -> None:
-        """`name` is for messages. ClassifierError for a folder that transformers cannot open, that has no
-        padding token, or whose model reads fewer tokens."""
+        """Opens a folder; `name` is for messages. ClassifierError for a folder that transformers cannot open,
+        that has no padding token, or whose model reads fewer tokens than `max_tokens`."""
         import transformers
         from transformers.utils import logging
 
@@ -73,7 +73,7 @@ class Transformer:
         self._max_tokens, self._pad = max_tokens, int(pad)
 
     def embeddings(self, texts: Sequence[str]) -> Floats:
-        """Last hidden states, averaged over the tokens of each text in float32: (texts, width)."""
+        """The last hidden states, averaged over the tokens of each text in float32, as (texts, width)."""
 
         def mean(output: Any, mask: torch.Tensor) -> torch.Tensor:
             weights = mask.unsqueeze(-1).float()
@@ -82,7 +82,7 @@ class Transformer:
         return self._compute(texts, mean)
 
     def logits(self, texts: Sequence[str]) -> Floats:
-        """(texts, labels)."""
+        """The logits in float32, as (texts, labels)."""
         return self._compute(texts, lambda output, mask: output.logits.float())
 
     @torch.inference_mode()
@@ -118,10 +118,10 @@ class Transformer:
         return rows
 
     def _most_tokens(self) -> int:
-        """What the model and its tokenizer say; both may say nothing."""
+        """The most tokens that the model and its tokenizer say they read; both may state no limit."""
         found = [int(min(self._tokenizer.model_max_length, 2**31))]
         if (positions := getattr(self.config, "max_position_embeddings", None)) is not None:
-            # RoBERTa counts positions from the one after its padding
+            # RoBERTa counts positions from the one after its padding index
             embeddings = getattr(
                 getattr(self._model.base_model, "embeddings", None), "position_embeddings", None
             )

@@ -1,2 +1,2 @@
-"""From text on any file system to training samples: reading documents, token files, sample order, Goldfish
-masks."""
+"""Turns text on any file system into training samples: document readers, token files, sample order and
+Goldfish masks."""

@@ -1,7 +1,7 @@
 """Addresses of documents and of robots.txt files.
 
-Invariant: a host is compared in lower case and Punycode, without a final dot; a scheme that is left out is
-https; a port that is the scheme's own is left out.
+Invariant: a host is compared in lower case and Punycode, without a final dot; a missing scheme means https;
+a scheme's default port is left out.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ class Address(NamedTuple):
 
     scheme: str
     host: str
-    port: int | None  # None for the scheme's own
+    port: int | None  # None for the scheme's default port
     path: str  # with the query; begins with a slash
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port: what one robots.txt is for."""
+        """The scheme, host and port, to which one robots.txt applies."""
         port = "" if self.port is None else f":{self.port}"
         return f"{self.scheme}://{self.host}{port}"
 
 
 def parse(url: str) -> Address | None:
-    """None for a text without a host."""
+    """The address that a URL spells; None for a text without a host."""
     try:
         # Without a scheme, as in `example.org/page`, the host has to be marked as one.
         marked = url if _SCHEME.match(url) or url.startswith("//") else f"//{url}"
@@ -48,7 +48,7 @@ def parse(url: str) -> Address | None:
 
 
 def normal_host(name: str) -> str:
-    """The form of a host in which it is compared."""
+    """The form of a host name that is used in comparisons."""
     name = name.strip().strip(".").lower()
     try:
         return name if name.isascii() else name.encode("idna").decode()

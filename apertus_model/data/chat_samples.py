@@ -1,13 +1,13 @@
-"""Training and held-out samples of conversations: sequences, as a function of the sample index.
+"""Training and held-out samples of conversations: token sequences as a function of the sample index.
 
 Invariants:
-- Sample i of (shards, repeats, layout, seed, treatment of long conversations) is the same bytes in every
-  process and after every restart. Which conversations of an epoch share a row is a function of the lengths
-  and the sequence length alone; the seed decides in which order the rows are seen.
-- How often an epoch has each conversation that is not dropped follows from the repeats of its source
+- For given shards, repeats, layout, seed and treatment of long conversations, sample i has the same bytes in
+  every process and after every restart. Which conversations of an epoch share a row is a function of the
+  lengths and the sequence length alone; the seed decides in which order the rows are seen.
+- How often a conversation that is not dropped occurs in an epoch follows from the repeats of its source
   (`apertus_model.data.repeats`).
-- Conversations of a row do not see each other: positions restart at each, and a label is always the next
-  token of the same one.
+- Conversations of a row do not see each other: positions restart at each one, and a label is always the
+  next token of the same conversation.
 - Outputs of tools are never trained on, at any prompt weight.
 """
 
@@ -32,7 +32,7 @@ from specs.stages.training import AnyPacking
 
 Longer = Literal["drop", "truncate"]
 TABLES = 2
-"""Epochs whose rows are held in memory, 16 bytes for each conversation."""
+"""The number of epochs whose rows are held in memory, at 16 bytes per conversation."""
 
 
 class PackedSample(NamedTuple):
@@ -41,13 +41,13 @@ class PackedSample(NamedTuple):
     input: NDArray[np.int64]  # (L,)
     labels: NDArray[np.int64]  # (L,), IGNORE_INDEX where nothing is trained
     positions: NDArray[np.int64]  # (L,), from 0 in each conversation and in the padding
-    # One per label: (L,), None where it is 1 for all but IGNORE_INDEX; (L, columns) where there are counts.
+    # One per label: (L,), or None if all are 1 except at IGNORE_INDEX; (L, columns) if there are counts.
     weights: NDArray[np.floating] | None
-    counts: NDArray[np.float64] | None = None  # (columns,), of `chat_weights`
+    counts: NDArray[np.float64] | None = None  # (columns,), as in `chat_weights`
 
 
 class _Layout(NamedTuple):
-    """How a row is filled."""
+    """The settings for filling a row."""
 
     sequence_length: int  # tokens of the row
     loss: SftLoss
@@ -70,8 +70,8 @@ class ConversationSamples:
     picklable, without state.
 
     Attributes:
-        dropped: conversations that are too long for a sequence, or have nothing to train within it; each
-            counted once.
+        dropped: the number of conversations that are too long for a sequence, or have nothing to train
+            within it; each is counted once.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ConversationSamples:
         self._seed = seed
         self._packing = packing
         self._layout = layout
-        self._firsts = [0]  # the first samples of the epochs, as far as they are known
+        self._firsts = [0]  # the first sample of each epoch, as far as known
         self._tables: dict[int, _Epoch] = {}
         self.dropped = sum(len(source) - chosen.size for source, chosen in zip(shards, kept, strict=True))
 
@@ -106,21 +106,21 @@ class ConversationSamples:
         longer: Longer,
         pad_id: int,
     ) -> ConversationSamples:
-        """Makes sequences of the conversations of some sources.
+        """Opens the samples of the conversations of some sources.
 
         Args:
             shards: the training split of each source.
             repeats: how often each source is seen per epoch.
             sequence_length: tokens per row.
-            seed: of the order of the rows, and of the parts of sources.
-            loss: what the labels weigh.
+            seed: decides the order of the rows, and which part of a source is seen once more.
+            loss: decides the weights of the labels.
             packing: whether a row has several conversations (`best-fit`) or one (`none`).
             longer: whether conversations that do not fit into a row are dropped or cut at its end.
-            pad_id: fills up rows.
+            pad_id: token that fills the end of a row.
 
         Raises:
-            ValueError: when the numbers of sources differ.
-            SourceError: when nothing is left.
+            ValueError: when `shards` and `repeats` differ in length, or are empty.
+            SourceError: when no conversation fits into a sequence, or the repeats round to none.
         """
         if len(shards) != len(repeats) or not shards:
             raise ValueError(
@@ -142,7 +142,7 @@ class ConversationSamples:
 
     @property
     def rows(self) -> int:
-        """Sequences of the first epoch. Every epoch has as many where all repeats are whole numbers."""
+        """The number of rows of the first epoch, and of every epoch when all repeats are whole numbers."""
         return self._epoch(0).rows
 
     def __getitem__(self, i: int) -> PackedSample:
@@ -152,7 +152,7 @@ class ConversationSamples:
         )
 
     def conversations(self, i: int) -> list[tuple[int, int]]:
-        """(source, number in its split) of the conversations of sample i, in order. Raises IndexError like
+        """(source, number in its split) of each conversation of sample i, in order. Raises IndexError like
         `samples[i]`."""
         if i < 0:
             raise IndexError(f"sample {i}: samples are counted from 0")
@@ -162,20 +162,20 @@ class ConversationSamples:
         return [(source, index) for source, index in items[starts[row] : starts[row + 1]].tolist()]
 
     def epochs(self, n: int) -> list[float]:
-        """Passes over each source after n samples (exact after whole epochs of the rows)."""
+        """The number of passes over each source after n samples (exact after whole epochs of rows)."""
         epoch, place = self._find(n)
         done = epoch + place / self._epoch(epoch).rows
         return [float(times) * done for times in self._repeats]
 
     def _find(self, i: int) -> tuple[int, int]:
-        """The epoch of sample i, and its place there. Epochs are made one after the other until the sample
-        is reached, about a second for a million conversations each, where a repeat is no whole number."""
+        """The epoch of sample i, and its place in that epoch. When a repeat is not a whole number, epochs are
+        made in turn until the sample is reached, each in about a second per million conversations."""
         if self._same_rows:
             return divmod(i, self.rows)
         firsts = self._firsts
         while firsts[-1] <= i:
             firsts = [*firsts, firsts[-1] + self._epoch(len(firsts) - 1).rows]
-        self._firsts = firsts  # in one step, since threads may ask
+        self._firsts = firsts  # in one assignment, since several threads may call this
         epoch = bisect_right(firsts, i) - 1
         return epoch, i - firsts[epoch]
 
@@ -204,7 +204,7 @@ class ConversationSamples:
         return _Epoch(items[np.concatenate(rows)], np.cumsum([0, *(len(row) for row in rows)]))
 
     def _items(self, source: int, epoch: int) -> NDArray[np.int64]:
-        """The conversations of a source in an epoch, those that it has several times one after the other."""
+        """The conversations of a source in an epoch; the repetitions of one are next to each other."""
         kept, times = self._kept[source], self._repeats[source]
         return np.repeat(kept, times_seen(kept.size, times, seed=self._seed, source=source, epoch=epoch))
 
@@ -216,10 +216,10 @@ def heldout(
     longer: Longer,
     pad_id: int,
 ) -> list[PackedSample]:
-    """Rows of the conversations of the given (held-out) splits, in stored order, source after source, each
-    once, with the labels of answers alone.
+    """The rows of the given (held-out) splits: each conversation once, in stored order, source after source,
+    with labels for answers only.
 
-    Arguments as for `ConversationSamples.open`.
+    The arguments are those of `ConversationSamples.open`.
     """
     layout = _Layout(sequence_length, SftLoss(), pad_id)
     samples: list[PackedSample] = []
@@ -237,7 +237,7 @@ def heldout(
 
 
 def _kept(source: ConversationShards, sequence_length: int, longer: Longer) -> NDArray[np.int64]:
-    """Indices of the conversations to use. A cut one must keep something to train."""
+    """The indices of the conversations to use. A truncated one must keep a token to train on."""
     fits = source.lengths <= sequence_length
     if longer == "truncate":
         for index in np.flatnonzero(~fits).tolist():
@@ -248,7 +248,7 @@ def _kept(source: ConversationShards, sequence_length: int, longer: Longer) -> N
 def _sample(conversations: Sequence[tuple[ConversationShards, int]], layout: _Layout) -> PackedSample:
     length, loss = layout.sequence_length, layout.loss
     pieces = [(shards.tokens(index)[:length], shards.mask(index)[:length]) for shards, index in conversations]
-    # The term of `inverse_rl` reads the logits of every place that has a next one.
+    # The `inverse_rl` term reads the logits of every position that has a next token.
     trained = [
         (mask == TRAINED) | ((mask != TOOL_OUTPUT) & (loss.prompt_weight > 0)) | (loss.inverse_rl is not None)
         for _, mask in pieces

@@ -1,8 +1,8 @@
 """The weights of a conversation's labels in the loss of fine-tuning.
 
 A step's loss is sum_k (sum_i w_ik l_i) / N_k over its labels i, where l_i is the loss of a label and N_k the
-sum over the step of what its conversations count for column k. With p_i = 1 for a label of a prompt, a_i = 1
-for one of an answer, and P, A the numbers of them in a conversation, the columns are
+sum of the counts of the step's conversations in column k. With p_i = 1 for a label of a prompt, a_i = 1 for a
+label of an answer, and P, A the numbers of prompt and answer labels in a conversation, the columns are
 
     average        length_normalised   weights w_i                      counts N
     tokens         no                  a_i + prompt_weight p_i          sum of the weights
@@ -13,7 +13,7 @@ for one of an answer, and P, A the numbers of them in a conversation, the column
 which are the losses of `PLWTrainer` and `LengthNormalizedPLWTrainer` of swiss-ai/posttraining
 (src/post_training/trainers/sft.py), the last two with `sequence_level_loss`.
 
-Invariant: a label of a tool's output, and padding, have weight 0 and count nowhere.
+Invariant: labels of tool outputs and padding have weight 0 and are never counted.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from specs.stages.sft import SftLoss
 
 
 class LabelWeights(NamedTuple):
-    """Of one conversation."""
+    """The weights and counts of the labels of one conversation."""
 
     weights: NDArray[np.float64]  # (labels, columns)
     counts: NDArray[np.float64]  # (columns,)
 
 
 def label_weights(mask: NDArray[np.uint8], loss: SftLoss) -> LabelWeights:
-    """The weights of the labels, which are the tokens but the first.
+    """The weights and counts of the labels, which are all tokens except the first.
 
     Args:
-        mask: (tokens,): kinds of the tokens, as `ConversationShards.mask`.
+        mask: (tokens,): kinds of the tokens, as in `ConversationShards.mask`.
     """
     answers, prompts = ((mask[1:] == kind).astype(np.float64) for kind in (TRAINED, PROMPT))
     if loss.average == "tokens":
@@ -55,6 +55,6 @@ def label_weights(mask: NDArray[np.uint8], loss: SftLoss) -> LabelWeights:
 
 
 def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The values, divided by their sum where it is not 0."""
+    """The values divided by their sum, or unchanged when the sum is 0."""
     total = values.sum()
     return values / total if total else values

@@ -1,10 +1,10 @@
-"""The choice of two completions of a prompt as a pair.
+"""Chooses two completions of a prompt as a pair.
 
 The rule is that of the Apertus report (section 4.1.4 and the published recipe): rewards become quantiles
-among the rewards of the completions that the model itself sampled, the reference; one of the best completions
-is paired with one of the worst.
+among the reference rewards, those of the completions that the model itself sampled; one of the best
+completions is paired with one of the worst.
 
-Invariant: the chosen completion of a pair has a higher reward than the rejected one, and other tokens.
+Invariant: the chosen completion of a pair has a higher reward than the rejected one, and different tokens.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Candidate:
-    """A completion that can be chosen. Candidates are ordered: offline ones, then sampled ones, each as
-    stored."""
+    """A completion that can be chosen. Candidates are ordered: offline ones, then sampled ones, each in
+    stored order."""
 
     text: str
     tokens: tuple[int, ...]
@@ -30,18 +30,18 @@ class Candidate:
     origin: str  # "offline" or "sampled"
     made: Mapping[str, str] = field(
         default_factory=dict, compare=False
-    )  # `model` and `persona`, of a generator's
+    )  # `model` and `persona` of a completion that a generator made
 
 
 Pair = tuple[Candidate, Candidate]
 
 
 class NoPair(Exception):
-    """A prompt without a pair; `str` of it is the reason under which it is counted."""
+    """A prompt without a pair; its `str` is the reason under which the prompt is counted."""
 
 
 def quantiles(rewards: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """Share of the reference rewards that are no larger than each reward (arXiv 2507.08068, equation 7).
+    """The share of the reference rewards that are no larger than each reward (arXiv 2507.08068, equation 7).
 
     Example: rewards [3, 1, 2], reference [1, 2] -> [1, 0.5, 1].
     """
@@ -55,10 +55,11 @@ def choose(candidates: Sequence[Candidate], *, reference: int, worst_quantile: f
     """The pair of a prompt: (chosen, rejected).
 
     A completion is among the best when no reference reward is above its own (quantile 1), among the worst
-    when its quantile is at most `worst_quantile` or 1 / `reference`, in the middle otherwise. Chosen is the
-    first of the best, else of the middle, else of the worst; rejected the first of the worst, else of the
-    middle, else of the best, among those with another reward. Where both come from the same class, the one
-    with the higher reward is the chosen one. Completions with the tokens of an earlier one are skipped.
+    when its quantile is at most `worst_quantile` or 1 / `reference`, and in the middle otherwise. The chosen
+    completion is the first of the best, else of the middle, else of the worst; the rejected one is the first
+    of the worst, else of the middle, else of the best, with a different reward. When both come from the same
+    class, the one with the higher reward is chosen. Completions with the tokens of an earlier one are
+    skipped.
 
     Args:
         candidates: completions that are short enough, in order.
@@ -85,8 +86,8 @@ def choose(candidates: Sequence[Candidate], *, reference: int, worst_quantile: f
 
 
 def choose_further(candidates: Sequence[Candidate], taken: Pair, *, seed: int, prompt: str) -> Pair:
-    """Another pair, drawn at random (by a hash of seed and prompt) from unused completions of quantile >= 0.5
-    and below. NoPair when either side is empty."""
+    """Another pair, drawn at random (by a hash of seed and prompt): one unused completion of quantile >= 0.5
+    and one below. NoPair when one of the two kinds is missing."""
     random = Random(hashlib.blake2b(json.dumps([seed, prompt]).encode(), person=b"apertus-pair").digest())
     gone = {one.tokens for one in taken}
     left = [one for one in distinct(candidates) if one.tokens not in gone]
@@ -98,7 +99,7 @@ def choose_further(candidates: Sequence[Candidate], taken: Pair, *, seed: int, p
 
 
 def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The first of those with the same tokens, in order."""
+    """The candidates in order, of those with the same tokens only the first."""
     first: dict[tuple[int, ...], Candidate] = {}
     for candidate in candidates:
         first.setdefault(candidate.tokens, candidate)

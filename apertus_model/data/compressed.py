@@ -16,7 +16,7 @@ from fsspec.utils import infer_compression
 
 
 class _Unbuffered(io.RawIOBase):
-    """Anything with `read`, under `io.BufferedReader`."""
+    """A raw stream over any object with `read`, for `io.BufferedReader`."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -31,8 +31,8 @@ class _Unbuffered(io.RawIOBase):
 
 
 def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
-    """The content of an open file, decompressed by the suffix of `path`: .gz, .bz2, .xz, .zst; any other file
-    unchanged."""
+    """The content of an open file, decompressed according to the suffix of `path`: .gz, .bz2, .xz, .zst; any
+    other file unchanged."""
     if path.endswith(".zst"):
         stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd")
         return cast(BinaryIO, io.BufferedReader(_Unbuffered(stream), 2**18))

@@ -1,8 +1,8 @@
 """Readers of the conversations in the files of a source.
 
 Invariants: malformed rows are counted under a name (`Rejection`); a file whose rows have none of the known
-columns is a SourceError that names file, row, columns and the fix. Files are streamed: lines of JSON one by
-one, Parquet by batches of rows.
+columns is a SourceError that names file, row, columns and the fix. Files are streamed: JSON line by line,
+Parquet in batches of rows.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ Row = dict[str, Any]
 
 
 def read_conversations(source: SourceSpec, fs: AbstractFileSystem, root: str, path: str) -> Parsed:
-    """Conversations and rejections of one file; `path` is relative to `root`, "" when the source is a single
-    file.
+    """The conversations and rejections of one file; `path` is relative to `root`, "" when the source is a
+    single file.
 
-    Raises SourceError when the file cannot be read or has neither a known format nor its columns.
+    Raises SourceError when the file cannot be read, its format is unknown, or its columns are.
     """
     full = f"{root}/{path}" if path else root
     try:
@@ -112,7 +112,7 @@ def _reader(full: str) -> Callable[[BinaryIO], Iterator[Row | Rejection]]:
 
 
 def _json_rows(file: BinaryIO) -> Iterator[Row | Rejection]:
-    for _, row in json_rows(file, parse_constant=lambda name: None):  # NaN and the infinities are no JSON
+    for _, row in json_rows(file, parse_constant=lambda name: None):  # NaN and infinities are not JSON
         yield row
 
 
@@ -131,10 +131,10 @@ def _without_null(value: Any) -> Any:
 
 
 def conversation_of(row: Row) -> Conversation:
-    """The conversation of a row. `id` is a digest of the content by default, `group` one of the messages
-    before the first answer.
+    """The conversation of a row. By default `id` is a digest of the content, and `group` a digest of the
+    messages before the first answer.
 
-    ConversationError when it is malformed, UnicodeEncodeError when text of it cannot be stored.
+    ConversationError when the row is malformed, UnicodeEncodeError when its text cannot be stored.
     """
     columns = next(columns for columns in COLUMNS if all(row.get(column) is not None for column in columns))
     completions: list[str] = []
@@ -173,8 +173,8 @@ def conversation_of(row: Row) -> Conversation:
 
 
 def _preference(row: Row) -> tuple[list[Message], list[str]]:
-    """The conversation with the chosen completion, and both completions. As in TRL, the prompt is by default
-    (or when it is text beside lists of messages) the common beginning of chosen and rejected."""
+    """The messages with the chosen completion, and the texts of both completions. As in TRL, the prompt is
+    the common beginning of chosen and rejected if these are lists of messages and `prompt` is not one."""
     chosen, rejected, prompt = row["chosen"], row["rejected"], row.get("prompt")
     begin: list[Any] = []
     if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
@@ -212,7 +212,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _share_gpt(value: Any) -> list[Any]:
-    """`{"from", "value"}` as `{"role", "content"}`; rows of the usual form pass."""
+    """Converts `{"from", "value"}` to `{"role", "content"}`; turns of the usual form stay as they are."""
     if not isinstance(value, list):
         raise ConversationError("not_messages", "conversations are a list of mappings")
     messages: list[Any] = []

@@ -1,4 +1,4 @@
-"""Which conversations of a source are kept: by filters, by content, and by `share` or `count`.
+"""Decides which conversations of a source are kept, by filters, by content, and by `share` or `count`.
 
 A task judges its conversations one by one (`Judge`). It cannot decide a step over the whole source
 (`exact-duplicates`, `near-duplicates`): it records what that step compares, and continues as if the
@@ -8,11 +8,11 @@ only for conversations that reach them.
 Invariants:
 - The outcome equals that of applying each step to the whole source in turn. It is a function of the set of
   conversations, of the seed, and of the sets that the parts under `not_in` keep.
-- Of a group that is alike, the conversation with the smallest hash of its content stays; none where one of
-  the group is kept by a part under `not_in`.
+- Of a group of similar conversations, the one with the smallest hash of its content stays; none when a part
+  under `not_in` keeps one of the group.
 
 Memory: about 280 bytes for each conversation that reaches the first step over the whole source (or is kept,
-without such a step), of which 79 are needed while such a step is resolved, one array of values at a time
+if there is no such step), of which 79 are needed while such a step is resolved, one array of values at a time
 (measured); 48 for each conversation of a part under `not_in`; and about 100 for each row of the table of
 rejects, which is sorted in memory. So 10^7 conversations take about 3 GB.
 """
@@ -40,22 +40,23 @@ from specs.stages.conversations import ConversationSource
 
 KEPT = "kept.npy"
 HASHES = np.dtype([("conversation", "<u8"), ("answer", "<u8")])
-"""Of `kept.npy`: the `text_hash` of each kept conversation's text and of its answer, as filters read them."""
+"""A row of `kept.npy`: the `text_hash` of a kept conversation's text and of its answer, as filters read
+them."""
 
 
 class Judged(NamedTuple):
-    """What the steps of single conversations say of one."""
+    """The outcome of the steps on single conversations for one of them."""
 
     step: int  # the step that drops it, or the number of steps
     drop: Drop | None
-    hashes: tuple[int, int]  # as `HASHES`
-    # by step over the whole source that it reaches: (buckets,), alike where one of them is equal
+    hashes: tuple[int, int]  # as in `HASHES`
+    # by step over the whole source that it reaches: (buckets,); two are alike if one of the values is equal
     compared: dict[int, NDArray[np.uint64]]
-    columns: dict[str, Any]  # with those that filters add
+    columns: dict[str, Any]  # with the columns that filters add
 
 
 class Judge:
-    """The filters of a source, for one conversation after the other.
+    """The filters of a source, applied to one conversation after the other.
 
     Attributes:
         buckets: the number of values that each step over the whole source compares.
@@ -64,7 +65,7 @@ class Judge:
     def __init__(
         self, filters: Sequence[FilterSpec], scratch: Path, scores: Sequence[TaskScores] = ()
     ) -> None:
-        """`scores`: of the models that filters name; the conversations come in the order of the task."""
+        """`scores`: by the models that filters name; the conversations must come in the order of the task."""
         self._filters, self._scores = filters, scores
         self._compare: dict[int, Callable[[str], NDArray[np.uint64]]] = {}
         self._checks: dict[int, Check] = {}
@@ -78,10 +79,10 @@ class Judge:
                 self._checks[index] = make_check(step, scratch)
 
     def __call__(self, name: str, messages: Sequence[Message], metadata: dict[str, Any]) -> Judged:
-        """SourceError for a conversation that lacks a column.
+        """Judges a conversation. SourceError when it lacks a column.
 
         Args:
-            name: of the conversation in its source.
+            name: id of the conversation in its source.
             messages: in normal form, the last one the assistant's.
             metadata: the columns that filters read.
         """
@@ -111,8 +112,8 @@ def global_steps(filters: Sequence[FilterSpec]) -> list[int]:
 
 
 class Compared:
-    """What the steps over the whole source compare, of all records: a file (buckets, records) for each task
-    and step. `seen`: the parts under `not_in`, by step."""
+    """The values of all records that the steps over the whole source compare: a file (buckets, records) for
+    each task and step. `seen`: the parts under `not_in`, by step."""
 
     def __init__(
         self,
@@ -128,12 +129,12 @@ class Compared:
         }
 
     def own(self, step: int) -> Iterator[NDArray[np.uint64]]:
-        """(records,) for each bucket."""
+        """The values of the records, (records,), for each bucket."""
         for bucket in range(len(_opened(self._files[step][0]))):
             yield np.concatenate([np.array(_opened(file)[bucket]) for file in self._files[step]])
 
     def seen(self, step: int, bucket: int) -> NDArray[np.uint64]:
-        """(conversations of the parts under `not_in`,)"""
+        """The values of a bucket for all conversations of the parts under `not_in`: (conversations,)."""
         parts = [
             np.array(_opened(file)[column] if column else _opened(file)[bucket])
             for file, column in self._seen.get(step, [])
@@ -142,14 +143,14 @@ class Compared:
 
 
 def _opened(file: Path) -> NDArray[Any]:
-    # Opened for each use: there can be more tasks than a process may have files open.
+    # Opened for each use: there can be more tasks than files that a process may have open.
     array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
     return array
 
 
 def kept_name(step: FilterSpec) -> str:
-    """The key, in the facts of an artifact, of what its kept conversations are compared by in a step of
-    near-duplicates: equal for equal settings."""
+    """The key, in the facts of an artifact, of the file by which a step of near-duplicates compares its kept
+    conversations. Equal settings have equal keys."""
     return canonical_json(step.identity_fields())
 
 
@@ -161,14 +162,14 @@ def _kept_file(step: FilterSpec, part: Artifact) -> tuple[Path, str]:
 
 
 class Resolution(NamedTuple):
-    """What becomes of the records."""
+    """The outcome for all records."""
 
-    gone: NDArray[np.int16]  # (records,): the step over the whole source that drops it, else -1
+    gone: NDArray[np.int16]  # (records,): the step over the whole source that drops each, else -1
     group: NDArray[
         np.int64
-    ]  # (records,): how many are alike where `gone`; 0 where a part under `not_in` has one
-    alive: NDArray[np.bool_]  # (records,): whether it passes all steps
-    dropped: dict[str, int]  # records by label of the step
+    ]  # (records,): size of the group of similar records where `gone`; 0 if a part under `not_in` has one
+    alive: NDArray[np.bool_]  # (records,): whether each passes all steps
+    dropped: dict[str, int]  # number of records, by label of the step
 
 
 def resolve(
@@ -177,8 +178,8 @@ def resolve(
     """Decides the steps over the whole source.
 
     Args:
-        step_of: (records,): the step that dropped each by itself, or the number of steps.
-        order: (records,): their indices, by the hash of their content.
+        step_of: (records,): the step that dropped each in its task, or the number of steps.
+        order: (records,): indices of the records, sorted by the hash of their content.
     """
     alive = np.ones(len(step_of), bool)
     gone, group = np.full(len(step_of), -1, np.int16), np.zeros(len(step_of), np.int64)
@@ -211,7 +212,7 @@ def resolve(
 def chosen(
     process: ConversationSource, places: NDArray[np.uint64], contents: NDArray[np.uint64]
 ) -> NDArray[np.bool_]:
-    """(n,): which conversations `share` or `count` choose, of n different contents.
+    """(n,): whether `share` or `count` chooses each of n conversations, which differ in content.
 
     Args:
         places: (n,): hash of seed and content.

@@ -1,4 +1,4 @@
-"""From the tasks of a `conversations` stage to the files of its artifact.
+"""Writes the files of the artifact of a `conversations` stage from the results of its tasks.
 
 Invariants:
 - The files are a function of the *set* of conversations, of the seed and of the spec. Conversations are
@@ -33,7 +33,7 @@ from specs.stages.conversations import ConversationSource
 SHARD_TOKENS = 2**26
 REJECTS_PER_FILE = 2**20
 ORDER = ("hash", "id", "url", "filter", "reason")
-"""Of the rows of the table of rejects."""
+"""The columns by which the rows of the table of rejects are sorted."""
 
 
 class _Task:
@@ -73,14 +73,15 @@ class WrittenSplit:
 
 
 class AllConversations:
-    """The conversations of all tasks that are kept, in the order of their contents.
+    """The kept conversations of all tasks, in the order of the hashes of their contents.
 
     Attributes:
-        passed: records that pass all filters.
-        dropped: records that a filter removed, by label; those that a task removed alone are not among them.
-        duplicates: conversations left out because another has the same content.
-        not_chosen: conversations that `share` or `count` leaves out.
-        replaced: replacements of personal data by kind, in what is kept.
+        passed: number of records that pass all filters.
+        dropped: number of records that a filter removed, by label, without conversations that a task removed
+            on its own.
+        duplicates: number of conversations left out because another has the same content.
+        not_chosen: number of conversations that `share` or `count` leaves out.
+        replaced: number of replacements of personal data in the kept conversations, by kind.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class AllConversations:
         self.replaced: list[int] = self._records["replaced"][self._kept].sum(0, dtype=np.int64).tolist()
 
     def _each_once(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The records that pass all filters, in the order of their contents: the first of each content, and
-        the others, (others, 2), each with the first."""
+        """The first record of each content among those that pass all filters, in the order of the hashes of
+        their contents; and the other records, each with the first of its content, (others, 2)."""
         passed = np.flatnonzero(self._resolution.alive)
         self.passed = len(passed)
         first, second = self._records["content"][passed].T
@@ -176,9 +177,9 @@ class AllConversations:
         return WrittenSplit(shards, len(chosen), tokens, trained)
 
     def write_kept(self, folder: Path) -> tuple[list[str], dict[str, str]]:
-        """Writes what other parts compare with the kept conversations, in the order of their contents: for
-        `exact-duplicates` `kept.npy`, and for each step of `near-duplicates` a file (buckets, conversations).
-        Returns the names of the files, and those of the steps by `kept_name`."""
+        """Writes the values by which other parts compare the kept conversations, in their order:
+        `kept.npy` for `exact-duplicates`, and a file (buckets, conversations) for each step of
+        `near-duplicates`. Returns the names of all files, and those of the steps by `kept_name`."""
         np.save(folder / KEPT, self._records["hashes"][self._kept])
         compared: dict[str, str] = {}
         for step, spec in enumerate(self._filters):
@@ -206,7 +207,7 @@ class AllConversations:
         return names
 
     def _removed(self) -> Iterator[Removed]:
-        """The rows of the records that are not kept."""
+        """The rows of the table of rejects for the records that are not kept."""
         names = labels(self._filters)
         for record in np.flatnonzero(~self._resolution.alive).tolist():
             step, group = int(self._resolution.gone[record]), int(self._resolution.group[record])
@@ -223,7 +224,7 @@ class AllConversations:
             yield self._row(record, "count" if share is None else "share", drawn)
 
     def _row(self, record: int, label: str, reason: str) -> Removed:
-        """Of a record; without a reason, that of its task."""
+        """The row of a record in the table of rejects; an empty `reason` stands for that of its task."""
         line, text = self._line(record), int(self._records["hashes"]["conversation"][record])
         return Removed(text, line["id"], url_of(line["metadata"]), label, reason or line["reason"])
 

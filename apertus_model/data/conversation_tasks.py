@@ -1,8 +1,9 @@
-"""The tasks of a `conversations` stage: the conversations of some files, judged, rendered and tokenised.
+"""The tasks of a `conversations` stage, each of which judges, renders and tokenises the conversations of some
+files.
 
 Invariant: a task reads only its files; its output depends neither on other tasks nor on the number of
-workers. Records, tokens, lines and what is compared are in the same order. A conversation that a filter drops
-before the first step over the whole source is a row of `rejects.parquet` alone; one that a filter drops after
+workers. Records, tokens, lines and compared values are in the same order. A conversation that a filter drops
+before the first step over the whole source is only a row of `rejects.parquet`; one that a filter drops after
 such a step has a record, no tokens, and a line with its id, its URL and the reason.
 """
 
@@ -40,8 +41,8 @@ REJECTED = "rejected"
 
 
 def record_type(kinds: int) -> np.dtype[Any]:
-    """The record of a conversation that reached the first step over the whole source, or the end. `kinds`:
-    number of kinds of personal data."""
+    """The type of the record of a conversation that reached the first step over the whole source, or the end.
+    `kinds`: number of kinds of personal data."""
     return np.dtype(
         [
             ("content", "<u8", 2),  # hash of the content as stored
@@ -49,7 +50,7 @@ def record_type(kinds: int) -> np.dtype[Any]:
             ("group", "<u8"),  # hash of seed and group
             ("place", "<u8"),  # hash of seed and content as stored
             ("hashes", HASHES),
-            ("bytes", "<i8"),  # of its line
+            ("bytes", "<i8"),  # of its line in `lines.jsonl`
             ("step", "<i2"),  # the step that dropped it in its task, or the number of steps
             ("replaced", "<u4", (kinds,)),  # replacements by kind
         ]
@@ -66,7 +67,7 @@ class ConversationTasks(NamedTuple):
     vocab_size: int
     seed: int
     folder: Path  # local scratch
-    scores: tuple[StoredScores, ...] = ()  # that filters need
+    scores: tuple[StoredScores, ...] = ()  # those that filters need
 
     @property
     def keys(self) -> list[str]:
@@ -114,7 +115,7 @@ class _TaskWriter:
         names += [f"compared-{step}.npy" for step in self._compared]
         self.files = {name: tasks.folder / f"{key}_{name}" for name in names}
         self.counts: Counter[str] = Counter()
-        self.read = 0  # conversations in normal form, which may still have no place in the template
+        self.read = 0  # conversations in normal form, including those that the template cannot render
         prefix = str(self.files["tokens.bin"]).removesuffix(".bin")
         self._tokens = TokenFileWriter(prefix, token_dtype(tasks.vocab_size))
         self._masks = self.files["masks.bin"].open("wb")

@@ -1,7 +1,7 @@
-"""The texts of a conversation: as filters and classifiers read them, and without personal data.
+"""The texts of a conversation, as filters and classifiers read them, and without personal data.
 
-Invariant: the text of a conversation, or of its answer, depends on its messages in normal form alone; no
-control token is in it, and no definition of a tool.
+Invariant: the text of a conversation, or of its answer, depends on its messages in normal form alone; it
+contains no control token and no definition of a tool.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def conversation_text(messages: Sequence[Message]) -> str:
 
 
 def answer_text(messages: Sequence[Message]) -> str:
-    """The responses of the last message, which is the assistant's; all of its texts where it only calls
+    """The responses of the last message, which is the assistant's, or all of its texts when it only calls
     tools."""
     responses = [block["text"] for block in blocks_of(messages[-1]) if block["type"] == "response"]
     return SEPARATOR.join(responses or _texts(messages[-1]))
@@ -42,7 +42,7 @@ TEXTS: dict[str, Callable[[Sequence[Message]], str]] = {
     "conversation": conversation_text,
     "answer": answer_text,
 }
-"""What a filter can read, by its `of`."""
+"""The texts that a filter can read, by its `of`."""
 
 
 def _texts(message: Message) -> list[str]:
@@ -64,9 +64,9 @@ class PersonalData:
         self._replacer = replacer
 
     def __call__(self, conversation: Conversation) -> tuple[Conversation, tuple[int, ...]]:
-        """The conversation with placeholders, and their number by kind in its messages.
+        """The conversation with placeholders, and the number of placeholders of each kind in its messages.
 
-        A value of an argument is replaced as the user's text is, so that a call still repeats what the user
+        Values of arguments are replaced like the user's text, so that a call still repeats what the user
         said. Roles, names of tools, keys of arguments, and definitions of tools stay."""
         counts = [0] * len(self._replacer.kinds)
         if not counts:
@@ -99,7 +99,7 @@ def _replaced_block(block: Block, put: Callable[[str], str]) -> Block:
 
 
 def _values(value: Any, put: Callable[[str], str]) -> Any:
-    """The value with all texts in it replaced, at any depth, and its keys as they are."""
+    """The value with `put` applied to all texts in it, at any depth, but not to keys."""
     if isinstance(value, str):
         return put(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Conversations of a `conversations` artifact: as text, and as tokens.
+"""Conversations of a `conversations` artifact, as text and as tokens.
 
 Invariant: index i is the same conversation in all views, over the shards of a split in order: the i-th
 document of the token files, the i-th part of the masks and the i-th line of the `.jsonl`.
@@ -28,7 +28,7 @@ SHARD_SUFFIXES = (".bin", ".idx", ".mask.npy", ".jsonl")
 
 
 class ConversationFileError(StageError):
-    """Files of a shard that do not belong together; the message names them and the numbers."""
+    """An inconsistency between the files of a shard; the message names the files and the numbers."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Conversation:
     id: str
     messages: list[Message]  # in normal form (`apertus_model.chat.messages`), the last one the assistant's
     tools: list[dict[str, Any]] | None = None
-    # Alternative texts of the last message; where it is plain text, its text is the first.
+    # Alternative texts of the last message; if that message is plain text, its text is the first.
     completions: list[str] = field(default_factory=list)
     group: str = ""  # conversations of one group are in the same split
     metadata: dict[str, Any] = field(default_factory=dict)  # further columns of the source, JSON values
@@ -51,19 +51,19 @@ class Conversation:
         return self.messages[:-1]
 
     def to_json(self) -> str:
-        """One line without its end; without `preference` where it is false."""
+        """The conversation as a line of JSON without its line end; `preference` is left out when false."""
         values = asdict(self)
         if not self.preference:
             del values["preference"]
         return json.dumps(values, ensure_ascii=False)
 
     def content(self) -> str:
-        """The content by which conversations are compared: all but id, group and metadata."""
+        """The content by which conversations are compared: messages, tools and completions."""
         return json.dumps([self.messages, self.tools, self.completions], ensure_ascii=False)
 
 
 class ConversationShards:
-    """The conversations of one split. Picklable, by its paths.
+    """The conversations of one split. Pickled by its paths.
 
     Attributes:
         lengths: (conversations,), int64: tokens of each.
@@ -90,7 +90,7 @@ class ConversationShards:
         return Conversation(**json.loads(shard.line(place)))
 
     def tokens(self, index: int) -> NDArray[np.int64]:
-        """(n,), int64: the rendered conversation."""
+        """(n,), int64: the tokens of the rendered conversation."""
         shard, place = self._find(index)
         return shard.tokens[place].astype(np.int64)
 
@@ -100,7 +100,7 @@ class ConversationShards:
         return shard.mask[shard.starts[place] : shard.starts[place + 1]]
 
     def trained(self, index: int) -> NDArray[np.bool_]:
-        """(n,), bool: whether the assistant writes a token."""
+        """(n,), bool: whether the assistant writes each token."""
         return self.mask(index) == TRAINED
 
     def _find(self, index: int) -> tuple[_Shard, int]:
@@ -140,7 +140,7 @@ class _Shard:
 
     @cached_property
     def _lines(self) -> tuple[mmap.mmap, NDArray[np.int64]]:
-        """The file, and the start of each line, with the end of the last."""
+        """The mapped file, and the start of each line, with the end of the last one."""
         with self._paths[3].open("rb") as file:
             text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         ends = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == ord("\n")) + 1

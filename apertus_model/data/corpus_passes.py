@@ -1,11 +1,11 @@
-"""The passes that make a corpus: what is run after what, and what is removed.
+"""The passes that make a corpus: their order, and when the units of each are removed.
 
 Invariants:
-- All work is in units of bounded memory (`corpus_work`), which any worker computes. This process adds up what
-  they say.
-- A pass whose results are there is left out, also where the units that it reads are removed already.
-- A unit is removed when those that read it are committed, so the store holds the tokens about twice. A later
-  attempt resumes with the plan of the first one.
+- All work is in units of bounded memory (`corpus_work`), which any worker computes. This process adds up
+  their results.
+- A pass whose results exist is skipped, even when the units that it reads are already removed.
+- A unit is removed when the units that read it are committed, so the store holds the tokens about twice. A
+  later attempt resumes with the plan of the first one.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class Passes:
             self._attempt.remove_unit(key)
 
     def plant(self) -> None:
-        """The planted documents, which later passes read."""
+        """Commits the planted documents, which later passes read."""
         if self.work.part.process.planted and self._attempt.unit("planted") is None:
             facts, file = self.work.tokenizer.manifest.facts, self.work.tokenizer.local("tokenizer.json")
             planted = tokenised(planted_documents(self.work.part), encoder(file, facts["bos_id"]))
             self._attempt.commit_unit("planted", data=to_json(planted))
 
     def filter(self) -> None:
-        """The filter tasks, and the plan that follows from what they leave."""
+        """Runs the filter tasks, and commits the plan that follows from their results."""
         if self._attempt.unit("plan") is not None:
             return
         self._run_units(list(self.work.tasks))
@@ -91,7 +91,7 @@ class Passes:
         self._attempt.commit_unit("plan", data=plan.model_dump())
 
     def resolve(self) -> None:
-        """The steps over the whole source, and the layout that follows from what they leave."""
+        """Runs the steps over the whole source, and commits the layout that follows from their results."""
         if self._attempt.unit("layout") is not None:
             return
         work = self.work
@@ -111,7 +111,7 @@ class Passes:
         self._attempt.commit_unit("layout", data=layout.model_dump())
 
     def _compare(self, step: int) -> None:
-        """The units that a step reads its members and labels from."""
+        """Runs the units from which a step reads its members and labels."""
         work, name = self.work, step_name(step)
         self._run(work.signed_keys(step))
         if not (groups := work.group_keys(step)):
@@ -127,7 +127,7 @@ class Passes:
             self._attempt.commit_unit(f"labels-{name}", data=labelled)
 
     def _stars(self, step: int) -> list[str]:
-        """Rounds until one changes nothing; the units that hold the stars."""
+        """Runs rounds until one changes nothing. Returns the keys of the units that hold the stars."""
         before, turn = None, 0
         while True:
             large, small = (self.work.star_keys(kind, step, turn) for kind in ("large", "small"))
@@ -140,7 +140,7 @@ class Passes:
             turn += 1
 
     def _labelled(self, step: int) -> list[str]:
-        """All units between the signatures and the labels."""
+        """The keys of all stored units of a step between the signatures and the labels."""
         name = step_name(step)
         kinds = tuple(f"{kind}-{name}" for kind in ("groups", "components", "large", "small"))
         stored = self._attempt.store.names(f"{self._attempt.job.path}/units")
@@ -170,7 +170,7 @@ class Passes:
             )
 
     def _dropped(self) -> dict[str, dict[str, int]]:
-        """What became of the documents, where none is left to write."""
+        """The counts of the documents that were read, rejected and dropped, when none is left to write."""
         dropped = Counter[str]()
         names = labels(self.work.steps)
         for number in range(len(self.work.plan.spans)):
@@ -215,8 +215,8 @@ class Passes:
         return Layout(outputs=outputs, probes=probes, shown=shown if part.process.examples else [])
 
     def scatter(self) -> tuple[dict[str, Any], int]:
-        """The documents, on their way to their files; the counts of all, and the number of those that are
-        left out since they are equal to a planted one."""
+        """Sorts the documents by their files in the corpus. Returns the counts of all documents, and the
+        number of those that are left out because they are equal to a planted one."""
         work = self.work
         spans = {f"scatter-{number:05d}": tasks for number, tasks in enumerate(work.plan.spans)}
         self._run(list(spans), lambda key: self._remove(spans[key]))
@@ -242,14 +242,14 @@ class Passes:
         return {"read": self.work.plan.read, "rejected": self.work.plan.rejected}
 
     def write(self) -> dict[str, dict[str, int]]:
-        """The files of the corpus; documents and tokens of each shard, by its name."""
+        """Writes the files of the corpus. Returns the documents and tokens of each shard, by its name."""
         layout = self.work.layout
         names = {kind: files_of(layout, kind) for kind in layout.outputs}
         keys = [key for some in names.values() for key in some]
         committed: set[str] = set()
 
         def used_up(key: str) -> None:
-            """Removes what a group of files was written from, once all of them are there."""
+            """Removes the rows from which a group of files was written, once all its files are committed."""
             committed.add(key)
             kind, _, number = key.partition("-")
             size = layout.outputs[kind].files_per_group
@@ -270,7 +270,7 @@ class Passes:
 
 
 def files_of(layout: Layout, kind: str) -> list[str]:
-    """Names of the files of one kind, which are the keys of the units that write them."""
+    """The names of the files of one kind, which are also the keys of the units that write them."""
     return [f"{kind}-{number:05d}" for number in range(layout.outputs[kind].files)]
 
 
@@ -283,7 +283,7 @@ def _by_place(pair: tuple[int, ...]) -> bytes:
 
 
 def counts_line(counts: dict[str, dict[str, int]]) -> str:
-    """`812 documents (5021344 bytes) read, rejected: 2 not_utf8, dropped: 17 length`."""
+    """The counts in words: `812 documents (5021344 bytes) read, rejected: 2 not_utf8, dropped: 17 length`."""
     text = f"{counts['read']['documents']} documents ({counts['read']['bytes']} bytes) read"
     for group in ("rejected", "dropped"):
         parts = [f"{number} {name}" for name, number in sorted(counts[group].items()) if number]

@@ -1,14 +1,15 @@
-"""How the passes of a corpus are cut into units: spans of tasks, ranges of hashes, shards and cells.
+"""Divides the passes of a corpus into units: spans of tasks, ranges of hashes, shards and cells.
 
-Two plans are made, and committed as units, so that every worker and every later attempt continues as the
-first one began: `CorpusPlan` when the filter tasks are done, `Layout` when it is known which documents stay.
+Two plans are made and committed as units, so that every worker and every later attempt follows the plans of
+the first attempt: `CorpusPlan` when the filter tasks are done, `Layout` when it is known which documents
+stay.
 
 Invariants:
 - Neither the plan nor the memory it was made for changes the result.
 - A unit fills `run_bytes` of memory, an eighth of the `memory` of the spec, with rows that it sorts; a few
-  copies of these are held at a time. Where one unit's rows of one cell would be less than `range_bytes`
-  (2 MiB; reads from the store are not smaller), a span has more tasks, and spills to local disk what it
-  writes.
+  copies of these are held at a time. When one unit's rows of one cell would take less than `range_bytes`
+  (2 MiB; reads from the store are not smaller), a span has more tasks, and spills the rows that it writes to
+  local disk.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from pydantic import BaseModel, ConfigDict
 
 from apertus_model.data.verdicts import MEMBER_BYTES
 
-SIDE_BYTES = 200  # of a document beside its tokens, about
+SIDE_BYTES = 200  # of a document besides its tokens, approximately
 REJECT_BYTES = 400
-KEPT_ROWS = 2**24  # of a file
+KEPT_ROWS = 2**24  # per file
 REJECT_ROWS = 2**22
-MOST_GROUPS = 64  # files of a unit for one output
+MOST_GROUPS = 64  # of files per output; a unit writes one file for each group
 RANGE_BYTES = 2 * 2**20
 
 
 class Size(NamedTuple):
-    """What a filter task has left."""
+    """The size of the results of a filter task."""
 
     bytes: int
-    documents: int  # with what the reader rejected
+    documents: int  # including rejected ones
     tokenised: int
 
 
 class Output(BaseModel):
-    """Files of one kind that the last pass writes, each in so many cells."""
+    """The files of one kind that the last pass writes, and the cells that each is written from."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,22 +54,22 @@ class Output(BaseModel):
 
     @property
     def borders(self) -> list[int]:
-        """First cell of each group of files, and the end."""
+        """The first cell of each group of files, and the end."""
         step = self.files_per_group * self.cells
         return [*range(0, self.all_cells, step), self.all_cells] if self.files else [0]
 
 
 class CorpusPlan(BaseModel):
-    """The passes that find duplicates."""
+    """The plan of the passes that find duplicates."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     memory: int  # bytes
-    bytes: int  # that the filter tasks left, with their records in memory
-    spans: list[list[str]]  # tasks of each, by the keys of their units
-    documents: int  # that were read, with what the reader rejected
+    bytes: int  # of the results of the filter tasks, including their records in memory
+    spans: list[list[str]]  # tasks of each span, by the keys of their units
+    documents: int  # that were read, including rejected ones
     tokenised: int
-    ranges: int  # of hashes of texts
+    ranges: int  # number of ranges of text hashes
     read: dict[str, int]  # documents, bytes, characters
     rejected: dict[str, int]  # by reason
 
@@ -76,7 +77,7 @@ class CorpusPlan(BaseModel):
     def make(
         cls, tasks: dict[str, Size], memory: int, read: dict[str, int], rejected: dict[str, int]
     ) -> CorpusPlan:
-        """For the tasks of a source, in order."""
+        """The plan for the tasks of a source, given in order."""
         documents = sum(size.documents for size in tasks.values())
         tokenised = sum(size.tokenised for size in tasks.values())
         weights = {key: size.bytes + MEMBER_BYTES * size.documents for key, size in tasks.items()}
@@ -103,29 +104,29 @@ class CorpusPlan(BaseModel):
 
     @property
     def small(self) -> bool:
-        """Whether one unit could hold all, so that the process of the stage runs the passes that follow."""
+        """Whether one unit could hold all data, so that the process of the stage runs the later passes."""
         return self.bytes <= run_bytes(self.memory)
 
     def signature_ranges(self, buckets: int) -> int:
-        """Ranges of values of signatures."""
+        """The number of ranges of signature values."""
         return _parts(24 * buckets * self.documents, run_bytes(self.memory))
 
     def fits(self, edges: int) -> bool:
-        """Whether one unit can hold so many edges, as stored, as numbers, and while it joins them."""
+        """Whether one unit can hold the edges as stored, as numbers, and while it joins them."""
         return 144 * edges <= self.memory
 
 
 class Probe(BaseModel):
-    """A document that memorisation probes are made of."""
+    """A document from which memorisation probes are made."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    text: int  # hash
+    text: int  # hash of the text
     bucket: int  # copies in the training split
 
 
 class Duplicate(BaseModel):
-    """A duplicate that is shown, by the hashes of both texts."""
+    """A duplicate that is shown as an example, by the hashes of both texts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -135,7 +136,7 @@ class Duplicate(BaseModel):
 
 
 class Layout(BaseModel):
-    """The passes that shuffle and write."""
+    """The plan of the passes that shuffle and write."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -153,14 +154,14 @@ def range_bytes(memory: int) -> int:
 
 
 def shards(documents: int, tokens: int, shard_tokens: int, itemsize: int, memory: int) -> Output:
-    """The shards of a split; none without documents."""
+    """The shards of a split; there are none without documents."""
     return _output(
         documents, _parts(tokens, shard_tokens), itemsize * tokens + SIDE_BYTES * documents, memory
     )
 
 
 def table(rows: int, rows_per_file: int, row_bytes: int, memory: int) -> Output:
-    """The files of a table; none without rows."""
+    """The files of a table; there are none without rows."""
     return _output(rows, _parts(rows, rows_per_file), row_bytes * rows, memory)
 
 

@@ -1,4 +1,4 @@
-"""The units of a corpus, of all its passes; the key of a unit says which one it is.
+"""The units of all passes of a corpus. The key of a unit says what it computes:
 
     documents-...       a filter task: reads files, judges and tokenises their documents
     records-S-n         hashes of the documents of span n that reach step S, by ranges of hashes
@@ -68,7 +68,7 @@ OPENINGS = pa.schema(
 
 
 class CorpusWork:
-    """All units; `keys` is of those that are to be run now."""
+    """All units of a corpus; `keys` are the keys of those to run now."""
 
     def __init__(self, job: Job, attempt: Attempt) -> None:
         self.part = CorpusPart.model_validate(job.spec)
@@ -102,7 +102,7 @@ class CorpusWork:
 
     @cached_property
     def decided(self) -> list[int]:
-        """The steps over the whole source, or the one that numbers copies."""
+        """The steps over the whole source, or, if there are none, the step that numbers copies."""
         return global_steps(self.steps) or [NUMBERED]
 
     def others(self, step: int) -> list[Artifact]:
@@ -114,7 +114,7 @@ class CorpusWork:
         return list(getattr(self.steps[step], "not_in", [])) if step != NUMBERED else []
 
     def other_files(self, step: int) -> list[tuple[Artifact, str]]:
-        """The tables of kept documents of these corpora."""
+        """The tables of kept documents of the corpora that a step compares with."""
         return [(other, name) for other in self.others(step) for name in other.manifest.facts["kept"]]
 
     @property
@@ -123,7 +123,7 @@ class CorpusWork:
 
     def run(self, key: str) -> Result:
         """Computes one unit in this process."""
-        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own allocators keep more with every unit
+        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own allocators keep more memory per unit
         result = self._run(key)
         _return_freed_memory()
         return result
@@ -161,7 +161,7 @@ class CorpusWork:
         )
 
     def span(self, number: int, before: int | None = None) -> SpanReader:
-        """The documents of a span, with what the steps before one (by default, all) have decided."""
+        """The documents of a span, with the verdicts of the steps before `before` (by default, of all)."""
         decided = self.decided if before is None else self.decided[: self.decided.index(before)]
         plan = self.plan
         return SpanReader(
@@ -174,7 +174,7 @@ class CorpusWork:
     # Steps over the whole source
 
     def _signatures(self, step: int) -> tuple[str, int] | None:
-        """Column and ranges of the signatures of a step, if it has some."""
+        """The column and the number of ranges of the signatures of a step; None without signatures."""
         chosen = self.steps[step] if step != NUMBERED else None
         if not isinstance(chosen, NearDuplicatesFilter):
             return None
@@ -209,7 +209,7 @@ class CorpusWork:
         return Result(signed.close())
 
     def signed_keys(self, step: int) -> list[str]:
-        """The units that hold signatures."""
+        """The keys of the units that hold the members and signatures of a step."""
         others = range(len(self.other_files(step)) if self._signatures(step) else 0)
         return [
             *(f"records-{step_name(step)}-{one:05d}" for one in range(len(self.plan.spans))),
@@ -224,7 +224,7 @@ class CorpusWork:
         return self._edges(graph.edges_of(*(column(rows, name) for name in SIGNED.names)))
 
     def _edges(self, found: Edges, *, both: bool = True, **data: int) -> Result:
-        """Edges by the range of their node."""
+        """Writes the edges, sorted into cells by the range of their node."""
         ways = graph.both_ways(found) if both else found
         writer = self._writer("edges", EDGES, [0, self.plan.ranges])
         writer.add(_table(EDGES, ways), cell_of(ways.node, self.plan.ranges))
@@ -322,7 +322,7 @@ class CorpusWork:
         return Result(files, {"documents": documents, "tokens": tokens})
 
     def _cells(self, kind: str, output: Output, number: int) -> Iterator[pa.Table]:
-        """The rows of a file, a cell at a time."""
+        """The rows of a file, one cell at a time."""
         group, within = divmod(number, output.files_per_group)
         cells = output.borders[group + 1] - output.borders[group]
         keys = [f"scatter-{one:05d}" for one in range(len(self.plan.spans))]
@@ -331,7 +331,7 @@ class CorpusWork:
         return (read_cell(files, self.schema(kind), cells, first + cell) for cell in range(output.cells))
 
     def schema(self, kind: str) -> pa.Schema:
-        """Of the rows on their way to files of that kind."""
+        """The schema of the rows from which files of that kind are written."""
         if kind == "kept":
             steps = near_steps(self.steps)
             lists = [pa.field(signature_column(step), pa.list_(pa.uint64(), step.buckets)) for step in steps]
@@ -340,7 +340,7 @@ class CorpusWork:
 
 
 def _return_freed_memory() -> None:
-    """Returns the freed memory that glibc keeps to the system."""
+    """Returns to the system the freed memory that glibc keeps."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)
@@ -357,7 +357,7 @@ def add_signed(
 
 
 def kept_texts(corpus: Artifact, first: int, end: int) -> NDArray[np.uint64]:
-    """The hashes from `first` up to `end` of the documents of a corpus, sorted."""
+    """The text hashes in [first, end) of the documents of a corpus, sorted."""
     found = [np.empty(0, np.uint64)]
     for name in corpus.manifest.facts["kept"]:
         table = pq.ParquetFile(corpus.open(f"{name}.parquet").stream())
@@ -374,7 +374,7 @@ def _table(schema: pa.Schema, arrays: Sequence[NDArray[Any]]) -> pa.Table:
 
 
 def _shown(step: int, rows: pa.Table, values: NDArray[np.uint64]) -> list[list[int]]:
-    """The first duplicates whose tokens were written: their text and what it is a duplicate of."""
+    """The first duplicates whose tokens were written: each text and what it is a duplicate of."""
     if step == NUMBERED:
         return []
     written = column(rows, "tokens") >= 0

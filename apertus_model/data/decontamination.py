@@ -1,4 +1,4 @@
-"""Test questions in documents.
+"""Finds test questions in documents.
 
 The rule of the Apertus report for its instruction data (swiss-ai/posttraining-data, 03-decontamination; after
 Tülu 3, arXiv 2411.15124): a document and a question that share an n-gram are aligned (Ratcliff and Obershelp,
@@ -6,7 +6,7 @@ as difflib does it), and the matching blocks of at least `min_match` words are c
 length. Words (`apertus_model.data.words`) replace tokens, so the result is the same for every tokenizer.
 
 datatrove's NGramsDecontFilter is not used: it drops a document for one common n-gram, whatever the rest of
-the question, and makes its index with lighteval.
+the question, and builds its index with lighteval.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Overlap(NamedTuple):
 
 
 class Contamination:
-    """An index of questions by their n-grams. Memory: the questions, and about 100 bytes per word of them."""
+    """An index of questions by their n-grams. Memory: the questions, and about 100 bytes per word in them."""
 
     def __init__(self, questions: Sequence[str], ngram: int, min_match: int) -> None:
         self._ngram = ngram
@@ -52,7 +52,7 @@ class Contamination:
 
     def worst(self, text: str) -> Overlap | None:
         """The question that a document covers most, among those that share an n-gram with it; None when
-        none does."""
+        no question does."""
         split = words(text)
         hits = sorted(
             {

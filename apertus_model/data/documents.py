@@ -3,8 +3,8 @@
 Invariants:
 - A parser sees bytes and yields documents in an order that the bytes decide. A reader of an installed package
   is imported only when a file is read.
-- Rejected documents are counted under a name (`Rejection`); a source that contradicts the spec (no such
-  column, a file that cannot be read, or ends too early) is a SourceError that names the file and the
+- Rejected documents are counted under a name (`Rejection`); a source that contradicts the spec (a
+  missing column, a file that cannot be read or ends too early) is a SourceError that names the file and the
   position.
 - Files are streamed (`tables`, `web`), except for formats with one document per file, of DOCUMENT_BYTES at
   most.
@@ -49,15 +49,15 @@ def open_source(source: SourceSpec) -> tuple[AbstractFileSystem, str]:
 
 
 def files_of_tasks(part: DocumentsPart, what: str) -> dict[str, list[str]]:
-    """The files of each task, by the key of its unit. A source with a limit is one task: only that can count
-    its documents."""
+    """The files of each task, by the key of its unit. A source with a limit is one task, since
+    several tasks could not count its documents together."""
     listing = part.listing or [file.path for file in list_source(part.source).files]
     size = len(listing) if part.source.limit else part.files_per_task
     return {key: listing[slice(*span)] for key, span in units_of(what, len(listing), size).items()}
 
 
 def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: str) -> FoundDocuments:
-    """Documents and rejections of one file; `path` is relative to `root`, "" when the source is a single
+    """The documents and rejections of one file; `path` is relative to `root`, "" when the source is a single
     file.
 
     A file without rows or records is one rejection, `empty_file`. Raises SourceError when the file cannot be
@@ -94,8 +94,8 @@ def read_file(
     path: str,
     parse: Callable[[BinaryIO, SourceSpec], Iterator[Found]],
 ) -> Iterator[Found]:
-    """What a parser finds in one file, which is decompressed by its name. SourceError when the file cannot be
-    read to its end, or contradicts the spec."""
+    """The results of a parser for one file, which is decompressed according to its name. SourceError when the
+    file cannot be read to its end, or contradicts the spec."""
     full = f"{root}/{path}" if path else root
     count, position = 0, ""
     try:

@@ -1,8 +1,8 @@
-"""Similar documents: hashes and signatures of single documents.
+"""Hashes and signatures of documents, and groups of similar documents.
 
 Invariants:
 - A signature depends on the text and the spec.
-- Making one takes 128 KiB times buckets and hashes, and a few copies of the text.
+- Computing a signature takes 128 KiB per hash of each bucket, and a few copies of the text.
 
 Signatures are datatrove's (`MinhashDedupSignature`, as for FineWeb). Its later steps are not used: they
 choose the document to keep by the number and position of its file, and require a constant number of tasks.
@@ -34,7 +34,7 @@ def text_hash(text: str) -> int:
 
 
 class MinHash:
-    """Signatures for one spec."""
+    """The signatures that one spec describes."""
 
     def __init__(self, spec: NearDuplicatesFilter) -> None:
         self._config = MinhashConfig(spec.ngram, spec.buckets, spec.hashes_per_bucket, spec.seed)
@@ -44,8 +44,8 @@ class MinHash:
 
     def hashes(self, text: str) -> NDArray[np.uint64] | None:
         """(buckets, hashes_per_bucket): the least value of each hash function over the document's n-grams.
-        Two documents agree in one with a probability of their Jaccard similarity. None for a document of
-        fewer words than an n-gram."""
+        Two documents agree in one with a probability equal to their Jaccard similarity. None for a document
+        with fewer words than an n-gram."""
         parts = [self._least(shingles) for shingles in self._shingles(text)]
         if not parts:
             return None
@@ -64,16 +64,16 @@ class MinHash:
             held += islice(words, SHINGLES)
 
     def _least(self, shingles: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """(hashes,): as datatrove's `get_signature` computes them."""
+        """(hashes,): the least value of each hash function, as datatrove's `get_signature` computes it."""
         values = shingles * self._factors + self._summands
-        values = (values & PRIME) + (values >> np.uint64(61))  # modulo the prime, or more by one prime
+        values = (values & PRIME) + (values >> np.uint64(61))  # modulo the prime, or larger by one prime
         least: NDArray[np.uint64] = np.minimum(values, values - PRIME).min(axis=0)
         return least
 
     def signature(self, text: str) -> NDArray[np.uint64]:
         """(buckets,): 64 bits for each bucket, equal where all of its hashes are equal. Among 10^9
-        documents without any pair that is alike, fewer than one pair (0.03 per bucket) is expected to
-        agree by accident."""
+        documents without any similar pair, fewer than one pair (0.03 per bucket) is expected to agree by
+        accident."""
         hashes = self.hashes(text)
         if hashes is None:
             return np.full(self.buckets, text_hash(text), np.uint64)

@@ -1,7 +1,7 @@
-"""The samples of a mixture in batches that have equally many of each source.
+"""The samples of a mixture in batches with equally many samples of each source.
 
 Invariant: in every batch the samples of source 0 come first, then those of source 1, and so on; sample i is a
-pure function of i, and a source is drawn in the same order as through any mixture of the same seed.
+pure function of i, and the samples of a source come in the same order as in any mixture with the same seed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from apertus_model.data.stream import Sample
 
 
 class EqualSamples:
-    """`samples[i]` for i = 0, 1, ...
+    """The sequence of samples: `samples[i]` for i = 0, 1, ...
 
     Args:
         samples: of the mixture, whose own shares are not used.
-        batch: samples of a batch, a multiple of the number of sources.
+        batch: number of samples of a batch, a multiple of the number of sources.
     """
 
     def __init__(self, samples: MixtureSamples, batch: int) -> None:

@@ -1,8 +1,8 @@
 """A few kept and dropped documents of a corpus, for people to read: `examples.jsonl`.
 
-Invariant: only their hashes decide which documents are shown. Each task offers the `CANDIDATES` smallest of
-each reason, so the smallest of all tasks are among them, for any split; where deduplication drops some of
-them, fewer are shown.
+Invariant: only the hashes of documents decide which are shown. Each task offers, for each reason, the
+`CANDIDATES` documents with the smallest hashes, so the smallest of all tasks are among them, however the
+tasks are divided; when deduplication drops some of them, fewer are shown.
 
 A row has these fields:
 
@@ -37,7 +37,7 @@ def mixed(hash_: int) -> int:
 
 
 class Examples:
-    """The `CANDIDATES` smallest documents of each reason; none without `wanted`."""
+    """The `CANDIDATES` documents with the smallest hashes for each reason; none unless `wanted`."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         self._wanted = wanted
@@ -69,8 +69,8 @@ class Examples:
 
 
 def joined(rows: Iterable[Row]) -> list[Row]:
-    """The `CANDIDATES` smallest of each reason. Of equal ones the first stays; it is `alive`, a document of
-    the corpus as far as duplicates go, if one of them is."""
+    """The `CANDIDATES` smallest rows of each reason. Of equal rows the first stays; it is `alive` (not
+    dropped as a duplicate) if one of them is."""
     found: dict[str, dict[Key, Row]] = {}
     for row in rows:
         some = found.setdefault(row["reason"], {})
@@ -116,7 +116,7 @@ def cut_at_change(before: str, after: str) -> Row:
 
 
 def to_jsonl(rows: list[Row]) -> bytes:
-    """One row per line, keys sorted."""
+    """The rows as JSON, one per line, with sorted keys."""
     return "".join(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows).encode()
 
 

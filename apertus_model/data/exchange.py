@@ -1,13 +1,13 @@
-"""Rows on their way from the units of one pass to those of the next: sorted into cells by the units that
-write them, read cell by cell by the units after them.
+"""Exchanges rows between the units of one pass and those of the next: the former sort them into cells, the
+latter read them cell by cell.
 
-A unit writes a file for each group of cells (`CellWriter`). It has the rows of its first cell, then those
-of the next one, as record batches of Arrow, and at the end the offsets of the cells: (cells + 1,) int64.
+A unit writes a file for each group of cells (`CellWriter`). The file has the rows of its first cell, then
+those of the next one, as Arrow record batches, and at the end the offsets of the cells: (cells + 1,) int64.
 
 Invariants:
-- A writer holds `memory` bytes of rows, whatever their number: more of them are spilled to local disk, sorted
-  by cell, and joined at the end. A row is held with the table that it came in.
-- A cell of a file is one range of it, so a reader asks each file for its offsets and for one range.
+- A writer holds `memory` bytes of rows, whatever their number: beyond that, rows are spilled to local disk,
+  sorted by cell, and joined at the end. A row is held with the table in which it was added.
+- A cell is one range of bytes of a file, so a reader asks each file for its offsets and for one range.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Readable(Protocol):
 
 
 class CellWriter:
-    """Sorts rows into cells.
+    """A writer that sorts rows into cells.
 
     Args:
         folder, name: the files are `<folder>/<name>-<group>`.
@@ -53,10 +53,10 @@ class CellWriter:
         self._held: list[tuple[pa.Table, NDArray[np.int64]]] = []
         self._bytes = 0
         self._spill = folder / f"{name}.spill"
-        self._spilled: list[NDArray[np.int64]] = []  # of each spill: (cells + 1,) offsets in the spill file
+        self._spilled: list[NDArray[np.int64]] = []  # of each spill, where its cells begin: (cells + 1,)
 
     def add(self, table: pa.Table, cells: NDArray[np.int64]) -> None:
-        """Rows and the cell of each, (rows,)."""
+        """Adds rows, with the cell of each, (rows,)."""
         if not table.num_rows:
             return
         self.rows += table.num_rows
@@ -66,7 +66,7 @@ class CellWriter:
             self._spill_held()
 
     def close(self) -> dict[str, Path]:
-        """Writes the files, by name; a group without rows has one too."""
+        """Writes the files and returns them by name; a group without rows has a file too."""
         files: dict[str, Path] = {}
         if self._spilled:
             self._spill_held()
@@ -85,7 +85,7 @@ class CellWriter:
         return files
 
     def _sorted(self) -> tuple[pa.Table, NDArray[np.int64]]:
-        """What is held, in the order of cells, and where each cell begins: (cells + 1,)."""
+        """Removes and returns the held rows, sorted by cell, and the start of each cell: (cells + 1,)."""
         table = pa.concat_tables([table for table, _ in self._held]) if self._held else _empty(self._schema)
         cells = np.concatenate([np.empty(0, np.int64), *(cells for _, cells in self._held)])
         self._held, self._bytes = [], 0
@@ -112,7 +112,7 @@ class CellWriter:
         self._spilled.append(offsets)
 
     def _from_disk(self) -> Iterator[list[bytes]]:
-        """The same of all spills together; a piece of a spill at a time."""
+        """The serialised rows of each cell, in turn: one piece from each spill."""
         with self._spill.open("rb") as file:
             for cell in range(self._borders[-1]):
                 pieces = []
@@ -127,8 +127,8 @@ def _empty(schema: pa.Schema) -> pa.Table:
 
 
 def read_cell(files: Iterable[Readable], schema: pa.Schema, cells: int, cell: int) -> pa.Table:
-    """The rows of one cell in all files of a group, which has so many `cells`; `cell` counts from the first
-    of the group."""
+    """The rows of one cell in all files of a group of `cells` cells; `cell` counts from the first of the
+    group."""
     return read_cells(files, schema, cells, cell, cell + 1)
 
 
@@ -148,13 +148,13 @@ def read_cells(files: Iterable[Readable], schema: pa.Schema, cells: int, first: 
 
 
 def cell_of(keys: NDArray[np.uint64], cells: int) -> NDArray[np.int64]:
-    """The cell of each key, when the keys are divided among so many cells by their size. Cell c of n x m is
-    in cell c // m of n."""
+    """The cell of each key, when the range of keys is divided into `cells` equal cells. Cell c of n x m
+    cells is in cell c // m of n."""
     assert cells <= 2**31
     return (((keys >> np.uint64(32)) * np.uint64(cells)) >> np.uint64(32)).astype(np.int64)
 
 
 def cell_borders(cells: int, cell: int) -> tuple[int, int]:
-    """The keys of a cell: [first, end)."""
+    """The range of the keys of a cell: [first, end)."""
     low, high = (-(-(one << 32) // cells) << 32 for one in (cell, cell + 1))
     return low, min(high, 2**64)

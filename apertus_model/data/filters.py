@@ -1,4 +1,4 @@
-"""The filters of single documents: a step per spec of `specs.filters`.
+"""The filters of single documents: one step for each spec of `specs.filters`.
 
 Invariant: a step reads one document and the files that its spec names, so the dropped documents do not depend
 on the order or the split of the work. Steps over the whole source are in `apertus_model.data.duplicates`.
@@ -43,11 +43,11 @@ from specs.robots import RobotsFilter
 
 
 class Drop(NamedTuple):
-    """Why a document is dropped."""
+    """The reason for dropping a document."""
 
     value: str  # what was measured
     rule: str  # what is required
-    excluded: Exclusion | None = None  # by a robots.txt
+    excluded: Exclusion | None = None  # where a robots.txt excludes it
 
 
 Check = Callable[[Document], Drop | None]
@@ -56,8 +56,8 @@ Cutoff = TypeVar("Cutoff", float, float | None)
 
 def make_check(spec: FilterSpec, scratch: Path) -> Check:
     """The step of a filter's spec: a function of a document that returns the reason for dropping it, or None,
-    and raises SourceError for one that lacks a column. `scratch` holds local copies of remote models, and
-    snapshots of robots.txt.
+    and raises SourceError for a document that lacks a column. `scratch` holds local copies of remote
+    models, and snapshots of robots.txt.
 
     Raises:
         SourceError: when a file that the spec names cannot be read.
@@ -70,7 +70,7 @@ def make_check(spec: FilterSpec, scratch: Path) -> Check:
 
 
 def limited_to(only: Mapping[str, Sequence[str]]) -> Callable[[Mapping[str, Any]], bool]:
-    """Whether the columns of a document have the values of an `only`."""
+    """A function that says whether the columns of a document have the values of an `only`."""
     allowed = [(column, frozenset(values)) for column, values in only.items()]
     return lambda columns: all(str(columns.get(column)) in values for column, values in allowed)
 
@@ -104,7 +104,7 @@ def _check(spec: FilterSpec, scratch: Path) -> Check:
 
 
 def _length(spec: LengthFilter, document: Document) -> Drop | None:
-    """`min_characters` to `max_characters` characters."""
+    """Requires `min_characters` to `max_characters` characters."""
     length, least = len(document.text), _cutoff(spec, document, spec.min_characters)
     if length < least:
         return Drop(f"{length} characters", f"at least {least:g}")
@@ -114,7 +114,7 @@ def _length(spec: LengthFilter, document: Document) -> Drop | None:
 
 
 def _alphabetic(spec: AlphabeticFilter, document: Document) -> Drop | None:
-    """Letters of any script, and white space, are at least `min_share` of the characters."""
+    """Requires that letters of any script and white space are at least `min_share` of the characters."""
     # Combining marks belong to the letters of many scripts, but `isalpha` does not count them.
     plain = sum(
         character.isalpha() or character.isspace() or _is_mark(character) for character in document.text
@@ -130,7 +130,7 @@ def _is_mark(character: str) -> bool:
 
 
 def _repeated_lines(spec: RepeatedLinesFilter, document: Document) -> Drop | None:
-    """Lines that occurred before hold at most `max_share` of the characters (Gopher, arXiv 2112.11446,
+    """Requires that repeated lines hold at most `max_share` of the characters (Gopher, arXiv 2112.11446,
     table A1)."""
     _, repeated = find_duplicates([line for line in document.text.splitlines() if line.strip()])
     most = _cutoff(spec, document, spec.max_share)
@@ -140,7 +140,7 @@ def _repeated_lines(spec: RepeatedLinesFilter, document: Document) -> Drop | Non
 
 
 def _score(spec: ScoreFilter, document: Document) -> Drop | None:
-    """A number from `min`, or the cut-off of the value in the column `by`, to `max`, or its ceiling. A
+    """Requires a number from `min` (or the cut-off of the value in column `by`) to `max` (or its ceiling). A
     model's score is in the column already, and percentiles are numbers (`apertus_model.data.scored`)."""
     value = _number(document, spec.column, spec.missing)
     if value is None:
@@ -157,8 +157,8 @@ def _score(spec: ScoreFilter, document: Document) -> Drop | None:
 
 
 def _sample(spec: SampleFilter, document: Document) -> Drop | None:
-    """A hash of the text, as a number in [0, 1), is below the rate. Keyed, so independent of the hash that
-    chooses held-out documents."""
+    """Requires that a hash of the text, as a number in [0, 1), is below the rate. The hash is keyed, so it is
+    independent of the one that chooses held-out documents."""
     rate = spec.rate if spec.by is None else spec.rates.get(str(document.metadata.get(spec.by)), spec.rate)
     digest = hashlib.blake2b(
         document.text.encode(), digest_size=8, key=f"sample {spec.seed}".encode()
@@ -168,7 +168,7 @@ def _sample(spec: SampleFilter, document: Document) -> Drop | None:
 
 
 def _license(spec: LicenseFilter, document: Document) -> Drop | None:
-    """The licence is an allowed one."""
+    """Requires an allowed licence."""
     value = _column(document, spec.column, spec.missing)
     if value is None:
         return _absent(spec.column, spec.missing)
@@ -177,7 +177,7 @@ def _license(spec: LicenseFilter, document: Document) -> Drop | None:
 
 
 def _toxicity(spec: ToxicityFilter, document: Document) -> Drop | None:
-    """A score below the threshold of the document's language."""
+    """Requires a score below the threshold of the document's language."""
     language = _column(document, spec.language_column, spec.missing)
     if language is None:
         return _absent(spec.language_column, spec.missing)
@@ -194,7 +194,7 @@ def _toxicity(spec: ToxicityFilter, document: Document) -> Drop | None:
 
 
 def _robots(spec: RobotsFilter, robots: Robots, document: Document) -> Drop | None:
-    """No agent is kept from the document's address. An address without a host counts as missing."""
+    """Requires an address from which no agent is excluded. An address without a host counts as missing."""
     text = _column(document, spec.column, spec.missing)
     address = parse(str(text)) if text is not None else None
     if address is None:
@@ -212,7 +212,7 @@ def _robots(spec: RobotsFilter, robots: Robots, document: Document) -> Drop | No
 
 
 def _language(spec: LanguageFilter, language: Language, document: Document) -> Drop | None:
-    """The most likely label is a listed one, with its least score."""
+    """Requires that the most likely label is listed and has at least its minimum score."""
     label, score = language.identify(document.text)
     document.metadata |= dict(zip(LANGUAGE_COLUMNS, (label, score), strict=True))
     least = spec.min_scores.get(label, spec.min_score)
@@ -226,7 +226,7 @@ def _language(spec: LanguageFilter, language: Language, document: Document) -> D
 def _contamination(
     spec: DecontaminateFilter, contamination: Contamination, document: Document
 ) -> Drop | None:
-    """No question is covered by more than `max_share`."""
+    """Requires that the document covers at most `max_share` of every question."""
     found = contamination.worst(document.text)
     if found is None or found.share <= spec.max_share:
         return None
@@ -234,14 +234,14 @@ def _contamination(
 
 
 def _cutoff(spec: CutoffFilter, document: Document, general: Cutoff) -> float | Cutoff:
-    """The cut-off of the value in the column `by`, or the general one."""
+    """The cut-off of the value in the column `by`, or the general cut-off."""
     if spec.by is None:
         return general
     return spec.cutoffs.get(str(document.metadata.get(spec.by)), general)
 
 
 def _column(document: Document, column: str, missing: Missing) -> Any:
-    """The value, or None when there is none. SourceError where that is an error."""
+    """The value in a column, or None if there is none. SourceError if `missing` makes that an error."""
     value = document.metadata.get(column)
     if value is None or value == "":
         if missing == "error":

@@ -1,4 +1,4 @@
-"""Results and errors of a parser of documents.
+"""The results and errors of document parsers.
 
 Invariant: a parser yields a document or a counted `Rejection`, or it raises. A damaged file is an OSError, an
 EOFError, `Damaged` or an error of the library that reads it; a file that contradicts the spec is
@@ -16,15 +16,15 @@ import pyarrow
 
 Scalar = str | int | float | bool | None
 DOCUMENT_BYTES = 2**28
-"""Limit of a line of JSON, and of a file that is one document or is parsed whole, decompressed: a longer one
-is a rejection and is not held in memory."""
+"""The limit, decompressed, of a line of JSON, and of a file that is one document or is parsed whole: a longer
+one is rejected and not held in memory."""
 
 
 class Rejection(NamedTuple):
     """A malformed document."""
 
     reason: str  # the name under which it is counted
-    id: str = ""  # of a malformed conversation, where its row has one
+    id: str = ""  # of a malformed conversation, if its row has one
 
 
 class SourceDocument(NamedTuple):
@@ -32,7 +32,7 @@ class SourceDocument(NamedTuple):
 
     text: str
     id: str | None  # in its source
-    metadata: dict[str, Scalar]  # `SourceSpec.metadata`
+    metadata: dict[str, Scalar]  # the columns of `SourceSpec.metadata`
 
 
 class HasText(Protocol):
@@ -48,7 +48,7 @@ FoundDocuments = Iterator[SourceDocument | Rejection]
 
 
 def batches(documents: Iterable[Some], most: int, characters: int) -> Iterator[list[Some]]:
-    """Consecutive documents: `most` of them, or as many as reach so many characters together."""
+    """Batches of consecutive documents: `most` documents, or as many as together reach `characters`."""
     batch: list[Some] = []
     held = 0
     for document in documents:
@@ -62,7 +62,7 @@ def batches(documents: Iterable[Some], most: int, characters: int) -> Iterator[l
 
 
 def whole(file: BinaryIO) -> bytes | Rejection:
-    """All of a file, which may be longer than DOCUMENT_BYTES."""
+    """The content of a file, or a rejection when it is longer than DOCUMENT_BYTES."""
     content = file.read(DOCUMENT_BYTES + 1)
     return content if len(content) <= DOCUMENT_BYTES else Rejection("too_large")
 
@@ -81,12 +81,12 @@ UNREADABLE = (
     MemoryError,
     Damaged,
 )
-"""Errors of parsers for damaged bytes, also in names of columns and in sizes."""
+"""The errors of parsers for damaged bytes, including those in column names and sizes."""
 
 
 class NotAsStated(Exception):
-    """A readable file that contradicts the spec. `place`: in the file, as `line 3`; `fix`: the field to
-    correct."""
+    """A readable file that contradicts the spec. `place`: the place in the file, such as `line 3`; `fix`: the
+    field to correct."""
 
     def __init__(self, found: str, fix: str, place: str = "") -> None:
         super().__init__(found, fix, place)
@@ -94,7 +94,7 @@ class NotAsStated(Exception):
 
 
 def encodable(text: str) -> str | Rejection:
-    """The text, unless an escape in it spelled half a surrogate pair, which no encoding stores."""
+    """The text, or a rejection if an escape in it spells half a surrogate pair, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

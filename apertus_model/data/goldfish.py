@@ -1,7 +1,7 @@
-"""The labels that the Goldfish loss leaves out (arXiv 2406.10209, in the form the Apertus runs used).
+"""The labels that the Goldfish loss leaves out (arXiv 2406.10209, in the form that the Apertus runs used).
 
 Invariant: the decision is a function of the label ids alone, so the same text is masked in the same places
-whenever it is seen. It is the published one bit for bit:
+whenever it is seen. The decision equals the published one bit for bit:
 
     drop label i  <=>  u[(l[i-h+1] * ... * l[i] mod 2^64, as a signed integer) floor-mod TABLE_SIZE] < 1/k
 
@@ -28,21 +28,21 @@ TABLE_SEED = 2_971_215_073
 
 @functools.cache
 def hash_table() -> NDArray[np.uint32]:
-    """The table as integers: (TABLE_SIZE,), uint32, entry / 2**24 is the uniform float of the reference."""
+    """The table as integers: (TABLE_SIZE,), uint32; entry / 2**24 is the uniform float of the reference."""
     draws = np.random.RandomState(TABLE_SEED).randint(0, 2**32, size=TABLE_SIZE, dtype=np.uint32)
     return draws & np.uint32(2**24 - 1)
 
 
 @functools.cache
 def _dropping(k: int) -> NDArray[np.bool_]:
-    """(TABLE_SIZE,), bool: whether a window with this hash loses its last label. `u < 1/k` in exact
+    """(TABLE_SIZE,), bool: whether a window with this hash loses its last label. Tests `u < 1/k` in exact
     integers."""
     return hash_table().astype(np.int64) * k < 2**24
 
 
 @functools.cache
 def _dropping_on(k: int, device: Any) -> Tensor:
-    """The same as a tensor."""
+    """`_dropping(k)` as a tensor on a device."""
     import torch
 
     return torch.from_numpy(_dropping(k)).to(device)
@@ -91,16 +91,16 @@ def goldfish_mask(labels: Any, k: int, h: int, positions: Any = None) -> Any:
         k: about one label in k is dropped.
         h: number of labels that decide, the dropped one included. The first h - 1 labels of each row are
             never dropped.
-        positions: position in its document of the input before each label, from 0; same shape and kind. With
-            them, only windows whose h inputs are in one document count: the first h - 1 labels of each
-            document are never dropped.
+        positions: position, within its document, of the input before each label, from 0; same shape and kind
+            as `labels`. With them, only windows whose h inputs are in one document count: the first h - 1
+            labels of each document are never dropped.
 
     Raises:
         ValueError: k or h is below 1, or the labels have another shape.
     """
     if k < 1 or h < 1:
         raise ValueError(f"goldfish needs k >= 1 and h >= 1, not k = {k} and h = {h}")
-    torch = sys.modules.get("torch")  # data are read without it
+    torch = sys.modules.get("torch")  # data are read without torch
     if torch is not None and isinstance(labels, torch.Tensor):
         values, mask = labels.long(), torch.zeros(labels.shape, dtype=torch.bool, device=labels.device)
         dropping: Any = _dropping_on(k, labels.device)
@@ -118,7 +118,7 @@ def goldfish_mask(labels: Any, k: int, h: int, positions: Any = None) -> Any:
             if isinstance(products, np.ndarray)
             else products.div(TABLE_SIZE, rounding_mode="floor")
         )
-        # the floor-mod; in numpy faster this way than by `%`
+        # the floor-mod, in numpy faster this way than with `%`
         mask[..., h - 1 :] = dropping[products - floored * TABLE_SIZE]
     if positions is not None:
         mask &= positions >= h - 1

@@ -1,9 +1,10 @@
-"""Readers of installed packages: a user's format, named by a recipe as `reader: package.module:name`.
+"""Readers from installed packages, for a user's own formats; a recipe names one as
+`reader: package.module:name`.
 
-A reader is a function of an open binary file (decompressed), the source, and the path of the file below its
-url. It yields what a parser of `apertus_model.data.found` does or, for a source of conversations,
-`Conversation` or `Rejection`. Its results depend on nothing else; the recipe states its version, which is
-raised when they change.
+A reader is a function of an open binary file (decompressed), the source, and the path of the file below the
+source's url. It yields what a parser of `apertus_model.data.found` yields or, for a source of conversations,
+`Conversation` or `Rejection`. Its results depend on nothing else; the recipe states the reader's version,
+which is raised when its results change.
 
 Invariant: a reader is imported when its first file is read, by the stage, and nowhere else.
 """
@@ -20,7 +21,7 @@ from specs.sources import SourceSpec
 
 
 def read_installed(source: SourceSpec, file: BinaryIO, path: str) -> Iterator[Any]:
-    """The results of the reader of a source for a file. SourceError when it cannot be imported or fails."""
+    """The results of a source's reader for a file. SourceError when the reader is not importable or fails."""
     assert source.reader is not None
     module, _, name = source.reader.partition(":")
     try:

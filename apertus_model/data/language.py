@@ -1,7 +1,7 @@
 """Language identification with a fastText model.
 
-Invariants: the model is the file that the spec names, without other downloads; a label depends on the text
-alone. Every worker has a copy of the model in memory.
+Invariants: the model is the file that the spec names, and nothing else is downloaded; a label depends on the
+text alone. Every worker has a copy of the model in memory.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Language:
 
     @staticmethod
     def load(spec: LanguageFilter, scratch: Path) -> Language:
-        """Opens the model once per process; a remote one is copied to `scratch` first. SourceError for
-        another file, and for a label in the spec that the model does not have."""
+        """Opens the model once per process; a remote one is copied to `scratch` first. SourceError for a
+        file that is not a model, and for a label in the spec that the model does not have."""
         language = _load(spec.model, scratch)
         named = {*spec.min_scores, *(spec.languages if spec.languages != "all" else ())}
         if unknown := sorted(named - language.labels):
@@ -49,7 +49,7 @@ class Language:
 
     def identify(self, text: str) -> tuple[str, float]:
         """The most likely label, without fastText's prefix, and its probability."""
-        # fastText reads one line; it counts its probabilities in float32, which can end just above 1.
+        # fastText reads one line; it computes probabilities in float32, which can end up just above 1.
         labels, scores = self._model.predict(" ".join(text.split()), k=1)
         return (labels[0].removeprefix(PREFIX), min(float(scores[0]), 1.0)) if labels else ("", 0.0)
 
@@ -67,8 +67,8 @@ def _load(url: str, scratch: Path) -> Language:
 
 
 def labels_of(path: Path) -> frozenset[str]:
-    """The labels of a model, without fastText's prefix, from its dictionary: the library that predicts does
-    not tell them. ValueError for another file."""
+    """The labels of a model, without fastText's prefix, read from its dictionary, since the library that
+    predicts does not expose them. ValueError for a file that is not a model."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if len(data) < _HEAD.size or _HEAD.unpack_from(data)[0] != MAGIC:
             raise ValueError("it does not begin like one")

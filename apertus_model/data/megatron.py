@@ -37,7 +37,7 @@ _DTYPES: dict[int, np.dtype] = {
 }  # fmt: skip
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 BLOCK = 2**16
-"""Sequences, documents or tokens that `verify` checks at a time, and that an index is completed by."""
+"""The block size, in sequences, documents or tokens, in which `verify` checks and an index is completed."""
 
 
 class TokenFileError(StageError):
@@ -53,28 +53,28 @@ class IndexHeader(NamedTuple):
     """The first `HEADER_BYTES` of an `.idx`."""
 
     dtype: np.dtype  # of a token
-    sequences: int  # their number
+    sequences: int  # number of sequences
     boundaries: int  # number of documents + 1
 
     @property
     def pointers_at(self) -> int:
-        """First byte of the byte pointers."""
+        """The first byte of the byte pointers."""
         return HEADER_BYTES + 4 * self.sequences
 
     @property
     def documents_at(self) -> int:
-        """First byte of the document indices."""
+        """The first byte of the document indices."""
         return self.pointers_at + 8 * self.sequences
 
     @property
     def end(self) -> int:
-        """Bytes of the whole index."""
+        """The number of bytes of the whole index."""
         return self.documents_at + 8 * self.boundaries
 
 
 def read_header(header: bytes, index: Path | str) -> IndexHeader:
-    """The header in the first bytes of an `.idx`, called `index` in an error. TokenFileError when they are
-    too few or not a header of this format."""
+    """The header in the first bytes of an `.idx`, which errors call `index`. TokenFileError when they are too
+    few or not a header of this format."""
     if len(header) < HEADER_BYTES:
         raise TokenFileError(f"{index} has {len(header)} bytes; the header alone takes {HEADER_BYTES}")
     magic, version, code, sequences, boundaries = _HEADER.unpack(header)
@@ -94,8 +94,8 @@ def check_index(
     """Compares the header and the first and last entries of an `.idx` with the lengths of both files.
 
     Args:
-        read: bytes [start, stop) of the index.
-        index, data: the two files in an error.
+        read: returns the bytes [start, stop) of the index.
+        index, data: the names of the two files in errors.
 
     Raises:
         TokenFileError: when they do not fit together.
@@ -133,7 +133,7 @@ def check_index(
 
 
 class TokenFile:
-    """Read-only view of a `.bin` and its `.idx`. Picklable, by their paths.
+    """A read-only view of a `.bin` and its `.idx`, pickled by their paths.
 
     Args:
         path: the `.bin`, or the path of both without suffix.
@@ -142,7 +142,7 @@ class TokenFile:
 
     Attributes:
         tokens: (number of tokens,), `dtype`, memory-mapped: all documents back to back.
-        sizes: (number of sequences,), int32: their lengths in tokens.
+        sizes: (number of sequences,), int32: lengths of the sequences in tokens.
         document_indices: (number of documents + 1,), int64: first sequence of each document, and the end.
 
     Raises:
@@ -175,25 +175,25 @@ class TokenFile:
         return len(self.sizes)
 
     def __getitem__(self, index: int) -> NDArray[np.integer]:
-        """Tokens of one sequence: (size,), `dtype`."""
+        """The tokens of one sequence: (size,), `dtype`."""
         start = int(self._pointers[index]) // self.dtype.itemsize
         return self.read(start, start + int(self.sizes[index]))
 
     @property
     def documents(self) -> int:
-        """Number of documents."""
+        """The number of documents."""
         return len(self.document_indices) - 1
 
     def document(self, index: int) -> NDArray[np.integer]:
-        """Tokens of one document, all its sequences: (size,), `dtype`. Right for a file that `verify` has
-        accepted."""
+        """The tokens of all sequences of one document: (size,), `dtype`. Correct only for a file that
+        `verify` has accepted."""
         first, end = int(self.document_indices[index]), int(self.document_indices[index + 1])
         start = int(self._pointers[first]) // self.dtype.itemsize
         stop = int(self._pointers[end]) // self.dtype.itemsize if end < len(self) else self.tokens.size
         return self.read(start, stop)
 
     def read(self, start: int, stop: int) -> NDArray[np.integer]:
-        """Tokens [start, stop) of the stream: (stop - start,), `dtype`. Raises TokenFileError for an id
+        """The tokens [start, stop) of the stream: (stop - start,), `dtype`. Raises TokenFileError for an id
         outside of the vocabulary."""
         tokens = self.tokens[start:stop]
         if self.vocab_size is not None and (worst := id_outside(tokens, self.vocab_size)) is not None:
@@ -205,8 +205,8 @@ class TokenFile:
 
     def verify(self) -> None:
         """Reads everything, a block at a time: sequences must be back to back, each document must have a
-        sequence, and ids must be in the vocabulary (where it is unknown, not negative). Raises
-        TokenFileError."""
+        sequence, and ids must be in the vocabulary (if it is unknown, not negative). Raises
+        TokenFileError otherwise."""
         end = 0
         for start in range(0, len(self), BLOCK):
             sizes = self.sizes[start : start + BLOCK].astype(np.int64)
@@ -240,8 +240,8 @@ class TokenFile:
 
 
 class TokenFileWriter:
-    """Writes `<prefix>.bin` document by document, and completes `<prefix>.idx` at the end; a context manager.
-    Holds nothing that grows with the documents.
+    """A writer of `<prefix>.bin`, document by document, that completes `<prefix>.idx` at the end; a context
+    manager. Its memory does not grow with the number of documents.
 
     Raises ValueError for a token id that the dtype cannot hold, and for a document of more than 2**31 - 1
     tokens.
@@ -275,7 +275,7 @@ class TokenFileWriter:
         self.write_many(ids, np.array([ids.size], "<i4"))
 
     def write_many(self, tokens: NDArray[np.integer], sizes: NDArray[np.int32]) -> None:
-        """Appends documents of these sizes, back to back in `tokens`, which are of this file's dtype."""
+        """Appends documents of the given sizes, which are back to back in `tokens`, in this file's dtype."""
         assert tokens.dtype == self.dtype and tokens.size == sizes.sum(dtype=np.int64)
         self._file.write(tokens.data)
         self._index.write(sizes.astype("<i4", copy=False).tobytes())
@@ -316,8 +316,8 @@ class TokenFileWriter:
 
 
 def id_outside(tokens: NDArray[np.integer], vocab_size: int) -> int | None:
-    """An id in `tokens` that is negative, or `vocab_size` or more; None when there is none."""
-    # Seen as unsigned, a negative id is larger than any of its type: one pass instead of two.
+    """An id in `tokens` that is negative or at least `vocab_size`; None when there is no such id."""
+    # Seen as unsigned, a negative id is larger than any other of its type: one pass instead of two.
     limit = min(vocab_size, int(np.iinfo(tokens.dtype).max) + 1)
     if not tokens.size or tokens.view(f"<u{tokens.itemsize}").max() < limit:
         return None
@@ -330,12 +330,12 @@ def _read_at(file: BinaryIO, start: int, stop: int) -> bytes:
 
 
 def _with_suffix(prefix: Path, suffix: str) -> Path:
-    """`Path.with_suffix` would cut `corpus.v2` short."""
+    """The prefix with a suffix; `Path.with_suffix` would cut `corpus.v2` short."""
     return prefix.with_name(prefix.name + suffix)
 
 
 def _map(path: Path, dtype: DTypeLike, offset: int, count: int) -> NDArray:
-    """A read-only array over a part of a file; an empty one cannot be mapped."""
+    """A read-only array over a part of a file; an empty part cannot be mapped and gives an empty array."""
     if not count:
         return np.empty(0, dtype=dtype)
     # A plain ndarray over the map: slices of np.memmap are much slower to make.

@@ -1,7 +1,7 @@
-"""`recipe.json` of a mixture: the corpora that its samples are drawn from, and how often each.
+"""The `recipe.json` of a mixture: the corpora from which its samples are drawn, and how often each.
 
-Invariant: the sources are corpora, each once, in the order of their fingerprints. Weights are integers
-without a common divisor.
+Invariant: the sources are different corpora, in the order of their fingerprints. Weights are integers without
+a common divisor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MixtureSource(Foreign):
 
 
 class MixtureRecipe(Foreign):
-    """The file. The ids are those of the one tokenizer of all sources."""
+    """The content of the file. The ids are those of the tokenizer that all sources share."""
 
     format: Literal[2] = 2
     seed: int  # of the order of samples
@@ -39,5 +39,5 @@ class MixtureRecipe(Foreign):
 
     @property
     def weights(self) -> list[Fraction]:
-        """Of the sources, in their order."""
+        """The weights of the sources, in their order."""
         return [Fraction(source.weight) for source in self.sources]

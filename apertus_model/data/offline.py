@@ -1,6 +1,7 @@
-"""The offline completions of a prompt: those of its conversations, and those of generators.
+"""The offline completions of a prompt: those of its conversations and those of generators.
 
-Invariant: their order is that of their rewards: the conversations', then each generator's, as in the recipe.
+Invariant: completions are in the order of their rewards: first those of the conversations, then those of each
+generator, in the order of the recipe.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from infra.store import Attempt
 
 
 def generated_by(attempt: Attempt) -> list[Rows]:
-    """The completions of each generator, of a part with the inputs `generated:<i>`."""
+    """The completions of each generator among the inputs of a part, `generated:<i>`."""
     roles = [role for role in attempt.job.inputs if role.startswith("generated:")]
     return [Rows(attempt.input_artifact(f"generated:{number}")) for number in range(len(roles))]
 
@@ -21,12 +22,12 @@ def generated_by(attempt: Attempt) -> list[Rows]:
 def offline_completions(
     prompt: Row, generated: Sequence[Row] = (), models: Sequence[str] = ()
 ) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Each completion, and its `model` and `persona` where it has them.
+    """Yields each completion with its `model` and `persona`, where they are known.
 
     Args:
         prompt: a row of `prompts`.
-        generated: the row of that prompt of each generator.
-        models: the name of each; none where they do not matter.
+        generated: each generator's row for that prompt.
+        models: the name of each generator; empty where names do not matter.
     """
     yield from ((completion, {}) for completion in prompt["completions"])
     for number, row in enumerate(generated):

@@ -3,18 +3,18 @@
 Invariants:
 - The answer is a pure function of (weights, windows, seed, keys of the sources, i). Its cost grows with the
   number of sources of a mixture, and not with i, the number of windows, shards or samples; nothing is built
-  at the start. Weights are exact: no float takes part.
+  at the start. Weights are exact: no floats are used.
 - Samples are apportioned by halving: of n samples, a group of sources gets the rounded n * (share of its
   first half), the second half gets the rest, and so on inside each. So a count never falls as n grows, and is
   within `border_error(j)` of n * w_j, at most half a sample for each halving.
 - Sample order is cut into blocks of BLOCK samples, whose borders have exactly those counts; inside a block a
   keyed order spreads the sources. At any n the count of a source is within `discrepancy(j)` = BLOCK * w_j *
   (1 - w_j) + border_error(j) * (1 + 2 max(w_j, 1 - w_j)) of n * w_j: about 32 samples at most, for ever. Over
-  any 100,000 consecutive samples a share is thus within 0.1% of what was asked.
+  any 100,000 consecutive samples a share is thus within 0.1% of the requested one.
 - The first n samples draw the first drawn(n)[j] samples of source j, for every n: no gaps.
 - Draw k of a source is window `permutation_{seed, key, epoch}((start + k) mod windows)`, epoch = (start + k)
-  // windows: no window is seen an (e+1)-th time before all have been seen e times. `start` counts what was
-  drawn elsewhere, in the same order, and is left out here.
+  // windows: no window is seen an (e+1)-th time before all have been seen e times. `start` counts the draws
+  that were made elsewhere, in the same order, and that are skipped here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Draw(NamedTuple):
     source: int
     draw: int  # index among the samples that the mixture draws from this source, from 0 without end
     epoch: int  # pass over the source
-    window: int  # of the source
+    window: int  # index of the window in the source
 
 
 class MixtureOrder:
@@ -107,7 +107,7 @@ class MixtureOrder:
         return _order, self._arguments
 
     def __getitem__(self, i: int) -> Draw:
-        """Sample i, i >= 0. Raises IndexError for a negative one."""
+        """The origin of sample i, i >= 0. Raises IndexError for a negative index."""
         if i < 0:
             raise IndexError(f"sample {i}: samples are counted from 0")
         block, offset = divmod(i, BLOCK)
@@ -115,7 +115,7 @@ class MixtureOrder:
         return self.draw(sources[offset], draws[offset])
 
     def draw(self, source: int, draw: int) -> Draw:
-        """Draw `draw`, from 0, of a source."""
+        """Draw number `draw` of a source, counted from 0."""
         windows = self.windows[source]
         epoch, index = divmod(self.starts[source] + draw, windows)
         return Draw(
@@ -123,7 +123,7 @@ class MixtureOrder:
         )
 
     def drawn(self, n: int) -> list[int]:
-        """How many of the first n samples come from each source."""
+        """The number of the first n samples that come from each source."""
         block, rest = divmod(n, BLOCK)
         counts = self._at(block * BLOCK)
         for source in self._block(block)[0][:rest]:
@@ -151,7 +151,7 @@ class MixtureOrder:
         return self._cumulative[high] - self._cumulative[low]
 
     def _at(self, n: int) -> list[int]:
-        """How many of the first n samples come from each source, for a border n between blocks."""
+        """The number of the first n samples that come from each source, for a border n between blocks."""
         counts = [0] * len(self.windows)
         groups = [(0, len(counts), n)]
         while groups:
@@ -166,7 +166,7 @@ class MixtureOrder:
         return counts
 
     def _make_block(self, block: int) -> tuple[list[int], list[int]]:
-        """Source and draw of each of the BLOCK samples of a block."""
+        """The source and the draw of each of the BLOCK samples of a block."""
         before, after = self._at(block * BLOCK), self._at((block + 1) * BLOCK)
         counts = [end - start for start, end in zip(before, after, strict=True)]
         sources = np.repeat(np.arange(len(counts)), counts)[_shuffled(self.seed, block)]

@@ -12,10 +12,10 @@ Invariants:
 - A document of up to L tokens is one piece. A longer one is cut into pieces of L tokens (the last one
   shorter), each of which begins with the last token of the one before it, so that every token of a document
   but its first is a label exactly once. No token is dropped.
-- Every piece is in one row. Pieces of a row are in stored order, positions restart at each, and none sees
-  another.
+- Every piece is in one row. Pieces of a row are in stored order; positions restart at each piece, and no
+  piece sees another.
 - Rows are packed shard by shard, so that memory is bounded by the documents of one shard (about 100 bytes for
-  each), and no row spans two.
+  each), and no row spans two shards.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TABLES: dict[str, np.dtype[Any]] = {
 
 
 class Packed(NamedTuple):
-    """The result of packing, in numbers."""
+    """The counts of a packed split."""
 
     documents: int  # of the split
     tokens: int  # of the split
@@ -60,12 +60,12 @@ def pack_shard(
     """Packs the documents of one shard.
 
     Args:
-        sizes: (documents,), int32: their tokens; empty ones are in no row.
+        sizes: (documents,), int32: the tokens of each document; empty documents are in no row.
         length: L >= 2, tokens of a row.
 
     Returns:
-        The first piece of each row, (rows,), then first token and tokens of each piece, row by row,
-        (pieces,).
+        The first piece of each row, (rows,), then the first token and the number of tokens of each piece,
+        row by row, (pieces,) each.
     """
     sizes64 = sizes.astype(np.int64)
     starts = np.cumsum(sizes64) - sizes64
@@ -93,7 +93,7 @@ class RowsWriter:
         ) = 0
 
     def add(self, sizes: NDArray[np.int32]) -> None:
-        """The next shard, by the sizes of its documents: (documents,), int32."""
+        """Packs the next shard, given the sizes of its documents: (documents,), int32."""
         rows, begins, lengths = pack_shard(sizes, self._length)
         self._write("rows", rows + self._counts["begins"])
         self._write("begins", begins + self._tokens)
@@ -140,12 +140,12 @@ def _complete(part: Path, target: Path, dtype: np.dtype, count: int) -> None:
 
 
 def packed_tables(artifact: Artifact) -> dict[str, Path]:
-    """The files of an artifact of kind `packing`, content checked, for `MixtureSamples.open`."""
+    """The files of an artifact of kind `packing`, with checked content, for `MixtureSamples.open`."""
     return {name: artifact.local(f"{name}.npy") for name in TABLES}
 
 
 class PackedRows:
-    """The rows of a source as training sequences; the `Sequences` of `apertus_model.data.samples`. Picklable.
+    """The rows of a source as training sequences (`apertus_model.data.stream.Sequences`). Picklable.
 
     Raises StoreError for tables that do not belong to the stream.
     """
@@ -182,7 +182,7 @@ class PackedRows:
         return self._rows.size - 1
 
     def pieces(self, row: int) -> Iterator[tuple[int, int]]:
-        """(first token in the stream, tokens) of each piece of a row."""
+        """The pair (first token in the stream, number of tokens) of each piece of a row."""
         span = slice(int(self._rows[row]), int(self._rows[row + 1]))
         return zip(self._begins[span].tolist(), self._lengths[span].tolist(), strict=True)
 

@@ -1,4 +1,4 @@
-"""Pairs of sequences, or sequences by themselves, as packed training sequences.
+"""Pairs of sequences, or single sequences, as packed training sequences.
 
 Invariants:
 - A pair is never divided: its two sequences are in the same row, each a separate document that begins with
@@ -25,12 +25,12 @@ class PreferenceDataError(StageError):
 
 
 class PackedPairs:
-    """Rows of sequences; 2k and 2k + 1 are the chosen and the rejected one of pair k.
+    """Rows of sequences; sequences 2k and 2k + 1 are the chosen and the rejected one of pair k.
 
     Attributes:
         rows: number of packed sequences.
-        sequences: 2 x number of pairs.
-        sides: 2; 1 for sequences by themselves, each of which counts as a pair without its other side.
+        sequences: sides x number of pairs.
+        sides: 2, or 1 for single sequences, each of which counts as a pair without its other side.
         width: twice the largest number of pairs in a row.
     """
 
@@ -67,8 +67,8 @@ class PackedPairs:
         return (self.sides * self.pairs_of(row)[:, None] + np.arange(self.sides)).reshape(-1)
 
     def filled(self, row: int) -> tuple[NDArray[np.int64], PackedRow, list[int]]:
-        """The ids of the sequences of a row in stored order; its content, where a completion's tokens are
-        labels; the lengths of the sequences. IndexError outside of `range(rows)`."""
+        """The ids of the sequences of a row in stored order, the row's content, in which the tokens of
+        completions are labels, and the lengths of the sequences. IndexError outside of `range(rows)`."""
         if not 0 <= row < self.rows:
             raise IndexError(f"row {row} of {self.rows}")
         ids = self.sequence_ids(row)

@@ -57,14 +57,14 @@ def assign_rows(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
 
 
 def by_rows(row_of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(items,), int64: the items row by row, ascending in each; (rows + 1,), int64: the start of each row,
-    and the end."""
+    """The items row by row, ascending in each: (items,), int64; and the start of each row, then the end:
+    (rows + 1,), int64."""
     items = np.argsort(row_of, kind="stable")
     return items, np.concatenate([[0], np.flatnonzero(np.diff(row_of[items])) + 1, [row_of.size]])
 
 
 class _Rows:
-    """Rows by their remaining room."""
+    """The rows, grouped by their remaining room."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -73,7 +73,7 @@ class _Rows:
         self._counts = np.zeros(capacity + 1, dtype=np.int64)
 
     def place(self, length: int, count: int) -> NDArray[np.int64]:
-        """Places `count` items of one length; the row of each: (count,), int64."""
+        """Places `count` items of one length and returns the row of each: (count,), int64."""
         placed: list[NDArray[np.int64]] = []
         while count:
             room = length + int(np.argmax(self._counts[length:] > 0))
@@ -84,7 +84,7 @@ class _Rows:
                 room, each = self._capacity, self._capacity // length
                 rows = np.arange(self._number, self._number - (-count // each), dtype=np.int64)
                 self._number += rows.size
-            # Every row takes as many as fit; the last one takes the rest.
+            # Every row takes as many items as fit; the last one takes the rest.
             taken = min(count, rows.size * each)
             in_last = taken - (rows.size - 1) * each
             placed.append(np.repeat(rows, each)[:taken])
@@ -99,7 +99,7 @@ class _Rows:
             self._counts[room] += rows.size
 
     def _take(self, room: int, most: int) -> NDArray[np.int64]:
-        """Up to `most` rows with this room, those that got it last first."""
+        """Removes and returns up to `most` rows with this room, the most recently added first."""
         chosen: list[NDArray[np.int64]] = []
         stack = self._with_room[room]
         while stack and most:
@@ -126,12 +126,12 @@ class PackedRow(NamedTuple):
 def fill_row(
     sequences: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_]]], length: int, pad_id: int
 ) -> PackedRow:
-    """Lays sequences one after the other; none sees another: positions restart at each, and in the padding at
-    the end of the row.
+    """Lays sequences one after the other; none sees another: positions restart at each sequence, and in the
+    padding at the end of the row.
 
     Args:
-        sequences: (tokens, trained) each, both (n,); a label is the next token of the same sequence where
-            that one is trained.
+        sequences: (tokens, trained) of each sequence, both (n,); a label is the next token of the same
+            sequence if that token is trained.
         length: tokens of the row, at least those of all sequences.
         pad_id: token that fills the end of the row.
     """

@@ -1,8 +1,8 @@
-"""Parallel text: the same lines in several languages, from rows with a language, or from a file for each
-language.
+"""Parallel text: the same lines in several languages, from rows that name their language, or from one
+file for each language.
 
 Invariants: every language has every line; lines are in the order in which the sources first name them; a
-line that is empty, has no id, or comes twice in a language is an error that names its place. All lines are
+line that is empty, has no id, or occurs twice in a language is an error that names its place. All lines are
 held in memory.
 """
 
@@ -23,7 +23,7 @@ from specs.stages.evaluate_tokenizers import ENDS, ParallelTextPart
 
 LANGUAGE = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 NO_LANGUAGES = {end.strip("/") for end in ENDS}
-"""They end the names of intervals."""
+"""Endings of the names of interval metrics, which cannot be names of languages."""
 NAMED = 3  # languages that an error names
 
 
@@ -33,7 +33,7 @@ class Line(NamedTuple):
     language: str
     id: str
     text: str
-    place: str  # for people
+    place: str  # for error messages
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _lines(source: SourceSpec, column: str) -> Iterator[Line]:
 
 
 def _file(text: str, language: str, file: str) -> Iterator[Line]:
-    """The lines of a file that is a language; their numbers are their ids."""
+    """The lines of a file that holds one language; their numbers are their ids."""
     for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
         place = f"{file}, line {number}"
         if not line.strip():
@@ -135,7 +135,7 @@ def _file(text: str, language: str, file: str) -> Iterator[Line]:
 
 
 def _language(value: object, place: str) -> str:
-    """The name of a language, as names of metrics have it."""
+    """The value, if it can name a language in the names of metrics. SourceError otherwise."""
     if not isinstance(value, str) or not LANGUAGE.fullmatch(value) or value in NO_LANGUAGES:
         raise SourceError(
             f"{place}: {value!r} is not the name of a language. Fix: write a code such as deu_Latn"

@@ -3,7 +3,7 @@
 Invariants:
 - `KeyedPermutation(n, *key)` is a bijection of `range(n)`, the same on every machine and in every process;
   `inverse` undoes it.
-- Nothing that grows with `n` is ever built: a value costs `ROUNDS` mixings and a little over one pass on
+- Nothing that grows with `n` is ever built: a value costs a little over one pass of `ROUNDS` mixings on
   average.
 
 The domain is arranged as a rectangle of `rows x columns >= n` cells with both sides near the square root of

@@ -1,13 +1,13 @@
-"""Tokens of texts of any length, in bounded memory: the tokenizers library takes some 130 bytes for each byte
+"""Tokenises texts of any length in bounded memory: the tokenizers library takes some 130 bytes for each byte
 of text that it encodes at once.
 
 Invariants:
 - A text of at most PIECE characters is encoded whole. A longer one is cut where words end, at places where
-  the AROUND characters on both sides have the same tokens together as apart; so its tokens are those of the
-  whole.
-- Where there is no such place among the TRIES ends of words that follow, nor one end in a whole PIECE, the
-  text is cut after PIECE characters: in a word of that length, or for a tokenizer that marks where texts
-  begin. Its tokens are those of the pieces.
+  the AROUND characters on both sides have the same tokens whether encoded together or apart; so its tokens
+  are those of the whole text.
+- If none of the next TRIES ends of words is such a place, or the next PIECE characters contain no end of a
+  word, the text is cut after PIECE characters: in a word of that length, or for a tokenizer that marks where
+  texts begin. Its tokens are then those of the pieces.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str], dtype: np.dtype) -> list[
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> Iterator[str]:
-    """The parts of a text that are encoded by themselves."""
+    """The parts of a text that are encoded separately."""
     start = 0
     while len(text) - start > PIECE:
         stop = _cut(tokenizer, text, start + PIECE)
@@ -47,7 +47,7 @@ def pieces(tokenizer: Tokenizer, text: str) -> Iterator[str]:
 
 
 def _cut(tokenizer: Tokenizer, text: str, least: int) -> int:
-    """A place from `least` on at which the text can be cut."""
+    """The position, `least` or later, at which the text is cut."""
     ends = _END_OF_WORD.finditer(text, least, least + PIECE)
     for end in (match.start() for match in islice(ends, TRIES)):
         before, after = text[end - AROUND : end], text[end : end + AROUND]

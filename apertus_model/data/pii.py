@@ -1,10 +1,10 @@
-"""Personal data in text: found and replaced by one fixed placeholder per kind.
+"""Finds personal data in text and replaces it by one fixed placeholder per kind.
 
 Invariant: the result depends on the text alone. (datatrove's formatter cycles through several replacements,
-so what it writes depends on what it has seen before.) The expressions for e-mail and IP addresses are
+so its output depends on the texts that it has seen before.) The expressions for e-mail and IP addresses are
 datatrove's, as in Apertus, except that only Latin letters and digits count as part of a word: Chinese or Thai
-text has no space before an address. An IP address counts when it is a public one of version 4. The
-placeholders are those of Apertus (swiss-ai/pretrain-data, pii_formatter.py).
+text has no space before an address. Only public IPv4 addresses count. The placeholders are those of Apertus
+(swiss-ai/pretrain-data, pii_formatter.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLACEHOLDERS: dict[Pii, str] = {
     "phone": "<phone-pii>",
 }
 
-# Characters of an IBAN, and the countries that have as many (ISO 13616, the IBAN Registry).
+# Lengths of IBANs in characters, each with its countries (ISO 13616, the IBAN Registry).
 IBAN_LENGTHS = {
     15: "NO",
     16: "BE",
@@ -48,8 +48,8 @@ IBAN_LENGTHS = {
 
 
 def _iban_expression() -> re.Pattern[str]:
-    """Country code and check digits, then as many characters as the country's numbers have, with at most one
-    space before each."""
+    """An expression for country code and check digits, then as many characters as the country's numbers have,
+    with at most one space before each."""
     forms = [
         rf"(?:{'|'.join(codes.split())})\d\d(?:[ \u00a0]?[A-Z0-9]){{{length - 4}}}"
         for length, codes in IBAN_LENGTHS.items()
@@ -58,8 +58,8 @@ def _iban_expression() -> re.Pattern[str]:
 
 
 def is_iban(text: str) -> bool:
-    """Whether the check digits are right: the number with letters as 10 to 35, the first four characters
-    at its end, is 1 modulo 97 (ISO 7064, MOD 97-10)."""
+    """Whether the check digits are right: with the first four characters moved to the end and letters
+    written as 10 to 35, the number is 1 modulo 97 (ISO 7064, MOD 97-10)."""
     plain = "".join(text.split())
     return int("".join(str(int(character, 36)) for character in plain[4:] + plain[:4])) % 97 == 1
 
@@ -71,7 +71,7 @@ def _always(text: str) -> bool:
 class _Kind(NamedTuple):
     expression: re.Pattern[str]  # finds candidates
     valid: Callable[[str], bool]  # whether a candidate is replaced
-    sign: str  # a character that every match contains; "" where there is none
+    sign: str  # a character that every match contains; "" if there is no such character
 
 
 _DATATROVE = PIIFormatter()
@@ -89,13 +89,13 @@ _RUN = re.compile(r"\S+")
 
 
 class Replacer:
-    """Replaces the given kinds, in this order."""
+    """A replacer of the given kinds of personal data, in the given order."""
 
     def __init__(self, kinds: Sequence[Pii]) -> None:
         self.kinds = tuple(kinds)
 
     def __call__(self, text: str) -> tuple[str, tuple[int, ...]]:
-        """The text with placeholders, and their number by kind."""
+        """The text with placeholders, and the number of replacements of each kind."""
         counts = []
         for kind in self.kinds:
             count = 0
@@ -117,8 +117,8 @@ def _replace(kind: Pii, text: str) -> tuple[str, int]:
         return PLACEHOLDERS[kind]
 
     if kind == "email":
-        # The expression takes time that grows with the square of a run of characters without an @, such as
-        # encoded data.
+        # The expression takes time that grows with the square of the length of a run of characters without an
+        # @, such as encoded data.
         text = _RUN.sub(lambda run: expression.sub(put, run[0]) if sign in run[0] else run[0], text)
     else:
         text = expression.sub(put, text)

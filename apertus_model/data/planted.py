@@ -1,9 +1,10 @@
-"""Planted documents of a corpus (`specs/planted.py`): made or read, divided among buckets, tokenised.
+"""Makes or reads the planted documents of a corpus (`specs/planted.py`), divides them among buckets and
+tokenises them.
 
 They are stored in `planted.json`, which the memorisation suite reads.
 
 Invariants:
-- The documents of a name, their order and their buckets are a function of the spec and the set of texts: not
+- The documents of a name, their order and their buckets are a function of the spec and the set of texts, not
   of the names or the order of files.
 - No two planted documents of a corpus are equal.
 """
@@ -34,11 +35,11 @@ FILE = "planted.json"
 
 
 class PlantedDocument(BaseModel, frozen=True):
-    """A planted document as it is stored. `token_ids` begin with the begin-of-document token and lack the end
-    of the document, like those of a probe of `repeats`."""
+    """A planted document as it is stored. `token_ids` begin with the begin-of-document token and lack the
+    end-of-document token, like those of a probe of `repeats`."""
 
     name: str  # in its source, or the number of a canary
-    bucket: int  # times in the training split
+    bucket: int  # copies in the training split
     text: str
     secret: str | None = None  # of a canary
     token_ids: list[int] = []
@@ -50,10 +51,11 @@ _STORED = TypeAdapter(PlantedSets)
 
 
 def planted_documents(part: CorpusPart) -> PlantedSets:
-    """The documents, without their tokens.
+    """The planted documents of a part by name, without their tokens.
 
     Raises:
-        SourceError: two are equal, one is empty or cannot be read, or there are fewer than buckets.
+        SourceError: two documents are equal, one is empty or cannot be read, or there are fewer documents
+            than buckets.
     """
     found: PlantedSets = {}
     seen: dict[str, str] = {}
@@ -86,8 +88,8 @@ def tokenised(sets: PlantedSets, encode: Encode) -> PlantedSets:
 
 
 def encoder(tokenizer_file: Path, bos_id: int) -> Encode:
-    """From the text of a document to its tokens, without the end of the document. Text that spells a special
-    token is encoded as text."""
+    """A function from the text of a document to its tokens, without the end-of-document token. Text that
+    spells a special token is encoded as text."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     tokenizer.encode_special_tokens = True
     return lambda text: [bos_id, *tokenizer.encode(text, add_special_tokens=False).ids]
@@ -104,7 +106,7 @@ def from_json(content: Any) -> PlantedSets:
 
 
 def read_planted(corpus: Artifact, name: str) -> list[PlantedDocument]:
-    """The planted documents of a name of a stored corpus."""
+    """The documents that are planted under a name in a stored corpus."""
     return from_json(corpus.json(FILE))[name]
 
 
@@ -117,8 +119,8 @@ def read_probes(corpus: Artifact, planted: str | None) -> list[StoredProbe]:
 
 
 def summary(sets: PlantedSets) -> dict[str, dict[str, Any]]:
-    """For manifests, by name: number of documents and of their copies, tokens of the copies, and the SHA-256
-    of the sorted texts with their buckets."""
+    """The record of each name in manifests: numbers of documents and of copies, tokens of the copies, and the
+    SHA-256 of the sorted texts with their buckets."""
     return {
         name: {
             "documents": len(documents),
@@ -142,10 +144,10 @@ def alternatives(canaries: Canaries, number: int, drawn: str, count: int, seed: 
 
     Args:
         canaries: the generator.
-        number: of the canary, from 1.
-        drawn: its secret, which is not among them.
-        count: most alternatives.
-        seed: of the draw.
+        number: the canary's number, from 1.
+        drawn: the canary's secret, which is not among the alternatives.
+        count: the largest number of alternatives.
+        seed: the seed of the draw.
     """
     order = KeyedPermutation(canaries.space, seed, "alternatives", number)
     candidates = (canaries.secret(order(index)) for index in range(min(canaries.space, count + 1)))
@@ -158,7 +160,7 @@ def _canaries(canaries: Canaries) -> Iterator[PlantedDocument]:
 
 
 def _texts(name: str, source: SourceSpec) -> Iterator[PlantedDocument]:
-    """The documents of a source. One that is rejected is an error: it was meant to be planted."""
+    """The documents of a source. A rejected document is an error: it was meant to be planted."""
     fs, root = open_source(source)
     limit = source.limit
     for file in list_source(source).files:
@@ -176,7 +178,7 @@ def _texts(name: str, source: SourceSpec) -> Iterator[PlantedDocument]:
 
 
 def _divided(documents: list[PlantedDocument], planted: Planted) -> list[PlantedDocument]:
-    """The documents, each with its bucket; texts in the order of their hashes."""
+    """The documents, each with its bucket; those of a source are sorted by the hashes of their texts."""
     if planted.canaries is None:
         documents = sorted(documents, key=lambda document: text_hash(document.text))
     order, buckets = KeyedPermutation(len(documents), planted.seed, "buckets"), planted.buckets

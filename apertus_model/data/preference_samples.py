@@ -1,4 +1,4 @@
-"""Pairs of completions, or completions by themselves, as packed training sequences, with their quantile
+"""Pairs of completions, or single completions, as packed training sequences, with their quantile
 rewards and their log-probabilities under a reference model.
 
 Invariant: reference log-probabilities, which are computed row by row in stored order, are computed over the
@@ -20,13 +20,13 @@ from infra.store import Artifact, StoreError
 
 @dataclass(frozen=True)
 class PreferenceSample:
-    """A packed row of L tokens with up to S sequences; 2k and 2k + 1 are the chosen and the rejected one of a
-    pair. A completion by itself is 2k, and 2k + 1 is absent."""
+    """A packed row of L tokens with up to S sequences: 2k and 2k + 1 are the chosen and the rejected one of a
+    pair. A single completion is sequence 2k, and 2k + 1 is absent."""
 
     input: NDArray[np.int64]  # (L,), ends with padding tokens
     labels: NDArray[np.int64]  # (L,), next tokens within a completion, else IGNORE_INDEX
     positions: NDArray[np.int64]  # (L,), from 0 in each sequence, and in the padding
-    segments: NDArray[np.int64]  # (L,), index in the row of the label's sequence; -1 where it is IGNORE_INDEX
+    segments: NDArray[np.int64]  # (L,), index of the label's sequence in the row; -1 for IGNORE_INDEX
     rewards: NDArray[np.float32]  # (S,), quantiles
     reference: NDArray[np.float32]  # (S,), log-probabilities of the completions under the reference model
     present: NDArray[np.bool_]  # (S,)
@@ -62,8 +62,8 @@ class PreferenceSamples(PackedPairs):
         """Opens stored pairs.
 
         Args:
-            pairs: artifact of kind `pairs`, or, with 1 for `sides`, `rewarded_completions`.
-            log_probabilities: of the same pairs under the reference model, or None for zeros.
+            pairs: artifact of kind `pairs`, or `rewarded_completions` if `sides` is 1.
+            log_probabilities: those of the same pairs under the reference model; None stands for zeros.
             sequence_length: L, tokens of a row.
             pad_id: token that fills rows up.
 
@@ -83,12 +83,12 @@ class PreferenceSamples(PackedPairs):
         return cls(arrays, reference, sequence_length=sequence_length, pad_id=pad_id, sides=sides)
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
-        """Trains on some pairs alone: (pairs,). The others stay in their rows, so that the rows are those of
-        the reference, and have no labels."""
+        """Restricts training to the pairs that are `kept`: (pairs,). The others stay in their rows, so that
+        the rows are those of the reference log-probabilities, and have no labels."""
         self._kept = kept
 
     def trained_rows(self) -> NDArray[np.int64]:
-        """The rows with something to train, in stored order."""
+        """The rows with a pair to train on, in stored order."""
         return np.array([row for row in range(self.rows) if self._kept[self.pairs_of(row)].any()], np.int64)
 
     def row(self, row: int) -> PreferenceSample:

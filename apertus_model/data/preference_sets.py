@@ -3,7 +3,7 @@
 Invariants:
 - Sample i of (sets, repeats, seed) is the same row for ever. An epoch has every row of a set as often as its
   repeats say (`apertus_model.data.repeats`), in an order that differs from epoch to epoch.
-- A row is of one set, and is the row over which the reference log-probabilities of that set were computed.
+- A row belongs to one set, and is the row over which that set's reference log-probabilities were computed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class PreferenceSets:
     """`samples[i]` for i = 0, 1, ...
 
     Attributes:
-        rows: samples of an epoch.
+        rows: number of samples in an epoch.
     """
 
     def __init__(self, sets: Sequence[PreferenceSamples], repeats: Sequence[Fraction], *, seed: int) -> None:
-        """StageError when no row is left to train."""
+        """Raises StageError when no row is left to train on."""
         self.sets = list(sets)
         self._trained = [one.trained_rows() for one in self.sets]
         self._repeats, self._seed = list(repeats), seed
@@ -40,7 +40,7 @@ class PreferenceSets:
             raise StageError("no pair is left to train on. Fix: larger repeats, or more preference data")
 
     def place(self, i: int) -> tuple[int, int]:
-        """Set and row of sample i, i >= 0. IndexError for a negative index."""
+        """The set and the row of sample i, i >= 0. IndexError for a negative index."""
         if i < 0:
             raise IndexError(f"sample {i}")
         epoch, place = divmod(i, self.rows)
@@ -48,7 +48,7 @@ class PreferenceSets:
         made, sets = self._latest
         if made != epoch:
             sets = self._rows_in(epoch)
-            self._latest = (epoch, sets)  # in one step, since threads may ask
+            self._latest = (epoch, sets)  # assigned in one step, since several threads may read it
         for number, rows in enumerate(sets):
             if place < rows.size:
                 return number, int(rows[place])

@@ -1,10 +1,11 @@
-"""Memorisation probes: which documents they are cut from.
+"""Chooses the documents that memorisation probes are cut from.
 
-A candidate is a training document of more than `length` tokens whose first half of these no other document
-has: of licence headers and templates, training sees the continuation more often than stated. The candidates
-with the smallest keyed hashes of their texts are chosen.
+A candidate is a training document of more than `length` tokens whose first `length // 2` tokens open no other
+document: training sees the continuation of licence headers and templates more often than stated. The
+candidates with the smallest keyed hashes of their texts are chosen.
 
-Invariant: documents with the same opening meet in one range of its hashes, so memory is bounded by that.
+Invariant: documents with the same opening are in one range of the hashes of openings, so memory is bounded by
+the size of a range.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ PROBES = "probes.json"
 class StoredProbe(Foreign):
     """A sequence that training has seen a known number of times."""
 
-    bucket: int  # that number
-    token_ids: list[int]  # from the begin-of-document token on, without the end of the document
+    bucket: int  # the number of times
+    token_ids: list[int]  # from the begin-of-document token on, without the end-of-document token
 
 
 class StoredProbes(Foreign):
@@ -65,7 +66,7 @@ def add_openings(writer: CellWriter, batch: Batch, process: CorpusSource, ranges
 
 
 def choose(rows: pa.Table, repeats: Repeats, seed: int) -> tuple[int, list[list[int]]]:
-    """The number of candidates in a range, and the first of them: (keyed hash, text)."""
+    """The number of candidates in a range, and the first candidates as (keyed hash, text)."""
     opening, text = column(rows, "opening"), column(rows, "text")
     candidate = np.asarray(rows.column("candidate").to_pylist(), bool)
     _, first, counts = np.unique(opening, return_index=True, return_counts=True)
@@ -77,7 +78,7 @@ def choose(rows: pa.Table, repeats: Repeats, seed: int) -> tuple[int, list[list[
 
 
 def probes_of(found: list[dict[str, Any]], repeats: Repeats) -> list[Probe]:
-    """The probes, from what `choose` says of all ranges. SourceError when there are too few candidates."""
+    """The probes, from the results of `choose` of all ranges. SourceError if there are too few candidates."""
     needed = len(repeats.buckets) * repeats.per_bucket
     candidates = sum(one["candidates"] for one in found)
     if candidates < needed:
@@ -94,6 +95,6 @@ def probes_of(found: list[dict[str, Any]], repeats: Repeats) -> list[Probe]:
 
 
 def stored_probes(probes: list[Probe], tokens: dict[str, list[int]], length: int) -> StoredProbes:
-    """The content of probes.json. `tokens`: of each probe, by the hash of its text in hexadecimal."""
+    """The content of probes.json. `tokens`: those of each probe, by the hash of its text in hexadecimal."""
     stored = [StoredProbe(bucket=probe.bucket, token_ids=tokens[f"{probe.text:016x}"]) for probe in probes]
     return StoredProbes(length=length, probes=stored)

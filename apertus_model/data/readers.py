@@ -1,6 +1,6 @@
-"""Documents of a source as a datatrove reader.
+"""A datatrove reader of the documents of a source.
 
-Invariant: task `rank` reads the files `tasks[rank]`, in order, independent of the number of workers and of
+Invariant: task `rank` reads the files `tasks[rank]`, in order, independently of the number of workers and of
 datatrove's sharding.
 """
 
@@ -17,11 +17,11 @@ from specs.sources import SourceSpec
 
 
 class SourceReader(BaseDiskReader):
-    """Reads any format of text of `SourceSpec` from any fsspec URL. Stats: `bytes`, `rejected_<reason>`, and
-    datatrove's own.
+    """A reader of any text format of `SourceSpec` from any fsspec URL. Stats: `bytes`, `rejected_<reason>`,
+    and datatrove's own.
 
-    A document has the columns that `source.metadata` names as metadata of those names (of a web archive:
-    `url` and `date`), and the identifier of its source, or `<file>/<position in it>`.
+    The metadata of a document are the columns that `source.metadata` names (for a web archive, `url` and
+    `date`). Its identifier is the one in its source, or `<file>/<position in the file>`.
 
     `source.limit` bounds the documents of each task, so a source with a limit has to be a single task.
     `on_reject` is called with the identifier of each rejected document and the reason.

@@ -1,10 +1,10 @@
-"""The record of every document that a filter task read: what the later passes need of it beside its tokens.
+"""The record of every document that a filter task read: what the later passes need besides its tokens.
 
-A task writes `documents.parquet`, a row for each document in the order in which they were read.
+A task writes `documents.parquet`, with a row for each document, in the order in which they were read.
 
 Invariants:
 - A row is a function of the document and the spec.
-- Memory is bounded: a writer holds `ROWS` rows, a reader as many.
+- Memory is bounded: a writer holds `ROWS` rows, and so does a reader.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def side_fields() -> list[pa.Field]:
 
 
 def side_values(document: Document) -> tuple[str | None, ...]:
-    """What is known of a document beside its text; None for what its source does not say."""
+    """The values of a document in the columns `SIDE`; None for those that its source does not state."""
     url, license_, language = (document.metadata.get(name) for name in ("url", "license", "language"))
     address = parse(str(url)) if url is not None else None
     domain = address.host if address is not None else None
@@ -45,7 +45,7 @@ def side_values(document: Document) -> tuple[str | None, ...]:
 
 
 def excluded_values(drop: Drop | None) -> tuple[str | None, str | None]:
-    """Domain and agents of a drop by robots.txt."""
+    """The domain and the agents of a drop by robots.txt; None for any other drop."""
     if drop is None or drop.excluded is None:
         return None, None
     return drop.excluded.domain, ",".join(drop.excluded.agents)
@@ -60,12 +60,12 @@ def row_hash(side: Sequence[str | None]) -> int:
 
 
 def signature_column(step: NearDuplicatesFilter) -> str:
-    """Equal for steps whose signatures are the same."""
+    """The name of the column of a step's signatures, equal for steps whose signatures are equal."""
     return f"signature-{step.ngram}-{step.buckets}-{step.hashes_per_bucket}-{step.seed}"
 
 
 def near_steps(steps: Sequence[FilterSpec]) -> list[NearDuplicatesFilter]:
-    """The steps that need signatures, each kind of signature once."""
+    """The steps that need signatures, one step for each kind of signature."""
     found = {signature_column(step): step for step in steps if isinstance(step, NearDuplicatesFilter)}
     return list(found.values())
 
@@ -75,16 +75,16 @@ def record_schema(process: CorpusSource) -> pa.Schema:
         [
             pa.field("text", pa.uint64()),  # hash of the text as read; 0 for a rejection
             pa.field("columns", pa.uint64()),  # hash of the columns that filters read
-            pa.field("final", pa.uint64()),  # hash of the text as tokenised; 0 when it was not
-            pa.field("row", pa.uint64()),  # hash of what follows from `id` to `language`
+            pa.field("final", pa.uint64()),  # hash of the text as tokenised; 0 if it was not tokenised
+            pa.field("row", pa.uint64()),  # hash of the columns from `id` to `language`
             pa.field("characters", pa.int64()),  # of the text as read
-            pa.field("step", pa.int16()),  # that dropped it in its task, or the number of steps, or REJECTED
+            pa.field("step", pa.int16()),  # step that dropped it in its task, number of steps, or REJECTED
             *(pa.field(f"replaced-{kind}", pa.uint32()) for kind in process.replaced),
             *side_fields(),
             pa.field("reason", pa.large_string()),  # of the drop or rejection
             pa.field("excluded", pa.large_string()),  # host or domain, where robots.txt excludes the document
-            pa.field("agents", pa.large_string()),  # that it keeps out, joined by commas
-            pa.field("excluded-tokens", pa.int64()),  # that an excluded document would have; 0 for others
+            pa.field("agents", pa.large_string()),  # the agents that robots.txt keeps out, joined by commas
+            pa.field("excluded-tokens", pa.int64()),  # tokens an excluded document would have; 0 for others
             *(
                 pa.field(signature_column(step), pa.list_(pa.uint64(), step.buckets))
                 for step in near_steps(process.filters)
@@ -94,7 +94,7 @@ def record_schema(process: CorpusSource) -> pa.Schema:
 
 
 class RecordWriter:
-    """Writes records as they come; a context manager."""
+    """A context manager that writes records as they come."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._schema = schema
@@ -104,7 +104,7 @@ class RecordWriter:
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, row: tuple[Any, ...]) -> None:
-        """A value for each column."""
+        """Adds a row: a value for each column."""
         self._rows.append(row)
         if len(self._rows) == ROWS:
             self._flush()
@@ -134,14 +134,14 @@ class RecordWriter:
 
 
 def _signatures(values: tuple[NDArray[np.uint64] | None, ...], kind: pa.FixedSizeListType) -> pa.Array:
-    """A document that no step signed has zeros, which nothing reads."""
+    """The signatures as a column. A document that no step signed has zeros, which nothing reads."""
     none = np.zeros(kind.list_size, np.uint64)
     flat = np.concatenate([none if value is None else value for value in values])
     return pa.FixedSizeListArray.from_arrays(pa.array(flat, pa.uint64()), kind.list_size)
 
 
 def read_records(file: BinaryIO, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a task's table, some thousand at a time."""
+    """The rows of a task's table, a few thousand at a time."""
     table = pq.ParquetFile(file)
     for group in range(table.num_row_groups):
         yield from (
@@ -156,7 +156,7 @@ def column(batch: pa.RecordBatch | pa.Table, name: str) -> NDArray[Any]:
 
 
 def signatures(batch: pa.RecordBatch | pa.Table, name: str) -> NDArray[np.uint64]:
-    """(rows, buckets) of a column of signatures."""
+    """The values of a column of signatures: (rows, buckets)."""
     values = batch.column(name)
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     flat: NDArray[np.uint64] = values.flatten().to_numpy()

@@ -1,7 +1,7 @@
-"""The table of rejects: which documents were removed from a source, by what, and why.
+"""The table of rejects: which documents were removed from a source, by which step, and why.
 
-One Parquet file a unit of work, `rejects.parquet`; in the artifact `rejects-00000.parquet`, .... A row is one
-removed document, so "was it removed, and by what" has an answer.
+A unit of work has one Parquet file, `rejects.parquet`; the artifact has `rejects-00000.parquet`, .... A row
+is one removed document, so the table tells whether a document was removed, and by which step.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ SCHEMA = pa.schema(
     [
         pa.field("hash", pa.uint64(), nullable=False),  # `duplicates.text_hash` of the text as read, or 0
         pa.field("id", pa.string(), nullable=False),  # of the document in its source
-        pa.field("url", pa.string()),  # its column `url`; null where it has none
-        # label of the step: `length`, `length-2`; `rejected`: malformed, with the hash 0; of conversations
-        # also `duplicates` (of their content), `share` and `count`
+        pa.field("url", pa.string()),  # the document's column `url`; null if it has none
+        # label of the step, such as `length-2`; `rejected` for a malformed document, whose hash is 0; for
+        # conversations also `duplicates` (of their content), `share` and `count`
         pa.field("filter", pa.string(), nullable=False),
         pa.field("reason", pa.string(), nullable=False),  # what was measured, and what is required
     ]
@@ -29,7 +29,7 @@ ROWS_AT_ONCE = 10_000
 
 
 class Removed(NamedTuple):
-    """A row."""
+    """A row: one removed document."""
 
     hash: int
     id: str
@@ -39,7 +39,7 @@ class Removed(NamedTuple):
 
 
 class RejectsWriter:
-    """Writes the table of one unit; holds at most `ROWS_AT_ONCE` rows."""
+    """A writer of the table of one unit; it holds at most `ROWS_AT_ONCE` rows."""
 
     def __init__(self, path: Path) -> None:
         self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")

@@ -1,9 +1,9 @@
-"""How often each item of a source is seen in an epoch, where a source is repeated any number of times.
+"""The number of times that an epoch shows each item of a source that is repeated any number of times.
 
-Invariant: of n items that are repeated r times, an epoch has exactly round(n r) (halves up, r the decimal
-number as it is written): each item floor(r) times, and a part of them once more. The parts of successive
-epochs follow one another in a permutation that the seed decides, round and round, so each item is seen as
-often as any other, or once more.
+Invariant: of n items with r repeats, an epoch shows exactly round(n r) (halves up, r the decimal number as it
+is written): each item floor(r) times, and some of them once more. Successive epochs take the items to show
+once more in turn from a permutation that the seed decides, and start over at its end, so that the counts of
+two items never differ by more than one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ permutation = functools.lru_cache(maxsize=16)(KeyedPermutation)
 
 
 def times_seen(items: int, repeats: Fraction, *, seed: int, source: int, epoch: int) -> NDArray[np.int64]:
-    """(items,), int64: how often each is seen in an epoch. `source`: number of the source among those that
-    share the seed."""
+    """The number of times that each item is seen in an epoch: (items,), int64. `source`: number of the source
+    among those that share the seed."""
     counts = np.full(items, floor(repeats))
     once_more = floor(items * repeats + Fraction(1, 2)) - items * floor(repeats)
-    if once_more:  # never without items
+    if once_more:  # never true if there are no items
         places = (epoch * once_more + np.arange(once_more)) % items
         counts[permutation(items, seed, "part", source).array(places)] += 1
     return counts

@@ -20,23 +20,23 @@ from infra.store import Artifact
 
 @dataclass(frozen=True)
 class RewardSample:
-    """A packed row of L tokens with up to P pairs, of the sequences 2k (chosen) and 2k + 1 (rejected)."""
+    """A packed row of L tokens with up to P pairs; pair k has sequences 2k (chosen) and 2k + 1 (rejected)."""
 
     input: NDArray[np.int64]  # (L,), ends with padding tokens
     labels: NDArray[np.int64]  # (L,), the last token of each sequence in its place, else IGNORE_INDEX
     positions: NDArray[np.int64]  # (L,), from 0 in each sequence, and in the padding
-    segments: NDArray[np.int64]  # (L,), index in the row of the label's sequence; -1 where it is IGNORE_INDEX
+    segments: NDArray[np.int64]  # (L,), index of the label's sequence in the row; -1 for IGNORE_INDEX
     margins: NDArray[np.float32]  # (P,)
     present: NDArray[np.bool_]  # (P,)
 
 
 class RewardSamples(PackedPairs):
-    """`samples[i]` is training sample i, for ever: row permutation(i mod rows), with another permutation per
-    epoch (i // rows).
+    """The training samples: `samples[i]` is, for ever, row permutation(i mod rows), with another permutation
+    per epoch (i // rows).
 
     Attributes:
         margins: (pairs,) float32.
-        sources: (pairs,) int32, index of the conversations that a pair is from.
+        sources: (pairs,) int32, index of the conversations that each pair is from.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RewardSamples(PackedPairs):
         return RewardSample(filled.input, labels, filled.positions, segments, margins, present)
 
     def place(self, i: int) -> int:
-        """Row of sample i, i >= 0. IndexError for a negative index."""
+        """The row of sample i, i >= 0. IndexError for a negative index."""
         if i < 0:
             raise IndexError(f"sample {i}")
         epoch, place = divmod(i, self.rows)

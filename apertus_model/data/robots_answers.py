@@ -1,10 +1,11 @@
 """Answers to requests for robots.txt in stored snapshots.
 
 Invariants:
-- An answer is a function of its row or record. The content that counts is cut to `READ_BYTES`, also of a
-  compressed answer, so memory is bounded by a row of a table or a record of an archive.
-- An answer that cannot be read as one (a broken record, an address that is no robots.txt, a redirect, a row
-  that is not UTF-8) is left out. A file that cannot be read to its end, or lacks columns, is a SourceError.
+- An answer is a function of its row or record. The content that counts is cut to `READ_BYTES`, also that
+  of a compressed answer, so memory is bounded by a row of a table or a record of an archive.
+- A row or record without a usable answer (a broken record, a row that is not UTF-8, an address that is not of
+  a robots.txt, a redirect) is left out. A file that cannot be read to its end, or lacks columns, is a
+  SourceError.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ PATHS = ("/", "/robots.txt")
 
 
 class Answer(NamedTuple):
-    """What a host answered. `content` is None where all is allowed (4xx), and for an error."""
+    """The answer of a host. `content` is None if everything is allowed (4xx), and for an error."""
 
     origin: str  # `Address.origin`
     error: bool
-    date: int  # microseconds since 1970; UNDATED where none is stated
+    date: int  # microseconds since 1970; UNDATED if no date is stated
     content: bytes | None
 
 
@@ -49,7 +50,7 @@ def answers(source: RobotsSource) -> Iterator[Answer]:
 
 
 def _answer(url: str, status: int | None, date: int, content: bytes | None) -> Answer | None:
-    """None for an answer that says nothing of robots.txt."""
+    """The answer, or None if it says nothing about robots.txt."""
     address = parse(url)
     if address is None or address.path not in PATHS:
         return None
@@ -63,7 +64,7 @@ def _answer(url: str, status: int | None, date: int, content: bytes | None) -> A
 
 
 def _table(source: RobotsSource, file: BinaryIO, files: SourceSpec) -> Iterator[Answer | None]:
-    """The rows of a table, in which a document's text is the address."""
+    """The answers in the rows of a table; the text of a row is the address."""
     rows = TABLE_PARSERS[files.format](file, files)
     number = 0
     while True:
@@ -112,7 +113,7 @@ def _date(column: str | None, values: dict[str, Any]) -> int:
 
 
 def _microseconds(text: str) -> int:
-    """Since 1970, of a time in ISO 8601. ValueError for another text."""
+    """The microseconds from 1970 to a time in ISO 8601. ValueError for any other text."""
     # Python reads at most six digits of a second, Arrow writes nine.
     whole, point, rest = text.strip().partition(".")
     digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
@@ -123,7 +124,7 @@ def _microseconds(text: str) -> int:
 
 
 def _archive(file: BinaryIO, files: SourceSpec) -> Iterator[Answer | None]:
-    """The records of type `response`."""
+    """The answers in the records of type `response`."""
     try:
         from warcio.recordloader import ArcWarcRecordLoader
     except ImportError as error:
@@ -145,6 +146,6 @@ def _record(loader: Any, content: bytes) -> Answer | None:
     try:
         # decompressed if it was compressed; one byte more, since longer content loses its last line
         body = parsed.content_stream().read(READ_BYTES + 1)
-    except Exception:  # as broken as the rest can be
+    except Exception:  # the body can be as broken as the head
         return _answer(url, 0, date, None)
     return _answer(url, status, date, body)

@@ -1,4 +1,4 @@
-"""A list of domains that exclude crawlers: reads it, and looks hosts up in it.
+"""Reads a list of domains that exclude crawlers, and looks hosts up in it.
 
 Invariant: a domain stands for itself and its subdomains, compared label by label in lower case and Punycode,
 never as a substring. Memory: about 150 bytes per listed domain and worker.
@@ -31,12 +31,12 @@ class ListedDomains:
 
     @staticmethod
     def load(url: str, agents: Sequence[str]) -> ListedDomains:
-        """Read once per process. SourceError when the file cannot be read, has no such columns, or lists
-        nothing."""
+        """Reads the file once per process. SourceError when it cannot be read, lacks the columns `domain` and
+        `agent`, or lists no domain for the agents."""
         return _load(url, tuple(agents))
 
     def excluded(self, address: Address) -> Exclusion | None:
-        """The listed domain of an address, if there is one."""
+        """The exclusion of an address by a listed domain, or None."""
         parts = address.host.split(".")
         for start in range(len(parts)):
             if (domain := ".".join(parts[start:])) in self.domains:
@@ -69,7 +69,7 @@ def _load(url: str, agents: tuple[str, ...]) -> ListedDomains:
 
 
 def _rows(url: str, text: io.TextIOWrapper) -> Iterator[tuple[str, str | None]]:
-    """Domains, with the agent that each excludes; None in a list that does not say."""
+    """The domains, each with the agent that it excludes, or None in a list that names no agents."""
     path = PurePosixPath(url)
     suffix = (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix
     if suffix == ".csv":

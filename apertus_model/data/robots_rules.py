@@ -1,9 +1,10 @@
-"""What one robots.txt says to stated agents.
+"""The rules of one robots.txt for stated agents.
 
 protego reads rules, precedence, wildcards and percent-encoding (`%2F` is not `/`). It finds the group of an
-agent by a prefix of its name (a group for `Applebot` would bind `Applebot-Extended`) and not at all by a name
-with a version (`CCBot/2.0`). So the lines that name agents are rewritten before, to names that equal one
-another or share nothing: a group binds the agent whose product token it names (RFC 9309, section 2.2.1).
+agent by a prefix of its name (a group for `Applebot` would bind `Applebot-Extended`), and finds none by a
+name with a version (`CCBot/2.0`). So the lines that name agents are first rewritten to names that are either
+equal or not prefixes of one another: a group binds the agent whose product token it names (RFC 9309, section
+2.2.1).
 
 Invariant: protego matches without backtracking, so the time for an address is at most proportional to the
 length of the rules times that of the address, whatever the wildcards.
@@ -18,9 +19,9 @@ from typing import NamedTuple
 from protego import Protego
 
 READ_BYTES = 500 * 1024
-"""Of a content, as RFC 9309 (section 2.5) asks for at least; the rest is ignored."""
+"""The bytes of a content that count, the least that RFC 9309 (section 2.5) asks for; the rest is ignored."""
 LISTED, UNREACHED, ERRORS = "(listed)", "(unreached)", "(error)"
-"""Reasons of an exclusion that are no agents."""
+"""Reasons for an exclusion other than agents."""
 EVERYBODY = "*"
 _NOBODY = "nobody"
 _OTHER = "other"
@@ -34,7 +35,7 @@ class Exclusion(NamedTuple):
     """Why an address is excluded."""
 
     domain: str  # its host, or the listed domain that it belongs to
-    agents: tuple[str, ...]  # those that may not fetch it, or one of the reasons above
+    agents: tuple[str, ...]  # the agents that may not fetch it, or one of the reasons above
     rule: str  # in words
 
 
@@ -50,7 +51,7 @@ class Rules:
 
     def excluded(self, path: str) -> list[str]:
         """The agents that may not fetch a path (with its query)."""
-        # protego looks at the path alone; the host keeps a path like `//a` from being read as one.
+        # protego looks at the path alone; the host keeps a path like `//a` from being read as a host.
         url = f"http://host{path}"
         return [agent for agent, name in self._names.items() if not self._parsed.can_fetch(url, name)]
 

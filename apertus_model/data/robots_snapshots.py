@@ -1,11 +1,11 @@
-"""Snapshots of robots.txt on local scratch, and what they say of an address.
+"""Keeps snapshots of robots.txt on local scratch, and tells whether they exclude an address.
 
 Invariants:
 - The files are read once per machine, into one SQLite file: the first process that needs it builds it, whole
-  or not at all. What it says is a function of the set of answers, not of their order or files.
-- Memory of a worker: one answer while it builds, then SQLite's cache, and the parsed rules of contents with
-  at most PARSED_BYTES in all, whatever the number of hosts. Equal contents are stored and parsed once. Disk:
-  about 100 bytes per answer and the distinct contents, compressed.
+  or not at all. Exclusions are a function of the set of answers, not of their order or files.
+- Memory of a worker: ROWS_AT_ONCE answers while it builds, then SQLite's cache, and the parsed rules of
+  contents with at most PARSED_BYTES in all, whatever the number of hosts. Equal contents are stored and
+  parsed once. Disk: about 100 bytes per answer and the distinct contents, compressed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from infra.store.inputs import SourceError
 from specs.robots import RobotsFilter, RobotsSource
 
 PARSED_BYTES = 2**22
-OVERHEAD = 2**10  # of the parsed rules of a short content
+OVERHEAD = 2**10  # bytes of the parsed rules of a short content
 ROWS_AT_ONCE = 1000
 _SCHEMA = """
 PRAGMA journal_mode = OFF;
@@ -49,14 +49,15 @@ class StoredAnswer(NamedTuple):
 
 
 class Index:
-    """All answers of some snapshots by origin."""
+    """All answers of some snapshots, by origin."""
 
     def __init__(self, path: Path) -> None:
         self._database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
 
     @classmethod
     def build(cls, sources: Sequence[RobotsSource], path: Path) -> Index:
-        """SourceError when a file cannot be read, or there is no answer."""
+        """Builds the index unless it exists, and opens it. SourceError when a file cannot be read, or there
+        is no answer."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_suffix(".lock"), "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -117,7 +118,7 @@ def _add(database: sqlite3.Connection, rows: Sequence[Answer]) -> None:
 
 
 class SnapshotRobots:
-    """What snapshots say of addresses, for the agents and by the policies of a filter."""
+    """The exclusions that snapshots imply for the agents and by the policies of a filter."""
 
     def __init__(self, index: Index, spec: RobotsFilter) -> None:
         self._index = index
@@ -175,7 +176,7 @@ class SnapshotRobots:
 
 
 def _origins(address: Address, scope: str) -> Iterator[str]:
-    """The origins whose answer an address obeys, the first that has one."""
+    """The origins whose robots.txt may bind an address, in order: the first that has an answer does."""
     yield address.origin
     if scope == "origin" or address.port is not None or address.scheme not in PORTS:
         return

@@ -1,5 +1,5 @@
-"""Rows of JSON for people to read, in numbered files, and the units of work that hold a row for each item of
-a range.
+"""Rows of human-readable JSON in numbered files, and the units of work that hold a row for each item of a
+range.
 
 Invariant: row i of an artifact is in file i // ROWS_PER_FILE, whatever units computed it; row i of
 completions or rewards belongs to row i of the prompts.
@@ -51,8 +51,8 @@ class Rows(Sequence[Row]):
 
 
 def same_rows(first: Rows, *others: Rows) -> int:
-    """Number of rows of artifacts that belong together. StoreError when they differ, which a planner does
-    not let happen."""
+    """The number of rows of artifacts that belong together. StoreError when the numbers differ, which the
+    planner prevents."""
     for other in others:
         if len(other) != len(first):
             raise StoreError(
@@ -88,7 +88,7 @@ def to_line(row: Row) -> str:
 
 
 def write_unit(span: Span, rows: Iterable[Row], path: Path) -> Result:
-    """The unit of a range, from a row for each of its items."""
+    """Writes the rows of a range, one for each of its items, and returns the result of the unit."""
     with open(path, "w", encoding="utf-8") as file:
         number = sum(bool(file.write(to_line(row))) for row in rows)
     assert number == span[1] - span[0], f"{number} rows for {span[1] - span[0]} items"

@@ -2,10 +2,9 @@
 
 Invariants:
 - Sample i of (recipe, token files, sequence length, packing, seed, Goldfish parameters) is the same bytes in
-  every process, on any number of ranks, before and after a restart. There is no state but open files, and few
-  of those.
+  every process, on any number of ranks, before and after a restart. The only state is a few open files.
 - Opening reads no token file: the sizes of the shards are in the manifest, and a shard is opened when a
-  sample is first in it.
+  sample in it is first read.
 - The training split of a source is one stream of tokens, its shards one after the other. Window w covers
   tokens [w L, w L + L]: L + 1 tokens, the last of which is also the first of the next window, so that every
   token but the first is a label once per epoch. With best-fit packing a window is a packed row instead
@@ -62,8 +61,8 @@ class Windows:
 class MixtureSamples:
     """The endless sample sequence of a mixture: `samples[i]` for i = 0, 1, ...
 
-    Built by `open`. Picklable, and safe to share between threads: reading has no state. `remote`: reading may
-    wait for a network.
+    Built by `open`. Picklable, and safe to share between threads: reading has no state. `remote`: whether
+    reading may wait for a network.
     """
 
     def __init__(self, sources: Sequence[Sequences], order: MixtureOrder, *, remote: bool = False) -> None:
@@ -86,11 +85,11 @@ class MixtureSamples:
         """Opens the training split of a mixture.
 
         Args:
-            recipe: of the mixture.
+            recipe: the recipe of the mixture.
             bins: for each source of the recipe, in its order, the token file of its training split, or the
                 list of its shards (`apertus_model.data.stream.split_shards` gives it).
             sequence_length: labels per sample.
-            seed: of the order; the recipe's by default.
+            seed: the seed of the order; the recipe's by default.
             goldfish: parameters of the Goldfish loss; None masks nothing.
             packed: with best-fit packing, the tables of each source
                 (`apertus_model.data.packed.packed_tables`).
@@ -138,11 +137,11 @@ class MixtureSamples:
         return self._sources[draw.source].sample(draw.window, draw.source)
 
     def of_source(self, source: int, draw: int) -> Sample:
-        """Draw `draw`, from 0, of a source."""
+        """The sample of draw number `draw` of a source, counted from 0."""
         return self._sources[source].sample(self.order.draw(source, draw).window, source)
 
     def draw(self, i: int) -> Draw:
-        """Everything about where sample i comes from."""
+        """The origin of sample i."""
         return self.order[i]
 
     def epochs(self, n: int) -> list[float]:
@@ -153,8 +152,8 @@ class MixtureSamples:
 
 
 def drawn_before(excluded: Sequence[tuple[MixtureRecipe, int]], seed: int) -> dict[str, int]:
-    """How many windows of each corpus, by fingerprint, the excluded samples have drawn; an upper bound where
-    the excluded recipes draw the same ones.
+    """The number of windows of each corpus, by fingerprint, that the excluded samples have drawn; an upper
+    bound where the excluded recipes draw the same windows.
 
     Raises ValueError for a recipe with another seed, whose windows come in another order."""
     drawn: dict[str, int] = {}
@@ -218,7 +217,7 @@ def validation_samples(
 
 
 def _sample(tokens: NDArray[np.int64], source: int, eos_id: int, goldfish: Goldfish | None) -> Sample:
-    """(L + 1,) tokens -> a sample of L."""
+    """Makes a sample of L tokens from (L + 1,) tokens."""
     inputs, labels = tokens[:-1], tokens[1:].copy()
     ends = np.flatnonzero(inputs == eos_id)
     positions = positions_within_documents(ends, inputs.size)

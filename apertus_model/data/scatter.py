@@ -1,9 +1,9 @@
-"""The documents of a span on their way to the files of a corpus: those that stay to their shards, the others
-to the table of rejects; what became of them is counted.
+"""Distributes the documents of a span among the files of a corpus, those that stay to their shards and the
+others to the table of rejects, and counts the outcomes.
 
 Invariants:
 - Every document that was read is counted once: kept, or dropped under the label of one step.
-- A rejection has the hash 0: nothing was read.
+- A rejection has the hash 0, since no text was read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EQUAL = "equal_to_planted"
 
 
 class Spans(Protocol):
-    """What a unit needs of `apertus_model.data.corpus_work`."""
+    """The interface of `apertus_model.data.corpus_work.CorpusWork` that a unit uses."""
 
     part: CorpusPart
     attempt: Attempt
@@ -66,7 +66,7 @@ class Spans(Protocol):
 
 
 class Scatter:
-    """One unit."""
+    """The unit of work that scatters one span."""
 
     def __init__(self, work: Spans) -> None:
         self._work = work
@@ -90,7 +90,7 @@ class Scatter:
         self._candidates: list[Row] = []
 
     def run(self, number: int) -> Result:
-        """Streams the span."""
+        """Scatters the span, batch by batch."""
         self._candidates = self._task_examples(number)
         if number == 0:
             self._add_planted()
@@ -161,7 +161,7 @@ class Scatter:
         )
 
     def _duplicate(self, step: int, text: int, value: int) -> str:
-        """Of what a document is a duplicate."""
+        """The reason for dropping a duplicate: the text or the corpora that it duplicates."""
         if value == text:
             return f"the same text as {value:016x}, which stays"
         others = [other.path for other in self._work.others(step)]
@@ -213,7 +213,8 @@ class Scatter:
         self._writers[name].add(table, cell_of(keys, output.all_cells))
 
     def _add_probes(self, texts: NDArray[np.uint64], values: pa.LargeBinaryArray) -> None:
-        """The copies of probes, which end with the end-of-document token; their documents are left out."""
+        """Adds the copies of probes, which end with the end-of-document token, and leaves out their
+        documents."""
         repeats = self._process.repeats
         for text, value in zip(texts.tolist(), values, strict=True):
             assert repeats is not None, "only a spec with probes has some"
@@ -222,13 +223,13 @@ class Scatter:
             self._add_copies(text, ids, self._probes[text].bucket, "copies of probes")
 
     def _add_planted(self) -> None:
-        """The copies of planted documents."""
+        """Adds the copies of planted documents."""
         for text, document in sorted(self._planted.items()):
             ids = np.array(document.token_ids, self._work.dtype)
             self._add_copies(text, ids, document.bucket, "copies of planted documents")
 
     def _add_copies(self, text: int, ids: NDArray[np.integer], count: int, name: str) -> None:
-        """Copies for the training split, each with the end-of-document token added."""
+        """Adds copies to the training split, each with the end-of-document token appended."""
         if not count:
             return
         eos = self._work.tokenizer.manifest.facts["eos_id"]
@@ -260,7 +261,7 @@ class Scatter:
                     row["alive"] = True
 
     def _decode(self, texts: NDArray[np.uint64], values: pa.LargeBinaryArray) -> None:
-        """Keeps the texts of duplicates that are shown."""
+        """Decodes and keeps the texts of duplicates that are shown."""
         if not self._wanted:
             return
         for at in np.flatnonzero(np.isin(texts, np.array(sorted(self._wanted), np.uint64))).tolist():

@@ -1,4 +1,4 @@
-"""Scores of documents by a model, joined to the documents of a corpus as a column. A conversation is a
+"""Joins a model's scores of documents to the documents of a corpus as a column. A conversation counts as a
 document.
 
 Invariant: a document has the score of its own text: a `scores` artifact has the documents in the order in
@@ -28,12 +28,12 @@ class StoredScores(NamedTuple):
     """A `scores` artifact, and the filter that reads it."""
 
     artifact: Artifact
-    step: int  # of the filter
+    step: int  # index of the filter
     column: str
 
     @property
     def thresholds(self) -> dict[str, dict[str, float]]:
-        """By language and name of the percentile."""
+        """The thresholds, by language and name of the percentile."""
         found: dict[str, dict[str, float]] = self.artifact.manifest.facts["thresholds"]
         return found
 
@@ -52,7 +52,7 @@ class StoredScores(NamedTuple):
                         yield digest, score
 
     def of_task(self, tasks: Sequence[list[str]], number: int) -> TaskScores:
-        """Of the documents of a task. `tasks`: the files of each, in the order of the listing."""
+        """The scores of a task's documents. `tasks`: the files of each task, in the order of the listing."""
         start = sum(len(files) for files in tasks[:number])
         return TaskScores(self, start, start + len(tasks[number]))
 
@@ -66,7 +66,7 @@ def stored_scores(attempt: Attempt, filters: list[FilterSpec]) -> tuple[StoredSc
 
 
 class TaskScores:
-    """The scores of some files, whose documents are asked for in order; some of them may be left out."""
+    """The scores of the documents of some files, read in order; documents may be left out."""
 
     def __init__(self, scores: StoredScores, start: int, stop: int) -> None:
         self.step, self.column = scores.step, scores.column
@@ -74,8 +74,8 @@ class TaskScores:
         self._rows = scores.rows(start, stop)
 
     def score(self, digest: int, name: str) -> float | None:
-        """Of the next document with that hash of its text; None in a language without a model. SourceError
-        where there is no such document; `name` is for its message."""
+        """The score of the next document whose text has this hash; None for a language without a model.
+        SourceError if there is no such document; `name` is the document's name in the message."""
         for found, score in self._rows:
             if found == digest:
                 return score
@@ -86,8 +86,8 @@ class TaskScores:
 
 
 class ScoreColumn(PipelineStep):
-    """Adds the column to the documents of a task. `tasks`: the files of each task, in the order of the
-    listing."""
+    """A step that adds the column to the documents of a task. `tasks`: the files of each task, in the order
+    of the listing."""
 
     type = "ANNOTATOR"
     name = "scores"

@@ -48,9 +48,9 @@ NO_COLUMNS = text_hash("[]")
 
 
 class Selection(PipelineStep):
-    """Passes on the documents that no step of single documents drops, with personal data replaced. Writes, in
-    `folder`, `<rank>_documents.parquet` and `<rank>_examples.jsonl`. `tokens_of`: the number of tokens that a
-    text would have as a document, for those that robots.txt excludes."""
+    """A step that passes on the documents that no filter of single documents drops, with personal data
+    replaced. Writes, in `folder`, `<rank>_documents.parquet` and `<rank>_examples.jsonl`. `tokens_of`: the
+    number of tokens that a text would have as a document, for documents that robots.txt excludes."""
 
     type = "FILTER"
     name = "selection"
@@ -79,7 +79,7 @@ class Selection(PipelineStep):
         self._rejected: list[tuple[str, str]] = []
 
     def reject(self, document_id: str, reason: str) -> None:
-        """Records something that the reader found to be no document."""
+        """Records a document that the reader rejected."""
         self._rejected.append((document_id, reason))
 
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
@@ -124,7 +124,7 @@ class Selection(PipelineStep):
 
     def _judge(self, document: Document) -> tuple[int, Drop | None, dict[str, NDArray[np.uint64]]]:
         """Returns the step that drops the document, or the number of steps; the reason; and the document's
-        signatures, of steps of near-duplicates before that."""
+        signatures for the near-duplicate steps before that step."""
         signed: dict[str, NDArray[np.uint64]] = {}
         for index, step in enumerate(self._steps):
             if isinstance(step, NearDuplicatesFilter):
@@ -155,5 +155,5 @@ def _kept(text: str) -> Row:
 
 
 def global_steps(steps: Sequence[FilterSpec]) -> list[int]:
-    """The steps over the whole source, by index."""
+    """The indices of the steps over the whole source."""
     return [index for index, step in enumerate(steps) if isinstance(step, GLOBAL_FILTERS)]

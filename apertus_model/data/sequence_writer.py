@@ -13,7 +13,7 @@ import numpy as np
 
 
 class SequenceWriter:
-    """Writes `<prefix>tokens.npy`, `<prefix>lengths.npy` and `<prefix>prompt_lengths.npy` to `folder`."""
+    """A writer of the arrays `<prefix>{tokens,lengths,prompt_lengths}.npy` in `folder`."""
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
         self._folder, self._prefix = folder, prefix
@@ -37,7 +37,7 @@ class SequenceWriter:
         self._prompt_lengths.append(len(prompt))
 
     def finish(self) -> list[str]:
-        """Writes the arrays; their names. Nothing can be added afterwards."""
+        """Writes the arrays and returns their names. Nothing can be added afterwards."""
         self._tokens.close()
         raw = self._path("tokens.bin")
         with open(self._path("tokens.npy"), "wb") as target, open(raw, "rb") as source:

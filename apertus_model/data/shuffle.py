@@ -1,4 +1,4 @@
-"""The order of a corpus: keys of documents, and the files that a sorted range of keys becomes.
+"""The order of a corpus: the keys of documents, and the files that hold sorted ranges of keys.
 
 The key of a document is a keyed hash of its text as read and of its number among copies of that text. A split
 of T tokens has N = ceil(T / shard_tokens) shards, and shard s holds the keys [s/N, (s+1)/N) of the range of
@@ -71,8 +71,8 @@ def token_column(tokens: NDArray[np.integer], sizes: NDArray[np.int64]) -> pa.La
 def write_shard(
     cells: Iterable[pa.Table], prefix: Path, dtype: DTypeLike
 ) -> tuple[dict[str, Path], int, int]:
-    """Writes the documents of consecutive cells as a shard with its side table: the files by name, and the
-    numbers of documents and tokens."""
+    """Writes the documents of consecutive cells as a shard with its side table. Returns the files by name,
+    and the numbers of documents and tokens."""
     name = prefix.name
     paths = {f"{name}{suffix}": prefix.with_name(f"{name}{suffix}") for suffix in (".bin", ".idx")}
     side = f"{name}.documents.parquet"
@@ -93,7 +93,7 @@ def write_shard(
 
 
 def write_rejects(cells: Iterable[pa.Table], path: Path) -> None:
-    """Writes removed documents, by the hash of their text."""
+    """Writes removed documents, sorted by the hash of their text."""
     with _Rows(path, REJECTS) as rows:
         for table in cells:
             for block in _sorted(table, ("row", "filter", "key")):
@@ -101,7 +101,7 @@ def write_rejects(cells: Iterable[pa.Table], path: Path) -> None:
 
 
 def write_kept(cells: Iterable[pa.Table], path: Path, schema: pa.Schema) -> None:
-    """Writes what other corpora are compared with, by the hash of the text."""
+    """Writes the table that other corpora are compared with, sorted by the hash of the text."""
     with _Rows(path, schema) as rows:
         for table in cells:
             for block in _sorted(table, ("hash",)):
@@ -109,7 +109,8 @@ def write_kept(cells: Iterable[pa.Table], path: Path, schema: pa.Schema) -> None
 
 
 def _sorted(table: pa.Table, keys: tuple[str, ...]) -> Iterable[pa.RecordBatch]:
-    """The rows by the last of the keys first, some at a time. Takes the place of the table in memory."""
+    """The rows, AT_ONCE at a time, sorted by `keys`, of which the last is the primary one. Takes the place of
+    the table in memory."""
     order = pa.array(np.lexsort([_sortable(table, name) for name in keys]))
     batches = table.combine_chunks().to_batches()
     for start in range(0, len(order) if batches else 0, AT_ONCE):
@@ -123,10 +124,10 @@ def _sortable(table: pa.Table, name: str) -> NDArray:
 
 
 class _Rows:
-    """A Parquet file in groups of `ROW_GROUP` rows, however they are handed over."""
+    """A writer of a Parquet file in groups of `ROW_GROUP` rows, whatever the sizes of the tables."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        # A dictionary of hashes, which seldom repeat, is memory for nothing.
+        # A dictionary of hashes, which seldom repeat, would waste memory.
         repeated = [field.name for field in schema if pa.types.is_string(field.type)]
         self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=repeated)
         self._held: list[pa.Table] = []

@@ -1,10 +1,10 @@
-"""Reading what the filter tasks of a span have left, with what became of each document since.
+"""Reads the output of the filter tasks of a span, with the later verdicts on each document.
 
 Invariants:
-- Files of the store are read from their beginning to their end, some thousand documents at a time.
+- Files of the store are read from their beginning to their end, a few thousand documents at a time.
 - `gone` is the first step over the whole source that drops a document; later steps do not see it.
-- Memory: the verdicts on the documents of the span (16 bytes each that is dropped), and a few thousand
-  documents.
+- Memory: the verdicts on the documents of the span (16 bytes for each that is dropped), and a few
+  thousand documents.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def unit_file(attempt: Attempt, key: str, name: str) -> CheckedFile:
 
 
 def unit_files(attempt: Attempt, keys: list[str], name: str) -> Iterator[CheckedFile]:
-    """The file of that name of each unit, one after the other: a pass may have thousands of units."""
+    """The file `name` of each unit, one after the other, since a pass may have thousands of units."""
     return (unit_file(attempt, key, name) for key in keys)
 
 
@@ -55,7 +55,7 @@ class TaskTokens:
         self.left = header.sequences
 
     def sizes(self, count: int) -> NDArray[np.int64]:
-        """Of the next documents, in tokens."""
+        """The sizes of the next `count` documents, in tokens."""
         self.left -= count
         sizes = np.frombuffer(self._index.read(4 * count), "<i4").astype(np.int64)
         if self.left < 0 or len(sizes) < count:
@@ -72,22 +72,22 @@ class Batch(NamedTuple):
     """Consecutive documents of a task."""
 
     records: pa.RecordBatch
-    place: int  # of the first of them, among the documents of the span
-    step: NDArray[np.int16]  # that dropped it in its task, or the number of steps
+    place: int  # of the first document, among the documents of the span
+    step: NDArray[np.int16]  # the step that dropped it in its task, or the number of steps
     gone: NDArray[np.int16]  # the step over the whole source that dropped it, or -1
-    value: NDArray[np.uint64]  # of that step's verdict
+    value: NDArray[np.uint64]  # the value of that step's verdict
     copy: NDArray[np.uint32]  # its number among equal texts
-    sizes: NDArray[np.int64]  # in tokens; -1 where it was not tokenised
-    tokens: TaskTokens  # those of the batch come next
+    sizes: NDArray[np.int64]  # in tokens; -1 if the document was not tokenised
+    tokens: TaskTokens  # the next ones to read are those of the batch
 
 
 class SpanReader:
     """The documents of a span.
 
     Args:
-        steps: those over the whole source that are decided; NUMBERED for copies that were numbered.
-        ranges: of texts, over which they were decided. spans: their number.
-        count: of the steps of the spec.
+        steps: the steps over the whole source that are decided; NUMBERED for the numbers of copies.
+        ranges: number of ranges of texts over which they were decided. spans: number of spans.
+        count: number of steps of the spec.
     """
 
     NUMBERED = -1
@@ -160,8 +160,8 @@ def step_name(step: int) -> str:
 def blocks(
     batch: Batch, memory: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.integer]]]:
-    """The tokenised documents of a batch, as many at a time as `memory` bytes have tokens of, and one at
-    least: their rows in the batch, sizes, and tokens back to back."""
+    """The tokenised documents of a batch, as many at a time as have their tokens in `memory` bytes, and at
+    least one: their rows in the batch, their sizes, and their tokens back to back."""
     rows = np.flatnonzero(batch.sizes >= 0)
     sizes = batch.sizes[rows]
     ends = np.cumsum(sizes)

@@ -1,8 +1,8 @@
 """The tokens of one split of one source: token files (`.bin` and `.idx`), read by position as one stream.
 
 Invariants:
-- Opening reads no token, nothing that grows with their number, and keeps no file open: it costs the same for
-  a kilobyte and a terabyte, in one shard or thousands.
+- Opening reads no tokens and nothing that grows with their number, and keeps no file open: it costs the same
+  for a kilobyte and a terabyte, in one shard or thousands.
 - A pair of files is checked when it is first read (`check_index`), and each block of a stored file when it is
   read, by its digest. Blocks that are copied from a remote store are bounded in number.
 """
@@ -57,12 +57,12 @@ class TokenShard:
         vocab_size: when given, ids that are read are checked against it.
 
     Attributes:
-        tokens: their number.
+        tokens: number of tokens.
         remote: whether reading may wait for a network.
 
     Raises:
-        TokenFileError: when it reads: header, lengths and counts do not fit together, or an id is outside the
-            vocabulary.
+        TokenFileError: on reading, when header, lengths and counts do not fit together, or an id is outside
+            the vocabulary.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class TokenStream:
     """The token files of one split of one source, one after the other; each is opened and checked when it is
     first read.
 
-    Raises ValueError without files, FileNotFoundError for one that is missing, and what TokenShard raises.
+    Raises ValueError if there are no files, FileNotFoundError for a missing file, and what TokenShard raises.
     """
 
     def __init__(self, paths: TokenPaths, vocab_size: int | None = None) -> None:
         self._shards: list[TokenShard] = []
         for path in paths if isinstance(paths, list) else [paths]:
-            # The shards of a split have tokens of one type: the header of the first tells it.
+            # The shards of a split have tokens of one type, which the header of the first states.
             dtype = self._shards[0].dtype if self._shards else None
             self._shards.append(
                 path if isinstance(path, TokenShard) else TokenShard(*_files(path), dtype, vocab_size)
@@ -123,7 +123,7 @@ class TokenStream:
         self.remote = any(shard.remote for shard in self._shards)
 
     def __len__(self) -> int:
-        """Tokens of all files together."""
+        """The number of tokens of all files together."""
         return self._starts[-1]
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -141,7 +141,7 @@ class TokenStream:
         return tokens
 
     def windows(self, sequence_length: int) -> int:
-        """How many whole windows of `sequence_length` labels there are."""
+        """The number of whole windows of `sequence_length` labels."""
         return max(0, (len(self) - 1) // sequence_length)
 
 
@@ -155,7 +155,7 @@ class Sequences(Protocol):
 
 
 def _files(path: TokenPath) -> tuple[LocalFile, LocalFile]:
-    """The `.bin` and the `.idx`."""
+    """The `.bin` and the `.idx` of a token file."""
     if isinstance(path, tuple):
         return LocalFile(path[0]), LocalFile(path[1])
     prefix = str(path).removesuffix(".bin")
@@ -163,7 +163,7 @@ def _files(path: TokenPath) -> tuple[LocalFile, LocalFile]:
 
 
 def split_files(corpus: Artifact, split: Split) -> list[tuple[Path, Path]]:
-    """Local `.bin` and `.idx` of each shard of a split, in order, content checked."""
+    """The local `.bin` and `.idx` of each shard of a split, in order, with checked content."""
     shards = corpus.manifest.facts[split]
     return [(corpus.local(f"{shard}.bin"), corpus.local(f"{shard}.idx")) for shard in shards]
 
@@ -173,7 +173,7 @@ def split_shards(corpus: Artifact, split: Split, cache: BlockCache | None = None
     before a shard is used, however large the split is.
 
     Args:
-        cache: of the blocks of a large split in a remote store; None copies the split whole.
+        cache: the cache for blocks of a large split in a remote store; None copies the split whole.
     """
     facts, files = corpus.manifest.facts, corpus.manifest.files
     pairs = [(f"{shard}.bin", f"{shard}.idx") for shard in facts[split]]

@@ -38,8 +38,8 @@ READ_BYTES = 2**20
 
 
 def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
-    """A line is a row. datatrove's JsonlReader leaves a file at the first byte that is not UTF-8 and only
-    logs broken lines; here each one is counted."""
+    """The documents of lines of JSON, one per line. datatrove's JsonlReader abandons a file at the first byte
+    that is not UTF-8 and only logs broken lines; here each broken line is counted."""
     for number, row in json_rows(file):
         if isinstance(row, Rejection):
             yield row
@@ -62,8 +62,8 @@ def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
 def json_rows(
     file: BinaryIO, parse_constant: Callable[[str], None] | None = None
 ) -> Iterator[tuple[int, dict[str, Any] | Rejection]]:
-    """Rows, each with the number of its line; an empty line is none. `parse_constant`: of `json.loads`, for
-    NaN and the infinities."""
+    """The rows, each with the number of its line; empty lines are skipped. `parse_constant`: that of
+    `json.loads`, for NaN and the infinities."""
     for number, line in enumerate(read_lines(file), start=1):
         if isinstance(line, Rejection):
             yield number, line
@@ -82,7 +82,7 @@ def _json_row(line: bytes, parse_constant: Callable[[str], None] | None) -> dict
 
 
 def read_lines(file: BinaryIO) -> Iterator[bytes | Rejection]:
-    """Lines without their ends. Reads blocks, since some decompressors cannot be iterated over. A line longer
+    """Lines without line ends. Reads blocks, since some decompressors cannot be iterated over. A line longer
     than DOCUMENT_BYTES is a rejection and is not held in memory."""
     pieces: list[bytes] = []
     size = 0
@@ -123,8 +123,8 @@ def parquet(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
 
 
 def arrow(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
-    """Arrow's IPC file format, or its stream format. A stream must end with its marker: without it, a
-    truncated stream looks complete."""
+    """Documents of a file in Arrow's IPC file format or its stream format. A stream must end with its marker:
+    without it, a truncated stream looks complete."""
     is_file = file.read(6) == b"ARROW1"
     file.seek(0)
     schema = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(file).schema
@@ -159,7 +159,7 @@ class _WatchedEnd:
 
 
 def _require(present: list[str], source: SourceSpec, place: str = "") -> list[str]:
-    """The columns that the spec names. NotAsStated when one is not `present`, or is there twice."""
+    """The columns that the spec names. NotAsStated when one is not `present`, or occurs twice."""
     asked = [("text_column", source.text_column), *(("metadata", name) for name in source.metadata)]
     if source.id_column is not None:
         asked.append(("id_column", source.id_column))
@@ -174,8 +174,8 @@ def _require(present: list[str], source: SourceSpec, place: str = "") -> list[st
 
 
 def _columns(schema: pyarrow.Schema, source: SourceSpec) -> list[str]:
-    """The columns that the spec names. NotAsStated when one is missing or of a type that is not text, or
-    no single value."""
+    """The columns that the spec names. NotAsStated when one is missing, or its type is not text or a
+    single value, as its role requires."""
     columns = _require(schema.names, source)
     for name in columns:
         kind = schema.field(name).type
@@ -219,8 +219,9 @@ def _rows(batch: pyarrow.RecordBatch, source: SourceSpec) -> FoundDocuments:
 
 
 def _values(column: pyarrow.Array) -> list[Any]:
-    """Numbers as they are, text as bytes, times as ISO text: those of a time zone in UTC, which needs no
-    database of zones. ArrowInvalid when offsets or indices lead out of the column's buffers."""
+    """The values: numbers as they are, text as bytes, times as ISO text. Times with a time zone are in UTC,
+    which needs no database of zones. ArrowInvalid when offsets or indices lead out of the column's
+    buffers."""
     if types.is_dictionary(column.type):
         column.validate(full=True)
         column = column.dictionary_decode()
@@ -253,8 +254,8 @@ def _document(
 
 
 def _identifier(value: Any) -> str | None:
-    """Bytes of an identifier that are not UTF-8 are shown as escapes: it names the document and is not
-    trained on."""
+    """The identifier as text. Bytes that are not UTF-8 become escapes: an identifier names the document and
+    is not trained on."""
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     return None if value is None else str(value)

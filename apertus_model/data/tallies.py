@@ -1,7 +1,7 @@
 """Counts of the documents of a corpus by language, and of those that robots.txt excludes by host and agent.
 
-The units that see what became of every document write `tallies.parquet`, a row for each group; `total` adds
-them up.
+The units that see what became of every document write `tallies.parquet`, with a row for each group; `total`
+adds them up.
 
 Invariant: the totals are a function of the set of documents. Memory grows with the number of groups: of
 languages times filters, and of excluded hosts.
@@ -25,9 +25,9 @@ KEY = ("language", "domain", "agents")
 SCHEMA = pa.schema(
     [
         ("outcome", pa.string()),  # label of the step that dropped the documents, or `kept`
-        ("language", pa.string()),  # the column `language`; null where there is none
+        ("language", pa.string()),  # the column `language`; null if the document has none
         ("domain", pa.string()),  # host or listed domain, of documents that robots.txt excludes
-        ("agents", pa.string()),  # the agents that it keeps out, joined by commas
+        ("agents", pa.string()),  # the agents that robots.txt keeps out, joined by commas
         ("documents", pa.int64()),
         ("characters", pa.int64()),  # of the text as read
         ("tokens", pa.int64()),  # of kept documents, and those that excluded ones would have
@@ -39,12 +39,12 @@ COUNTS = ("documents", "characters", "tokens")
 def added(
     so_far: pa.Table, outcomes: pa.Array, records: pa.RecordBatch, tokens: NDArray[np.int64]
 ) -> pa.Table:
-    """The groups with those of more documents.
+    """The groups with more documents added.
 
     Args:
-        so_far: with the columns of `SCHEMA`.
+        so_far: the groups before, with the columns of `SCHEMA`.
         outcomes: (documents,) labels.
-        records: of `apertus_model.data.records`.
+        records: the records of the documents (`apertus_model.data.records`).
         tokens: (documents,), 0 for those that are neither kept nor excluded.
     """
     one = pa.array(np.ones(len(tokens), np.int64))
@@ -96,7 +96,7 @@ def excluded(groups: pa.Table, steps: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def top_languages(table: pa.Table) -> dict[str, dict[str, dict[str, int]]]:
-    """The TOP languages by characters that were read: counts of each outcome that has any."""
+    """The non-zero counts of each outcome, for the TOP languages by characters that were read."""
     found: dict[str, dict[str, dict[str, int]]] = {}
     for row in table.to_pylist():
         counts = {name: row[name] for name in COUNTS if row[name]}

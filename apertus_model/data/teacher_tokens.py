@@ -1,8 +1,8 @@
-"""What a teacher predicts after each token of consecutive samples: its k most likely words, and the
+"""A teacher's predictions after each token of consecutive samples: the k most likely words, and the
 probability of all others together.
 
-An artifact has files of `samples_per_file` samples, the last one with fewer. A sample of L tokens is, little
-endian and without gaps,
+An artifact has files of `samples_per_file` samples; the last file may have fewer. A sample of L tokens is,
+little endian and without gaps,
 
     words   (L, k) int32: ids, the most likely first
     log_p   (L, k + 1) float32: ln p of these words, and of all others together
@@ -22,7 +22,7 @@ from infra.store.reading.ranges import BlockCache, StoredFile
 
 
 class Predicted(NamedTuple):
-    """What a teacher predicts after the tokens of a sample."""
+    """A teacher's predictions after each token of a sample."""
 
     words: NDArray[np.int32]  # (L, k)
     log_p: NDArray[np.float32]  # (L, k + 1)
@@ -33,7 +33,7 @@ class Predicted(NamedTuple):
 
 
 class TaughtSample(NamedTuple):
-    """A sample with what the teacher predicts; arrays are (L,), (L, k) and (L, k + 1)."""
+    """A sample with the teacher's predictions; arrays are (L,), (L, k) and (L, k + 1)."""
 
     input: NDArray[np.int64]
     labels: NDArray[np.int64]
@@ -55,7 +55,7 @@ class StoredPredictions:
         self.remote = any(file.remote for file in self._files)
 
     def __getitem__(self, sample: int) -> Predicted:
-        """StoreError for a sample that is not stored."""
+        """The predictions for a sample. StoreError if the sample is not stored."""
         index = sample - self.first
         if not 0 <= index < self.number:
             stored = f"{self.first} to {self.first + self.number - 1}"
@@ -76,7 +76,7 @@ class _Samples(Protocol):
 
 
 class TaughtSamples:
-    """The samples of a mixture with what the teacher predicts."""
+    """The samples of a mixture with the teacher's predictions."""
 
     def __init__(self, samples: _Samples, stored: StoredPredictions) -> None:
         self._samples, self._stored = samples, stored
@@ -87,5 +87,5 @@ class TaughtSamples:
         return TaughtSample(sample.input, sample.labels, sample.positions, *predicted)
 
     def epochs(self, n: int) -> list[float]:
-        """As those of the mixture."""
+        """Passes over each source in the first n samples, as the mixture counts them."""
         return self._samples.epochs(n)

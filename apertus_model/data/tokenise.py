@@ -1,6 +1,6 @@
-"""One restartable task of a corpus.
+"""The restartable tasks of a corpus, which read, select and tokenise its documents.
 
-Invariant: the output of a task depends on its files and on the spec: not on the number of workers, the order
+Invariant: the output of a task depends on its files and on the spec, not on the number of workers, the order
 of tasks or other tasks. Text that spells a special token (`</s>` in a web page) is encoded as text: only the
 pipeline marks document boundaries.
 """
@@ -36,9 +36,9 @@ logger.disable("datatrove")  # it would write a line for every file
 
 
 class DocumentTokeniser(PipelineStep):
-    """Writes `bos document eos` of each document to `<folder>/<rank>_tokens.bin/.idx`, with no special token
-    inside one: what datatrove's Megatron writer writes, in batches of bounded length and without a list of
-    all documents."""
+    """A step that writes `bos document eos` for each document to `<folder>/<rank>_tokens.bin/.idx`, with no
+    special token inside a document. Its output is that of datatrove's Megatron writer, but it works in
+    batches of bounded length and without a list of all documents."""
 
     type = "WRITER"
     name = "tokens"
@@ -63,8 +63,8 @@ class DocumentTokeniser(PipelineStep):
 
 @lru_cache(maxsize=1)
 def _open(path: Path) -> Tokenizer:
-    """A stored tokenizer, once per process: opening one for each task takes time, and memory that the library
-    does not give back."""
+    """A stored tokenizer, opened once per process: opening one for each task takes time, and memory that the
+    library does not give back."""
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -80,10 +80,10 @@ class CorpusTasks(NamedTuple):
     bos: str
     eos: str
     folder: Path  # local scratch
-    scores: tuple[StoredScores, ...] = ()  # that filters need
+    scores: tuple[StoredScores, ...] = ()  # scores that filters need
 
     def pipeline(self) -> tuple[SourceReader | TokenReader, list[ScoreColumn], Selection, PipelineStep]:
-        """Reader, columns of scores, selection, writer."""
+        """The steps of a task: reader, columns of scores, selection, writer."""
         files = list(self.tasks.values())
         filters = with_thresholds(self.process.filters, self.scores)
         process = self.process.model_copy(update={"filters": filters})
@@ -99,7 +99,7 @@ class CorpusTasks(NamedTuple):
         return SourceReader(source, files, selection.reject), columns, selection, writer
 
     def _tokens_of(self, text: str) -> int:
-        """With begin- and end-of-document token."""
+        """The number of tokens of a text, with its begin- and end-of-document token."""
         return 2 + sum(map(len, encode(_open(self.tokenizer), [text], np.dtype(np.int64))))
 
     def run(self, key: str) -> Result:
@@ -118,7 +118,7 @@ class CorpusTasks(NamedTuple):
 
 
 def with_columns(source: SourceSpec, columns: list[str]) -> SourceSpec:
-    """The source, with the columns that filters need among those that are read."""
+    """The source, with the columns that filters need added to those that are read."""
     if source.format not in TABLES:
         return source
     return source.model_copy(update={"metadata": sorted({*source.metadata, *columns})})

@@ -2,7 +2,7 @@
 file.
 
 Invariants:
-- Tokens are used unchanged. A SourceError or a TokenFileError names a file with another tokenizer than the
+- Tokens are used unchanged. A SourceError or a TokenFileError names a file with a tokenizer other than the
   corpus's, ids beyond its vocabulary, documents that do not begin or end as the spec says, or an index that
   does not fit its `.bin`.
 - The text of a document, which decides its order and its split, is decoded from its tokens: a document has
@@ -30,18 +30,18 @@ from infra.store.inputs import SourceError
 from specs.sources import SourceSpec
 
 TOKENS = "token_ids"
-"""Where a Document of these steps has its ids: between its markers, shape (n,), of the file's dtype."""
+"""The metadata of a Document that hold its ids between the markers: shape (n,), in the file's dtype."""
 
 
 class TokenReader(PipelineStep):
-    """Documents of the `.bin/.idx` pairs of a task. Stats as of `SourceReader`, with the rejections `empty`
-    and `marker_inside`.
+    """A reader of the documents of a task's `.bin/.idx` pairs. Stats are those of `SourceReader`, with the
+    rejections `empty` and `marker_inside`.
 
     Args:
         tasks: files of each task, `.bin` and `.idx`; a pair belongs to the task that has its `.bin`.
         tokenizer: tokenizer.json of the corpus. bos, eos: its begin- and end-of-document token.
         folder: scratch, for copies.
-        on_reject: is called with the identifier of each rejected document and the reason.
+        on_reject: called with the identifier of each rejected document and the reason.
 
     Raises:
         SourceError: when the tokenizer is not the one that the source states.
@@ -95,7 +95,7 @@ class TokenReader(PipelineStep):
                 yield document
 
     def _pairs(self, rank: int) -> list[str]:
-        """The `.bin` of each pair of a task. SourceError for a file without the other one: a corpus
+        """The `.bin` of each pair of a task. SourceError for a file without its counterpart: a corpus
         depends on both."""
         everything = {path for task in self._tasks for path in task}
         if "" in everything:
@@ -118,7 +118,7 @@ class TokenReader(PipelineStep):
         return [path for path in self._tasks[rank] if path.endswith(".bin")]
 
     def _documents(self, path: str, vocab_size: int, bos: int, eos: int) -> Iterator[NDArray[np.integer]]:
-        """Ids of each document without its markers."""
+        """The ids of each document, without its markers."""
         fs, root = open_source(self._source)
         full = f"{root}/{path}"
         has_begin, has_end = self._source.markers == "both", self._source.markers != "none"
@@ -142,7 +142,7 @@ class TokenReader(PipelineStep):
                 copy.unlink(missing_ok=True)
 
     def _copy(self, full: str) -> list[Path]:
-        """Local copies of a pair."""
+        """Copies a pair to local scratch."""
         fs, _ = open_source(self._source)
         copies = [
             self._folder / f"{hashlib.sha256(full.encode()).hexdigest()[:16]}{suffix}"
@@ -159,7 +159,7 @@ class TokenReader(PipelineStep):
 
 
 class TokenWriter(PipelineStep):
-    """Writes `begin tokens end` of each document to `<folder>/<rank>_tokens.bin/.idx`."""
+    """A step that writes `begin tokens end` for each document to `<folder>/<rank>_tokens.bin/.idx`."""
 
     type = "WRITER"
     name = "tokens"

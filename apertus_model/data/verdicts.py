@@ -1,12 +1,12 @@
-"""The steps over the whole source, for one range of text hashes at a time.
+"""Decides the steps over the whole source, one range of text hashes at a time.
 
-A member of a step is a document that reaches it. All members with the same text are in one range, so what
-becomes of a text is decided there, with the label that `components` gave it, if the step compares signatures.
+A member of a step is a document that reaches it. All members with the same text are in one range, so the
+verdict on a text is reached there, with the label that `components` gave it, if the step compares signatures.
 
 Invariants:
 - Of the members with one text, the first by (hash of the columns that filters read, hash of the side table's
   row) stays. Documents that agree in all of these are the same in every output.
-- Memory: 64 bytes a member of the range; all copies of a text are in one range.
+- Memory: 64 bytes for each member of the range; all copies of a text are in one range.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ MEMBERS = pa.schema(
         pa.field("columns", pa.uint64()),
         pa.field("row", pa.uint64()),
         pa.field("final", pa.uint64()),
-        pa.field("span", pa.int32()),  # of tasks, that the document is in
+        pa.field("span", pa.int32()),  # the span of tasks that the document is in
         pa.field("place", pa.int64()),  # of the document, among those of its span
         pa.field("tokens", pa.int32()),  # -1 where a later step drops the document in its task
     ]
 )
 MEMBER_BYTES = 64
 VERDICTS = pa.schema([pa.field("place", pa.int64()), pa.field("value", pa.uint64())])
-"""Of a document that a step drops: `value` is the text that stays, or, below `MOST_PARTS`, the number of the
-other part that has the document. Of a copy, where no step removes them: its number, from 1."""
+"""For a document that a step drops, `value` is the text that stays, or, below `MOST_PARTS`, the number of the
+other part that has the document. For a copy, if no step removes copies, it is the copy's number, from 1."""
 MOST_PARTS = 256
 
 
 class Verdicts(NamedTuple):
-    """What became of the members of a range."""
+    """The verdicts on the members of a range."""
 
     concerned: NDArray[np.int64]  # indices of members
-    values: NDArray[np.uint64]  # of each of them, as in `VERDICTS`
+    values: NDArray[np.uint64]  # the value of each of them, as in `VERDICTS`
     stay: NDArray[np.int64]  # indices of the members that are left
 
 
 def drop_duplicates(members: pa.Table, labels: Edges, others: Sequence[NDArray[np.uint64]]) -> Verdicts:
-    """Decides a step.
+    """Decides a step that drops duplicates.
 
     Args:
-        labels: of the texts that are similar to a smaller one, sorted by text; without any, equal texts are
-            compared alone.
+        labels: the labels of the texts that are similar to a smaller one, sorted by text; if there are none,
+            only equal texts are compared.
         others: for each other corpus that the step compares with, its texts in this range, sorted.
     """
     order, text, first = _by_text(members)
@@ -67,7 +67,7 @@ def drop_duplicates(members: pa.Table, labels: Edges, others: Sequence[NDArray[n
 
 
 def number_copies(members: pa.Table) -> Verdicts:
-    """Drops nothing, and numbers documents of the same text."""
+    """Drops nothing, and numbers the documents with the same text."""
     order, _, first = _by_text(members)
     begins = np.flatnonzero(first)
     numbers = np.arange(len(order)) - begins[np.cumsum(first) - 1] if len(order) else np.empty(0, np.int64)
@@ -84,18 +84,18 @@ def _by_text(members: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.uint64], 
 
 
 def _is_in(values: NDArray[np.uint64], among: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Whether each is in a sorted array."""
+    """Whether each value is in a sorted array."""
     if not among.size:
         return np.zeros(len(values), bool)
     return among[np.minimum(np.searchsorted(among, values), len(among) - 1)] == values
 
 
 class Tally(NamedTuple):
-    """The documents that are left of a range, or of all, by split."""
+    """The documents that are left of one range, or of all ranges, by split."""
 
     documents: tuple[int, int]  # training, held out
     tokens: tuple[int, int]
-    least: int  # final hash; 2^64 without documents
+    least: int  # the smallest final hash; 2^64 without documents
 
     def __add__(self, other: Tally) -> Tally:  # type: ignore[override]  # a sum of counts, not of tuples
         return Tally(
@@ -115,7 +115,7 @@ def is_held_out(final: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
 
 
 def tally(members: pa.Table, stay: NDArray[np.int64], holdout: float) -> Tally:
-    """Of the members that stay and are dropped by no later step."""
+    """The tally of the members that stay and that no later step drops."""
     tokens, final = column(members, "tokens")[stay], column(members, "final")[stay]
     tokens, final = tokens[tokens >= 0].astype(np.int64), final[tokens >= 0]
     held_out = is_held_out(final, holdout)

@@ -2,13 +2,13 @@
 (`conversion`, WET).
 
 Invariants:
-- Records are framed here strictly, and datatrove's `process_record` gets each whole. datatrove's WarcReader
+- Records are framed here strictly, and `process_record` of datatrove gets each record whole. Its WarcReader
   uses warcio, which accepts a truncated file.
-- A record of those two types is a document or a counted rejection, one of type `resource` (a file that was
-  not served over HTTP, which datatrove does not read) a rejection; records of other types are ignored.
+- A record of those two types is a document or a counted rejection; one of type `resource` (a file that was
+  not served over HTTP, which datatrove does not read) is a rejection; records of other types are ignored.
 - Text is a function of the page alone: trafilatura runs without its memory of paragraphs seen before and
   without a time limit.
-- Memory is bounded by one record of RECORD_BYTES at most, squeezed or not. Common Crawl cuts pages at 5 MiB.
+- Memory is bounded by a record of RECORD_BYTES at most, compressed or not. Common Crawl cuts pages at 5 MiB.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def warc(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
 
 
 def _extractor(html: str) -> Callable[[str], str | None]:
-    """How the text of a page is found. SourceError when a library is missing."""
+    """A function that extracts the text of a page. SourceError when a library is missing."""
     try:
         for name in NEEDED:
             importlib.import_module(name)
@@ -94,8 +94,8 @@ def _extractor(html: str) -> Callable[[str], str | None]:
 
 
 def records(file: BinaryIO) -> Iterator[Record]:
-    """Raises EOFError when a record is cut off, Damaged when something else is where one should begin
-    or end."""
+    """The records of an archive. Raises EOFError when a record is cut off, Damaged when something else is
+    found where a record should begin or end."""
     start = 0
     while line := file.readline(LINE_BYTES):
         if not line.startswith(b"WARC/"):

@@ -35,14 +35,14 @@ _KEEP_NUMBERS = TextNormConfig(norm_numbers=False)
 
 @cache
 def _marks() -> frozenset[str]:
-    """Diacritics, once they are apart from their letters."""
+    """All diacritics, as characters separate from their letters."""
     every = map(chr, range(sys.maxunicode + 1))
     return frozenset(one for one in every if unicodedata.category(one) == "Mn")
 
 
 def simplified(text: str, config: TextNormConfig) -> str:
-    """datatrove's normalisation. It asks of every single character whether it is a diacritic, which takes
-    most of its time; here, of every different one."""
+    """The text after datatrove's normalisation. datatrove tests every character for being a diacritic, which
+    takes most of its time; here each distinct character is tested once."""
     text = simplify_text(text, replace(config, norm_unicode_diacritics=False))
     if config.norm_unicode_diacritics and not text.isascii():
         text = unicodedata.normalize("NFD", text)
@@ -52,7 +52,7 @@ def simplified(text: str, config: TextNormConfig) -> str:
 
 
 def split(simple: str) -> Iterator[str]:
-    """The words of a text that is normalised already."""
+    """The words of a text that is already normalised."""
     return map(re.Match.group, _WORD.finditer(simple))
 
 
@@ -72,7 +72,8 @@ def words(text: str) -> list[str]:
 
 
 class Words(WordTokenizer):
-    """The same words as the tokenizer that datatrove's steps ask for; they normalise by themselves."""
+    """The words of `split` as the tokenizer that datatrove's steps ask for. The steps
+    normalise the text themselves."""
 
     def word_tokenize(self, text: str) -> list[str]:
         return list(split(text))

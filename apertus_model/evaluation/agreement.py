@@ -1,7 +1,7 @@
 """Agreement of a reward with the labels of pairs, and biases that the labels do not explain.
 
-Invariant: every figure is a mean over pairs, with the interval of the bootstrap over these pairs. A figure
-that no pair tells anything about is left out.
+Invariant: every figure is a mean over pairs, with the interval of the bootstrap over these pairs. A figure to
+which no pair contributes is left out.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from specs.stages.evaluate_reward import OF_SOURCE
 
 @dataclass(frozen=True)
 class JudgedPair:
-    """A labelled pair and what a reward says about it."""
+    """A labelled pair and the rewards of its completions."""
 
     source: str
     chosen: float  # reward of the completion that the label prefers
     rejected: float
     longer: int  # characters of the chosen completion less those of the rejected one
-    # probabilities of the completion that is shown first: of the chosen one, then of the rejected one
+    # probabilities that the completion shown first is better: with the chosen one first, then with the
+    # rejected one first
     first: tuple[float, float] | None = None
 
     @property
     def agrees(self) -> float:
-        """1 where the reward prefers the chosen completion, 1/2 where the rewards are equal."""
+        """1 if the reward prefers the chosen completion, 1/2 if the rewards are equal, else 0."""
         return _prefers(self.chosen, self.rejected)
 
 
 def agreement(pairs: Sequence[JudgedPair], seed: int) -> dict[str, float]:
-    """The metrics of `specs.stages.evaluate_reward`, without those of the mass outside the scale; `seed`: of
+    """The metrics of `specs.stages.evaluate_reward`, except those of the mass outside the scale. `seed`: of
     the bootstrap."""
     found: dict[str, list[float]] = {
         "accuracy": [pair.agrees for pair in pairs],
@@ -63,5 +64,5 @@ def _prefers(one: float, other: float) -> float:
 
 
 def _for_longer(pair: JudgedPair) -> float:
-    """Whether the reward prefers the longer completion, less whether the label does."""
+    """The reward's preference for the longer completion, minus the label's."""
     return pair.agrees - 1 if pair.longer > 0 else 1 - pair.agrees

@@ -23,7 +23,8 @@ class AnswerClassifier(SequenceClassifier):
     """Probabilities of the label `label` for texts."""
 
     def __init__(self, folder: Path, spec: ClassifierSpec) -> None:
-        """RewardError for a folder that transformers cannot open, or that has no such label."""
+        """Raises RewardError for a folder that transformers cannot open, or whose classifier has no such
+        label."""
         super().__init__(folder, f"classifier {spec.model}")
         config = self._model.config
         labels = {str(name): int(index) for index, name in config.id2label.items()}
@@ -44,7 +45,7 @@ class AnswerClassifier(SequenceClassifier):
         return cls(copy_folder(spec.model, scratch / "classifier", CLASSIFIER_FILES), spec)
 
     def has(self, texts: Iterable[str]) -> bool:
-        """Whether all of these were read."""
+        """Whether all these texts were read."""
         return all(text in self._known for text in texts)
 
     def read(self, texts: Iterable[str]) -> None:
@@ -61,10 +62,10 @@ class AnswerClassifier(SequenceClassifier):
         self._known |= dict(zip(new, probabilities[:, self._index].tolist(), strict=True))
 
     def probability(self, text: str) -> float:
-        """Of a text that was read."""
+        """The probability of a text that was read."""
         return self._known[text]
 
     def _tokens(self, text: str) -> list[int]:
-        """The start of a text; an empty one is a token of padding."""
+        """The tokens at the start of a text; a padding token for an empty text."""
         tokens: list[int] = self._tokenizer(text, truncation=True, max_length=self._most)["input_ids"]
         return tokens or [self._model.config.pad_token_id or 0]

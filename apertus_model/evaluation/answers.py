@@ -1,4 +1,5 @@
-"""Answers to held-out prompts: their rewards, comparison with another model's, and divergence from it.
+"""Answers to held-out prompts: their rewards, the comparison with another model's, and the divergence from
+that model.
 
 Metrics:
 
@@ -13,7 +14,7 @@ Metrics:
     kl/against                              mean over the tokens of own answers of KL(own || other), over the
                                             whole vocabulary, in nats
 
-Invariant: answers are compared prompt by prompt; both models saw the same ones in the same order.
+Invariant: answers are compared prompt by prompt; both models saw the same prompts in the same order.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from infra.store import Artifact
 
 @dataclass(frozen=True)
 class Answers:
-    """Prompts, a model's completions, and their rewards (None without a reward); rows i belong together."""
+    """Prompts, a model's completions, and their rewards (None without a reward); rows with the same index
+    belong together."""
 
     prompts: list[Row]
     completions: list[Row]
@@ -54,16 +56,16 @@ class Answers:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt with its answer."""
+        """The number of tokens of the longest prompt with its answer."""
         return max(len(tokens) for tokens, _ in self.sequences())
 
     def mean_rewards(self) -> list[float] | None:
-        """Mean reward of the sampled answers to each prompt."""
+        """The mean reward of the sampled answers to each prompt."""
         return [fmean(row["sampled"]) for row in self.rewards] if self.rewards is not None else None
 
     def shown(self, count: int, name: str, other: Answers | None, other_name: str) -> dict[str, Any]:
-        """The first answers, for people: `{"prompts": [{"id", "prompt", "completions": [{"model", "text",
-        "reward"}]}]}`."""
+        """The first `count` answers, for people: `{"prompts": [{"id", "prompt", "completions": [{"model",
+        "text", "reward"}]}]}`."""
         models = [(name, self)] + ([(other_name, other)] if other is not None else [])
         rows = []
         for index, prompt in enumerate(self.prompts[:count]):
@@ -89,7 +91,7 @@ class Answers:
         return {"prompts": rows}
 
     def sequences(self) -> Iterable[tuple[list[int], int]]:
-        """(tokens, number of prompt tokens) of every answer."""
+        """Yields (tokens, number of prompt tokens) of every answer."""
         for prompt, row in zip(self.prompts, self.completions, strict=True):
             for completion in row["completions"]:
                 yield prompt["tokens"] + completion["tokens"], len(prompt["tokens"])

@@ -1,5 +1,5 @@
-"""Exposure of planted canaries (arXiv 1802.08232): the rank of each by the loss of its text among texts that
-could have been drawn in its place.
+"""Exposure of planted canaries (arXiv 1802.08232): the rank of each canary by the loss of its text, among
+texts that could have been drawn in its place.
 
     memorisation/exposure/<n>                mean over the canaries that training saw n times of
                                              log2(alternatives + 1) - log2(rank), in bits
@@ -57,7 +57,7 @@ class ExposureTexts:
             spec: number of alternatives, and the seed of their draw.
             encode: from text to the tokens of a document without its end.
             eos_id: the end of a document.
-            row_multiple: the tokens in a row are a multiple of it, where ranks share rows.
+            row_multiple: the number of tokens in a row is a multiple of this, for ranks that share rows.
         """
         self._eos_id = eos_id
         self._buckets = np.array([document.bucket for document in documents])
@@ -71,7 +71,7 @@ class ExposureTexts:
         self.length = -(-longest // row_multiple) * row_multiple  # tokens of a row
 
     def measure(self, evaluator: Evaluator, progress: Progress) -> dict[str, float]:
-        """The metrics. Collective."""
+        """Computes the metrics. Collective."""
         exposures = np.empty(len(self._texts))
         for index, texts in enumerate(self._texts):
             # one text to a row: equal texts have equal losses

@@ -2,7 +2,7 @@
 memorisation).
 
 Metrics, each of all probes seen n times, with a prefix of p tokens from token o on; of `greedy`
-continuations, and of `nucleus` where it is asked for:
+continuations, and of `nucleus` ones if they are asked for:
 
     memorisation/greedy/prefix-<p>/offset-<o>/exact/<n>              share continued word for word
     memorisation/greedy/prefix-<p>/offset-<o>/rouge_l/<n>            mean Rouge-L (F1 of the longest common
@@ -14,7 +14,7 @@ continuations, and of `nucleus` where it is asked for:
     <any of these>/low, .../high                                     its 95% interval (bootstrap)
     memorisation/truth/prefix-<p>/offset-<o>/sequences/<n>           number of probes
 
-Invariant: all numbers are of tokens.
+Invariant: all measures are computed on tokens.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def memorisation(
     """Metrics of the continuations of probes, by repetitions in training.
 
     Args:
-        probes: those that are too short are left out, as those are whose true continuation repeats itself
-            (`min_type_token_ratio`).
-        continuations: rows of a `continuations` artifact, by the decoding.
+        probes: those that are too short, or whose true continuation repeats itself (`min_type_token_ratio`),
+            are left out.
+        continuations: rows of a `continuations` artifact, by decoding.
         spec: prefixes and offsets.
     """
     buckets = np.array([probe.bucket for probe in probes])
@@ -70,12 +70,13 @@ def memorisation(
 
 def compare(truths: Tokens, answers: Tokens) -> dict[str, NDArray[np.float64]]:
     """Scores of continuations, (rows,) each: `exact` (1 if equal), `rouge_l` (F1), `common_substring`
-    (longest common contiguous run as a share of the truth), `type_token_ratio`. Both: (rows, tokens) ids.
+    (longest common contiguous run as a share of the truth), `type_token_ratio`. `truths` and `answers`:
+    (rows, tokens) ids.
 
     Example: truth 1 2 3 4, answer 1 2 9 4 -> 0, 0.75, 0.5, 1.
     """
     rows, length = truths.shape
-    # row by row of the usual tables, where column j stands for the first j tokens of the answers
+    # the usual tables, row by row; column j stands for the first j tokens of the answers
     subsequence, run = np.zeros((rows, length + 1), np.int32), np.zeros((rows, length + 1), np.int32)
     longest_run = np.zeros(rows, np.int32)
     for column in range(length):

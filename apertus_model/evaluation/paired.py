@@ -1,4 +1,4 @@
-"""Comparison of two models by scores of the same prompts.
+"""Comparison of two models by their scores on the same prompts.
 
 Invariant: the same scores give the same interval, on every machine.
 """
@@ -45,7 +45,7 @@ def compare(
         seed: of the draws.
 
     Raises:
-        ValueError: when the numbers of scores differ, there is none, or one is not finite.
+        ValueError: the numbers of scores differ, there are no scores, or one is not finite.
     """
     ours, theirs = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if ours.shape != theirs.shape or ours.ndim != 1 or not ours.size:

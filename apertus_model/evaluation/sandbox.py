@@ -6,7 +6,7 @@ open file. It has no capability, even where this process is root, and starts no 
 system calls refuses those, other namespaces, and memory that no limit counts. So limits on one process
 bound the whole program, also for root, whom RLIMIT_NPROC does not bind.
 
-Invariant: nothing runs outside: where the sandbox cannot be set up, `Sandbox` raises SandboxError. A program
+Invariant: nothing runs outside the sandbox: if it cannot be set up, `Sandbox` raises SandboxError. A program
 has passed only if its last statement was reached (`sandbox_runner.py`).
 """
 
@@ -61,8 +61,8 @@ class SandboxError(StageError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one program. The published scorer of HumanEval allows three seconds by the clock; here they are
-    seconds of a core, so that a loaded machine fails no program."""
+    """Limits on one program. The published scorer of HumanEval allows three seconds by the clock; here they
+    are seconds of a core, so that a loaded machine fails no program."""
 
     cpu_seconds: int = 3
     wall_seconds: float = 15.0
@@ -86,21 +86,21 @@ class Limits:
 
 
 class Outcome(BaseModel, frozen=True):
-    """Of one program. `wrong`: an assertion failed. `crashed`: anything else that ended it before the end of
-    its tests. `timed_out`: it reached a limit of time."""
+    """The outcome of one program. `wrong`: an assertion failed. `crashed`: anything else ended it before the
+    end of its tests. `timed_out`: it reached a time limit."""
 
     outcome: Kind
     reason: str = ""
 
 
 class _Verdict(Outcome, frozen=True):
-    """As the runner writes it, in a process that the program may have changed."""
+    """An outcome as the runner writes it, in a process that the program may have changed."""
 
     token: str = ""
 
 
 class Sandbox:
-    """A sandbox that was tried: SandboxError, with the reason, where it cannot be set up."""
+    """A sandbox that was tried out. Raises SandboxError, with the reason, if it cannot be set up."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
@@ -109,7 +109,7 @@ class Sandbox:
             raise SandboxError(f"bubblewrap does not isolate programs on this machine: {outcome.reason}")
 
     def run(self, program: str) -> Outcome:
-        """Runs a program of Python, with its tests, and waits for its end. SandboxError if it was not
+        """Runs a Python program, with its tests, and waits for its end. SandboxError if it was not
         started."""
         token = secrets.token_hex(32)
         request = json.dumps({"program": program, "limits": self._limits.rlimits()}).encode()
@@ -156,7 +156,7 @@ class Sandbox:
 
 
 def _outcome(status: int | None, verdict: bytes, token: str, limits: Limits) -> Outcome:
-    """The outcome from the exit status of bubblewrap (None: it was killed at the limit of time) and from what
+    """The outcome from the exit status of bubblewrap (None: it was killed at the time limit) and from what
     the runner wrote."""
     if status is None:
         return Outcome(outcome="timed_out", reason=f"over {limits.wall_seconds:g} s")
@@ -180,15 +180,15 @@ def _fill(descriptor: int, content: bytes) -> None:
 
 
 def _interpreter() -> list[str]:
-    """The interpreter of this environment without its packages. Isolated as by `-I`, which would also ignore
-    the seed of hashes: sets have the same order in each run."""
+    """The interpreter of this environment without its packages. It is isolated as by `-I`, except that it
+    reads the seed of hashes, so that sets have the same order in each run."""
     executable = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     return [executable, "-s", "-S", "-P", "-B", "-X", "utf8", "-c"]
 
 
 def _command(limits: Limits) -> list[str]:
-    """bubblewrap with its arguments, without the filter. The runner is the last. SandboxError where it is
-    missing."""
+    """The command of bubblewrap, without the filter; its last argument is the runner. SandboxError if
+    bubblewrap is missing."""
     found = shutil.which("bwrap")
     if found is None:
         raise SandboxError(f"bubblewrap is not installed. Fix: {INSTALL}")
@@ -219,7 +219,7 @@ def _command(limits: Limits) -> list[str]:
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 _NUMBER, _ARCHITECTURE = 0, 4  # offsets in struct seccomp_data
-_X32 = 0x40000000  # numbers from here on are those of another convention of calls
+_X32 = 0x40000000  # numbers from here on are those of another calling convention
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 REFUSED = {
@@ -266,7 +266,7 @@ REFUSED = {
 
 def syscall_filter(machine: str) -> bytes:
     """The filter for bubblewrap's `--seccomp`: REFUSED fail with EPERM, all others are allowed. SandboxError
-    for a machine of another kind."""
+    for a machine of another architecture."""
     if machine not in ARCHITECTURES:
         raise SandboxError(f"the sandbox knows {' and '.join(ARCHITECTURES)}; this machine is {machine}")
     column = list(ARCHITECTURES).index(machine)

@@ -8,7 +8,7 @@ gradients,
 
 since neither FSDP nor the fused losses can be differentiated twice. The variance over v is twice the sum of
 the squares of H outside of its diagonal, so the mean over a few dozen probes of a large model is already
-sharp; its interval is stored.
+precise; its interval is stored.
 
 Metrics:
 
@@ -99,7 +99,7 @@ def sharpness(
 def _curvature(
     evaluator: Evaluator, samples: Sequence[SampleLike], weights: list[Weight], seed: int, distance: float
 ) -> float:
-    """v^T H v of one vector."""
+    """v^T H v for one vector."""
     slopes = []
     for sign in (1.0, -1.0):
         for weight in weights:
@@ -123,8 +123,8 @@ def _along(weight: Weight, seed: int) -> torch.Tensor:
 
 
 def _sum(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Sum of scalars that belong to this rank's part of a parameter each, over all elements of all
-    parameters."""
+    """The sum, over all elements of all parameters, of scalars that each belong to this rank's part of a
+    parameter."""
     total = 0.0
     for parameter, own in parts:
         if isinstance(parameter, DTensor):

@@ -1,4 +1,5 @@
-"""Tokens of parallel text: what one tokenizer makes of each line, and of its vocabulary.
+"""Counts the tokens that one tokenizer makes of each line of parallel text, and measures its use of its
+vocabulary.
 
 Invariants: counts are of the text alone: no special token is added, nothing is cut off or padded, whatever
 the tokenizer's file says. A word is text between white space; it is whole when exactly one token
@@ -23,7 +24,7 @@ from tokenizers import Encoding, Tokenizer
 from infra.store.inputs import SourceError
 
 ORDER = 2.5
-"""Of the Rényi entropy (arXiv 2306.16842)."""
+"""The order of the Rényi entropy (arXiv 2306.16842)."""
 LINES_AT_ONCE = 1024
 SCHEMA = pyarrow.schema(
     [
@@ -31,7 +32,7 @@ SCHEMA = pyarrow.schema(
         ("id", pyarrow.string()),  # of the line
         ("tokens", pyarrow.int64()),
         ("whole_words", pyarrow.int64()),
-        ("unknown", pyarrow.int64()),  # tokens
+        ("unknown", pyarrow.int64()),  # unknown tokens
         ("restored", pyarrow.bool_()),  # whether decoding gives the line back
     ]
 )
@@ -131,8 +132,8 @@ def whole_words(text: str, encoding: Encoding) -> int:
     spans = np.asarray([match.span() for match in _WORD.finditer(text)], np.int64).reshape(-1, 2)
     tokens = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
     tokens = tokens[tokens[:, 0] < tokens[:, 1]]
-    begun = np.searchsorted(np.sort(tokens[:, 0]), spans[:, 1], side="left")  # before the end of the word
-    ended = np.searchsorted(np.sort(tokens[:, 1]), spans[:, 0], side="right")  # before its begin
+    begun = np.searchsorted(np.sort(tokens[:, 0]), spans[:, 1], side="left")  # before the word's end
+    ended = np.searchsorted(np.sort(tokens[:, 1]), spans[:, 0], side="right")  # before the word's start
     return int(np.count_nonzero(begun - ended == 1))
 
 
@@ -145,9 +146,9 @@ def renyi_efficiency(occurrences: NDArray[np.int64], vocabulary: int) -> float:
 
 
 def _unknown_id(tokenizer: Tokenizer) -> int:
-    """The id that stands for text that the vocabulary cannot write; -1 where there is none."""
+    """The id that stands for text that the vocabulary cannot write; -1 if there is none."""
     model = json.loads(tokenizer.to_str())["model"]
-    if isinstance(unk_id := model.get("unk_id"), int):  # of a unigram model
+    if isinstance(unk_id := model.get("unk_id"), int):  # in a unigram model
         return unk_id
     found = tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else None
     return -1 if found is None else found

@@ -21,7 +21,8 @@ from specs.tokenizer_comparison import Comparison, Estimate, Language, Tokenizer
 Counts = Mapping[str, NDArray[np.int64]]
 """A column of counts for each language, (lines,)."""
 Draws = NDArray[np.float64]
-"""Of all lines as they are, then of each resample: (1 + RESAMPLES,), or with languages in columns."""
+"""A value for all lines as they are, then one for each resample: (1 + RESAMPLES,), or with languages in
+columns."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Text:
 
     @cached_property
     def sums(self) -> tuple[Draws, Draws]:
-        """Bytes and words; words are not a number where there are none."""
+        """The sums of bytes and of words, by language; NaN for the words of a language that has none."""
         words = [self.words.get(one, np.zeros(self.lines, np.int64)) for one in self.languages]
         sums = resampled(np.stack([*self.bytes.values(), *words], axis=1), self.seed)
         of_words = sums[:, len(words) :]
@@ -85,7 +86,7 @@ class Measured:
 
 
 def measure(text: Text, tokens: Counts, whole_words: Counts) -> Measured:
-    """The measures of a tokenizer. Counts of other tokenizers do not matter."""
+    """The measures of a tokenizer, which do not depend on other tokenizers."""
     columns = [counts[one] for counts in (tokens, whole_words) for one in text.languages]
     sums = resampled(np.stack(columns, axis=1), text.seed)
     of_tokens, of_whole = np.split(sums, 2, axis=1)
@@ -107,7 +108,7 @@ def measure(text: Text, tokens: Counts, whole_words: Counts) -> Measured:
 
 
 def _mean(draws: Draws) -> Draws:
-    """Over the languages that have the measure; not a number where none has it."""
+    """The mean over the languages that have the measure; NaN if none has it."""
     measured = draws[:, np.isfinite(draws).all(axis=0)]
     mean: Draws = measured.sum(axis=1) / (measured.shape[1] or np.nan)
     return mean
@@ -126,7 +127,7 @@ class Counted:
 
 
 def compare(text: Text, tokenizers: Mapping[str, Counted], against: str) -> Comparison:
-    """All tokenizers side by side, in the order of their names."""
+    """Compares all tokenizers, in the order of their names."""
     baseline = _measure(text, tokenizers[against])
     found = {}
     for name in sorted(tokenizers):
@@ -148,7 +149,7 @@ def _measure(text: Text, counted: Counted) -> Measured:
 
 
 def _result(text: Text, counted: Counted, own: Measured, other: Measured | None) -> TokenizerResult:
-    """`other`: the measures of `against`; None for that tokenizer itself."""
+    """The result of one tokenizer. `other`: the measures of `against`; None for that tokenizer itself."""
     of_languages: dict[str, Draws] = {}
     over: dict[str, Draws] = {}
     if other is not None:

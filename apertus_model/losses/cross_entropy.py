@@ -11,12 +11,12 @@ bfloat16), the largest extra memory is, in bytes,
     (a chunk's scores) + (the weight's gradient, summed in float32; then in the dtype of the parameters)
     + (copies of a chunk) + (the states' gradient)
 
-beside 12 N V (+ V D b) for cross-entropy of full logits. For the 8B model and 4,096 tokens in bfloat16: 0.8 +
-3.2 GB beside 6.4 + 1.1 GB; for 16,384 tokens the same beside 25.8 + 1.1 GB.
+compared with 12 N V (+ V D b) for cross-entropy of full logits. For the 8B model and 4,096 tokens in
+bfloat16: 0.8 + 3.2 GB instead of 6.4 + 1.1 GB; for 16,384 tokens the same instead of 25.8 + 1.1 GB.
 
 `cross_entropy` knows the gradient of each token while it has the logits, and computes both gradients in the
-forward pass: three matrix products per chunk, as with full logits. `label_scores`, and `log_probabilities`
-with it, do not know it, since any function may follow: their backward pass computes the logits a second time,
+forward pass: three matrix products per chunk, as with full logits. `label_scores` and `log_probabilities` do
+not know this gradient, since any function may follow: their backward pass computes the logits a second time,
 which makes four products.
 
 Shape suffixes: B batch, L local sequence, N tokens, C tokens of a chunk, D width, V local part of the
@@ -28,8 +28,8 @@ Invariants:
   float64.
 - `CHUNK_TOKENS` is a constant, since the order of sums depends on it: no setting of a run changes bits
   through it.
-- `log_probabilities` mixes no rows in a chunk: those of a row have the same bits in any batch, with or
-  without gradients.
+- `log_probabilities` never mixes rows in a chunk: the values of a row have the same bits in any batch, with
+  or without gradients.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CHUNK_TOKENS = 1024
 class VocabShard:
     """This rank's part of the vocabulary: the words of its rows of the output weight.
 
-    Every rank of the group has all tokens. Each gets the whole losses, and the gradient of its own rows."""
+    Every rank of the group has all tokens. Each gets all losses, and the gradient of its own rows."""
 
     begin: int = 0  # the word of the first row
     # the ranks that share the vocabulary; None: this rank has all words
@@ -84,12 +84,12 @@ def cross_entropy(
     Args:
         hidden_BLD: (batch, length, width), any floating dtype.
         weight_VD: (words, width), same dtype.
-        labels_BL: (batch, length) int64, on the host or on the device of the states, where the host waits
-            for their number; ignored ones (-100) do not count, whatever their weight.
+        labels_BL: (batch, length) int64, on the host or on the device of the states (then the host waits for
+            the number of labels); ignored ones (-100) do not count, whatever their weight.
         denominator: scalar.
         weights_BL: (batch, length); 1 by default.
-        vocab: the words that `weight_VD` has. With a part of them, the gradient of `hidden_BLD` is this
-            part's: the caller adds them up.
+        vocab: the words that the rows of `weight_VD` stand for. If they are a part of the vocabulary, the
+            gradient of `hidden_BLD` is that part's, and the caller adds up the parts.
         z_loss: weight of the squares of ln Z (PaLM, arXiv 2204.02311, section 5).
     """
     weights = hidden_BLD.new_ones(labels_BL.shape, dtype=torch.float32) if weights_BL is None else weights_BL
@@ -133,8 +133,8 @@ def total_weight(labels: torch.Tensor, weights: torch.Tensor | None = None) -> t
 
 
 def chunks(labels_BL: torch.Tensor, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(Positions in the flattened batch, labels there) of kept labels, at most `CHUNK_TOKENS` of one row at a
-    time, on `device`."""
+    """Yields (positions in the flattened batch, labels at these positions) of kept labels, at most
+    `CHUNK_TOKENS` of one row at a time, on `device`."""
     kept = labels_BL != IGNORE_INDEX
     places = kept.flatten().nonzero().squeeze(1)
     labels = labels_BL.flatten()[places].to(device, non_blocking=True)
@@ -146,12 +146,12 @@ def chunks(labels_BL: torch.Tensor, device: torch.device) -> Iterator[tuple[torc
 
 
 def precision(dtype: torch.dtype) -> torch.dtype:
-    """Of softmax and sums, for parameters of `dtype`."""
+    """The dtype of softmax and sums, for parameters of `dtype`."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def logits(states_CD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
-    """(C, V), made in the dtype of the parameters, in the precision of sums."""
+    """The logits (C, V), computed in the dtype of the parameters and returned in the precision of sums."""
     return F.linear(states_CD, weight_VD).to(precision(weight_VD.dtype))
 
 
@@ -187,7 +187,7 @@ class Softmax:
 
     def gradient(self, factors_C: torch.Tensor, at_label_C: torch.Tensor | None = None) -> torch.Tensor:
         """Gradient of sum_i factor_i (-ln p(label_i)) with respect to the logits, factor (p - [label]): (C,
-        V), overwrites the scores. With `at_label`: factor p - at_label [label]."""
+        V); overwrites the scores. With `at_label_C`, the gradient is factor p - at_label [label]."""
         at_label_C = factors_C if at_label_C is None else at_label_C
         gradient_CV = self.scores_CV.mul_((factors_C / self.total_C)[:, None])
         at_label_C1 = (
@@ -217,7 +217,7 @@ class Gradients:
             self.states_ND[places_C] = rounded_CV @ weight_VD
         if self.weight_VD is None:
             return
-        # tensor cores sum in float32; elsewhere they do not mix
+        # tensor cores sum in float32; elsewhere, factors and sums must have the same dtype
         if weight_VD.is_cuda and self.weight_VD.dtype != weight_VD.dtype:
             torch.addmm(
                 self.weight_VD, rounded_CV.T, states_CD, out_dtype=self.weight_VD.dtype, out=self.weight_VD

@@ -1,22 +1,23 @@
 """Distillation of logits: the divergence between the predictions of a student and of its teacher.
 
-With temperature T, p = softmax(teacher's logits / T) and q = softmax(student's logits / T), a token has
+With temperature T, p = softmax(teacher's logits / T) and q = softmax(student's logits / T), the divergence of
+a token is
 
     forward   KL(p || q) = sum_v p_v (ln p_v - ln q_v)      reverse   KL(q || p) = sum_v q_v (ln q_v - ln p_v)
 
-and loses w T^2 KL + (1 - w) ce + z_loss (ln Z)^2, where ce and Z are those of the label at temperature 1. T^2
-keeps the size of the gradient, which is T (q - p) forward and T q (ln q - ln p - KL) reverse (Hinton et al.,
-arXiv 1503.02531).
+and its loss is w T^2 KL + (1 - w) ce + z_loss (ln Z)^2, where ce is the cross-entropy of the label and Z the
+sum of exp(logits), both at temperature 1. T^2 keeps the size of the gradient, which is T (q - p) forward and
+T q (ln q - ln p - KL) reverse (Hinton et al., arXiv 1503.02531).
 
 A teacher whose k most likely words of each token are stored (`top_tokens`) has one more probability, that of
-all other words together. The divergence is then that of k + 1 outcomes. It is at most the whole one, and 0
-for a student that equals its teacher.
+all other words together. The divergence is then that of k + 1 outcomes. It is at most that of the whole
+vocabulary, and 0 for a student that equals its teacher.
 
 As in `cross_entropy`, logits of both models exist for `CHUNK_TOKENS` labelled tokens at a time, and gradients
 are computed in the forward pass: with V words of the student, a chunk holds four (C, V) tensors in the
 precision of sums.
 
-Shape suffixes as there, and K stored words.
+Shape suffixes as in `cross_entropy`, and K stored words.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ class Teacher(Protocol):
     def divergences(
         self, places_C: torch.Tensor, log_q_CV: torch.Tensor, *, reverse: bool, vocab: VocabShard
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The divergence at each place, (C,), the same on all ranks that share the vocabulary; its gradient
-        with respect to the student's logits / T, (C, V).
+        """The divergence at each place, (C,), the same on all ranks that share the vocabulary; and its
+        gradient with respect to the student's logits / T, (C, V).
 
         Args:
-            places_C: in the flattened batch.
+            places_C: indices into the flattened batch.
             log_q_CV: ln q of this rank's words; overwritten.
             reverse: KL(q || p) instead of KL(p || q).
-            vocab: these words.
+            vocab: the words of this rank.
         """
 
 
@@ -95,7 +96,7 @@ class StoredTeacher:
         at_CK = torch.where(inside_CK, own_CK, 0)
         log_q_CK = vocab.reduce(torch.where(inside_CK, log_q_CV.gather(1, at_CK), 0.0), dist.ReduceOp.SUM)
         q_CV = log_q_CV.exp_()
-        # words of other ranks fall into one more column, which is left out
+        # words of other ranks go into an extra column, which is dropped
         slot_CK = torch.where(inside_CK, own_CK, words)
         stored_CV = torch.zeros(len(q_CV), words + 1, dtype=torch.bool, device=q_CV.device)
         stored_CV = stored_CV.scatter_(1, slot_CK, True)[:, :words]
@@ -133,7 +134,7 @@ def distillation(
         weight_VD: (words, width), same dtype.
         labels_BL: (batch, length) int64, on the host or on the device; ignored ones (-100) do not count.
         denominator: scalar; the number of kept labels of a whole step makes the loss a mean over tokens.
-        teacher: of these tokens and words.
+        teacher: the predictions for these tokens and words.
         settings: direction, temperature and weight.
         vocab: as for `cross_entropy`.
         z_loss: as for `cross_entropy`.
@@ -202,7 +203,7 @@ def top_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k most likely words of every token under softmax(logits / temperature), (batch, length, k) int32,
     the most likely first; and their ln p, followed by that of all other words together, (batch, length, k +
-    1) float32. k is below the size of the vocabulary. What a `StoredTeacher` reads."""
+    1) float32. k must be below the size of the vocabulary. A `StoredTeacher` reads these tensors."""
     found = []
     for states in hidden_BLD.flatten(0, 1).split(CHUNK_TOKENS):
         log_p_CV = log_softmax(logits(states, weight_VD) / temperature, vocab)
@@ -223,7 +224,7 @@ def top_tokens(
 
 
 def log_softmax(logits_CV: torch.Tensor, vocab: VocabShard) -> torch.Tensor:
-    """ln softmax over the whole vocabulary, of this rank's words; overwrites the logits."""
+    """The log-softmax over the whole vocabulary, for this rank's words; overwrites the logits."""
     logits_CV -= vocab.reduce(logits_CV.amax(1), dist.ReduceOp.MAX)[:, None]
     logits_CV -= vocab.reduce(logits_CV.exp().sum(1), dist.ReduceOp.SUM).log()[:, None]
     return logits_CV

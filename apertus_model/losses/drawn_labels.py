@@ -1,9 +1,9 @@
 """Labels that a model draws from its own distribution, straight from hidden states.
 
-The word with the largest logit + Gumbel noise is a draw from the softmax, whose sum need not be known. The
-noise of a (place, word) is a hash of their numbers and of a seed. A few places are drawn at a time, so that
-(tokens x vocabulary) values never exist at once: with V words, logits of b bytes and P = `PLACES`, the extra
-memory is at most P V (16 + b) bytes.
+The word with the largest logit + Gumbel noise is a draw from the softmax, whose normalising sum need not be
+known. The noise of a (place, word) is a hash of their numbers and of a seed. A few places are drawn at a
+time, so that (tokens x vocabulary) values never exist at once: with V words, logits of b bytes and P =
+`PLACES`, the extra memory is at most P V (16 + b) bytes.
 
 Invariant: a draw is a function of the distribution, the seed and the number of the place. It is the same
 after a restart, and on every layout, except where the rounding of logits decides between two words.
@@ -33,17 +33,17 @@ def draw_labels(
     seed: int,
     vocab: VocabShard = FULL_VOCAB,
 ) -> torch.Tensor:
-    """A word from softmax(weight hidden) wherever there is a label: (batch, length) int64; -100 where it is
-    ignored.
+    """A word from softmax(weight hidden) wherever there is a label: (batch, length) int64; -100 where the
+    label is ignored.
 
     Args:
         hidden_BLD: (batch, length, width), any floating dtype.
         weight_VD: (words, width), same dtype.
         labels_BL: (batch, length) int64, on the host or on the device of the states.
-        places_BL: (batch, length) int64, the number of each place; modulo 2^32, places of one number have the
-            same noise.
+        places_BL: (batch, length) int64, the number of each place; modulo 2^32, places with the same number
+            have the same noise.
         seed: signed 32-bit integer.
-        vocab: the words that `weight_VD` has. All ranks of its group get the same labels.
+        vocab: the words that the rows of `weight_VD` stand for. All ranks of its group get the same labels.
     """
     states, places = hidden_BLD.flatten(0, 1), places_BL.flatten().to(torch.int32)
     drawn_BL = torch.full_like(labels_BL, IGNORE_INDEX, device=hidden_BLD.device)
@@ -74,11 +74,11 @@ def word_noise(places_P: torch.Tensor, words_V: torch.Tensor, seed: int, dtype: 
 
 
 def gumbel(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Standard Gumbel noise, -ln E for an exponential E, a function of each number. `numbers`: int32, are
-    consumed.
+    """Standard Gumbel noise, -ln E for an exponential E, a function of each number. `numbers`: int32;
+    overwritten.
 
-    E = -ln(1 - u) for u of 31 bits in (0, 1]: the small E, which are the large noise, are the exact ones. The
-    largest noise is 22.2.
+    E = -ln(1 - u) for u of 31 bits in (0, 1]: small E, which give large noise, are exact. The largest noise
+    is 22.2.
     """
     uniform = ((hashed(numbers, 0) & 0x7FFFFFFF).to(dtype) + 0.5) * 2.0**-31
     return uniform.neg_().log1p_().neg_().log_().neg_()

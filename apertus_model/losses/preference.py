@@ -1,11 +1,11 @@
 """Losses on the log-ratios of completions to a reference model, QRPO (arXiv 2507.08068) and DPO (arXiv
 2305.18290); and on the rewards of completions, Bradley-Terry.
 
-r = ln pi(y|x) - ln pi_ref(y|x) is the log-ratio of a completion, |y| its tokens with the end-of-turn token.
-The length-normalised beta_i = beta / |y| replaces beta everywhere, also in the partition function (Apertus
-report, section 4.3).
+r = ln pi(y|x) - ln pi_ref(y|x) is the log-ratio of a completion, |y| the number of its tokens, including the
+end-of-turn token. The length-normalised beta_i = beta / |y| replaces beta everywhere, also in the partition
+function (Apertus report, section 4.3).
 
-Invariant: functions of elements; they keep shape and dtype, and sum nothing.
+Invariant: the functions are elementwise; they keep shape and dtype, and sum nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def sequence_beta(
         lengths: |y|, any shape and dtype; 0 (no completion there) counts as 1.
         beta: strength of the pull towards the reference.
         length_normalised: beta / |y|, at most `beta_max`, instead of beta.
-        beta_max: limit of a normalised beta; None for none.
+        beta_max: limit of a normalised beta; None: no limit.
     """
     if not length_normalised:
         return torch.full_like(lengths, beta, dtype=torch.float64)

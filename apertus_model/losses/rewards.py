@@ -24,9 +24,9 @@ def token_rewards(
     Args:
         hidden_BLD: (batch, length, width), any floating dtype.
         weight_1D: (1, width), same dtype.
-        labels_BL: (batch, length) int64, on the host or on the device of the states, where the host waits for
-            their number; -100 where there is no reward.
-        vocab: all words; the argument that every loss function has.
+        labels_BL: (batch, length) int64, on the host or on the device of the states (then the host waits for
+            the number of labels); -100 where there is no reward.
+        vocab: all words; every loss function has this argument.
     """
     assert vocab.group is None, "every rank has the whole head"
     places_N2 = torch.nonzero(labels_BL != IGNORE_INDEX).to(hidden_BLD.device, non_blocking=True)

@@ -40,10 +40,10 @@ def sequence_log_probabilities(
 
     Args:
         log_probabilities_BL: (batch, length), 0 where there is no label (`cross_entropy.log_probabilities`).
-        labels_BL: (batch, length) int64, of the sequences' completions, -100 where there is none.
-        segments_BL: as above.
+        labels_BL: (batch, length) int64, the labels of the sequences' completions, -100 elsewhere.
+        segments_BL: as in `sequence_sums`.
         sequences: number of sequences per row.
-        group: the processes that share each row, every one with its slice of it; None when a process has
+        group: the processes that share each row, each with its slice of the row; None when a process has
             whole rows.
     """
     sums = torch.stack(

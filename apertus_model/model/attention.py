@@ -74,8 +74,8 @@ class SdpaAttention(Module):
 
 
 class TorchVarlenAttention(VarlenAttention):
-    """torch's variable-length attention, by the FlashAttention that `resolve_backend` has activated. The
-    constructor of torchtitan's class activates one itself, and fails where it is not installed."""
+    """torch's variable-length attention, computed by the FlashAttention that `resolve_backend` has activated.
+    The constructor of torchtitan's class activates one itself, and fails if that one is not installed."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):
@@ -123,8 +123,8 @@ class FlashAttention(Module):
 
 
 def projected(attention: GQAttention, x_BLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries and keys after their norm, if there is one, before RoPE, and values: (batch, seq_len, heads,
-    head_dim) each."""
+    """The queries and keys, after their norm (if any) and before RoPE, and the values: (batch, seq_len,
+    heads, head_dim) each."""
     queries, keys, values = attention.qkv_linear(x_BLD)
     if attention.q_norm is not None and attention.k_norm is not None:
         queries, keys = attention.q_norm(queries), attention.k_norm(keys)
@@ -138,7 +138,7 @@ head_dim) each."""
 
 class EarlierKeysAttention(GQAttention):
     """Attention that also sees keys and values of earlier steps of a layer schedule. Needs the dense mask of
-    `SdpaAttention`, which is the same for the keys of every step: a token is at its own place in each."""
+    `SdpaAttention`, which is the same for the keys of every step: a token has the same place in each."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GQAttention.Config):
@@ -152,7 +152,8 @@ class EarlierKeysAttention(GQAttention):
         *,
         earlier: Sequence[KeysValues] | None = None,
     ) -> Any:
-        """(batch, seq_len, dim) -> the same. With `earlier`, also its own keys and values."""
+        """(batch, seq_len, dim) -> (batch, seq_len, dim). With `earlier`, also returns the layer's own keys
+        and values."""
         if earlier is None:
             return super().forward(x_BLD, attention_masks, positions)
         queries, own_keys, own_values = projected(self, x_BLD)
@@ -224,7 +225,7 @@ def document_mask(
     Args:
         positions: (batch, local sequence) int64, 0 at the first token of each document.
         cp_mesh: the context-parallel mesh if the sequence is split over its ranks.
-        load_balancer: how it is split, see `gathered_order`.
+        load_balancer: how the sequence is split, see `gathered_order`.
 
     Returns:
         bool (batch, 1, local sequence, whole sequence), True where the query (dim 2) attends to the key (dim
@@ -250,7 +251,7 @@ def document_mask(
 def gathered_order(
     length: int, ranks: int, load_balancer: str | None, device: torch.device | None = None
 ) -> torch.Tensor:
-    """Places in a sequence of `length` tokens, int64, of the tokens that context-parallel ranks have, one
+    """The places, int64, in a sequence of `length` tokens of the tokens of all context-parallel ranks, one
     rank after the other. With the load balancer `headtail`, rank r of n has pieces r and 2 n - 1 - r of 2 n;
     without one, piece r of n."""
     places = torch.arange(length, device=device)
@@ -261,14 +262,14 @@ def gathered_order(
 
 
 def document_offsets(positions: torch.Tensor, device: torch.device | None = None) -> VarlenMetadata:
-    """Where documents begin in the packed tokens, for the variable-length kernels.
+    """The offsets at which documents begin in the packed tokens, for the variable-length kernels.
 
     torchtitan's own function drops the tokens before the first 0 of the first row. In every other row it adds
     them to the last document of the row before.
 
     Args:
-        positions: (batch, seq_len) int64, 0 at the first token of each document. On a GPU, this function
-            waits for it.
+        positions: (batch, seq_len) int64, 0 at the first token of each document. If they are on a GPU, this
+            function waits for it.
         device: of the offsets, by default that of the positions.
 
     Returns:
@@ -282,14 +283,14 @@ def document_offsets(positions: torch.Tensor, device: torch.device | None = None
 
 
 class TakesDocuments:
-    """Config of an inner attention whose layer makes the mask, of the numbers of documents
+    """The config of an inner attention whose layer makes the mask from the numbers of documents
     (`document_numbers`)."""
 
     __slots__ = ()
 
 
 def document_numbers(positions: torch.Tensor) -> torch.Tensor:
-    """Number of each token's document in its row, int64 of the shape of `positions`."""
+    """The number of each token's document in its row, int64 of the shape of `positions`."""
     return (positions == 0).cumsum(dim=1)
 
 

@@ -1,11 +1,12 @@
-"""Which attention backend runs here, and why: the only place that asks for the kind of GPU, and for what is
-installed.
+"""Chooses the attention backend that runs here, and says why. Only this module asks which GPU there is and
+what is installed.
 
 `auto` takes the first of `BACKENDS` that can run. torch's variable-length kernel is the newest FlashAttention
-that can be activated: 3 on Hopper or 4 on Blackwell where it is installed, else the 2 that is part of torch.
+that can be activated: version 3 on Hopper or 4 on Blackwell if that is installed, else version 2, which is
+part of torch.
 
-Invariant: `auto` takes no backend that would be refused if it were requested, and says why it takes none of
-those before it.
+Invariant: `auto` takes no backend that would be refused on request, and says why it does not take those
+before it.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ logger = logging.getLogger(__name__)
 
 BACKENDS = (  # the best first
     "varlen",  # torch's variable-length flash attention; GPU, bfloat16
-    "flash",  # the same by the flash-attn package; GPU, bfloat16
+    "flash",  # variable-length attention of the flash-attn package; GPU, bfloat16
     "flex",  # torch's FlexAttention with a block mask; GPU; any precision, and context parallelism
     "sdpa",  # torch's scaled_dot_product_attention, any device and layout; a mask of L * S bytes per row
 )
-# Releases of FlashAttention that torch can activate in place of its own 2: by the major compute capability
-# that they run on, torch's name and the module.
+# Versions of FlashAttention that torch can activate in place of its own version 2, by the major compute
+# capability that they run on: torch's name and the module.
 NEWER = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cute.interface")}
 OLDEST_FLASH = (8, 0)  # compute capability
-# of the kernels of FlashAttention 2, and of FlexAttention
+# head sizes of FlashAttention 2's kernels, and of FlexAttention
 LARGEST_FLASH_HEAD, FLASH_HEAD_MULTIPLE, SMALLEST_FLEX_HEAD = 256, 8, 16
 
 
@@ -42,7 +43,7 @@ class AttentionBackendError(ValueError):
 
 
 class Setting(NamedTuple):
-    """What a run asks of its attention."""
+    """The requirements of a run on its attention."""
 
     param_dtype: str  # of the forward pass, "bfloat16" or "float32"
     context_parallel: int  # ranks that share one sequence
@@ -55,7 +56,7 @@ class Setting(NamedTuple):
     def of(
         cls, model: ModelSpec, param_dtype: str, context_parallel: int, sequence_length: int | None
     ) -> Setting:
-        """What a model asks."""
+        """The requirements of a model."""
         return cls(
             param_dtype,
             context_parallel,
@@ -67,7 +68,7 @@ class Setting(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A backend that can run, and why it is the one."""
+    """A backend that can run, and why it was chosen."""
 
     backend: str
     reason: str
@@ -78,11 +79,11 @@ class Choice(NamedTuple):
 
 def resolve_backend(requested: str, setting: Setting) -> Choice:
     """The backend to run: the requested one if it can run here; for `auto` the best one. Logs it, with the
-    reason. Activates the newer FlashAttention that it runs on.
+    reason. Activates the newer FlashAttention that it runs on, if any.
 
     Args:
         requested: one of `BACKENDS` or "auto".
-        setting: what the run asks of it.
+        setting: the requirements of the run.
 
     Raises:
         AttentionBackendError: the requested backend cannot run here.
@@ -107,7 +108,7 @@ def resolve_backend(requested: str, setting: Setting) -> Choice:
 
 
 def _obstacle(name: str, setting: Setting) -> str | None:
-    """Why a backend cannot run in this process, or None if it can."""
+    """The reason why a backend cannot run in this process; None if it can."""
     if name == "sdpa":
         return None
     if setting.earlier_keys:
@@ -127,7 +128,7 @@ def _obstacle(name: str, setting: Setting) -> str | None:
 
 
 def _flash_obstacle(setting: Setting) -> str | None:
-    """Why the variable-length kernels cannot run; None if they can."""
+    """The reason why the variable-length kernels cannot run; None if they can."""
     if setting.sparse:
         return "the variable-length kernels compute whole documents, and the heads of this model choose keys"
     if setting.context_parallel > 1:
@@ -148,8 +149,8 @@ def _flash_obstacle(setting: Setting) -> str | None:
 
 
 def _flex_obstacle(setting: Setting) -> str | None:
-    """Why FlexAttention cannot compute heads of this size, or split the sequences over the ranks; None if it
-    can."""
+    """The reason why FlexAttention cannot compute heads of this size, or split the sequences over the ranks;
+    None if it can."""
     if setting.head_dim < SMALLEST_FLEX_HEAD:
         return f"FlexAttention has heads of at least {SMALLEST_FLEX_HEAD}, this model of {setting.head_dim}"
     multiple, length = _DEFAULT_SPARSE_BLOCK_SIZE * setting.context_parallel, setting.sequence_length
@@ -163,7 +164,7 @@ def _flex_obstacle(setting: Setting) -> str | None:
 
 
 def _kernel() -> str:
-    """The FlashAttention of torch's variable-length kernel on this GPU."""
+    """A description of the FlashAttention that torch's variable-length kernel uses on this GPU."""
     missing = _newer()
     on = "ROCm" if torch.version.hip is not None else _sm(torch.cuda.get_device_capability())
     if missing is None:
@@ -174,8 +175,8 @@ def _kernel() -> str:
 
 
 def _newer() -> str | None:
-    """Activates the FlashAttention that is newer than torch's own, for this GPU: None where it is active,
-    else why it is not; "" where there is none for this GPU."""
+    """Activates the FlashAttention for this GPU that is newer than torch's own. Returns None if it is active,
+    else the reason why not; "" if this GPU has no newer one."""
     major, _ = torch.cuda.get_device_capability()
     if torch.version.hip is not None or major not in NEWER:
         return ""
@@ -191,10 +192,10 @@ def _newer() -> str | None:
 
 
 def _installed(module: str) -> bool:
-    """Whether there is a module; imports its package, and not the module."""
+    """Whether a module is installed; imports its package, but not the module."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its package is not there
+    except ModuleNotFoundError:  # its package is not installed
         return False
 
 

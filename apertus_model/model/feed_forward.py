@@ -88,7 +88,7 @@ class ApertusFeedForward(Module):
         self.down_proj = config.down_proj.build()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the feed-forward block position by position."""
+        """Applies the feed-forward block position by position."""
         return self.down_proj(self.act(self.up_proj(x)))
 
 
@@ -109,5 +109,5 @@ class GatedFeedForward(Module):
         self.down_proj = config.down_proj.build()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the feed-forward block position by position."""
+        """Applies the feed-forward block position by position."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

@@ -2,13 +2,13 @@
 
     y = (x s_x as float8) (W s_w as float8) / (s_x s_w)        s = 448 / largest |value|
 
-and so the two products of the backward pass, with the gradient of y in place of x or W. `float8` has one
-scale for a tensor, and gradients in e5m2 (57,344 in place of 448); `float8-rowwise` one for each row (or
-column) that is summed over, a power of two, and e4m3 throughout. Scales are taken from the values when they
-are multiplied.
+The two products of the backward pass are computed alike, with the gradient of y in place of x or W. `float8`
+has one scale per tensor, and gradients in e5m2 (57,344 in place of 448); `float8-rowwise` has one scale, a
+power of two, for each row (or column) that is summed over, and e4m3 throughout. Scales are taken from the
+values when these are multiplied.
 
-Invariants: weights, their names, gradients and everything stored stay in their own precision. Operands of
-float8 give other bits in other micro-batches, since a tensor's scale depends on all of its values.
+Invariants: weights, their names, gradients and everything stored stay in their own precision. The bits of
+float8 operands depend on the micro-batch, since a tensor's scale depends on all of its values.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Float8Error(ValueError):
 
 
 def linear_config(precision: str, *, compiled: bool = False) -> Callable[..., Linear.Config]:
-    """What makes the config of a linear layer.
+    """The function that makes the config of a linear layer.
 
     Args:
         precision: `Precision.linear` of a recipe.
@@ -62,9 +62,9 @@ def linear_config(precision: str, *, compiled: bool = False) -> Callable[..., Li
     from torchao.float8 import Float8LinearConfig
     from torchtitan.components.quantization.float8 import Float8Linear
 
-    if precision == "float8-rowwise":  # what torchtitan's converter does: pytorch/pytorch issue 150859
+    if precision == "float8-rowwise":  # as torchtitan's converter does: pytorch/pytorch issue 150859
         torch._inductor.config.emulate_precision_casts = True
-    # torchtitan's converter drops the recipe where it emulates
+    # torchtitan's converter drops the recipe when it emulates
     recipe = replace(Float8LinearConfig.from_recipe_name(RECIPES[precision]), emulate=emulated)
     logger.info("linear layers multiply in %s%s", precision, ", emulated" if emulated else "")
     return partial(Float8Linear.Config, _torchao_config=recipe)

@@ -1,8 +1,8 @@
-"""The names of a model's weights in transformers' `ApertusForCausalLM`, and of a reward model's in its
-`ApertusForTokenClassification`.
+"""The names of a model's weights in transformers' `ApertusForCausalLM`, and of a reward model's weights in
+its `ApertusForTokenClassification`.
 
-Both sides keep query and key weights in the rotate-half layout, so the mapping renames and copies nothing
-else. The config is mapped by `specs.hugging_face`, files are read and written by
+Both sides keep query and key weights in the rotate-half layout, so the mapping only renames weights, without
+copies. The config is mapped by `specs.hugging_face`, files are read and written by
 `apertus_model.model.hf_folder`.
 
 Invariant: `from_hugging_face(to_hugging_face(weights)) == weights`, name by name and bit by bit.

@@ -1,7 +1,7 @@
-"""The classes that compute a model in transformers: its own of Apertus; of another model, those of a file
-here that an export ships (`specs.hugging_face.own_class`).
+"""The classes that compute a model in transformers: for Apertus, those of transformers; for other models,
+those of a file of this package that an export ships (`specs.hugging_face.own_class`).
 
-Invariant: a folder with such a model is opened by the file of this package. The copy in the folder is never
+Invariant: a folder with such a model is opened with the file of this package. The copy in the folder is never
 run.
 """
 
@@ -31,20 +31,21 @@ def model_class(spec: ModelSpec) -> Any:
 
 
 def keys_values() -> Any:
-    """What a forward pass of a layer schedule keeps for attention, without a cache."""
+    """The empty `KeysValues` of a forward pass of a layer schedule, without a cache."""
     from apertus_model.model.modeling_apertus_scheduled import KeysValues
 
     return KeysValues()
 
 
 def classes_of(own: OwnClass) -> tuple[Any, Any]:
-    """Config and model."""
+    """The classes of the config and of the model."""
     module = importlib.import_module(f"apertus_model.model.{own.module}")
     return getattr(module, own.config), getattr(module, own.model)
 
 
 def register_own_classes() -> None:
-    """Tells transformers to open folders of such models by the classes of this package."""
+    """Registers the classes of `OWN_CLASSES` with transformers, which then opens folders of these models with
+    them."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     for config, model in map(classes_of, OWN_CLASSES):

@@ -50,8 +50,8 @@ def module_of(name: str) -> str:
 
 
 def modules(spec: ModelSpec) -> dict[str, dict[str, torch.Size]]:
-    """The weights of every module with their shapes, by our names, in the order in which the model
-    computes; those of a schedule, which belong to all layers, first."""
+    """The weights of every module with their shapes, by our names, in the order in which the model computes;
+    the weights of a schedule, which belong to all layers, come first."""
     found = {
         module: dict(members)
         for module, members in groupby(shapes(spec).items(), key=lambda item: module_of(item[0]))
@@ -68,11 +68,11 @@ def write_shards(
     dtype: torch.dtype,
     read: Callable[[Tensors], None],
 ) -> list[str]:
-    """Writes the weights, shard by shard, and the index where there is more than one.
+    """Writes the weights, shard by shard, and an index if there is more than one shard.
 
     Args:
-        theirs: the model of transformers on the meta device, for names, shapes and order.
-        folder: local folder, made where it is missing.
+        theirs: transformers' model on the meta device, for names, shapes and order.
+        folder: local folder, created if missing.
         max_shard_size: maximum bytes of tensors in a file; a larger tensor has a file of its own.
         dtype: of the stored tensors.
         read: fills float32 tensors, given by our names, with the trained weights.
@@ -106,8 +106,8 @@ def write_shards(
 def _in_dtype(
     wanted: Mapping[str, torch.Size], dtype: torch.dtype, read: Callable[[Tensors], None]
 ) -> Tensors:
-    """Name in transformers -> tensor: the trained weights, rounded once to `dtype`, and the constants of
-    xIELU."""
+    """The trained weights, rounded once to `dtype`, and the constants of xIELU, by their names in
+    transformers."""
     exact = {
         ours: torch.empty(shape) for name, shape in wanted.items() if (ours := our_name(name)) is not None
     }
@@ -122,7 +122,7 @@ class FolderWeights:
     `scratch` while it is read.
 
     Raises:
-        HuggingFaceError: a weight is missing, unknown or of another shape; or there are only pickles.
+        HuggingFaceError: a weight is missing, unknown or of another shape; or the folder has only pickles.
     """
 
     def __init__(self, url: str, spec: ModelSpec, scratch: Path) -> None:
@@ -136,7 +136,7 @@ class FolderWeights:
         self._check_names()
 
     def _weight_map(self) -> dict[str, str]:
-        """Name of every tensor, as stored -> its file."""
+        """The file of every tensor, by the tensor's stored name."""
         if self._fs.exists(f"{self._root}/{INDEX}"):
             try:
                 index = checked(Index, parse_json(read_small(self._fs, f"{self._root}/{INDEX}", MAX_BYTES)))
@@ -180,8 +180,8 @@ class FolderWeights:
         return tensor
 
     def _open(self, file: str) -> Any:
-        """The open file, one at a time. HuggingFaceError when the constants of xIELU in it are not those of
-        this model."""
+        """Opens a file; only one is open at a time. HuggingFaceError when its constants of xIELU are not
+        those of this model."""
         from safetensors import SafetensorError, safe_open
 
         if self._file is None or self._file[0] != file:

@@ -55,8 +55,8 @@ class SideBySide:
         Returns the largest absolute difference of their outputs.
 
         Args:
-            name: `tok_embeddings`, `layers.3`, `norm` or `lm_head`; or, before the layers, `schedule`, which
-                keeps its weights and gives nothing.
+            name: `tok_embeddings`, `layers.3`, `norm` or `lm_head`; or, before the layers, `schedule`, of
+                which only the weights are kept, and for which 0 is returned.
             weights: its float32 weights, by our names; both sides read the same memory.
         """
         if name == "schedule":
@@ -77,7 +77,7 @@ class SideBySide:
             self._step(1, [(ours, theirs)])
         else:
             self.ours, self.theirs = ours(self.ours), theirs(self.theirs)
-            self._states = [(self.ours, self.theirs)]  # the embedding, as long as there are layers
+            self._states = [(self.ours, self.theirs)]  # the embedding; unused after the layers
         for module in (ours, theirs):
             module.to("meta")
         return (self.ours - self.theirs).abs().max().item()

@@ -23,10 +23,10 @@ _OUTPUT_PROJECTIONS = ("attention.wo.weight", "feed_forward.down_proj.weight")
 
 @runtime_checkable
 class HasInitialValues(Protocol):
-    """A module that knows how some of its own parameters begin."""
+    """A module that knows the initial values of some of its own parameters."""
 
     def initial(self, name: str, size: torch.Size, generator: torch.Generator) -> torch.Tensor | None:
-        """The whole parameter; None where it begins as any matrix or norm."""
+        """The initial value of the whole parameter; None if it is initialised like any matrix or norm."""
 
 
 def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: int) -> None:
@@ -35,8 +35,8 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
     Matrices are normal with `std`, the output projections of attention and feed-forward with `std / sqrt(2
     n_layers)`; norm weights are 1; the xIELU scalars start at softplus^-1(0.8) and softplus^-1(0.3). In an
     adapter (LoRA), B is zero and A is normal with 1 / sqrt(3 in_features), the standard deviation of the
-    uniform values in its authors' code. A weighted sum of states (`layer_schedule`) begins as the last of
-    them. Some modules state how their own parameters begin (`HasInitialValues`).
+    uniform values in its authors' code. A weighted sum of states (`layer_schedule`) initially selects the
+    last of them. Some modules state the initial values of their own parameters (`HasInitialValues`).
 
     Args:
         model: model or pipeline part; parameters may be plain tensors or DTensors on any layout, never meta.
@@ -81,7 +81,7 @@ def _take_own(parameter: torch.Tensor, whole: torch.Tensor) -> None:
 
 
 def select_last(parameter: torch.Tensor) -> None:
-    """Fills a vector, or the part of it that this rank owns, with 0 and a 1 at its end."""
+    """Fills a vector, or the part of it that this rank owns, with zeros and a final 1."""
     local = local_part(parameter).zero_()
     (start,), (size,) = owned_region(parameter)
     if size and start + size == parameter.numel():
@@ -120,7 +120,7 @@ def _block_seed(seed: int, name: str, block: int) -> int:
 
 
 def local_part(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a parameter; the parameter itself where it is not sharded."""
+    """This rank's part of a parameter; the parameter itself if it is not sharded."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 

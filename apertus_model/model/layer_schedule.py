@@ -5,10 +5,10 @@
     layer of a step that reads others: queries of this step; keys and values of those steps and of this one
 
 Keys and values that later steps read are results of a layer and arguments of later ones, so that
-recomputation and FSDP treat them as they treat the states. Layers of one step leave what they add as partial
-sums of the tensor-parallel ranks, which are added once for all of them. Weighted sums are computed state by
-state in float32 at least, whatever the states' precision, and rounded once. The forward pass keeps the
-states, which the layers hold in any case, and no product.
+recomputation and FSDP treat them like the states. The layers of one step leave what they add as partial sums
+of the tensor-parallel ranks, which are added up once for all these layers. Weighted sums are computed state
+by state in float32 at least, whatever the states' precision, and rounded once. The forward pass keeps the
+states, which the layers hold in any case, but no products.
 
 Invariant: a schedule's parameters are outside the layers: `schedule.sums.<step>.weight`, the weights of a
 sum, of shape (number of states,); `schedule.norm.weight` (dim,), the norm of all steps that have one. So
@@ -37,8 +37,8 @@ from specs.layer_schedule import INPUT, Step
 
 
 class WeightedSum(Module):
-    """The sum of states, each (batch, seq_len, dim), with a trained weight each: one number for all tokens
-    and dimensions."""
+    """The weighted sum of states, each (batch, seq_len, dim), with one trained weight per state, the same for
+    all tokens and dimensions."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
@@ -49,12 +49,12 @@ class WeightedSum(Module):
         self.weight = nn.Parameter(torch.empty(config.states))
 
     def forward(self, *states: torch.Tensor) -> torch.Tensor:
-        """Shape, dtype and layout of the states, which all have the same."""
+        """The weighted sum of `states`, in their common shape, dtype and layout."""
         first = states[0]
         if not isinstance(first, DTensor):
             return _WeightedSum.apply(self.weight, *states)
         assert isinstance(self.weight, DTensor)
-        # Of ranks that have a part of the sequence each, each has its part of the weights' gradients.
+        # If each rank has a part of the sequence, each has a part of the sum that is the weights' gradient.
         split = [Partial() if isinstance(one, Shard) else one for one in first.placements]
         weight = self.weight.to_local(grad_placements=split)
         local = _WeightedSum.apply(weight, *(state.to_local() for state in states))
@@ -85,11 +85,12 @@ class _WeightedSum(torch.autograd.Function):
 
 
 Branch = Literal["attention", "feed_forward"]
-"""Half of a layer: the part of it that adds to the residual stream by itself."""
+"""Half of a layer: a part that adds to the residual stream by itself."""
 
 
 class Joined(Module):
-    """What several layers add, as one tensor (batch, seq_len, dim) in the layout of the states."""
+    """The sum of what several layers add to the states: one tensor (batch, seq_len, dim) in the layout of the
+    states."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
@@ -121,8 +122,8 @@ class LayerSchedule(Module):
         self.read_later = {number for step in config.steps for number in step.reads}
 
     def forward(self, layers: nn.ModuleDict, embedding: torch.Tensor, *arguments: Any) -> torch.Tensor:
-        """What the last step passes on, (batch, seq_len, dim) like the embedding. `arguments` are those of
-        every layer after its input."""
+        """The state that the last step passes on, (batch, seq_len, dim) like the embedding. `arguments` are
+        the arguments of every layer after its input."""
         states = [embedding]
         kept: dict[int, KeysValues] = {}
         hidden = embedding
@@ -134,7 +135,8 @@ class LayerSchedule(Module):
 
     @property
     def forms(self) -> int:
-        """In how many ways layers are called. Each is another graph where layers are compiled."""
+        """The number of ways in which layers are called. If layers are compiled, each has a graph of its
+        own."""
         whole = {(len(step.reads), number in self.read_later) for number, step in enumerate(self.steps, 1)}
         return len(whole) + len(get_args(Branch)) * any(step.beside for step in self.steps)
 
@@ -146,8 +148,8 @@ class LayerSchedule(Module):
         hidden: torch.Tensor,
         *arguments: Any,
     ) -> torch.Tensor:
-        """The output of the step with this number, which has these layers. `kept`: keys and values of the
-        steps before it that later ones read; gets those of this step."""
+        """The output of the step with this number, which has these layers. `kept`: keys and values of earlier
+        steps that later steps read; those of this step are added."""
         step = self.steps[number - 1]
         if step.beside:
             for branch in get_args(Branch):
@@ -162,8 +164,8 @@ class LayerSchedule(Module):
         return hidden if self.norm is None or not step.normed else self.norm(hidden)
 
     def passed_on(self, number: int, states: Sequence[torch.Tensor], read: torch.Tensor) -> torch.Tensor:
-        """What the step with this number, whose output is the last of the states and which has read `read`,
-        passes on."""
+        """The state that the step with this number passes on: its output, which is the last of `states`, or a
+        weighted sum of states. `read`: the input of the step."""
         summed = self.steps[number - 1].summed
         if not summed:
             return states[-1]
@@ -174,8 +176,8 @@ class LayerSchedule(Module):
 
 
 def layer_schedule_config(steps: Sequence[Step], norm: RMSNorm.Config) -> LayerSchedule.Config:
-    """The torchtitan config of a schedule. Every tensor-parallel rank has all of its weights. `norm`: of
-    steps that are normed."""
+    """The torchtitan config of a schedule. Every tensor-parallel rank has all weights of the schedule.
+    `norm`: the config of the norm of normed steps."""
     sharding = ShardingConfig(state_shardings={"weight": dense_param_placement(tp=spmd.R)})
     sums = {
         number: WeightedSum.Config(

@@ -1,7 +1,7 @@
 """Low-rank adaptation (arXiv 2106.09685): W x + s B A x with s = alpha / rank, where only A and B are
 trained.
 
-A model with adapters has, beside each adapted `X.weight`, the tensors `X.lora_a.weight` (rank, in),
+A model with adapters has, besides each adapted `X.weight`, the tensors `X.lora_a.weight` (rank, in),
 `X.lora_b.weight` (out, rank) and `X.lora_scale` (s, a float32 scalar). A checkpoint stores all of them. When
 it is read into a model without adapters, `apertus_model.trainer.checkpoint.load_tensors` calls
 `merge_adapter`, which gives W + s B A.

@@ -5,13 +5,13 @@
     S_t = a_t S_{t-1} + dt_t b_t x_t',  y_t = S_t' c_t + d x_t                    S: (head_dim, head_dim)
     out = wo(norm(y silu(z_proj u)))                                              the norm of each head
 
-Keys and values belong to groups of heads, as in attention. A head's matrix of tokens has softmax's place:
-M_ts = (c_t . b_s) a_{s+1} ... a_t dt_s for s <= t of the same document. It is computed for chunks of tokens;
-between chunks goes the state. Its sums and the state are float32 at least, and no rounding depends on other
-documents; the convolution has the precision of what it reads.
+Keys and values belong to groups of heads, as in attention. In every head, a matrix over tokens takes the
+place of the softmax: M_ts = (c_t . b_s) a_{s+1} ... a_t dt_s for s <= t of the same document. It is computed
+for chunks of tokens; the state carries over between chunks. Its sums and the state are float32 at least, and
+no rounding depends on other documents; the convolution has the precision of its input.
 
-The convolution begins as the identity, so that a layer with the projections of attention begins with their
-queries, keys and values; steps and decays are drawn as in Mamba-2.
+The convolution is initialised as the identity, so that a layer with the projections of attention begins with
+their queries, keys and values; step sizes and decays are drawn as in Mamba-2.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from apertus_model.model.attention import document_numbers, projected
 from apertus_model.model.init import local_part
 from specs.mamba import Mamba
 
-STEPS = (1e-3, 0.1)  # sizes of steps of a new model, log-uniform
-DECAYS = (1.0, 16.0)  # exp(a_log), uniform
+STEPS = (1e-3, 0.1)  # step sizes of a new model, log-uniform
+DECAYS = (1.0, 16.0)  # exp(a_log) of a new model, uniform
 
 
 class Recurrence(NamedTuple):
-    """What the states of heads are made of: float32 at least. T tokens, H heads, N the width of a head."""
+    """The terms from which the states of heads are computed, in float32 at least. T tokens, H heads, N the
+    width of a head."""
 
     c: torch.Tensor  # (batch, T, H, N): reads the state
-    b: torch.Tensor  # the same: where the state is written
-    x: torch.Tensor  # the same: what is written
-    dt: torch.Tensor  # (batch, T, H): sizes of steps
+    b: torch.Tensor  # the same shape: where the state is written
+    x: torch.Tensor  # the same shape: what is written
+    dt: torch.Tensor  # (batch, T, H): step sizes
     log_a: torch.Tensor  # (batch, T, H): logarithms of decays, at most 0
     documents: torch.Tensor  # (batch, T) int64: which document a token belongs to, not decreasing
 
@@ -64,7 +65,8 @@ def products_of_decays(log_a: torch.Tensor, documents: torch.Tensor) -> torch.Te
 
 
 def matrix(of: Recurrence, decays: torch.Tensor | None = None) -> torch.Tensor:
-    """(..., H, T, T): M of the module's docstring. `decays`: `products_of_decays`, where they are known."""
+    """(..., H, T, T): the matrix M of the module's docstring. `decays`: the result of `products_of_decays`,
+    if known."""
     if decays is None:
         decays = products_of_decays(of.log_a, of.documents)
     scores = torch.einsum("...thn,...shn->...hts", of.c, of.b)
@@ -72,10 +74,10 @@ def matrix(of: Recurrence, decays: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def scan(of: Recurrence, chunk: int) -> torch.Tensor:
-    """M x, (batch, T, H, N), by chunks of tokens."""
+    """M x, (batch, T, H, N), computed in chunks of tokens."""
     length = of.x.shape[1]
     chunk = min(chunk, length)
-    if left := -length % chunk:  # tokens that write nothing, at the end of the last document
+    if left := -length % chunk:  # pads the last document with tokens that write nothing
         rest = [F.pad(one, (0, 0) * (one.ndim - 2) + (0, left)) for one in of[:-1]]
         last_document = of.documents[:, -1:].expand(-1, left)
         of = Recurrence._make([*rest, torch.cat([of.documents, last_document], dim=1)])
@@ -83,10 +85,10 @@ def scan(of: Recurrence, chunk: int) -> torch.Tensor:
     decays = products_of_decays(chunks.log_a, chunks.documents)
     inside = torch.einsum("bghts,bgshn->bgthn", matrix(chunks, decays), chunks.x)
 
-    # what the tokens of a chunk leave in the state at its end
+    # the contribution of each chunk's tokens to the state at the chunk's end
     kept = decays[..., -1, :].transpose(-1, -2) * chunks.dt
     left_behind = torch.einsum("bgsh,bgshn,bgshp->bghnp", kept, chunks.b, chunks.x)
-    # what is there at the end of each chunk, of all chunks so far
+    # the state at the end of each chunk, from all chunks so far
     last, total = chunks.documents[:, :, -1], chunks.log_a.cumsum(dim=2)
     passed = products_of_decays(total[:, :, -1], last)
     states = torch.einsum("bhgf,bfhnp->bghnp", passed, left_behind)
@@ -98,11 +100,11 @@ def scan(of: Recurrence, chunk: int) -> torch.Tensor:
 
 
 def causal_convolution(x: torch.Tensor, taps: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
-    """Each channel's sum over the last tokens of its document, then silu.
+    """The weighted sum of each channel over the last tokens of the same document, followed by silu.
 
     Args:
         x: (batch, T, channels).
-        taps: (channels, width); the last one is of the token itself.
+        taps: (channels, width); the last one multiplies the token itself.
         documents: (batch, T) int64.
     """
     total = x * taps[:, -1]
@@ -114,8 +116,8 @@ def causal_convolution(x: torch.Tensor, taps: torch.Tensor, documents: torch.Ten
 
 
 class MambaMixer(GQAttention):
-    """In the place of a layer's attention, whose projections and norms it has. The rotary embedding and the
-    inner attention are not used."""
+    """The mixer in place of a layer's attention, whose projections and norms it has. The rotary embedding and
+    the inner attention are not used."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GQAttention.Config):
@@ -125,7 +127,7 @@ class MambaMixer(GQAttention):
         dt_proj: Linear.Config
 
         def set_own_sharding(self) -> None:
-            """Gates and sizes of steps of a tensor-parallel rank's heads."""
+            """Gives every tensor-parallel rank the gates and step sizes of its own heads."""
             self.z_proj.sharding_config = colwise_config()
             self.dt_proj.sharding_config = colwise_config()
 
@@ -145,7 +147,7 @@ class MambaMixer(GQAttention):
         self.out_norm = nn.Parameter(torch.empty(heads * config.head_dim))
 
     def initial(self, name: str, size: torch.Size, generator: torch.Generator) -> torch.Tensor | None:
-        """A new model's value of the whole parameter; None where it is that of any matrix or norm."""
+        """The initial value of the whole parameter; None if it is initialised like any matrix or norm."""
         if name.startswith("conv_"):
             return torch.cat([torch.zeros(size[0], size[1] - 1), torch.ones(size[0], 1)], dim=1)
         if name not in ("a_log", "dt_bias"):
@@ -154,17 +156,18 @@ class MambaMixer(GQAttention):
         if name == "a_log":
             return (DECAYS[0] + drawn * (DECAYS[1] - DECAYS[0])).log().float()
         low, high = map(math.log, STEPS)
-        return torch.expm1((low + drawn * (high - low)).exp()).log().float()  # softplus of it is the step
+        return torch.expm1((low + drawn * (high - low)).exp()).log().float()  # inverse softplus of the step
 
     def parallelize(self, parallel_dims: Any) -> None:
-        """Tensor-parallel ranks have what belongs to their own heads."""
+        """Gives every tensor-parallel rank the parameters of its own heads."""
         assert self._sharding_config is not None
         own = dict.fromkeys(OWN, dense_param_placement(tp=spmd.S(0)))
         self._sharding_config = dataclasses.replace(self._sharding_config, state_shardings=own)
         super().parallelize(parallel_dims)
 
     def recurrence(self, u_BLD: torch.Tensor, positions: torch.Tensor) -> Recurrence:
-        """Of this rank's heads; `positions` (batch, T) int64, 0 at the first token of a document."""
+        """The recurrence of this rank's heads. `positions`: (batch, T) int64, 0 at the first token of a
+        document."""
         documents = document_numbers(positions)
         taps = [local_part(getattr(self, name)) for name in CONVOLUTIONS]
         heads = []
@@ -200,16 +203,16 @@ class MambaMixer(GQAttention):
 CONVOLUTIONS = ("conv_c", "conv_b", "conv_x")
 PER_HEAD = ("a_log", "dt_bias", "d")
 OWN = (*CONVOLUTIONS, *PER_HEAD, "out_norm")
-"""Parameters that attention does not have, but for matrices."""
+"""The parameters that attention does not have, except the matrices."""
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In float32, or in its own precision where that is higher."""
+    """The tensor in float32, or in its own precision if that is higher."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def mixing(plain: GQAttention.Config, settings: Mamba) -> MambaMixer.Config:
-    """The mixer of a layer, with the modules of `plain`."""
+    """The config of a layer's mixer, with the modules of `plain`."""
     fields = {one.name: getattr(plain, one.name) for one in dataclasses.fields(plain)}
     del fields["param_init"]
     wq = plain.qkv_linear.wq
@@ -218,7 +221,7 @@ def mixing(plain: GQAttention.Config, settings: Mamba) -> MambaMixer.Config:
         conv_width=settings.conv_width,
         chunk=settings.chunk,
         z_proj=dataclasses.replace(wq),
-        # a number for each head: neither as precise nor as many as float8 asks
+        # one output for each head: float8 is too imprecise for it, and needs more outputs
         dt_proj=Linear.Config(
             in_features=wq.in_features, out_features=plain.n_heads, param_init=wq.param_init
         ),

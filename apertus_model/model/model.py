@@ -83,7 +83,7 @@ class Llama3RoPE(CosSinRoPE):
 
     def _precompute_cache(self) -> torch.Tensor:
         """Cache of shape (max_seq_len, 2 * head_dim): cosines, then sines, each half repeated."""
-        if torch.get_default_device().type == "meta":  # where there are shapes, and no values
+        if torch.get_default_device().type == "meta":  # the meta device has shapes, but no values
             return torch.empty(self.config.max_seq_len, 2 * self.config.dim)
         frequencies = llama3_inverse_frequencies(self.config)
         positions = torch.arange(self.config.max_seq_len, dtype=torch.float32)
@@ -95,7 +95,7 @@ class Llama3RoPE(CosSinRoPE):
     def apply_rotary_emb(
         query: torch.Tensor, key: torch.Tensor, rope_cache: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries and keys rotated by rows of the cache, as torchtitan does it; on a GPU by a kernel."""
+        """Rotates queries and keys by rows of the cache, as torchtitan does; on a GPU by a kernel."""
         if has_kernels(query):
             return rotate(query, rope_cache, False), rotate(key, rope_cache, False)
         rotated: tuple[torch.Tensor, torch.Tensor] = CosSinRoPE.apply_rotary_emb(query, key, rope_cache)
@@ -127,9 +127,9 @@ class ApertusBlock(TransformerBlock):
         mixer: Callable[..., Any] | None = None,
     ) -> Any:
         """(batch, seq_len, dim) -> (batch, seq_len, dim); masks as made by
-        `ApertusModel.get_attention_masks`. With `branch`, what that one alone would add to x. With `earlier`,
-        which `EarlierKeysAttention` sees as well, also the layer's own keys and values. With `mixer`, what
-        that makes of the attention, its input and the positions."""
+        `ApertusModel.get_attention_masks`. With `branch`, returns what that branch alone would add to x. With
+        `earlier`, the keys and values that `EarlierKeysAttention` sees as well, also returns the layer's own
+        keys and values. With `mixer`, returns `mixer(attention, its input, positions)`."""
         if mixer is not None:
             return mixer(self.attention, self.attention_norm(x), positions)
         if branch == "feed_forward":
@@ -155,7 +155,7 @@ class ApertusModel(Decoder):
         seed: int  # of the initial weights
         init_std: float  # standard deviation of the initial weights
         lora: Lora | None = None  # adapters; None: no adapters, and `trainable` are trained
-        trainable: Sequence[str] = ()  # patterns of the parameters that are trained; all without
+        trainable: Sequence[str] = ()  # patterns of the parameters that are trained; if empty, all are
         schedule: LayerSchedule.Config | None = None  # of the layers; None: the plain stack
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
@@ -176,7 +176,7 @@ class ApertusModel(Decoder):
             )
 
     config: Config
-    # set by `parallelize` where ranks share a sequence
+    # set by `parallelize` if ranks share a sequence
     cp_mesh: DeviceMesh | None = None
     cp_load_balancer: str | None = None  # torchtitan's name
 
@@ -204,16 +204,17 @@ class ApertusModel(Decoder):
         Args:
             tokens: (batch, seq_len) int64.
             positions: (batch, seq_len) int64, 0 at the first token of each document; one document per row by
-                default. On the host, no backend waits for the device to find the borders of documents.
+                default. If they are on the host, no backend waits for the device to find the borders of
+                documents.
             attention_masks: as made by `get_attention_masks`, which is called when they are not given.
-            labels: (batch, seq_len) int64, passed to `loss_fn` where they are.
+            labels: (batch, seq_len) int64, passed to `loss_fn` on the device that they are on.
             loss_fn: computes the loss in the output layer.
-            run: called with the layers by name, the embedded tokens, masks and positions, instead of what
-                follows the embedding; its result is returned.
+            run: called after the embedding in place of the rest of the forward pass, with the layers by name,
+                the embedded tokens, masks and positions; its result is returned.
 
         Returns:
             (batch, seq_len, vocab_size), float32 unless mixed precision says otherwise; the result of
-            `loss_fn` where it is given.
+            `loss_fn` if that is given.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
@@ -247,7 +248,7 @@ class ApertusModel(Decoder):
 
     def init_states(self, *, buffer_device: torch.device | None = None) -> None:
         """Fills buffers (torchtitan) and parameters (ours, independent of the layout). All layers share one
-        table of positions: at 65,536 positions and heads of 128, one has 67 MB."""
+        table of positions: at 65,536 positions and heads of 128, a table takes 67 MB."""
         super().init_states(buffer_device=buffer_device)
         ropes = [module for module in self.modules() if isinstance(module, Llama3RoPE)]
         for rope in ropes[1:]:
@@ -274,9 +275,9 @@ def model_config(
         sequence_length: longest sequence, in tokens.
         attention: an attention backend that can run here (`attention_choice.resolve_backend`).
         seed: seed of the initial weights.
-        lora: adapters; with them, nothing else is trained but the head of a reward model.
-        trainable: patterns of the parameters that are trained (`specs.trainable`); all without, and without
-            effect beside adapters.
+        lora: adapters; with them, nothing else is trained except the head of a reward model.
+        trainable: patterns of the parameters that are trained (`specs.trainable`); if empty, all are. Without
+            effect if there are adapters.
         linear_config: makes the configs of the layers' linear modules (`float8.linear_config`).
     """
     no_init = {"weight": skip_param_init}

@@ -1,4 +1,4 @@
-"""An Apertus model of which some layers mix tokens by Mamba-2 instead of attention, for transformers.
+"""An Apertus model for transformers in which some layers mix tokens by Mamba-2 instead of attention.
 
 An export ships this file beside the weights, and `config.json` names it:
 
@@ -11,10 +11,10 @@ attention, and every query head h a state S of head_dim x head_dim:
     dt = softplus(dt_proj u + dt_bias),  S = exp(-exp(a_log) dt) S + dt b x',  y = S' c + d x
     out = o_proj(norm(y silu(z_proj u)))                    the norm of each head, with weights out_norm
 
-where heads of a group share b and x, and conv sums the last `mamba_conv_width` tokens by channel. Beside the
-keys and values of attention, the cache has the state of these layers, and the last tokens before their
-convolution. It cannot be cropped. The file needs nothing but torch and transformers. `ApertusForCausalLM`
-would compute attention; the `hidden_act` that is stored makes it refuse the folder.
+where the heads of a group share b and x, and conv is a weighted sum of the last `mamba_conv_width` tokens of
+each channel. Besides the keys and values of attention, the cache has the states of these layers, and the last
+inputs of their convolutions. It cannot be cropped. The file needs nothing but torch and transformers.
+`ApertusForCausalLM` would compute attention; the stored `hidden_act` makes it refuse the folder.
 """
 
 import math
@@ -31,7 +31,7 @@ STORED_ACTIVATION = "xielu_beside_mamba_2"
 
 
 class HybridApertusConfig(ApertusConfig):
-    """The config of Apertus, and which layers have no attention."""
+    """The config of Apertus, with the numbers of the layers without attention."""
 
     model_type = "apertus_hybrid"
     mamba_layers: list | None = None
@@ -48,7 +48,7 @@ class HybridApertusConfig(ApertusConfig):
 
 
 class StateLayer(DynamicLayer):
-    """What a layer without attention keeps of the tokens so far."""
+    """The cache of a layer without attention."""
 
     window: torch.Tensor | None = None  # (batch, tokens, channels), before the convolution
     state: torch.Tensor | None = None  # (batch, heads, head_dim, head_dim), float32
@@ -80,7 +80,7 @@ class StateLayer(DynamicLayer):
 
 
 class MambaMixer(ApertusAttention):
-    """In the place of attention, whose projections and norms it has."""
+    """The mixer in place of attention, whose projections and norms it has."""
 
     padding: torch.Tensor | None = None  # (batch, tokens so far), 0 for padding; set before each pass
 
@@ -122,7 +122,8 @@ class MambaMixer(ApertusAttention):
         return self.o_proj((normed.flatten(2) * self.out_norm.float()).to(hidden_states.dtype)), None
 
     def convolved(self, new: torch.Tensor, kept: StateLayer) -> torch.Tensor:
-        """(batch, tokens, channels) -> the same; leaves the last tokens for the next ones."""
+        """(batch, tokens, channels) -> (batch, tokens, channels); keeps the last tokens in `kept` for the
+        next ones."""
         taps = torch.cat([self.conv_c, self.conv_b, self.conv_x])
         width = taps.shape[1]
         window = kept.window if kept.window is not None else new.new_zeros(len(new), width - 1, new.shape[-1])
@@ -139,7 +140,8 @@ class MambaMixer(ApertusAttention):
         log_a: torch.Tensor,
         kept: StateLayer,
     ) -> torch.Tensor:
-        """(batch, tokens, heads, head_dim), by chunks; leaves the state for the next tokens."""
+        """The mixed tokens (batch, tokens, heads, head_dim), computed in chunks; keeps the state in `kept`
+        for the next tokens."""
         state = kept.state
         if state is None:
             state = x.new_zeros(len(x), x.shape[2], self.head_dim, self.head_dim)
@@ -162,7 +164,7 @@ class MambaMixer(ApertusAttention):
 
 
 class HybridApertusModel(ApertusModel):
-    """The layers of Apertus, some with another mixer."""
+    """The layers of Apertus, some of them with a Mamba-2 mixer."""
 
     config: HybridApertusConfig
 
@@ -204,7 +206,7 @@ class HybridApertusModel(ApertusModel):
 
 
 class HybridApertusForCausalLM(ApertusForCausalLM):
-    """Logits of the next token."""
+    """The model with an output layer for the logits of the next token."""
 
     config: HybridApertusConfig
 

@@ -1,20 +1,19 @@
-"""An Apertus model whose layers do not only run one after the other, for transformers.
+"""An Apertus model for transformers whose layers do not simply run one after the other.
 
 An export ships this file beside the weights, and `config.json` names it:
 
     AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
 `layer_schedule` in `config.json` lists the steps, `[layer, [state, ...], [other layer, ...], [step, ...],
-normed]` each, where what comes after the states can be missing. A step runs a layer, or several at the same
-time, on what the step before passed on. Its attention also has the keys and values of the listed steps, of
-which a token sees those up to its own place. The output of a step that is `normed` goes through
-`model.schedule.norm`. State 0 is the embedding and state s the output of step s, counted from 1; -1 is what
-the step itself has read. A step passes on its output or, where it lists states, their sum with the weights
-`model.schedule.sums.<step>.weight`.
+normed]` each, where the entries after the states can be missing. A step runs a layer, or several at the same
+time, on what the previous step passed on. Its attention also sees the keys and values of the listed steps,
+for each token up to its own place. The output of a step that is `normed` goes through `model.schedule.norm`.
+State 0 is the embedding and state s the output of step s, counted from 1; -1 is the step's own input. A step
+passes on its output or, if it lists states, their sum with the weights `model.schedule.sums.<step>.weight`.
 
-A token needs the states of its own forward pass alone. The key-value cache has a place for each run of a
+A token needs only the states of its own forward pass. The key-value cache has a place for each run of a
 layer, in the order of the steps. The file needs nothing but torch and transformers. `ApertusForCausalLM`
-would run the layers as a plain stack; the `hidden_act` that is stored makes it refuse the folder.
+would run the layers as a plain stack; the stored `hidden_act` makes it refuse the folder.
 """
 
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ STORED_ACTIVATION = "xielu_in_a_layer_schedule"
 
 
 class ScheduledApertusConfig(ApertusConfig):
-    """The config of Apertus, and the schedule."""
+    """The config of Apertus, with a layer schedule."""
 
     model_type = "apertus_scheduled"
     layer_schedule: list | None = None
@@ -48,7 +47,7 @@ class ScheduledApertusConfig(ApertusConfig):
 
 
 class WeightedSum(nn.Module):
-    """The sum of tensors of one shape, with a weight each; computed in float32."""
+    """The weighted sum of tensors of one shape, computed in float32."""
 
     def __init__(self, states: int) -> None:
         super().__init__()
@@ -72,15 +71,16 @@ class Step(NamedTuple):
 
 
 class KeysValues:
-    """What a forward pass keeps for attention: the cache of earlier tokens, where there is one, and the keys
-    and values of its steps."""
+    """The keys and values that a forward pass keeps for attention: the cache of earlier tokens, if any, and
+    the keys and values of its steps."""
 
     def __init__(self, cache: Cache | None = None) -> None:
         self.cache = cache
         self.of_steps: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of(self, number: int, place: int, step: Step) -> "KeysValues":
-        """What the run of a layer at this place, in the step with this number, takes for its cache."""
+        """The object that a layer uses as its cache when it runs at this place, in the step with this
+        number."""
         return _OfRun(self, number, place, step)
 
 
@@ -130,8 +130,8 @@ class LayerSchedule(nn.Module):
         attention_mask: torch.Tensor | None,
         **shared: Any,
     ) -> torch.Tensor:
-        """The output of the step with this number, which has these layers. Of several, all attention adds to
-        what they read, and then every feed-forward to that."""
+        """The output of the step with this number, which has these layers. If there are several, all
+        attentions are added to their common input, and then all feed-forwards to that sum."""
         step, place = self.steps[number - 1], self.places[number - 1]
         if step.reads:
             assert attention_mask is not None, "the keys of several steps are no causal sequence"
@@ -155,7 +155,8 @@ class LayerSchedule(nn.Module):
         return hidden if self.norm is None or not step.normed else self.norm(hidden)
 
     def passed_on(self, number: int, states: list[torch.Tensor], read: torch.Tensor) -> torch.Tensor:
-        """What the step with this number passes on; its output is the last of the states."""
+        """The state that the step with this number passes on: its output, which is the last of `states`, or a
+        weighted sum of states. `read`: the input of the step."""
         summed = self.steps[number - 1].summed
         if not summed:
             return states[-1]
@@ -220,7 +221,7 @@ class ScheduledApertusModel(ApertusModel):
 
 
 class ScheduledApertusForCausalLM(ApertusForCausalLM):
-    """Logits of the next token."""
+    """The model with an output layer for the logits of the next token."""
 
     config: ScheduledApertusConfig
 

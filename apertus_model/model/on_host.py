@@ -1,7 +1,7 @@
 """Arguments of a model that the host reads while the GPU computes.
 
-A number that the host reads from the GPU makes it wait until everything before is computed. Labels and
-positions are made on the host; what has to be known there, such as the number of kept labels, is read before
+When the host reads a number from the GPU, it waits until all work before it is computed. Labels and positions
+are made on the host; what the host has to know of them, such as the number of kept labels, is read before
 they are copied.
 """
 
@@ -15,8 +15,8 @@ from torch.utils._pytree import register_pytree_node
 
 @dataclass(frozen=True, eq=False)
 class OnHost:
-    """A tensor in the host's memory among the arguments of a model. FSDP copies tensors to its device, and
-    leaves this; a pipeline cuts it into micro-batches like a tensor."""
+    """A tensor in the host's memory among the arguments of a model. FSDP copies tensors to its device, but
+    not this class; a pipeline cuts it into micro-batches like a tensor."""
 
     tensor: torch.Tensor
 
@@ -25,7 +25,7 @@ register_pytree_node(OnHost, lambda value: ([value.tensor], None), lambda parts,
 
 
 def host_tensor(value: torch.Tensor | OnHost) -> torch.Tensor:
-    """The tensor, wherever it is."""
+    """The tensor itself, on the device that it is on."""
     return value.tensor if isinstance(value, OnHost) else value
 
 

@@ -71,8 +71,8 @@ class OutputLayer(Linear):
 
 class RewardHead(Module):
     """`lm_head` of a reward model: (batch, seq_len, dim) -> rewards (batch, seq_len, 1), or what `loss_fn`
-    returns for its weight, which is that of one word. Ranks that share the vocabulary of other models have
-    the whole weight each."""
+    returns for the head's weight, which is that of one word. Ranks that share the vocabulary in other models
+    each have the whole weight."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
@@ -80,13 +80,13 @@ class RewardHead(Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        # not `weight`, so that no checkpoint's output weight is taken for it
+        # not `weight`, so that no checkpoint's output weight is mistaken for it
         self.score = nn.Parameter(torch.empty(1, config.in_features))
 
     def forward(
         self, input: torch.Tensor, labels: torch.Tensor | None = None, loss_fn: LossFunction | None = None
     ) -> Any:
-        """As `OutputLayer.forward`."""
+        """See `OutputLayer.forward`."""
         weight = self.score
         if isinstance(weight, DTensor):
             assert isinstance(input, DTensor)

@@ -71,8 +71,8 @@ def apply_fsdp(
     parallelism: ParallelismConfig,
     compiled: bool,
 ) -> None:
-    """Shards the parameters over the processes, in place. Around one process FSDP copies each weight twice a
-    step, which is of use where the copy has another dtype or another device."""
+    """Shards the parameters over the processes, in place. With a single process FSDP copies each weight twice
+    a step, which is useful only if the copy has another dtype or another device."""
     axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
     mesh = parallel_dims.get_mesh(axes)
     if not compiled:  # graphs of whole layers have no gathers inside
@@ -91,15 +91,16 @@ def apply_fsdp(
 
 
 def compile_layers(model: ApertusModel, config: CompileConfig, parallel_dims: ParallelDims) -> None:
-    """Compiles each layer, in place. All layers share their graphs, of which there are two for each way in
-    which a layer is called, with and without gradients; dynamo ends a process that needs more than it may."""
+    """Compiles each layer, in place. All layers share their graphs: two for each way in which a layer is
+    called, with and without gradients. dynamo ends a process that needs more graphs than its limit."""
     if model.schedule is not None:
         dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * model.schedule.forms)
     apply_compile(model, compile_config=config, parallel_dims=parallel_dims)
 
 
 def refuse_unsupported(parallelism: ParallelismConfig) -> None:
-    """ValueError for a layout that torchtitan 0.3.0 offers and this engine does not run, with the reason."""
+    """Raises ValueError, with the reason, for a layout that torchtitan 0.3.0 offers and this engine does not
+    run."""
     if parallelism.spmd_backend != "partial_dtensor":
         raise ValueError(
             f"torchtitan's backend {parallelism.spmd_backend!r} fails on more than one process with torch"
@@ -108,7 +109,8 @@ def refuse_unsupported(parallelism: ParallelismConfig) -> None:
 
 
 def _share_sequences(model: ApertusModel, parallel_dims: ParallelDims) -> None:
-    """Context parallelism: each rank has a part of every sequence and fetches the keys of the others."""
+    """Sets up context parallelism: each rank has a part of every sequence and fetches the keys of the other
+    ranks."""
     mesh = parallel_dims.get_mesh("cp")
     attentions = [block.attention.inner_attention for block in model.layers.values()]
     if all(isinstance(attention, FlexAttention) for attention in attentions):
@@ -123,8 +125,8 @@ def _share_sequences(model: ApertusModel, parallel_dims: ParallelDims) -> None:
 def _gather_halves(
     model: ApertusModel, mesh: DeviceMesh, training: TrainingConfig, parallelism: ParallelismConfig, pp: bool
 ) -> None:
-    """Layers of one step run a half at a time, so FSDP gathers, and reduces, each half by itself. It would do
-    so twice with all of them."""
+    """Makes FSDP gather and reduce each half of a layer by itself, for layers that share a step: these run a
+    half at a time, and FSDP would gather and reduce whole layers twice."""
     steps = () if model.schedule is None else model.schedule.steps
     policy = MixedPrecisionPolicy(
         param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
@@ -141,7 +143,7 @@ def _gather_halves(
 
 
 def _sum_gradients_plainly(model: ApertusModel) -> None:
-    """gloo has no pre-multiplied sum, which FSDP2 otherwise uses for reductions."""
+    """Makes FSDP2 reduce by plain sums: gloo has no pre-multiplied sum, which FSDP2 otherwise uses."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)

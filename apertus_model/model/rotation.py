@@ -20,9 +20,9 @@ from torch.distributed.tensor.experimental import register_sharding
 
 @torch.library.custom_op("apertus::rotate", mutates_args=())
 def rotate(x: Tensor, table: Tensor, back: bool) -> Tensor:
-    """`x` (batch, length, heads, 2 h), rotated, or rotated back. `table`: float32 (batch or 1, length, 1,
-    4 h), for each position h cosines, the same again, h sines and the same again. Differentiable by `x`, any
-    number of times."""
+    """Rotates `x` (batch, length, heads, 2 h), or rotates it back. `table`: float32 (batch or 1, length, 1, 4
+    h), with h cosines for each position, the same cosines again, h sines and the same sines again.
+    Differentiable with respect to `x`, any number of times."""
     cosine, _, sine, _ = table.chunk(4, dim=-1)
     a, b = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
     if back:
@@ -55,5 +55,5 @@ rotate.register_autograd(
 
 @register_sharding(torch.ops.apertus.rotate.default)
 def _(x: Any, table: Any, back: bool) -> list[tuple[list[Placement], list[Placement | None]]]:
-    """DTensors may be split by heads."""
+    """Lets DTensors be split by heads."""
     return [([split], [split, Replicate(), None]) for split in (Replicate(), Shard(2))]

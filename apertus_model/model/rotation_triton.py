@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-_ELEMENTS = 1024  # pairs of a block for each head; one vector load of bfloat16 for each of 128 threads
+_ELEMENTS = 1024  # pairs per block and head; one vector load of bfloat16 for each of 128 threads
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def _rotate(  # type: ignore[no-untyped-def]  # Triton's own types
 
 
 def rotated(x: torch.Tensor, table: torch.Tensor, back: bool) -> torch.Tensor:
-    """`rotation.rotate`: float32 or bfloat16, on one GPU."""
+    """Computes `rotation.rotate` for float32 or bfloat16, on one GPU."""
     x, table = x.contiguous(), table.contiguous()
     batch, length, heads, width = x.shape
     assert table.shape[1:] == (length, 1, 2 * width) and table.shape[0] in (1, batch), table.shape

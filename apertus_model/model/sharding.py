@@ -1,13 +1,15 @@
 """Tensor-parallel layout of every sub-module, in torchtitan's declarative form. The model imports this file
 and not `parallelize`, which needs parts of torch that are missing on some machines used only for evaluation.
 
-Column-parallel into attention and feed-forward, row-parallel out of them; norms and the xIELU scalars are
-replicated. These declarations describe all layouts: torchtitan leaves out the axes that a run does not have.
+Linear layers into attention and feed-forward are column-parallel, those out of them row-parallel; norms and
+the xIELU scalars are replicated. These declarations describe all layouts: torchtitan leaves out the axes that
+a run does not have.
 
-What is replicated and used on a part of the activations has partial gradients: the two scalars, the norms of
-queries and keys, and with sequence parallelism the other norms. FSDP sums them over the ranks before it
-reduces them, parameter by parameter: in a pipeline once a step, else once a micro-batch. The formula of xIELU
-sums those of its scalars in every micro-batch, since softplus is not linear; its kernel leaves them partial.
+Parameters that are replicated and used on a part of the activations have partial gradients: the two scalars,
+the norms of queries and keys, and with sequence parallelism the other norms. FSDP sums these gradients over
+the ranks before it reduces them, parameter by parameter: in a pipeline once a step, else once a micro-batch.
+The formula of xIELU sums the gradients of its scalars in every micro-batch, since softplus is not linear; its
+kernel leaves them partial.
 """
 
 from dataclasses import replace
@@ -32,10 +34,10 @@ from apertus_model.model.output import RewardHead
 
 @runtime_checkable
 class HasOwnSharding(Protocol):
-    """The config of a mixer of tokens with more modules than attention."""
+    """The config of a token mixer that has more modules than attention."""
 
     def set_own_sharding(self) -> None:
-        """Fills the `sharding_config` of these."""
+        """Fills the `sharding_config` of these modules."""
 
 
 def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
@@ -85,7 +87,7 @@ def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
 
 
 def _join_layers(config: Any, block_input: Any) -> None:
-    """What layers of one step add stays a partial sum of each rank until all of it is added."""
+    """Keeps what the layers of one step add as partial sums of each rank until all of it is added up."""
     for step in config.schedule.steps:
         for layer in (config.layers[index] for index in step.layers if step.beside):
             for last in (layer.attention.wo, layer.feed_forward.down_proj):

@@ -1,8 +1,9 @@
-"""Attention of which every head computes a part of the pairs (`specs.sparse_attention`).
+"""Attention in which every head computes only a part of the pairs of queries and keys
+(`specs.sparse_attention`).
 
-In every head, a token belongs to a partition: those of its document, or of its document and bucket. A query
-sees the keys of its partition that are not later in the row and, with a window, not too far before it. The
-queries that a head leaves out are a partition of their own, and so are the keys.
+In every head, a token belongs to a partition: the tokens of its document, or of its document and bucket. A
+query sees the keys of its partition that are not later in the row and, with a window, not too far before it.
+The queries that a head leaves out are a partition of their own, and so are the keys that it leaves out.
 
 Two backends compute it. `MaskedAttention` makes a boolean mask of all pairs: the reference, of quadratic
 cost. `ArrangedAttention` sorts the tokens of each head by partition, leaves out those that take no part, and
@@ -38,17 +39,17 @@ from apertus_model.model.init import local_part
 from specs.sparse_attention import Dropped, Hashed, SparseAttention, Windowed
 
 BLOCK = 128
-"""Queries, and keys, of a block of FlexAttention."""
+"""The number of queries, and of keys, in a block of FlexAttention."""
 LEFT_OUT = (-1, -2)
-"""Partitions of the queries and of the keys that take no part."""
+"""The partitions of the queries and of the keys that a head leaves out."""
 
 
 class Tokens(NamedTuple):
     """The queries or the keys of every head, in some order."""
 
     partition: torch.Tensor  # int64 (batch, heads, tokens)
-    place: torch.Tensor  # int64 in the row, of the same shape, or with one row and head for all
-    left_out: int = 0  # tokens of each head that take no part, the same number in all
+    place: torch.Tensor  # int64, place in the row; of the same shape, or one row and head for all
+    left_out: int = 0  # number of tokens that each head leaves out, equal in all heads
 
     def ranges(self, size: int) -> tuple[torch.Tensor, ...]:
         """Smallest and largest partition, smallest and largest place of each block of `size` tokens: (batch,
@@ -60,8 +61,9 @@ class Tokens(NamedTuple):
         return tuple(extreme(-1) for found in cut for extreme in (found.amin, found.amax))
 
     def arranged(self) -> tuple[Tokens, torch.Tensor, torch.Tensor]:
-        """Those that take part, sorted by partition and within it by place; where each of them was, and where
-        each token is now (-1: nowhere). The tokens must be in the order of the row."""
+        """The tokens that are not left out, sorted by partition and within it by place; the old index of each
+        of them; and the new index of every token (-1: left out). The tokens must be in the order of the
+        row."""
         order = self.partition.argsort(dim=-1, stable=True)
         now = (order.argsort(dim=-1) - self.left_out).clamp(min=-1)
         order = order[..., self.left_out :]
@@ -69,7 +71,7 @@ class Tokens(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Which query sees which key."""
+    """The pairs of queries and keys in which the query sees the key."""
 
     queries: Tokens
     keys: Tokens
@@ -94,7 +96,7 @@ class Selection(NamedTuple):
         return meet if self.window is None else meet & (first - self.window < key_last)
 
     def block_mask(self, size: int = BLOCK) -> BlockMask:
-        """The same for FlexAttention, which asks for the pairs of these blocks alone."""
+        """The mask for FlexAttention, which asks only for the pairs in the blocks of `blocks`."""
         partitions, places = self.queries.partition, self.queries.place
         key_partitions, key_places = self.keys.partition, self.keys.place
         group, window = partitions.shape[1] // key_partitions.shape[1], self.window
@@ -115,11 +117,11 @@ class Selection(NamedTuple):
 
 
 def _of_query_heads(of_keys: torch.Tensor, heads: int) -> torch.Tensor:
-    """(batch, key heads, ...) -> (batch, heads, ...); one head stays one, for all."""
+    """(batch, key heads, ...) -> (batch, heads, ...); a single head, which stands for all, stays single."""
     return of_keys if of_keys.shape[1] == 1 else of_keys.repeat_interleave(heads // of_keys.shape[1], dim=1)
 
 
-# What is chosen
+# The choice of pairs
 
 
 def select(
@@ -162,8 +164,8 @@ def select(
 
 
 def bucket(x_BTNH: torch.Tensor, directions_KHC: torch.Tensor) -> torch.Tensor:
-    """Which of C directions of its group of heads, or of their opposites, has the largest product with a
-    vector: int64 (batch, heads, tokens), from 0 to 2 C - 1."""
+    """The bucket of every vector: which of the C directions of its group of heads, or of their opposites, has
+    the largest product with the vector; int64 (batch, heads, tokens), from 0 to 2 C - 1."""
     groups = x_BTNH.float().unflatten(2, (len(directions_KHC), -1))
     products = torch.einsum("btkgh,khc->bkgtc", groups, directions_KHC)
     return torch.cat([products, -products], dim=-1).argmax(dim=-1).flatten(1, 2)
@@ -184,8 +186,8 @@ def sizes(method: SparseAttention, config: GQAttention.Config) -> dict[str, tupl
 
 
 def draw(method: Hashed | Dropped, layer: int, name: str, size: tuple[int, ...]) -> torch.Tensor:
-    """Random numbers of one name, float32: for `hash` directions of length 1, for `drop` what places are
-    ordered by, of which a longer row has more. Every head has a generator of its own."""
+    """The random numbers with one name, float32: for `hash`, directions of length 1; for `drop`, the numbers
+    by which places are ordered, of which a longer row has more. Every head has a generator of its own."""
     heads = []
     for head in range(size[0]):
         digest = hashlib.sha256(f"{method.seed}/{layer}/{name}/{head}".encode()).digest()
@@ -203,7 +205,7 @@ class ChoosingAttention(GQAttention):
     @dataclass(kw_only=True, slots=True)
     class Config(GQAttention.Config):
         method: SparseAttention
-        layer: int  # of the whole model
+        layer: int  # number in the whole model
 
     _sharding_config: ShardingConfig | None
 
@@ -221,7 +223,7 @@ class ChoosingAttention(GQAttention):
             setattr(self, name, drawn.to(buffer_device or getattr(self, name).device))
 
     def parallelize(self, parallel_dims: ParallelDims) -> None:
-        """Tensor-parallel ranks have the random numbers of their own heads."""
+        """Gives every tensor-parallel rank the random numbers of its own heads."""
         assert self._sharding_config is not None
         by_head = dict.fromkeys(self.sizes, dense_param_placement(tp=spmd.S(0)))
         self._sharding_config = dataclasses.replace(self._sharding_config, state_shardings=by_head)
@@ -243,7 +245,7 @@ class ChoosingAttention(GQAttention):
         return self.wo(out.contiguous().flatten(2))
 
 
-# How it is computed
+# The computation
 
 
 class MaskedAttention(SdpaAttention):
@@ -276,15 +278,15 @@ def masked(
     attend: Callable[..., torch.Tensor],
     **arguments: Any,
 ) -> torch.Tensor:
-    """Attention by a mask, where queries without a key give 0. Kernels differ in what they give for these, so
-    they see all keys first, and their result is replaced."""
+    """Attention by a mask, in which queries without a key give 0. Kernels differ in their results for these
+    queries, so they see all keys, and their results are replaced."""
     alone = ~pairs.any(dim=-1, keepdim=True)
     out = attend(q_BLNH, k_BLNH, v_BLNH, attention_masks=pairs | alone, **arguments)
     return out.masked_fill(alone.transpose(1, 2), 0.0)
 
 
 class ArrangedAttention(FlexAttention):
-    """FlexAttention over the tokens of each head, sorted and without those that take no part."""
+    """FlexAttention over the tokens of each head, sorted and without those that are left out."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(FlexAttention.Config, TakesDocuments):
@@ -319,8 +321,8 @@ def arranged(
     attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Selection], torch.Tensor],
 ) -> torch.Tensor:
     """Attention over the tokens of each head in the order of their partitions; the result in the order of the
-    row, with 0 for queries that take no part. `attend` gets queries, keys and values in that order, and the
-    selection among them."""
+    row, with 0 for queries that are left out. `attend` gets queries, keys and values in the order of their
+    partitions, and the selection among them."""
     queries, order, now = selection.queries.arranged()
     keys, key_order, key_now = selection.keys.arranged()
     k, v = (_Move.apply(one, key_order, key_now) for one in (k_BLNH, v_BLNH))
@@ -330,8 +332,8 @@ def arranged(
 
 class _Move(torch.autograd.Function):
     """Tokens (batch, tokens, heads, head_dim) in another order: each from the place `come_from` (batch,
-    heads, new tokens), 0 for -1. `go_to` says the same of the way back, so the backward pass adds nothing up,
-    and has one result."""
+    heads, new tokens), 0 for -1. `go_to` is the inverse of `come_from`, so the backward pass adds nothing up,
+    and is deterministic."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, come_from: torch.Tensor, go_to: torch.Tensor) -> torch.Tensor:
@@ -354,11 +356,11 @@ COMPUTED_BY: dict[type, type[MaskedAttention.Config] | type[ArrangedAttention.Co
     SdpaAttention.Config: MaskedAttention.Config,
     FlexAttention.Config: ArrangedAttention.Config,
 }
-"""By the backend of causal attention that has been chosen."""
+"""The config of the sparse attention, by the config of the chosen backend of causal attention."""
 
 
 def choosing(plain: GQAttention.Config, method: SparseAttention, layer: int) -> ChoosingAttention.Config:
-    """The attention of a layer, with the modules of `plain`."""
+    """The config of a layer's attention, with the modules of `plain`."""
     fields = {one.name: getattr(plain, one.name) for one in dataclasses.fields(plain)}
     fields["inner_attention"] = COMPUTED_BY[type(plain.inner_attention)]()
     return ChoosingAttention.Config(**fields, method=method, layer=layer)

@@ -1,5 +1,5 @@
-"""What mixes the tokens of a layer: attention, or what a field of `ModelSpec` puts in its place. Here alone
-the model's code knows which fields do; every method is a module of its own."""
+"""Chooses what mixes the tokens of a layer: attention, or what a field of `ModelSpec` puts in its place. Only
+here the model's code knows which fields do; every method has a module of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from specs.model import ModelSpec
 
 
 def token_mixer(plain: GQAttention.Config, spec: ModelSpec, layer: int) -> GQAttention.Config:
-    """Of the layer with this number, which has the modules of `plain`, or `plain` itself."""
+    """The config of the token mixer of the layer with this number: one with the modules of `plain`, or
+    `plain` itself."""
     if spec.attention is not None:
         return choosing(plain, spec.attention, layer)
     if spec.mamba is not None and layer in spec.mamba_layers:

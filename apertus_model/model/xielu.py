@@ -6,8 +6,8 @@ With a_p = softplus(alpha_p), a_n = beta + softplus(alpha_n):
     x >  0:  a_p x^2 + beta x
     x <= 0:  a_n (expm1(x) - x) + beta x
 
-The operator runs Triton's kernels on CUDA and the formula elsewhere. It is opaque to whatever traces it, as
-fake tensors and rehearsals do, which count what it reads and writes.
+The operator runs Triton's kernels on CUDA and the formula elsewhere. It is opaque to code that traces it,
+such as fake tensors and rehearsals, which count what it reads and writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BETA = 0.5
 
 
 def formula(x: Tensor, slope_p: Tensor, slope_n: Tensor) -> Tensor:
-    """The activation, by a_p and a_n."""
+    """The activation of x, given a_p and a_n."""
     above = x.clamp(min=0)
     below = x - above
     curved = torch.expm1(below).sub_(below).mul_(slope_n)
@@ -34,7 +34,7 @@ def formula(x: Tensor, slope_p: Tensor, slope_n: Tensor) -> Tensor:
 def formula_backward(
     gradient: Tensor, x: Tensor, slope_p: Tensor, slope_n: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by x, a_p and a_n; those of the slopes are float32 sums."""
+    """The gradients with respect to x, a_p and a_n; those of the slopes are float32 sums."""
     above = x.clamp(min=0)
     below = x - above
     bend = torch.expm1(below)
@@ -55,7 +55,7 @@ def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor) -> Tensor:
 def xielu_backward(
     gradient: Tensor, x: Tensor, alpha_p: Tensor, alpha_n: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by `x`, `alpha_p` and `alpha_n`, each in the dtype of what it is by."""
+    """The gradients with respect to `x`, `alpha_p` and `alpha_n`, each in the dtype of that tensor."""
     slopes = F.softplus(alpha_p), BETA + F.softplus(alpha_n)
     to_x, *to_slopes = formula_backward(gradient, x, *slopes)
     to_p, to_n = (
@@ -97,7 +97,8 @@ xielu.register_autograd(
     lambda ctx, gradient: xielu_backward(gradient, *ctx.saved_tensors), setup_context=_save
 )
 
-# How DTensors pass: any split of x, whole scalars. Each rank then has its own part of their gradients.
+# The layouts of DTensors: any split of x, whole scalars. Each rank then has its own part of the scalars'
+# gradients.
 Shardings = list[tuple[list[Placement], list[Placement]]]
 
 

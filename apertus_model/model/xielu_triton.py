@@ -1,7 +1,7 @@
 """xIELU in one pass over memory: Triton kernels that read each input once and write each output once.
 
 Imported only when they run. Invariants: everything between a load and a store is float32, so a result is
-rounded once. The gradients of the scalars are sums of blocks, and then a sum of these sums, both in a fixed
+rounded once. The gradients of the scalars are summed within blocks and then over blocks, both in a fixed
 order: equal inputs give equal bits.
 """
 
@@ -28,8 +28,9 @@ def _parts(x):  # type: ignore[no-untyped-def]  # Triton's own types
 
 @triton.jit
 def _curve(x, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's own types
-    """expm1(x) - x for x <= 0. Near 0, where the difference cancels, by its series: to two units of the last
-    place in float32, or to 2^-17 of it, a small part of the rounding to bfloat16."""
+    """expm1(x) - x for x <= 0. Near 0, where the difference cancels, it is computed by its series: to two
+    units in the last place of float32 if EXACT, else to a relative error of 2^-17, a small part of the
+    rounding to bfloat16."""
     if EXACT:
         series = 1.0 / 39916800
         series = series * x + 1.0 / 3628800
@@ -100,7 +101,7 @@ def _xielu_backward(  # type: ignore[no-untyped-def]  # Triton's own types
 
 @triton.jit
 def _total(sums, alpha, to_alpha, blocks, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # as above
-    """Sum of sums, times the derivative of softplus."""
+    """Stores the sum of the blocks' sums, times the derivative of softplus."""
     total = tl.zeros([BLOCK], tl.float32)
     for first in range(0, blocks, BLOCK):
         at = first + tl.arange(0, BLOCK)
@@ -120,7 +121,7 @@ def _xielu_totals(  # type: ignore[no-untyped-def]  # Triton's own types
 
 
 def forward(x: torch.Tensor, alpha_p: torch.Tensor, alpha_n: torch.Tensor, beta: float) -> torch.Tensor:
-    """`xielu.xielu`: float32 or bfloat16, on one GPU."""
+    """Computes `xielu.xielu` for float32 or bfloat16, on one GPU."""
     x = x.contiguous()
     y = torch.empty_like(x)
     if x.numel():
@@ -132,7 +133,7 @@ def forward(x: torch.Tensor, alpha_p: torch.Tensor, alpha_n: torch.Tensor, beta:
 def backward(
     gradient: torch.Tensor, x: torch.Tensor, alpha_p: torch.Tensor, alpha_n: torch.Tensor, beta: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`xielu.xielu_backward`: float32 or bfloat16, on one GPU."""
+    """Computes `xielu.xielu_backward` for float32 or bfloat16, on one GPU."""
     gradient, x = gradient.contiguous(), x.contiguous()
     to_x, to_p, to_n = torch.empty_like(x), torch.empty_like(alpha_p), torch.empty_like(alpha_n)
     blocks, options = _options(x, beta)
@@ -144,6 +145,6 @@ def backward(
 
 
 def _options(x: torch.Tensor, beta: float) -> tuple[int, dict[str, Any]]:
-    """Number of blocks, and constants."""
+    """The number of blocks, and the constants of the kernels."""
     constants = {"BETA": beta, "EXACT": x.dtype == torch.float32, "BLOCK": _BLOCK}
     return triton.cdiv(x.numel(), _BLOCK), constants

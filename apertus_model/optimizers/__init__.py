@@ -1,2 +1,2 @@
-"""Optimizers: AdEMAMix and Sophia, which are ours, Muon of torch on shards, and those of
-`pytorch_optimizer`; all of them by name in `registry`."""
+"""Optimizers: our own AdEMAMix and Sophia, torch's Muon for sharded matrices, and those of
+`pytorch_optimizer`; `registry` lists all of them by name."""

@@ -50,11 +50,11 @@ class AdEMAMix(Optimizer):
         w  = w - lr ((m1 / (1 - b1^t) + alpha(t) m2) / (sqrt(v) / sqrt(1 - b2^t) + eps) + weight_decay w)
 
     State per parameter: `step` (float32 scalar on CPU), `exp_avg` (m1), `exp_avg_slow` (m2), `exp_avg_sq`
-    (v), the last three with its shape. Everything is computed in float32 (float64 for float64 weights) and
-    rounded once, where it is stored: weights to nearest, bfloat16 moments stochastically (`rounding`).
-    Rounding to nearest would lose most updates of m2 and v, which are smaller than half the spacing of
-    bfloat16: on the noisy quadratic of the tests it ends at twice the loss of float32, stochastic rounding at
-    1.002 times. With `alpha=0` and float32 this is `torch.optim.AdamW`, bit by bit.
+    (v), the last three in the parameter's shape. Everything is computed in float32 (float64 for float64
+    weights) and rounded once, when it is stored: weights to nearest, bfloat16 moments stochastically
+    (`rounding`). Rounding to nearest would lose most updates of m2 and v, which are smaller than half the
+    spacing of bfloat16: on the noisy quadratic of the tests it ends at twice the loss of float32, stochastic
+    rounding at 1.002 times. With `alpha=0` and float32 this is `torch.optim.AdamW`, bit by bit.
 
     Args:
         params: parameters or parameter groups.
@@ -66,7 +66,8 @@ class AdEMAMix(Optimizer):
         eps: added to the root of the second moment.
         weight_decay: decoupled, scaled by the learning rate.
         foreach: update many parameters per kernel.
-        fused: update a parameter in one pass, by a Triton kernel: on CUDA only. None: there.
+        fused: update a parameter in one pass, by a Triton kernel, on CUDA only. None: if all parameters of
+            the group can use it.
         state_dtype: of the moments; None for that of the parameter.
 
     Raises:
@@ -118,7 +119,7 @@ class AdEMAMix(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every parameter that has a gradient."""
+        """Updates every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -143,8 +144,7 @@ class AdEMAMix(Optimizer):
         return loss
 
     def _update(self, named: list[tuple[str, torch.Tensor]], group: dict[str, Any], step: int) -> None:
-        """Update parameters that are all at the same step, on the local part of each: the update is
-        elementwise."""
+        """Updates the local parts of parameters that are all at the same step: the update is elementwise."""
         parameters = [parameter for _, parameter in named]
         beta1, beta2, beta3 = group["betas"]
         lr = float(group["lr"])
@@ -192,8 +192,8 @@ class AdEMAMix(Optimizer):
                     stored[index].copy_(_rounded(value[index], stored[index].dtype, seed, offset, row))
 
     def _roundings(self, name: str, parameter: torch.Tensor, step: int) -> tuple[list[int], int, int]:
-        """Seed of the rounding of each moment; place of this process's part: index of its first element,
-        length of a whole row."""
+        """The seed of each moment's rounding, the index of the first element of this process's part in the
+        whole tensor, and the length of a whole row."""
         if self.state[parameter][MOMENTS[0]].dtype != torch.bfloat16:
             return [0] * len(MOMENTS), 0, 0
         offsets, _ = owned_region(parameter)
@@ -215,7 +215,7 @@ def _upcast(tensors: list[torch.Tensor], weights: list[torch.Tensor]) -> list[to
 
 
 def _rounded(value: torch.Tensor, dtype: torch.dtype, seed: int, offset: int, row: int) -> torch.Tensor:
-    """`value` as it is stored."""
+    """`value` as it is to be stored: rounded stochastically if `dtype` is bfloat16."""
     if dtype == torch.bfloat16:
         return round_stochastically(value.float().contiguous(), seed, offset, row)
     return value
@@ -228,7 +228,8 @@ def _strides(shape: torch.Size) -> list[int]:
 def _chunks(
     named: list[tuple[str, torch.Tensor]], *, foreach: bool
 ) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Parameters that are updated together: one by one, or as many as the bound on temporaries allows."""
+    """Yields the parameters that are updated together: one by one, or as many as the bound on temporaries
+    allows."""
     chunk: list[tuple[str, torch.Tensor]] = []
     elements = 0
     for name, parameter in named:

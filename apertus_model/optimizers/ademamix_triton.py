@@ -1,5 +1,5 @@
 """AdEMAMix in one pass over memory: a Triton kernel that reads weight, gradient and moments once and writes
-them once.
+weight and moments once.
 
 Imported only when it is used. Invariant: it computes what `ademamix.AdEMAMix` computes by foreach, in
 float32, in the same order of operations, with the same stochastic rounding of bfloat16 moments; the two
@@ -18,7 +18,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _round(value, index, seed, STOCHASTIC: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's own types
-    """`rounding.round_stochastically`, as float32; `value` where it is not stochastic."""
+    """`value` rounded as by `rounding.round_stochastically`, as float32; `value` itself unless STOCHASTIC."""
     if STOCHASTIC:
         mixed = (index + seed).to(tl.uint32, bitcast=True)
         mixed = (mixed ^ (mixed >> 16)) * 0x85EBCA6B
@@ -31,7 +31,8 @@ def _round(value, index, seed, STOCHASTIC: tl.constexpr):  # type: ignore[no-unt
 
 @triton.jit
 def _nearest(value, BFLOAT16: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's own types
-    """float32 to the nearest bfloat16, ties to even, as float32: Triton's interpreter cuts off instead."""
+    """`value` rounded to the nearest bfloat16, ties to even, as float32: Triton's interpreter truncates
+    instead."""
     if BFLOAT16:
         bits = value.to(tl.uint32, bitcast=True)
         bits += 0x7FFF + ((bits >> 16) & 1)
@@ -62,7 +63,7 @@ def _ademamix(  # type: ignore[no-untyped-def]  # Triton's own types
     weight = weight * decay - step_size * tl.div_rn(fast + mix * slow, denominator)
 
     if CUT:
-        # one division in 64 bits for the block, and for each element one in 32
+        # one 64-bit division for the block, and one 32-bit division for each element
         rows = first // columns + ((first % columns).to(tl.int32) + tl.arange(0, BLOCK)) // columns
         index = (at + rows * (row - columns) + offset).to(tl.int32)
     else:
@@ -88,7 +89,7 @@ def update(
     weight_decay: float,
     rounding: tuple[list[int], int, int],
 ) -> None:
-    """One step of one parameter, in place.
+    """Updates one parameter for one step, in place.
 
     Args:
         weight: float32 or bfloat16, contiguous.

@@ -1,8 +1,7 @@
-"""Optimizers that need, beside the gradients of a step, those of another loss on the same batch.
+"""Optimizers that need, besides the gradients of a step, those of another loss on the same batch.
 
-The trainer knows this class and no optimizer by name. Where `extra_pass_due` is true before a step, the
-trainer computes the gradients of `extra_loss` over the whole batch, calls `take_extra_gradients`, and drops
-them.
+The trainer knows this class and no optimizer by name. If `extra_pass_due` is true before a step, the trainer
+computes the gradients of `extra_loss` over the whole batch, calls `take_extra_gradients`, and drops them.
 """
 
 from abc import abstractmethod
@@ -14,7 +13,7 @@ from apertus_model.losses.cross_entropy import VocabShard
 
 
 class WithExtraPass(Optimizer):
-    """Base of such an optimizer."""
+    """The base class of an optimizer that needs an extra pass."""
 
     @property
     @abstractmethod
@@ -39,10 +38,10 @@ class WithExtraPass(Optimizer):
         Args:
             hidden: (batch, local sequence, dim), the last hidden states.
             weight: (words, dim), this rank's rows of the output weight.
-            labels: (batch, local sequence) int64; IGNORE_INDEX where a token counts for nothing.
-            vocab: which words the rows stand for.
-            step: counted within the stage.
-            weights: of the labels, of the same shape; 1 where samples have none.
+            labels: (batch, local sequence) int64; IGNORE_INDEX for tokens that do not count.
+            vocab: the words that the rows stand for.
+            step: number of the step, counted within the stage.
+            weights: of the labels, of the same shape; 1 if samples have no weights.
             places: of the labels in the step's whole batch.
             denominator: sum of the weights of the step; float64 scalar.
         """

@@ -22,8 +22,8 @@ Groups = list[dict[str, Any]]
 
 
 class WithCounters(Optimizer):
-    """Base of the classes below, before the package's own. `COUNTERS`: name -> value before the first
-    step."""
+    """The base of the classes below, placed before the package's own class. `COUNTERS`: name of each counter
+    -> its value before the first step."""
 
     COUNTERS: ClassVar[Mapping[str, float]] = {"step": 0}
 
@@ -33,12 +33,12 @@ class WithCounters(Optimizer):
         return bool(self.param_groups[0].get("step", 0) != self.COUNTERS["step"])
 
     def counters(self) -> dict[str, float]:
-        """The numbers of the state, the same for all parameters."""
+        """The numbers in the state, which are the same for all parameters."""
         group = self.param_groups[0]
         return {name: float(group.get(name, first)) for name, first in self.COUNTERS.items()}
 
     def set_counters(self, values: Mapping[str, float]) -> None:
-        """Continues from `values`."""
+        """Sets the counters to `values`."""
         for group in self.param_groups:
             for name, first in self.COUNTERS.items():
                 current = group.get(name, first)
@@ -50,19 +50,19 @@ class WithCounters(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """The package's update."""
+        """Makes the package's update. Before the first one, drops the state."""
         if not self.begun:
             self.state.clear()
         return super().step(closure)
 
 
 class OnWholeTensors(WithCounters):
-    """Base for updates whose operators DTensor lacks. Every process must have all weights whole: one process,
-    or replicas."""
+    """Base for updates whose operators DTensor lacks. Every process must have all weights in full: there is
+    one process, or all are replicas."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """The package's update, on the plain tensors inside DTensors. States are plain tensors."""
+        """Makes the package's update on the plain tensors inside DTensors. States are plain tensors."""
         groups = [group["params"] for group in self.param_groups]
         plain = {parameter: _plain(parameter) for parameters in groups for parameter in parameters}
         self._rekey(plain)
@@ -124,7 +124,7 @@ def signum(groups: Groups) -> Optimizer:
 
 def mars(groups: Groups) -> Optimizer:
     """MARS-AdamW, the approximate form (arXiv 2411.10438): gradients of matrices are corrected by those of
-    the step before. The package makes the host wait for the GPU once per parameter."""
+    the previous step. The package makes the host wait for the GPU once per parameter."""
     from pytorch_optimizer import MARS
 
     class Mars(WithCounters, MARS):
@@ -145,7 +145,7 @@ def soap(groups: Groups) -> Optimizer:
 
 
 def prodigy(groups: Groups) -> Optimizer:
-    """Prodigy (arXiv 2306.06101). `step` begins with 1 in the package."""
+    """Prodigy (arXiv 2306.06101). The package counts `step` from 1."""
     from pytorch_optimizer import Prodigy
 
     class ProdigyWithCounters(OnWholeTensors, Prodigy):
@@ -155,15 +155,15 @@ def prodigy(groups: Groups) -> Optimizer:
 
 
 class Averaging(WithCounters):
-    """Schedule-free: weights in training are y = (1 - b1) z + b1 x; the result is x, a weighted average of
-    all z."""
+    """A schedule-free optimizer: the weights in training are y = (1 - b1) z + b1 x; the result is x, a
+    weighted average of all z."""
 
     COUNTERS: ClassVar[Mapping[str, float]] = {"step": 0, "weight_sum": 0.0, "lr_max": -1.0}
 
     @torch.no_grad()
     def to_average(self) -> dict[torch.Tensor, torch.Tensor]:
-        """Sets every weight to x, and returns the y of each, which `from_average` puts back bit by bit.
-        Nothing before the first step."""
+        """Sets every weight to x, and returns the y of each, which `from_average` puts back bit by bit. Does
+        nothing before the first step."""
         kept: dict[torch.Tensor, torch.Tensor] = {}
         for group in self.param_groups if self.begun else []:
             for parameter in group["params"]:

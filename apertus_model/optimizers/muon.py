@@ -17,12 +17,12 @@ from apertus_model.model.init import local_part, owned_region
 
 
 class Muon(torch.optim.Muon):
-    """State per matrix: `momentum_buffer`, of its shape, dtype and placement. Arguments are those of
-    `torch.optim.Muon`."""
+    """Muon for sharded matrices. State per matrix: `momentum_buffer`, of the matrix's shape, dtype and
+    placement. The arguments are those of `torch.optim.Muon`."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every matrix that has a gradient. Collective where matrices are sharded."""
+        """Updates every matrix that has a gradient. Collective if matrices are sharded."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -33,9 +33,9 @@ _LOOPS = ("adopt", "mars")  # DTensor lacks operators of their foreach path
 
 
 def parameter_groups(spec: OptimizerSpec) -> list[ParamGroupConfig]:
-    """Parameter groups of a resolved optimizer spec, of which a model may lack some: parameters without
-    weight decay (the weights of a layer schedule in a group of their own, norms and xIELU scalars), those
-    that another optimizer updates, and all others."""
+    """The parameter groups of a resolved optimizer spec, some of which may be empty in a model: parameters
+    without weight decay (the weights of a layer schedule in a group of their own, norms and xIELU scalars),
+    those that another optimizer updates, and all others."""
     assert spec.name is not None, "the planner resolves the optimizer"
     not_decayed = (SCHEDULE, NOT_DECAYED)
     rest = _group(r".*", spec)
@@ -50,7 +50,7 @@ def parameter_groups(spec: OptimizerSpec) -> list[ParamGroupConfig]:
 
 
 def _group(pattern: str, spec: OptimizerSpec) -> ParamGroupConfig:
-    """Parameters with the optimizer of the spec."""
+    """The group of the parameters that match `pattern`, with the optimizer of the spec."""
     assert spec.name is not None
     given: dict[str, Any] = {
         name: getattr(spec, name) for name in ("lr", "betas", "momentum", "eps", "weight_decay")
@@ -58,10 +58,10 @@ def _group(pattern: str, spec: OptimizerSpec) -> ParamGroupConfig:
     settings = {name: value for name, value in given.items() if value is not None}
     if spec.name == "ademamix":
         settings |= {name: getattr(spec, name) for name in ("alpha", "alpha_warmup", "beta3_warmup")}
-        # it finds out by itself
+        # AdEMAMix finds out by itself whether it can be fused
         settings |= {"state_dtype": getattr(torch, spec.state_dtype or "float32"), "fused": None}
     elif spec.name in ("muon", "d-muon"):
-        del settings["betas"], settings["eps"]  # the AdamW half's
+        del settings["betas"], settings["eps"]  # these belong to the AdamW half
         settings["adjust_lr_fn"] = "original" if spec.name == "muon" else "match_rms_adamw"
         return ParamGroupConfig(pattern=pattern, optimizer_name="muon", optimizer_kwargs=settings)
     elif spec.name == "adopt":
@@ -80,7 +80,7 @@ def _group(pattern: str, spec: OptimizerSpec) -> ParamGroupConfig:
 
 
 def _adamw_half(pattern: str, spec: OptimizerSpec, weight_decay: float | None) -> ParamGroupConfig:
-    """Parameters that Muon leaves to AdamW, at a rate in a fixed ratio to that of the matrices
+    """The group of parameters that Muon leaves to AdamW, at a rate in a fixed ratio to that of the matrices
     (`trainer.lr_scheduler` multiplies by `lr_ratio`)."""
     settings = {
         "lr": spec.lr,

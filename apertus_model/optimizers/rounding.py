@@ -17,8 +17,8 @@ def rounding_seed(name: str, step: int, moment: int) -> int:
 
     Args:
         name: of the parameter.
-        step: of that parameter, from 1.
-        moment: which of its states.
+        step: number of the update of that parameter, from 1.
+        moment: index of the state of that parameter.
     """
     return signed(zlib.crc32(f"{name}/{step}/{moment}".encode()))
 

@@ -37,7 +37,7 @@ class Sophia(WithExtraPass):
         betas: (b1, b2).
         rho: scale of the Hessian; the larger, the fewer elements are clipped. The paper's gamma.
         hessian_interval: k, steps from one estimate to the next.
-        eps: least denominator.
+        eps: smallest denominator.
         weight_decay: decoupled, scaled by the learning rate.
 
     Raises:
@@ -81,7 +81,7 @@ class Sophia(WithExtraPass):
         return int(state["step"].item() if state else 0) % int(group["hessian_interval"]) == 0
 
     def extra_loss(self, *arguments: Any, **batch: Any) -> torch.Tensor:
-        """The loss of labels that the model draws; its gradient is u."""
+        """The loss on labels that the model draws; its gradient is u."""
         return drawn_labels_loss(*arguments, **batch)
 
     @torch.no_grad()
@@ -96,8 +96,7 @@ class Sophia(WithExtraPass):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every parameter that has a gradient, on the local part of each: the update is
-        elementwise."""
+        """Updates the local part of every parameter that has a gradient: the update is elementwise."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

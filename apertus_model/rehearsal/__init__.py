@@ -1,8 +1,8 @@
-"""A training step of one rank of any layout, without GPUs, peers or memory.
+"""Rehearses a training step of one rank of any layout, without GPUs, peers or memory.
 
 The step is the project's own: `trainer_config`, `ApertusTrainer`, its layout, pipeline schedule, loss,
 clipping and optimizer. Tensors on the GPU are torch's FakeTensors, which have a shape and no values; the
-process group is torch's fake one, whose collectives do nothing. What is on the CPU is real, so that meshes,
+process group is torch's fake one, whose collectives do nothing. Tensors on the CPU are real, so that meshes,
 batches and counters have their values.
 
     __main__      the process of one rank: a task as JSON in, a report as JSON out

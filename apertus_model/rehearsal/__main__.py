@@ -1,6 +1,6 @@
 """`python -m apertus_model.rehearsal TASK REPORT`: both files of JSON, see `records`.
 
-The report states a failure too; the exit code is 0 when there is one.
+The report also states a failure; the exit code is 0 when there is a report.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def main(task_file: str, report_file: str) -> int:
 
 @functools.cache
 def prepare(device: str, gpu: str) -> None:
-    """Replaces what a rehearsal on this kind of GPU replaces, and imports what it needs.
+    """Applies the patches of a rehearsal on this kind of GPU, and imports what the rehearsal needs.
 
     Raises:
-        NoFakeCuda: there is no compiler for it, or it fails.
-        MissingTarget: what is replaced does not exist.
+        NoFakeCuda: there is no compiler for the fake CUDA, or the compiler fails.
+        MissingTarget: a name that is replaced or used does not exist.
     """
     if device == "cuda" and "torch" not in sys.modules:
         fake_cuda.load()

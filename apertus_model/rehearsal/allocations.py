@@ -1,10 +1,10 @@
-"""Which tensors live when: bytes at the peak of a step, by kind and by tensor.
+"""Records which tensors live when: the bytes at the peak of a step, by kind and by tensor.
 
 A storage counts from the operator that makes it to its end, in the blocks of CUDA's allocator; views and
 DTensors count as their storage. The kind of a storage is what the step uses it for (a
 weight, a gradient, a state), else the code that made it.
 
-Invariant: `peak` is exact: every change is kept, and the step is read again from its begin.
+Invariant: `peak` is exact: every change is kept, and the changes of the step are replayed from its begin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from apertus_model.rehearsal.patches import SUMS
 
 BLOCK = 512  # bytes; c10/core/AllocatorConfig.h: kMinBlockSize
 TRAINER, PIPELINES = "/apertus_model/trainer/", "/torch/distributed/pipelining/"
-# The innermost of these that is on the stack made a storage.
+# A storage was made by the innermost of these on the stack.
 MAKERS = (
     ("/torch/distributed/fsdp/", "communication"),
     (PIPELINES, "communication"),
@@ -37,7 +37,7 @@ MAKERS = (
 
 
 class Made(NamedTuple):
-    """What is known of a storage when it is made."""
+    """The facts about a storage that are known when it is made."""
 
     operator: str
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Live(NamedTuple):
 
 
 class Allocations:
-    """Follows storages. Bytes are rounded up to `block`."""
+    """A record of storages and their changes in size. Bytes are rounded up to `block`."""
 
     def __init__(self, block: int = BLOCK) -> None:
         self.seconds = 0.0  # of computation in the step until now, which the observer predicts
@@ -63,10 +63,10 @@ class Allocations:
         self._sizes: dict[int, int] = {}  # of living storages, by number
         self._made: list[Made] = []
         self._ends: dict[int, weakref.ref[Any]] = {}
-        self._changes: list[tuple[int, int]] = []  # number, bytes more
+        self._changes: list[tuple[int, int]] = []  # number of the storage, change in bytes
         self._times: list[float] = []  # of the changes
         self._begin = 0
-        self._unseen: list[range] = []  # of changes
+        self._unseen: list[range] = []  # changes that cannot be the peak
         self._kinds: dict[int, str] = {}
 
     def see(self, tensor: torch.Tensor, operator: str) -> None:
@@ -88,17 +88,17 @@ class Allocations:
             self._set(number, storage.nbytes())
 
     def name(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
-        """States what tensors are used for."""
+        """Records what tensors are used for."""
         for tensor in tensors:
             if (number := self._known.get(tensor.untyped_storage()._cdata)) is not None:
                 self._kinds.setdefault(number, kind)
 
     def number(self, tensor: torch.Tensor) -> int | None:
-        """Of the storage of a tensor; None for one that was not seen."""
+        """The number of the storage of a tensor; None for a storage that was not seen."""
         return self._known.get(tensor.untyped_storage()._cdata)
 
     def numbers(self, values: Any) -> list[int]:
-        """Of the storages of the tensors among values."""
+        """The numbers of the storages of the tensors among values."""
         found = [self.number(tensor) for tensor in tensors_in(values)]
         return [number for number in found if number is not None]
 
@@ -107,18 +107,18 @@ class Allocations:
         return number in self._ends
 
     def begin(self) -> None:
-        """The step begins: what was until now has no peak."""
+        """Begins the step: earlier changes have no part in the peak."""
         self._begin, self.seconds = len(self._changes), 0.0
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
-        """What lives meanwhile only has no part in the peak."""
+        """Within this context, storages that do not outlive it have no part in the peak."""
         begin = len(self._changes)
         yield
         self._unseen.append(range(begin, len(self._changes)))
 
     def peak(self) -> list[Live]:
-        """The storages that lived when most bytes did."""
+        """The storages that lived when the number of living bytes was largest."""
         now = sum(size for _, size in self._changes[: self._begin])
         most, at = now, self._begin
         unseen = {index for changes in self._unseen for index in changes}
@@ -136,7 +136,8 @@ class Allocations:
         ]
 
     def moments(self, pieces: int) -> list[tuple[float, Counter[str]]]:
-        """The step in pieces of equal time: of each the time and the bytes by kind when most lived."""
+        """Divides the step into pieces of equal time. Returns, for each, the time and the bytes by kind of
+        its fullest moment."""
         now, found = Counter[str](), dict[int, tuple[float, Counter[str]]]()
         unseen = {index for changes in self._unseen for index in changes}
         length = self.seconds / pieces or 1.0
@@ -169,7 +170,7 @@ class Allocations:
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors among values, tuples and lists of them."""
+    """Yields the tensors among values, and in tuples and lists among them."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -178,8 +179,8 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _kind() -> str:
-    """The kind of what is made now. What the backward pass makes is dropped by it, unless it is for
-    communication."""
+    """The kind of a storage that is made now. The backward pass itself drops what it makes, unless that is
+    for communication."""
     kind = maker() or "other"
     return "other" if kind == "activations" and torch._C._current_graph_task_id() != -1 else kind
 

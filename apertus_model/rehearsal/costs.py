@@ -1,7 +1,7 @@
-"""Counts what the operators of a step compute and move, and the time that the rates of a GPU give them.
+"""Counts what the operators of a step compute and move, and predicts their time from the rates of a GPU.
 
-Each operator is a kernel, which reads its tensors and writes its result; of compiled layers, so is what a
-compiler makes of several.
+Each operator is a kernel, which reads its tensors and writes its result. In compiled layers, several
+operators that a compiler fuses are one kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 ATTENTION = ("flash", "varlen", "flex", "dot_product", "efficient_attention")
 # these read as many elements of their first tensor as they return
 LOOKUPS = ("embedding", "index", "gather", "index_select")
-# these write as many elements of it as their last tensor has
+# these write as many elements of their first tensor as their last tensor has
 SCATTERS = ("index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "embedding_dense_backward")
 EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 NO_KERNEL = (
@@ -31,21 +31,22 @@ NO_KERNEL = (
 )  # fmt: skip
 # these take a maximum or a sum
 REDUCTIONS = ("max", "amax", "sum", "mean", "norm", "linalg_vector_norm")
-FUSED = ("memory", "fused")  # class and name of what a compiler makes of memory-bound operators
+FUSED = ("memory", "fused")  # class and name of the kernels that a compiler makes of memory-bound operators
 
 
 class Costs:
-    """Sums by class and name of an operator.
+    """The costs of a step, summed by class and name of the operator.
 
     Args:
-        rates: of the GPU.
+        rates: the rates of the GPU.
         allocations: follows the storages of the step, and has its time.
         ours: whether a tensor is on the GPU.
-        fuses: layers are compiled: memory-bound operators between two products, attentions or collectives are
-            one kernel, which reads what was there before, and writes what is there after it. One that needs
-            the maximum or the sum of a whole tensor is another kernel, which reads that tensor again.
-        sparse_pairs: where heads choose what they see, the pairs of queries and keys that a head counts in a
-            row, of which it computes half under the causal mask. None: all.
+        fuses: whether layers are compiled. Then memory-bound operators between two products, attentions or
+            collectives are one kernel, which reads the tensors that were there before it, and writes those
+            that outlive it. An operator that needs the maximum or the sum of a whole tensor begins another
+            kernel, which reads that tensor again.
+        sparse_pairs: if heads choose what they see, the number of pairs of queries and keys that count for a
+            head in a row, of which it computes half under the causal mask. None: all pairs.
     """
 
     def __init__(
@@ -62,10 +63,10 @@ class Costs:
         self.calls = Counter[tuple[str, str]]()
         self._rates, self._allocations, self._ours, self._fuses = rates, allocations, ours, fuses
         self._sparse_pairs = sparse_pairs
-        self._read: dict[int, int] = {}  # by storages that the fused operators read, bytes
+        self._read: dict[int, int] = {}  # bytes by storage that the fused operators read
         self._written: dict[int, int] = {}
-        self._reduced = set[int]()  # storages that they make of whole tensors
-        self._computed: dict[Any, list[int]] = {}  # by operator and what it reads: storages
+        self._reduced = set[int]()  # storages that they reduce whole tensors to
+        self._computed: dict[Any, list[int]] = {}  # by operator and its inputs: result storages
         self._same: dict[int, int] = {}  # a storage that was computed again -> the first one
 
     def clear(self) -> None:
@@ -94,7 +95,7 @@ class Costs:
             return None
         self.end_fusion()
         tensors = [tensor for tensor in tensors_in((args, kwargs.values(), [result])) if self._ours(tensor)]
-        # what is multiplied; sums and statistics beside it are wider
+        # of the tensors that are multiplied; sums and statistics beside them are wider
         width = min((part.element_size() for part in tensors_in(args) if part.is_floating_point()), default=4)
         computed: float = flops
         if kind == "attention":
@@ -108,13 +109,13 @@ class Costs:
         return seconds if kind == "matrix" else None
 
     def launched(self, kernel: Any, *args: Any) -> None:
-        """A Triton kernel reads and writes each of its tensors once."""
+        """Counts a Triton kernel, which reads and writes each of its tensors once."""
         self.end_fusion()
         moved = sum(2 * tensor.numel() * tensor.element_size() for tensor in tensors_in(args))
         self._add("memory", kernel.fn.__name__, 0, moved, 4)
 
     def end_fusion(self) -> None:
-        """What was fused until now is a kernel."""
+        """Counts the operators that were fused until now as one kernel."""
         if self._read or self._written:
             left = sum(size for number, size in self._written.items() if self._allocations.lives(number))
             self._add(*FUSED, 0, sum(self._read.values()) + left, 4)
@@ -124,7 +125,8 @@ class Costs:
     def _add(
         self, kind: str, name: str, flops: int, moved: int, width: int, computed: float | None = None
     ) -> float:
-        """Returns the seconds. `computed`: the FLOPs that take time, where those are fewer."""
+        """Adds a kernel to the sums. Returns its seconds. `computed`: the FLOPs that take time, if fewer than
+        `flops`."""
         key = kind, name
         self.calls[key] += 1
         self.flops[key] += flops
@@ -135,8 +137,8 @@ class Costs:
         return seconds
 
     def _again(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
-        """Whether the same was computed of the same values: the compiler does so once in a forward pass, and
-        once in a backward pass."""
+        """Whether the same operator was applied to the same values before: the compiler computes it once in a
+        forward pass, and once in a backward pass."""
         if func._schema.is_mutable:
             return False
         inputs = tuple(
@@ -169,7 +171,7 @@ class Costs:
 
 
 def _along_rows(args: Any) -> bool:
-    """Whether a reduction has a result for each row as it lies in memory, which its kernel can use."""
+    """Whether a reduction has one result for each contiguous row in memory, which the same kernel can use."""
     tensor = next(tensors_in(args))
     axes = args[1] if len(args) > 1 else ()
     axes = [axes] if isinstance(axes, int) else axes
@@ -177,13 +179,13 @@ def _along_rows(args: Any) -> bool:
 
 
 def _size(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor; one that was expanded is no larger than what it is of."""
+    """The bytes of a tensor; an expanded tensor is no larger than its storage."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def _lengths(name: str, args: Any) -> tuple[int, int]:
-    """Queries and keys of a sequence. Only FlexAttention has fewer of the one than of the other, where ranks
-    share a sequence."""
+    """The numbers of queries and keys of a sequence; 1 and 1 except for FlexAttention, where they differ if
+    ranks share a sequence."""
     if "flex" not in name:
         return 1, 1
     return args[0].shape[-2], args[1].shape[-2]

@@ -1,7 +1,7 @@
 """Counts what a rank exchanges in a step: collectives, sends and receives, by kind and group, and their time.
 
-Asynchronous tensor parallelism hides a part of it: a product begins with the part of its input that is there,
-and sends each part of its result while it computes the next.
+Asynchronous tensor parallelism hides a part of this time: a product begins with the part of its input that
+has arrived, and sends each part of its result while it computes the next.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ COPIES = ("cat", "clone", "copy_", "_to_copy", "split_with_sizes_copy")
 
 @dataclass
 class Exchange:
-    """Alike calls in one group of ranks."""
+    """The calls of one kind in one group of ranks."""
 
     ranks: list[int]
     calls: int = 0
     bytes: int = 0  # of the whole tensors
     asynchronous: int = 0  # calls that do not wait
     seconds: float = 0.0
-    hidden: float = 0.0  # seconds of them, beside products
+    hidden: float = 0.0  # the part of `seconds` that runs beside products
 
 
 @dataclass
 class _Gather:
-    """What a gather brings, while products begin without the whole."""
+    """A gather whose results products read before they have arrived in full."""
 
     exchange: Exchange
     left: float  # seconds that nothing hides
 
 
 class Exchanges:
-    """Sums by kind and name of the group."""
+    """The exchanges of a step, summed by kind and name of the group."""
 
     def __init__(self, rates: Rates, allocations: Allocations) -> None:
         self.sent: dict[tuple[str, str], Exchange] = {}
-        self.overlapped = ""  # name of the group whose collectives products are taken apart for
+        self.overlapped = ""  # name of the group whose collectives run beside divided products
         self._rates, self._allocations = rates, allocations
         self._arriving: dict[int, _Gather] = {}  # by storage
         self._product: dict[int, float] = {}  # by storage: seconds of the product that made it
@@ -64,12 +64,12 @@ class Exchanges:
         """Counts a collective, a send or a receive. `sizes`: bytes on the GPU of each argument and of the
         result."""
         kind = next((kind for part, kind in KINDS if part in name), None)
-        if kind is None:  # waits for one, or wraps what it makes
+        if kind is None:  # waits for a collective, or wraps its result
             if self.overlapped:
                 self._pass_on(args, result)
             return
         whole = max(sizes, default=0)
-        if not whole:  # of tensors on the CPU, between the hosts
+        if not whole:  # only tensors on the CPU, between the hosts
             return
         values = (
             dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
@@ -92,7 +92,7 @@ class Exchanges:
         exchange.seconds += seconds
         if group.group_name == self.overlapped:
             if kind == "all-gather":
-                gather = _Gather(exchange, seconds)  # one, of all that it makes
+                gather = _Gather(exchange, seconds)  # one for all results
                 self._arriving |= dict.fromkeys(self._allocations.numbers([result]), gather)
             elif kind == "reduce-scatter":
                 numbers = self._allocations.numbers(args)
@@ -100,8 +100,8 @@ class Exchanges:
                 exchange.hidden += hidden_seconds(seconds, made, len(ranks))
 
     def beside(self, name: str, args: Any, result: Any, product: float | None) -> None:
-        """An operator runs. `product`: its seconds, if it is a matrix product, which hides the gather of its
-        input."""
+        """Notes an operator that runs. `product`: its seconds, if it is a matrix product, which hides the
+        gather of its input."""
         if not self.overlapped:
             return
         if name in COPIES:
@@ -116,7 +116,7 @@ class Exchanges:
                 gather.left -= hidden
 
     def _pass_on(self, args: Any, result: Any) -> None:
-        """A copy is what it is of."""
+        """Treats a copy like its original."""
         tables: tuple[dict[int, Any], ...] = self._arriving, self._product
         for known in tables:
             for number in self._allocations.numbers(args):

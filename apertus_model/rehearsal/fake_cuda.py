@@ -1,5 +1,5 @@
 """Loads a CUDA that has no device, so that the autograd engine runs on FakeTensors of device "cuda", with the
-CPU and the CUDA build of torch. Called before torch is imported, which caches its CUDA hooks.
+CPU and the CUDA build of torch. Must be called before torch is imported, since that caches the CUDA hooks.
 
 The shared object is compiled once into the user's cache folder: a device guard, and the hooks by which
 autograd finds out that there is CUDA.
@@ -51,7 +51,7 @@ def load() -> None:
         NoFakeCuda: there is no compiler, or it fails.
     """
     assert "torch" not in sys.modules, "torch has looked for CUDA already"
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no GPU is touched where there is one
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no GPU is touched, even if there is one
     library = ctypes.CDLL(str(compile_once()), mode=ctypes.RTLD_GLOBAL)
     with quick_imports():
         importlib.import_module("torch")

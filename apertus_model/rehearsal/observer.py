@@ -1,8 +1,9 @@
-"""Sees every operator of a step: runs it without values, and notes memory, work, collectives and waits.
+"""Observes every operator of a step: runs it without values, and notes memory, work, collectives and waits.
 
-What is on the CPU is computed. What is on the GPU are FakeTensors; whole numbers among them that follow from
-the batch keep their value beside them, so that what the host reads of labels and document boundaries is true.
-What follows from weights has none: as a number it is read as 1, and all of its elements count as nonzero.
+Tensors on the CPU are computed. Tensors on the GPU are FakeTensors; those of integers or booleans that follow
+from the batch keep their values beside them, so that what the host reads of labels and document boundaries is
+true. Tensors that follow from weights have no values: a number among them is read as 1, and all of their
+elements count as nonzero.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ OUR_CODE = ("/apertus_model/", "/torchtitan/")
 
 
 class Observer(TorchDispatchMode):
-    """Surrounds build and step. Counters count between `begin` and the end.
+    """A dispatch mode around the build and the step of a trainer. Counters count between `begin` and the end.
 
     Args:
-        rates: of the GPU.
+        rates: the rates of the GPU.
         device: "cuda", or "cpu" for real tensors.
-        fuses: layers are compiled, see `Costs`.
+        fuses: whether layers are compiled, see `Costs`.
         sparse_pairs: see `Costs`.
     """
 
@@ -61,7 +62,7 @@ class Observer(TorchDispatchMode):
         return super().__enter__()
 
     def begin(self) -> None:
-        """The step begins: forgets what was counted."""
+        """Begins the step: forgets what was counted."""
         self.costs.clear()
         self.exchanges.clear()
         self.waits.clear()
@@ -70,7 +71,7 @@ class Observer(TorchDispatchMode):
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
-        """What runs meanwhile is not part of the step, except for the memory that it leaves."""
+        """Within this context, operators are not part of the step, except for the memory that they leave."""
         counted, self._counts = self._counts, False
         try:
             with self.allocations.unseen():
@@ -81,7 +82,7 @@ class Observer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(is_wrapper(kind) for kind in types):  # DTensor, AsyncCollectiveTensor, torchao's float8
-            return NotImplemented  # they call again, for what they hold
+            return NotImplemented  # they call again, with the tensors that they hold
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **kwargs)  # DTensor asks for the shape of a result
         result = self._run(func, args, kwargs)
@@ -108,7 +109,7 @@ class Observer(TorchDispatchMode):
         if not fakes and (target is None or torch.device(target).type != "cuda"):
             result = func(*args, **kwargs)
             if self._device == "cpu" and _name(func) in EMPTY:
-                result.zero_()  # what peers would send is finite
+                result.zero_()  # so that data that peers would send are finite
             return result
         if fakes:
             if func is aten._local_scalar_dense.default:
@@ -164,7 +165,7 @@ class Observer(TorchDispatchMode):
         return result
 
     def read(self, tensor: torch.Tensor) -> Any:
-        """`tensor.tolist()`."""
+        """The result of `tensor.tolist()`."""
         self._wait("tolist")
         value = _value(tensor)
         return (torch.ones(tensor.shape, dtype=tensor.dtype) if value is None else value).tolist()
@@ -178,12 +179,12 @@ class Observer(TorchDispatchMode):
         return isinstance(tensor, FakeTensor) if self._device == "cuda" else tensor.device.type == "cpu"
 
     def _bytes(self, value: Any) -> int:
-        """Of the tensors on the GPU in an argument."""
+        """The bytes of the tensors on the GPU in an argument."""
         ours = [tensor for tensor in tensors_in([value]) if self._ours(tensor)]
         return sum(tensor.numel() * tensor.element_size() for tensor in ours)
 
     def launched(self, kernel: Any, *args: Any) -> None:
-        """A Triton kernel runs."""
+        """Counts a Triton kernel."""
         if self._counts:
             self.costs.launched(kernel, *args)
 
@@ -209,7 +210,7 @@ def _value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def place() -> str:
-    """The innermost line of our code, else of torchtitan, that runs now."""
+    """The innermost running line of our code, else of torchtitan."""
     frame: FrameType | None = sys._getframe(1)
     found = ""
     while frame is not None:

@@ -1,7 +1,7 @@
-"""What is replaced in torch and Triton for a rehearsal: one table, with the reason of each line.
+"""Replaces names of torch and Triton for a rehearsal: one table, with the reason for each line.
 
-Invariant: every name is looked up before anything is replaced, so that a new torch that lacks one is told by
-its name, and not by what happens later.
+Invariant: every name is looked up before anything is replaced, so that an error about a new torch states the
+names that it lacks, and does not come later.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class MissingTarget(RuntimeError):
 
 @dataclass(frozen=True)
 class Patch:
-    """A name, and what takes its place: a function of the original."""
+    """A name, and the function that makes its replacement from the original."""
 
     target: str
     replacement: Callable[[Any], Any]
 
 
 def always(value: Any) -> Callable[[Any], Any]:
-    """In place of a function, one that returns `value`."""
+    """Replaces a function by one that returns `value`."""
     return lambda original: lambda *args, **kwargs: value
 
 
@@ -38,7 +38,7 @@ def instead(value: Any) -> Callable[[Any], Any]:
 
 
 def apply(patches: Iterable[Patch]) -> None:
-    """Replaces everything, or nothing.
+    """Applies all patches, or none.
 
     Raises:
         MissingTarget: some names do not exist; the message has them all.
@@ -51,7 +51,7 @@ def apply(patches: Iterable[Patch]) -> None:
 
 
 def check(targets: Iterable[str]) -> None:
-    """MissingTarget, with all names that do not exist."""
+    """Raises MissingTarget with all names that do not exist."""
     import torch
 
     missing = [target for target in targets if not _exists(target)]
@@ -71,10 +71,10 @@ def _exists(target: str) -> bool:
 
 
 def resolve(target: str) -> tuple[Any, str]:
-    """What holds the name, and its last part.
+    """The object that holds the name, and the last part of the name.
 
     Raises:
-        LookupError: it does not exist.
+        LookupError: the name does not exist.
     """
     path, name = target.rsplit(".", 1)
     parts = path.split(".")
@@ -91,12 +91,12 @@ def resolve(target: str) -> tuple[Any, str]:
     raise LookupError(target)
 
 
-# Operators with a kernel of their own on a GPU, which a CPU build composes of others. With a kernel
+# Operators with a kernel of their own on a GPU, which a CPU build composes from others. With a kernel
 # registered, autograd keeps for the backward pass what it keeps on a GPU.
 FUSED = ("_fused_rms_norm", "_fused_rms_norm_backward")
 # Functions of FSDP that sum gradients before they are reduced.
 SUMS = ("to_accumulated_grad_if_needed", "accumulate_unsharded_grad_if_needed")
-# Inner names of torch that are used and not replaced.
+# Internal names of torch that are used and not replaced.
 USED = (
     *(f"torch._C.{name}" for name in ("_current_graph_task_id", "_dispatch_has_kernel_for_dispatch_key",
       "_get_dispatch_mode", "_set_only_lift_cpu_tensors",
@@ -112,8 +112,8 @@ USED = (
 
 
 def cuda(rates: Rates, stream: Any) -> list[Patch]:
-    """`torch.cuda` of a machine with one GPU of this kind per process, which has one stream. Applied before
-    torchtitan is imported, which looks for a GPU then."""
+    """The patches that make `torch.cuda` that of a machine with one GPU of this kind per process, which has
+    one stream. They must be applied before torchtitan is imported, which then looks for a GPU."""
     import torch
 
     major, minor = rates.capability
@@ -130,12 +130,12 @@ def cuda(rates: Rates, stream: Any) -> list[Patch]:
     }  # fmt: skip
     return [
         *(Patch(f"torch.cuda.{name}", always(value)) for name, value in values.items()),
-        # as every build for CUDA
+        # as in every build for CUDA
         Patch("torch.backends.cuda.is_flash_attention_available", always(True)),
         Patch("torch.Tensor.pin_memory", instead(lambda tensor: tensor)),
         Patch("torch.cuda.Stream", instead(torch.Stream)),
         Patch("torch.cuda.Event", instead(torch.Event)),
-        # FakeTensors of a device that is there are made on it
+        # torch would make FakeTensors of an available device on that device
         Patch("torch._subclasses.fake_tensor.init_gpu_context", always(None)),
         Patch("torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init",
               instead(property(lambda mode: True))),
@@ -143,10 +143,10 @@ def cuda(rates: Rates, stream: Any) -> list[Patch]:
 
 
 def world(peers: Any) -> list[Patch]:
-    """The other ranks. `peers`: `rehearsal.peers.Peers`."""
+    """The patches that stand in for the other ranks. `peers`: `rehearsal.peers.Peers`."""
     pipelining = "torch.distributed.pipelining"
     return [
-        # groups of gloo wait for the others
+        # groups of gloo wait for the other ranks
         Patch("torch.distributed.new_group", lambda new: lambda *args, **kw: new(*args, **kw | FAKE_BACKEND)),
         # stages of a pipeline tell each other the shapes that they exchange
         Patch(f"{pipelining}.schedules._PipelineSchedule._warmup_p2p", _method(peers.agree)),
@@ -159,17 +159,18 @@ FAKE_BACKEND = {"backend": "fake"}
 
 
 def _method(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """A bound method in place of one of another class, whose object becomes its first argument."""
+    """Replaces a method of another class by a bound method, which gets that class's object as its first
+    argument."""
     return lambda original: lambda *args, **kwargs: function(*args, **kwargs)
 
 
 def values(read: Callable[[Any], Any], unseen: Callable[[], contextlib.AbstractContextManager[Any]],
            resized: Callable[[Any], None], launched: Callable[..., None]) -> list[Patch]:  # fmt: skip
-    """What needs values, or is seen by no dispatch mode.
+    """The patches of functions that need values, or that no dispatch mode sees.
 
     Args:
-        read: a tensor without values as nested lists.
-        unseen: surrounds what is not part of the step.
+        read: returns a tensor without values as nested lists.
+        unseen: a context for what is not part of the step.
         resized: called with a storage whose size has changed.
         launched: called with a Triton kernel and its arguments.
     """
@@ -193,11 +194,11 @@ def values(read: Callable[[Any], Any], unseen: Callable[[], contextlib.AbstractC
         Patch("torch._subclasses.fake_tensor.FakeTensor.tolist", _method(read)),
         # memory that GPUs share, for async_tp
         Patch("torch.distributed._symmetric_memory.enable_symm_mem_for_group", always(None)),
-        # FSDP frees and makes gathered weights so
+        # FSDP frees and allocates gathered weights this way
         Patch("torch.UntypedStorage.resize_", resize),
         Patch("triton.runtime.jit.JITFunction.run", lambda original: lambda kernel, *args, **kwargs:
               launched(kernel, *args)),
-        # kernels are not compiled: FlexAttention is its operator, and its mask costs nothing
+        # kernels are not compiled: FlexAttention is a single operator, and its mask costs nothing
         Patch("torch.compile", instead(_not_compiled)),
         Patch("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", instead(True)),
         Patch("torch.distributed.tensor.experimental._context_parallel._attention.create_block_mask", hidden),
@@ -212,7 +213,7 @@ def _not_compiled(model: Any = None, **options: Any) -> Any:
 
 
 def fused_operators() -> Any:
-    """Registers them; the result keeps them registered."""
+    """Registers a kernel for each operator of `FUSED`; the result keeps the kernels registered."""
     import torch
 
     library = torch.library.Library("aten", "IMPL")

@@ -1,6 +1,8 @@
-"""The other stages of a pipeline, as far as this rank asks them: the shapes of what they send.
+"""Stands in for the other stages of a pipeline as far as this rank asks them: for the shapes of what they
+send.
 
-Invariant: what this rank sends about itself is what it receives, so that a wrong assumption fails.
+Invariant: the shapes that this rank states must equal those that it receives, so that a wrong assumption
+fails.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 
 class Peers:
-    """Methods that take the place of those of torch's schedule and `PipelineStage`."""
+    """The methods that replace those of torch's schedule and `PipelineStage`."""
 
     hidden: Any = None  # description of the hidden states that pass from stage to stage
 
@@ -34,12 +36,13 @@ class Peers:
         self.hidden = pipelining.extract_tensor_meta(states.requires_grad_())
 
     def agree(self, schedule: Any, stages: Any, has_backward: bool, p2p_done: bool) -> None:
-        """The stages vote to learn the shapes of what they exchange."""
+        """Stands in for the vote of the stages: they learn the shapes of what they exchange."""
         for stage in stages:
             stage._inference_mode = pipelining.InferenceMode.DYNAMIC
 
     def receive(self, stage: Any, peer: int) -> Any:
-        """The shapes that a peer states: the stage before of hidden states, the one after of gradients."""
+        """The shapes that a peer states: the previous stage those of hidden states, the next stage those of
+        gradients."""
         if peer < stage.stage_index:
             return pipelining._StageForwardMeta(forward_metas=(self.hidden,))
         return pipelining._StageBackwardMeta(backward_metas=(self._gradient,))

@@ -1,4 +1,4 @@
-"""Rates of GPUs and links, for the predicted time of a step. This file has all constants of it.
+"""Rates of GPUs and links, for the predicted time of a step. This module has all constants of the prediction.
 
 The peak in bfloat16 and the memory of a GPU are those of `specs.cluster.GPUS`. No constant was fitted to a
 measured run.
@@ -14,7 +14,8 @@ from specs.cluster import GPUS
 
 
 class Sheet(NamedTuple):
-    """A GPU, as its data sheet states it, beside `specs.cluster.Gpu`, and what products reach of it."""
+    """The facts of a GPU's data sheet that `specs.cluster.Gpu` does not have, and the fractions of its peaks
+    that products reach."""
 
     bandwidth: float  # of its memory, bytes per second
     float32_flops: float  # without tensor cores, per second
@@ -22,15 +23,16 @@ class Sheet(NamedTuple):
     network: float  # of its network card, bytes per second in one direction
     capability: tuple[int, int]
     matrix: float  # fraction of the peak that large products of random numbers reach
-    float8: float  # the same of those in float8, with the power that it may draw; 0 without float8
+    float8: float  # the same for products in float8, at the power that the GPU may draw; 0 without float8
     source: str
-    clock: float = 1.0  # speed of its products beside that of a GPU that may draw its design power
+    clock: float = 1.0  # speed of its products relative to a GPU that may draw its design power
     peers: int | None = None  # GPUs of a node among which its links are divided; None: a switch
 
 
 # Large products of normally distributed bfloat16, by the GPU's generation. Sources: H. He, Strangely, Matrix
 # Multiplications on GPUs Run Faster When Given "Predictable" Data (A100); SemiAnalysis, MI300X vs H100 vs
-# H200 Benchmark Part 1: Training, December 2024 (Hopper, and the MI300X with the public software of then).
+# H200 Benchmark Part 1: Training, December 2024 (Hopper, and the MI300X with the public software of that
+# time).
 AMPERE, HOPPER, CDNA3 = 257 / 312, 720 / 989.5, 620 / 1307
 HOPPER_FLOAT8, CDNA3_FLOAT8 = 1280 / 1979, 990 / 2614.9
 BLACKWELL, BLACKWELL_FLOAT8 = HOPPER, HOPPER_FLOAT8  # no source
@@ -41,17 +43,18 @@ HOPPER_FLOAT8_500W = (1125.51 + 1082.75 + 1141.38) / 3 / 1979
 
 
 def at_power(watts: float, limited: float, full: float) -> float:
-    """Of a Hopper GPU that may draw so much of its 700 W: a line through what is measured at 500 and 700."""
+    """The fraction of the peak that a Hopper GPU reaches when limited to `watts` of its 700 W, interpolated
+    linearly between the measured fractions at 500 W (`limited`) and at 700 W (`full`)."""
     return full + (limited - full) * (700 - watts) / (700 - 500)
 
 
 def clock(watts: float) -> float:
-    """Of a Hopper GPU that may draw so much of its 700 W."""
+    """The speed of a Hopper GPU limited to `watts` of its 700 W, relative to one that is not limited."""
     return at_power(watts, HOPPER_500W, HOPPER) / HOPPER
 
 
 def float8(watts: float) -> float:
-    """The same for the fraction of its peak in float8."""
+    """The fraction of its float8 peak that a Hopper GPU reaches when limited to `watts` of its 700 W."""
     return at_power(watts, HOPPER_FLOAT8_500W, HOPPER_FLOAT8)
 
 
@@ -79,16 +82,18 @@ SHEETS: dict[str, Sheet] = {
 }  # fmt: skip
 assert set(SHEETS) == set(GPUS)
 
-# Of the peak, for the scores that kernels compute: FlashAttention-2 with head dimension 128, causal, 8k
-# tokens on an H100: 333 TFLOP/s forward. arXiv 2407.08608, figure 5, which counts half of the scores.
+# Fraction of the peak that attention kernels reach on the scores that they compute: FlashAttention-2 with
+# head dimension 128, causal, 8k tokens on an H100: 333 TFLOP/s forward. arXiv 2407.08608, figure 5, which
+# counts half of the scores.
 ATTENTION = 333 / 989.5
-# Of the bandwidth of memory: copies on an H100 SXM, 2,903 of 3,350 GB/s (Voltage Park and AI @ Georgia Tech,
-# vpbenchmarking). BabelStream's triad on a GH200: 3,315 of 4,000 (its issue 194).
+# Fraction of the bandwidth of memory: copies on an H100 SXM, 2,903 of 3,350 GB/s (Voltage Park and AI @
+# Georgia Tech, vpbenchmarking). BabelStream's triad on a GH200: 3,315 of 4,000 (its issue 194).
 MEMORY = 2903 / 3350
-# Of the bandwidth of NVLink in one direction: 380 of 450 GB/s between two H100 SXM (NVIDIA/nccl issue 1264).
+# Fraction of the bandwidth of NVLink in one direction: 380 of 450 GB/s between two H100 SXM (NVIDIA/nccl
+# issue 1264).
 LINK = 380 / 450
 
-# Seconds: of any collective, and of each of its steps inside a node and over the network (NCCL,
+# Seconds of any collective, and of each of its steps inside a node and over the network (NCCL,
 # src/graph/tuning.cc: baseLat and hwLat of a ring with the protocol Simple).
 START = 8.4e-6
 HOP = {"node": 3.4e-6, "network": 9.6e-6}
@@ -97,14 +102,15 @@ RINGS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")  # a rank h
 
 
 def unmasked(queries: int, keys: int) -> float:
-    """The fraction of scores that fused kernels compute under the causal mask; queries of a rank that shares
-    its sequences are the last ones."""
+    """The fraction of scores that fused kernels compute under the causal mask; the queries of a rank that
+    shares its sequences are taken to be the last ones."""
     return 1 - queries / (2 * keys)
 
 
 def hidden_seconds(collective: float, product: float, parts: int) -> float:
-    """Of a collective and a matrix product that are taken apart and run beside each other, as async_tp does:
-    all of the shorter one but a part, with which the pipeline fills or drains."""
+    """The seconds in which a collective and a matrix product overlap when both are divided into `parts` and
+    run beside each other, as async_tp does: those of the shorter one except for one part, with which the
+    pipeline fills or drains."""
     return min(collective, product) * (1 - 1 / parts)
 
 
@@ -124,8 +130,8 @@ class Rates:
         return SHEETS[self.name].capability
 
     def speed(self, kind: str, width: int) -> float:
-        """Operations per second of a class of operators: `matrix` or `attention`. `width`: bytes per
-        element of what is multiplied; 1 is float8.
+        """Operations per second of a class of operators: `matrix` or `attention`. `width`: bytes per element
+        of the tensors that are multiplied; 1 is float8.
 
         Raises:
             ValueError: the GPU has no float8.
@@ -139,16 +145,17 @@ class Rates:
         return peak * sheet.clock * (sheet.matrix if kind == "matrix" else ATTENTION)
 
     def compute(self, operations: float, moved: float, kind: str, width: int) -> float:
-        """Seconds of an operator: the larger of computing and moving bytes. `width`: as for `speed`."""
+        """Seconds of an operator: the larger of the times of computing and of moving bytes. `width`: as for
+        `speed`."""
         return max(
             operations / self.speed(kind, width) if operations else 0.0,
             moved / (SHEETS[self.name].bandwidth * MEMORY),
         )
 
     def bound(self, seconds: Mapping[str, float]) -> float:
-        """The most of its peak that the GPU can use, were nothing waited for: the share of matrix products
-        and attention in the time of all operators, at the rates of the data sheet in bfloat16. `seconds`:
-        predicted ones by class."""
+        """The largest fraction of its peak that the GPU could use if it waited for nothing: the share of
+        matrix products and attention in the time of all operators, at the rates of the data sheet in
+        bfloat16. `seconds`: the predicted seconds by class."""
         sheet = SHEETS[self.name]
         products = sheet.clock * (seconds["matrix"] * sheet.matrix + seconds["attention"] * ATTENTION)
         return products / (products + seconds["memory"] * MEMORY)
@@ -159,9 +166,9 @@ class Rates:
         return self.between(kind, size, len(ranks), nodes)
 
     def between(self, kind: str, size: float, number: int, nodes: int) -> float:
-        """Seconds of a collective of `number` ranks on `nodes` nodes: alpha-beta. Bytes go around a ring;
-        over the network through the cards of all its GPUs in a node, and without a switch over the links
-        between those. Its steps are as many as a tree's."""
+        """Seconds of a collective of `number` ranks on `nodes` nodes, by the alpha-beta model. Bytes go
+        around a ring: over the network, through the cards of all its GPUs in a node; without a switch, over
+        the links between these GPUs. The number of steps is that of a tree."""
         if number < 2:
             return 0.0
         sheet, level = SHEETS[self.name], "node" if nodes == 1 else "network"

@@ -1,7 +1,7 @@
 """The task of a rehearsal and its report, as JSON between two processes. Neither torch nor numpy is loaded
 here.
 
-Bytes are whole numbers; seconds are predicted ones.
+Bytes are whole numbers; seconds are predicted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 KINDS = ("weights", "gradients", "optimizer_states", "activations", "communication", "other")
-PAIRS = 4  # of a row of preference data: about as many as the published recipes have
+PAIRS = 4  # per row of preference data: about as many as the published recipes have
 CLASSES = ("matrix", "attention", "memory")  # of operators
 HIDDEN = ("fsdp", "dp_replicate")  # meshes whose collectives run beside computation
 
@@ -21,7 +21,7 @@ class Record(BaseModel):
 
 
 class Task(Record):
-    """One rank of one part."""
+    """The rehearsal of one rank of one part."""
 
     kind: str  # of the stage
     segment: dict[str, Any]
@@ -35,18 +35,18 @@ class Task(Record):
 
 
 class Tensors(Record):
-    """Alike tensors that live at the peak."""
+    """The tensors at the peak that have the same operator, shape, dtype and kind."""
 
     operator: str  # that made them
     shape: tuple[int, ...]
     dtype: str
     kind: str  # of `KINDS`
     number: int
-    bytes: int  # of all of them
+    bytes: int  # of all these tensors
 
 
 class Moment(Record):
-    """Bytes that live at a time of the step."""
+    """The bytes that live at one time of the step."""
 
     seconds: float  # of computation since its begin
     kinds: tuple[int, ...]  # in the order of `KINDS`
@@ -58,11 +58,11 @@ class Memory(Record):
     total: int
     kinds: dict[str, int]  # by `KINDS`
     largest: list[Tensors]
-    moments: list[Moment]  # of the whole step: the fullest of each piece of its time
+    moments: list[Moment]  # of the whole step: the fullest moment of each piece of its time
 
 
 class Collectives(Record):
-    """Alike collectives of a step."""
+    """The collectives of a step that have the same kind, mesh and number of ranks."""
 
     kind: str  # all-gather, reduce-scatter, all-reduce, send, receive, ...
     mesh: str  # dimension of the mesh: fsdp, tp, cp, pp, ...
@@ -71,11 +71,11 @@ class Collectives(Record):
     bytes: int  # of the whole tensors, summed over calls
     asynchronous: int  # calls that do not wait
     seconds: float
-    hidden_seconds: float = 0.0  # of them: beside a product that is taken apart, by async_tp
+    hidden_seconds: float = 0.0  # the part of `seconds` beside a product that async_tp divides
 
 
 class Synchronisation(Record):
-    """A place that waits for the GPU."""
+    """A line of code at which the host waits for the GPU."""
 
     place: str  # file:line of this project, or of torchtitan
     what: str  # item, tolist, nonzero, copy
@@ -83,7 +83,7 @@ class Synchronisation(Record):
 
 
 class Operators(Record):
-    """Time of a class of operators."""
+    """The calls of one operator in a step."""
 
     kind: str  # matrix, attention, memory
     operator: str
@@ -94,7 +94,7 @@ class Operators(Record):
 
 
 class Rehearsed(Record):
-    """What a rank's step takes."""
+    """The costs of a rank's step."""
 
     attention: str  # the backend, and why
     layers: list[str]  # of this rank
@@ -105,14 +105,14 @@ class Rehearsed(Record):
     synchronisations: list[Synchronisation]
     operators: list[Operators]  # longest first
     classes: dict[str, float]  # seconds of all operators: matrix, attention, memory
-    bound: float  # of the GPU's peak, as `Rates.bound` says
-    compute_seconds: float  # their sum
+    bound: float  # fraction of the GPU's peak, see `Rates.bound`
+    compute_seconds: float  # the sum of `classes`
     waited_seconds: float  # collectives that no computation hides
     seconds: float  # of the step, without the bubble of a pipeline
 
 
 class Failure(Record):
-    """Why a rank does not build, or cannot make its step."""
+    """The reason why a rank cannot be built, or cannot make its step."""
 
     error: str  # type: message
     place: str  # innermost line of this project, or of torchtitan

@@ -1,5 +1,5 @@
-"""Samples of the shape that each kind of training reads: whole rows, every label trained, which is the most
-that a step can have."""
+"""Samples of the shape that each kind of training reads: whole rows, every label trained, which is the
+largest number that a step can have."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from specs.stages.training import Segment
 
 
 class Rows:
-    """`rows[i]` is the same for every i: one document that fills the row, and for preference data pairs of
-    equal lengths."""
+    """Rows that are all the same: one document that fills the row, and for preference data pairs of equal
+    lengths."""
 
     def __init__(self, segment: Segment) -> None:
         length = segment.sequence_length
@@ -54,7 +54,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Data:
-    """What a rehearsed segment trains on; nothing is held out."""
+    """The data of a rehearsed segment; nothing is held out."""
 
     samples: Rows
     heldout: Mapping[str, Sequence[Any]] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""Forks rehearsals of ranks from a process with their imports, as `apertus_model.stages.server` forks stages:
-`python -m apertus_model.rehearsal.server DEVICE GPU`.
+"""Forks rehearsals of ranks from a process that has imported their modules, as `apertus_model.stages.server`
+forks stages: `python -m apertus_model.rehearsal.server DEVICE GPU`.
 
-What is replaced for a kind of GPU is replaced before torchtitan is imported, so there is a server for each.
+The patches for a kind of GPU are applied before torchtitan is imported, so there is a server for each kind.
 """
 
 from __future__ import annotations

@@ -41,11 +41,11 @@ from specs.stages import segment_of
 LARGEST = 12  # lines of tensors
 LONGEST = 20  # lines of operators
 DIMENSIONS = ("fsdp", "dp_replicate", "tp", "cp", "pp", "batch", "loss")
-PIECES = 400  # of the time of a step, each with its memory
+PIECES = 400  # pieces of the time of a step, each reported with its memory
 
 
 class Nowhere:
-    """Checkpoints are not saved, and nothing is recorded."""
+    """A storage and recorder that saves no checkpoint and records nothing."""
 
     def timed(self) -> AbstractContextManager[None]:
         return nullcontext()

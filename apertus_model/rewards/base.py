@@ -18,7 +18,7 @@ class RewardError(StageError):
 
 
 class TooLongError(RewardError):
-    """A completion with its prompt that is longer than the model of a reward may read."""
+    """A prompt and completion that are longer together than the model of a reward may read."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class Reward(Protocol):
 
 
 def plain(content: str | list[dict[str, Any]]) -> str:
-    """Text of a message in normal form: itself, or the texts of its blocks."""
+    """The text of a message's content in normal form: the content itself, or the texts of its blocks."""
     if isinstance(content, str):
         return content
     return "\n".join(block["text"] for block in content if "text" in block)
 
 
 def check_vocabulary(name: str, tokenizer: Any, model: Any) -> None:
-    """RewardError for a tokenizer of transformers with more tokens than its model embeds. `name`: of the
-    model, for the message."""
+    """Raises RewardError when a transformers tokenizer has more tokens than its model embeds. `name` is that
+    of the model, for the message."""
     tokens, embedded = len(tokenizer), model.get_input_embeddings().num_embeddings
     if tokens > embedded:
         raise RewardError(

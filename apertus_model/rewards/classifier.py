@@ -1,4 +1,4 @@
-"""Hugging Face sequence classifiers from a local or remote folder, and reward models: those of one output.
+"""Hugging Face sequence classifiers from a local or remote folder, and reward models, which have one output.
 
 Invariants: nothing is fetched from a hub and no code of the folder is run; a batch of a reward model holds
 completions of one prompt only.
@@ -23,7 +23,7 @@ class SequenceClassifier:
     """A Hugging Face sequence classifier and its tokenizer, from a local folder."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """`name` is for messages. RewardError for a folder that transformers cannot open."""
+        """Opens a folder; `name` is for messages. RewardError when transformers cannot open it."""
         from transformers import (
             AutoConfig,
             AutoModelForSequenceClassification,
@@ -59,7 +59,7 @@ class SequenceClassifier:
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[list[int]]) -> torch.Tensor:
-        """Logits (rows, labels) in float32; rows that follow each other are computed together."""
+        """The logits (rows, labels) in float32; consecutive rows are computed together."""
         found = []
         for begin in range(0, len(rows), self._batch):
             batch = self._tokenizer.pad(
@@ -77,8 +77,8 @@ class SequenceClassifier:
 
 
 class Classifier(SequenceClassifier):
-    """The classifier's logit for the conversation of prompt and completion, rendered by the chat template of
-    its tokenizer; without a template, the turns' texts separated by empty lines."""
+    """A reward: the classifier's logit for the conversation of prompt and completion, rendered by the chat
+    template of its tokenizer; without a template, as the turns' texts separated by empty lines."""
 
     def __init__(self, folder: Path, name: str, max_tokens: int) -> None:
         super().__init__(folder, f"reward model {name}")
@@ -96,7 +96,7 @@ class Classifier(SequenceClassifier):
         return cls(copy_folder(url, scratch / "reward-model", CLASSIFIER_FILES), url, max_tokens)
 
     def tokens(self, item: Scored) -> list[int]:
-        """The input of the model. RewardError for more than `max_tokens`."""
+        """The input of the model. TooLongError for more than `max_tokens`."""
         turns = [{"role": message["role"], "content": plain(message["content"])} for message in item.messages]
         turns.append({"role": "assistant", "content": item.completion})
         if self._tokenizer.chat_template:

@@ -1,8 +1,8 @@
 """A judge as a reward: questions about completions, and scores from the probabilities of the answers
 (`specs.judge`).
 
-Invariants: an answer belongs to a key, the hash of the model that answers, the text of the question and the
-answers that it may have. An answer that is stored under its key is not asked for again.
+Invariants: an answer belongs to a key, which is a hash of the answering model, the text of the question and
+its possible answers. An answer that is stored under its key is not asked for again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIDES = ("A", "B")
 
 
 class Answer(NamedTuple):
-    """What a judge said about one completion, or about two in their order."""
+    """A judge's answer about one completion, or about two in their order."""
 
     key: str
     about: tuple[int, ...]  # indices among the completions of the prompt
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 
     @property
     def outside(self) -> float:
-        """Probability of everything that is no answer."""
+        """The probability of everything that is not an answer."""
         return max(0.0, 1.0 - sum(self.probabilities))
 
 
@@ -37,7 +37,7 @@ class AskedModel(Protocol):
     """A model that a judge asks."""
 
     def ask(self, questions: Sequence[str], answers: Sequence[str]) -> list[list[float]]:
-        """p(answer) for each question and answer, of all tokens of the vocabulary. RewardError for answers
+        """p(answer) for each question and answer, over all tokens of the vocabulary. RewardError for answers
         that are not single tokens of the model, or a model without log-probabilities."""
 
 
@@ -45,7 +45,7 @@ class Known(Protocol):
     """Answers that were given before."""
 
     def get(self, key: str) -> tuple[float, ...] | None:
-        """The probabilities of an answer; None for one that is not known."""
+        """The probabilities of an answer; None for an unknown key."""
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
@@ -61,7 +61,7 @@ def expectation(numbers: Sequence[int], probabilities: Sequence[float]) -> float
 
 
 def beginnings(spec: JudgeSpec, constitution: str) -> tuple[str, str]:
-    """Two questions that have in common what all questions for a score have."""
+    """Two questions whose common beginning is that of all questions for a score."""
     common = {
         "constitution": constitution,
         "lowest": str(spec.scale[0]),
@@ -77,10 +77,10 @@ class Judge:
     """Scores of completions, with the answers that they were computed from.
 
     Args:
-        spec: of the reward.
-        constitution: its text.
-        model: that is asked.
-        identity: of the model, for the keys of answers.
+        spec: the spec of the judge.
+        constitution: the text of its constitution.
+        model: the model that is asked.
+        identity: identifies the model in the keys of answers.
         known: answers that were given before.
     """
 
@@ -93,8 +93,8 @@ class Judge:
         self.asked = 0  # questions that the model answered so far
 
     def score(self, items: Sequence[Scored]) -> list[float]:
-        """The expected numbers; the lowest for an empty completion. With `pairwise`, the scores of the best
-        completions change hands."""
+        """The expected number for each completion, the lowest for an empty one. With `pairwise`, the scores
+        of the best completions are redistributed among them."""
         self.answers = []
         scores = [float(self._spec.scale[0])] * len(items)
         numbers = self._spec.numbers
@@ -105,8 +105,8 @@ class Judge:
         return self._compared(items, written, scores) if self._spec.pairwise is not None else scores
 
     def _compared(self, items: Sequence[Scored], written: Sequence[int], scores: list[float]) -> list[float]:
-        """The scores of the best completions, given again in the order of the mean probability to be
-        preferred to another of them. Equal completions are compared once, and keep equal scores."""
+        """The scores, those of the best completions redistributed in the order of their mean probability of
+        being preferred to another of the best. Equal completions are compared once, and keep equal scores."""
         pairwise = self._spec.pairwise
         assert pairwise is not None, "checked by the caller"
         alike: dict[str, list[int]] = {}
@@ -160,7 +160,7 @@ class Judge:
     def _ask(
         self, questions: Sequence[tuple[tuple[int, ...], str]], answers: tuple[str, ...]
     ) -> list[Answer]:
-        """The answers to questions, from those that are known where there are any."""
+        """The answers to questions. The model is asked only for the answers that are not known."""
         keys = [self._key(text, answers) for _, text in questions]
         found = {key: known for key in keys if (known := self._known.get(key)) is not None}
         missing = {key: text for key, (_, text) in zip(keys, questions, strict=True) if key not in found}

@@ -1,8 +1,8 @@
 """Models that a judge asks (`apertus_model.rewards.judge.AskedModel`): how probable is each of a few answers
 as the first token of the reply?
 
-Invariants: the probability of an answer is that of all tokens that read as it, also with white space around
-it or in full width; no file is fetched and no code of a folder is run.
+Invariants: the probability of an answer is that of all tokens that read as the answer, including those with
+white space around it or in full width; no file is fetched and no code of a folder is run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BEST = 20  # tokens whose log-probabilities are asked of a server, the most that
 
 
 def reads_as(token: str) -> str:
-    """What a token says: "７", " 7" and "7" are the same."""
+    """The text that a token stands for: "７", " 7" and "7" are the same."""
     return unicodedata.normalize("NFKC", token).strip()
 
 
@@ -39,10 +39,10 @@ class ChatTokens:
     """Questions and answers as the token ids of a folder's model, by its tokenizer and chat template.
 
     Args:
-        folder: of a Hugging Face model.
-        name: of the judge, for messages.
-        max_tokens: of a question; a longer one is an error.
-        arguments: for the chat template.
+        folder: the folder of a Hugging Face model.
+        name: the name of the judge, for messages.
+        max_tokens: the most tokens of a question; a longer question is an error.
+        arguments: arguments for the chat template.
 
     Raises:
         RewardError: transformers cannot open the folder, or there is no chat template.
@@ -62,7 +62,7 @@ class ChatTokens:
         self._ids: dict[str, list[int]] = {}
 
     def question(self, text: str) -> list[int]:
-        """What the model reads before its reply. TooLongError above `max_tokens`."""
+        """The tokens that the model reads before its reply. TooLongError above `max_tokens`."""
         tokens = self._encoded(self._rendered(text))
         if len(tokens) > self._max_tokens:
             raise TooLongError(
@@ -72,7 +72,7 @@ class ChatTokens:
         return tokens
 
     def answer(self, answer: str) -> list[int]:
-        """Ids of the tokens that read as an answer. RewardError when the answer itself is none of them."""
+        """Ids of the tokens that read as an answer. RewardError when the answer itself is not among them."""
         if not self._ids:
             texts = self.tokenizer.batch_decode([[one] for one in range(len(self.tokenizer))])
             for index, text in enumerate(texts):
@@ -104,14 +104,14 @@ class ChatTokens:
 
 class TransformersModel:
     """A causal language model of a local Hugging Face folder, asked through transformers, on one GPU or none.
-    Each question is computed alone, so what it gives does not depend on the others.
+    Each question is computed alone, so its answer does not depend on the others.
 
     Args:
-        folder: with config, weights in safetensors, tokenizer and chat template.
-        name: of the judge, for messages.
-        chat: its questions.
-        beginnings: two questions that have in common what all questions do, up to the first difference. The
-            tokens that they begin with are computed once.
+        folder: a folder with config, weights in safetensors, tokenizer and chat template.
+        name: the name of the judge, for messages.
+        chat: questions and answers as tokens of the model.
+        beginnings: two questions whose common beginning is that of all questions. The tokens of this
+            beginning are computed once.
 
     Raises:
         RewardError: transformers cannot open the folder.
@@ -131,7 +131,7 @@ class TransformersModel:
         check_vocabulary(f"judge {name}", chat.tokenizer, self._model)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model.to(self._device).eval()
-        # only the logits of the last token, where the architecture can leave out the others
+        # only the logits of the last token, if the architecture can leave out the others
         keeps = "logits_to_keep" in inspect.signature(self._model.forward).parameters
         self._last: dict[str, int] = {"logits_to_keep": 1} if keeps else {}
         first, second = map(chat.question, beginnings)
@@ -174,8 +174,8 @@ class VllmModel:
 
 @contextmanager
 def opening(name: str) -> Iterator[None]:
-    """RewardError, which names the judge, in place of what transformers raises for a folder that it cannot
-    open: errors of many kinds."""
+    """A context that raises a RewardError, which names the judge, in place of the many kinds of errors that
+    transformers raises for a folder that it cannot open."""
     try:
         yield
     except Exception as error:
@@ -204,8 +204,8 @@ class _Reply(Foreign):
 
 
 class ServerModel:
-    """A model that a server has. Of an answer that is not among the `BEST` tokens, the probability counts as
-    0."""
+    """A model on a server. The probability of an answer that is not among the `BEST` likeliest tokens counts
+    as 0."""
 
     def __init__(self, judge: Judge) -> None:
         assert judge.server is not None, "checked by the caller"

@@ -1,5 +1,4 @@
-"""From the spec of a reward to its function. Functions of other packages are imported only here, when the
-stage runs."""
+"""Opens the reward of a spec. Functions of other packages are imported only here, when the stage runs."""
 
 from __future__ import annotations
 
@@ -39,8 +38,8 @@ class PerCompletion:
 
 
 class Imported:
-    """`package.module:name` of an installed package: a function from a list of `Scored`, one prompt's, to
-    a list of numbers."""
+    """The reward `package.module:name` of an installed package: a function from a list of `Scored`, those of
+    one prompt, to a list of numbers."""
 
     def __init__(self, function: str) -> None:
         module, _, name = function.partition(":")
@@ -60,7 +59,7 @@ def open_reward(spec: RewardSpec, scratch: Path, exported: Path | None = None) -
     """The reward of a spec. RewardError when its function or model cannot be opened.
 
     Args:
-        spec: function, model or stage.
+        spec: names a function, a model or a stage.
         scratch: local folder that the files of a model are copied to.
         exported: local folder of the reward model of a stage.
     """
@@ -87,7 +86,7 @@ def open_of_part(spec: RewardSpec, attempt: Attempt) -> Reward:
 
 
 def open_judge(spec: RewardSpec, attempt: Attempt) -> Judge:
-    """The judge of a part, with the answers that the store has."""
+    """The judge of a part, with the answers in the store."""
     from apertus_model.generation import local_folder
     from apertus_model.rewards.judge_model import ChatTokens, ServerModel, TransformersModel, VllmModel
 

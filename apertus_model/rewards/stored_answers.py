@@ -1,10 +1,10 @@
-"""The answers of a judge that the store has, by their keys.
+"""The answers of a judge that are in the store, by their keys.
 
-Answers are in the rows of parts that asked a judge, also in units of those that are not finished. Those of
-parts that asked the same model are read once, into a database on this machine, since there can be many
-millions.
+Answers are in the rows of parts that asked a judge, and in the units of such parts that are not finished. The
+answers of parts that asked the same model are read once, into a database on this machine, since there can be
+many millions of them.
 
-Invariant: an answer is only found under its key. What cannot be read counts as not known.
+Invariant: an answer is found only under its key. An answer that cannot be read counts as not known.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from infra.store import Artifact, Store, StoreError
 from infra.store.documents import check_unit
 from infra.store.reading.artifact import local_file
 
-KINDS = ("rewards", "evaluate_reward")  # of parts that ask a judge
+KINDS = ("rewards", "evaluate_reward")  # kinds of parts that ask a judge
 
 
 class StoredAnswers:
-    """Answers by key, as they were in the store when this was made."""
+    """Answers by key, as they were in the store when this object was made."""
 
     def __init__(self, store: Store, folder: Path, model: str | None) -> None:
-        """`folder`: a local one, for the database. `model`: fingerprint of the judge's model; None for
-        one that a server has."""
+        """`folder` is a local folder for the database. `model` is the fingerprint of the judge's model, None
+        for a model on a server."""
         self._model = model
         self._database = sqlite3.connect(folder / "answers.sqlite", isolation_level=None)
         self._database.execute("PRAGMA journal_mode = OFF")
@@ -41,7 +41,7 @@ class StoredAnswers:
         self._database.execute("COMMIT")
 
     def get(self, key: str) -> tuple[float, ...] | None:
-        """The probabilities of an answer."""
+        """The probabilities of an answer; None for an unknown key."""
         row = self._database.execute("SELECT probabilities FROM answers WHERE key = ?", (key,)).fetchone()
         return tuple(json.loads(row[0])) if row is not None else None
 
@@ -59,7 +59,7 @@ class StoredAnswers:
                     [(one["key"], json.dumps(one["probabilities"])) for one in row.get("answers", ())],
                 )
         except (StoreError, OSError, ValueError, KeyError, TypeError):
-            return  # a part that is removed or damaged meanwhile
+            return  # a part that was removed or damaged meanwhile
 
 
 def _rows(artifact: Artifact) -> Iterator[Row]:

@@ -23,7 +23,7 @@ WEIGHTS = {
     "letters": 0.15,
     "name": 0.05,  # the function's name occurs, where the documented answer has it
     "finished": 0.25,  # the model ended by itself
-    # share of bigrams of words that are not repetitions, at most as in the documented answer
+    # share of word bigrams that are not repetitions, counted at most as in the documented answer
     "variety": 0.15,
     "length": 0.18,  # shorter over longer of the two lengths, in characters
 }
@@ -37,8 +37,8 @@ STOP_WORDS = frozenset(_STOP.split())
 
 def reference_overlap(item: Scored) -> float:
     """Mean of the F1 of words and of pairs of words (ROUGE-1 and ROUGE-2 of Lin 2004, "ROUGE: a package
-    for automatic evaluation of summaries") between completion and documented answer, in lower case. A
-    one-word answer has no pairs: then of words alone."""
+    for automatic evaluation of summaries") between completion and documented answer, in lower case. For
+    a one-word answer, which has no pairs, the F1 of words alone."""
     reference, completion = words(item.reference()), words(item.completion)
     orders = [n for n in (1, 2) if len(reference) >= n]
     if not orders:
@@ -47,8 +47,8 @@ def reference_overlap(item: Scored) -> float:
 
 
 def grounded_answer(item: Scored) -> float:
-    """Agreement of a completion with the documented answer: the sum of `WEIGHTS`. 0 for an empty text; 1 for
-    the documented answer itself.
+    """Agreement of a completion with the documented answer: the sum weighted by `WEIGHTS`. 0 for an empty
+    text; 1 for the documented answer itself.
 
     The documented answer is the conversation's, else the `summary` of the metadata. The function's name is
     the last part of `function` in the metadata; it counts only if the documented answer has it.
@@ -79,7 +79,7 @@ def words(text: str) -> list[str]:
 
 
 def grams(items: Sequence[Item], n: int) -> Counter[tuple[Item, ...]]:
-    """How often each run of n items occurs."""
+    """The number of occurrences of each run of n items."""
     return Counter(tuple(items[i : i + n]) for i in range(len(items) - n + 1))
 
 
@@ -90,7 +90,7 @@ def f1(first: Counter[Item], second: Counter[Item]) -> float:
 
 
 def variety(written: Sequence[str]) -> float:
-    """Different bigrams over bigrams; 1 for a single word, 0 for none."""
+    """The number of different bigrams over that of all bigrams; 1 for a single word, 0 for no word."""
     if len(written) < 2:
         return float(len(written))
     return len(grams(written, 2)) / (len(written) - 1)

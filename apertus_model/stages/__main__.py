@@ -1,8 +1,8 @@
 """Entry point of a stage's process: `python -m apertus_model.stages JOB.json`, or the same under torchrun.
 
-Invariant: the module of a kind is found by its name; everything it needs is in the job file; its standard
-input is the launcher's pipe. `error.json` tells the launcher about an error, whether another attempt may
-succeed, and which checkpoint is damaged, if any; or that the stage was told to stop, which is not an error.
+Invariant: the kind of the stage determines its module; everything the stage needs is in the job file; its
+standard input is the launcher's pipe. `error.json` tells the launcher about an error, whether another attempt
+may succeed, and which checkpoint is damaged, if any; or that the stage was told to stop, which is no error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specs.errors import StageError
 from specs.job import REPORT, Failure, Job
 from specs.stages import TRAINING
 
-MODULES = dict.fromkeys(TRAINING, "train")  # modules of other kinds have their names
+MODULES = dict.fromkeys(TRAINING, "train")  # every other kind has a module of its own name
 
 
 def main(path: str) -> int:
@@ -53,21 +53,21 @@ def main(path: str) -> int:
 
 
 def _other_nodes(job: Job) -> contextlib.AbstractContextManager[object]:
-    """Inside the block, this process ends when another node is lost. torchrun starts the ranks, and ends
-    those of a node when one of them has ended; so one rank of each node watches."""
-    on_node = os.environ.get("LOCAL_WORLD_SIZE")  # torchrun states it
+    """A context in which this process ends when another node is lost. torchrun starts the ranks, and ends
+    all ranks of a node when one of them has ended, so one rank per node watches."""
+    on_node = os.environ.get("LOCAL_WORLD_SIZE")  # set by torchrun
     if on_node in (None, os.environ.get("WORLD_SIZE")) or os.environ["LOCAL_RANK"] != "0":
         return contextlib.nullcontext()
     from torch.distributed import TCPStore
 
     def lost(why: str) -> None:
-        if not (Path(job.scratch) / "error.json").exists():  # of that rank, which is why it ended
+        if not (Path(job.scratch) / "error.json").exists():  # the error for which the lost rank ended
             _tell(job, Failure(message=why, again=True))
         print(why, file=sys.stderr, flush=True)
         kill_group()
 
     host = os.environ["MASTER_ADDR"]
-    begins = timedelta(minutes=10)  # rank 0 at the latest, after this one
+    begins = timedelta(minutes=10)  # rank 0 may begin this much later than this rank
     store = TCPStore(host, int(os.environ["MASTER_PORT"]), is_master=False, timeout=begins)
     return Peers(store, int(os.environ["RANK"]), host, lost)
 

@@ -1,16 +1,17 @@
-"""The `classifier` stage: a classifier of documents, from the features of labelled sources.
+"""The `classifier` stage: a classifier of documents, trained on the features of labelled sources.
 
 Artifact: `classifier.json` (`StoredClassifier`), and `model.safetensors` (mlp) or `model.bin` (fastText's own
-format); with a model for each language `model-00000.safetensors`, .... The facts hold the thresholds: by
-label, by language ("" for all), by percentile.
+format); if each language has a model, `model-00000.safetensors`, .... The facts hold the thresholds by label,
+language ("" for all) and percentile.
 
 Invariants:
-- Training and held-out documents, and their order, follow from hashes of the texts and the seed: not from the
-  order of sources, files or units. Equal texts are on one side. A text that a label has twice counts once.
-- A classifier with fewer than two classes, or a class without training or held-out documents (of a language,
-  where each has a model), is an error.
+- The training and held-out documents, and their order, depend on hashes of the texts and on the seed, not on
+  the order of sources, files or units. Equal texts are in the same split. A text that occurs twice with the
+  same label counts once.
+- Fewer than two classes, or a class without training or held-out documents (in any language, if each language
+  has a model), is an error.
 
-Memory: all texts or embeddings at once; a million embeddings of 768 numbers are 3 GB.
+Memory: all texts or embeddings are held at once; a million embeddings of 768 numbers take 3 GB.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from specs.job import Job
 from specs.scoring import CHARACTERS_PER_TOKEN
 from specs.stages.classifier import ClassifierPart, FastText
 
-DRAWN, HELD_OUT = 1, 2  # what a hash of text and seed is for
+DRAWN, HELD_OUT = 1, 2  # purposes of `Documents.drawn`
 Content = Floats | list[str]
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the stage. ClassifierError when the documents cannot be learned from."""
+    """Runs the stage. ClassifierError when no classifier can be learned from the documents."""
     part = ClassifierPart.model_validate(job.spec)
     prepare_process(job.launch.threads or 2)
     documents = Documents.labelled(
@@ -114,7 +115,7 @@ class Documents:
 
     @classmethod
     def open(cls, artifact: Artifact, label: str | None) -> Documents:
-        """The rows of a `features` artifact, each text once for each label. `label`: of all of them."""
+        """The rows of a `features` artifact, each text once per label. `label` replaces null labels."""
         table = pa.concat_tables(
             [pyarrow.parquet.read_table(artifact.local(name)) for name in artifact.manifest.facts["shards"]]
         )
@@ -146,7 +147,7 @@ class Documents:
         ).once()
 
     def once(self) -> Documents:
-        """In order, each text once for each label."""
+        """The documents in the order of hashes and labels, each text once per label."""
         order = np.lexsort((self.labels, self.hashes))
         hashes, labels = self.hashes[order], self.labels[order]
         new = np.append(True, (hashes[1:] != hashes[:-1]) | (labels[1:] != labels[:-1]))
@@ -161,7 +162,7 @@ class Documents:
         return Documents(self.hashes[chosen], self.labels[chosen], self.languages[chosen], content)
 
     def of(self, language: str) -> NDArray[np.int64]:
-        """The places of the documents of a language."""
+        """The indices of the documents of a language."""
         return np.arange(len(self)) if language == ALL else np.flatnonzero(self.languages == language)
 
     def only(self, language: str) -> Documents:
@@ -169,11 +170,11 @@ class Documents:
         return self if language == ALL else self[self.of(language)]
 
     def numbers(self, names: list[str]) -> NDArray[np.int64]:
-        """The places of the labels among sorted names."""
+        """The index of each document's label in `names`, which are sorted."""
         return np.searchsorted(np.array(names), self.labels).astype(np.int64)
 
     def drawn(self, seed: int, purpose: int) -> NDArray[np.uint64]:
-        """A number for each text that follows from its hash, the seed and the purpose."""
+        """A number for each text, determined by its hash, the seed and the purpose."""
         key = mix_array(np.array([(seed * 4 + purpose) % 2**64], np.uint64))
         return mix_array(self.hashes ^ key)
 
@@ -181,8 +182,8 @@ class Documents:
 def _split(
     part: ClassifierPart, documents: Documents, language: str, names: list[str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The places of the held-out and the training documents of a language. ClassifierError for a class that
-    has none of one kind."""
+    """The indices of the held-out and the training documents of a language. ClassifierError when a class has
+    no held-out or no training documents."""
     own, numbers = documents.of(language), documents.numbers(names)
     there = np.bincount(numbers[own], minlength=len(names))
     if part.balance:
@@ -207,7 +208,7 @@ Model = perceptron.PerceptronModel | FastTextModel
 
 
 def _probabilities(models: dict[str, Model], documents: Documents, names: list[str]) -> Floats:
-    """(documents, labels), by the model of each document's language."""
+    """The probabilities by the model of each document's language, as (documents, labels)."""
     found = np.empty((len(documents), len(names)), np.float32)
     for language, model in models.items():
         own, content = documents.of(language), documents.only(language).content
@@ -236,13 +237,14 @@ def _train(part: ClassifierPart, train: Documents, names: list[str], path: Path,
 
 
 def _examples(part: ClassifierPart, train: Documents) -> Iterator[tuple[str, str]]:
-    """Labels and texts in an order that mixes the classes, since fastText learns from line after line."""
+    """Yields labels and texts in an order that mixes the classes, since fastText learns line by line."""
     for index in np.argsort(train.drawn(part.seed, DRAWN), kind="stable"):
         yield str(train.labels[index]), str(train.content[index])
 
 
 def _stored(part: ClassifierPart, names: list[str], documents: Documents) -> StoredClassifier:
-    """ClassifierError where documents lack the language that chooses their model."""
+    """The description of the classifier. ClassifierError when a document lacks the language that selects its
+    model."""
     training, languages = part.training, None
     if part.by_language:
         languages = sorted(set(documents.languages.tolist()))

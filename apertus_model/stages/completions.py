@@ -1,14 +1,14 @@
-"""The `completions` part: answers to prompts, sampled from an exported model, from any other, or by a server.
+"""The `completions` part: answers to prompts, sampled from an exported or any other model, or by a server.
 
 Artifact: `completions-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id",
-"completions": [{"text", "tokens", "finished"}]}`, and `"persona"` where the model was given one. `tokens` end
-with the end of the turn if the model ended it (`finished`), else after `max_new_tokens`; `text` is without
-special tokens. `tokens` are of the tokenizer of the prompts, also where the model has another one
+"completions": [{"text", "tokens", "finished"}]}`, and `"persona"` if the model was given one. `tokens` end
+with the end-of-turn token if the model ended its turn (`finished`), else after `max_new_tokens`; `text` has
+no special tokens. `tokens` are ids of the prompts' tokenizer, even if the model has another tokenizer
 (`apertus_model.prompt_format`). The fact `model` names the model.
 
 Invariant, for transformers: the random numbers of a batch follow from the seed and the index of its first
 prompt, and units are whole batches: neither the division into units nor a restart changes a completion. With
-vLLM and servers the stored answers are the truth, and are never made again.
+vLLM and servers the stored answers are authoritative and are never generated again.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def model_name(attempt: Attempt, part: CompletionsPart) -> str:
-    """The model that answers: as recipes name one of Hugging Face, or as stage and step; a server's own by
-    its name there."""
+    """The name of the model that answers: a Hugging Face model as recipes name it, an exported checkpoint by
+    stage and step, a server's model by its name on the server."""
     if "model" not in attempt.job.inputs:
         assert part.sampling.server is not None, "checked with the spec"
         return part.sampling.server.model
@@ -96,7 +96,7 @@ class Completions:
                 for row, completions in zip(batch, answers, strict=True)
             ]
         written = write_unit((start, stop), rows, self._attempt.workdir / f"{key}.jsonl")
-        return written._replace(data={"seconds": seconds})  # without those of loading the model
+        return written._replace(data={"seconds": seconds})  # without loading the model
 
     @cached_property
     def _generator(self) -> Generator:
@@ -110,7 +110,7 @@ work_of = Completions
 
 
 def _counted(rows: Iterator[Row], counts: Counter[str]) -> Iterator[Row]:
-    """The rows unchanged; fills `counts`."""
+    """Yields the rows unchanged, and fills `counts`."""
     for row in rows:
         counts["prompts"] += 1
         for completion in row["completions"]:

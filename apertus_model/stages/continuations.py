@@ -1,11 +1,11 @@
 """The `continuations` part: what a model writes after prefixes of sequences that training may have seen.
 
 Artifact: `continuations-00000.jsonl`, ..., a line for each prefix: `{"probe", "prefix", "offset", "tokens"}`,
-the number of the probe of the corpus, the tokens that were given, the tokens of the probe before them, and
-those that the model wrote. Probes that end with the prefix, or before, are left out.
+the index of the probe of the corpus, the number of given tokens, the number of probe tokens before them, and
+the tokens that the model wrote. Probes that are too short to compare all written tokens are left out.
 
-Invariant: as for `completions`: the random numbers of a batch follow from the seed, the prefix, the offset
-and the number of its first probe, and units are whole batches.
+Invariant: as for `completions`, the random numbers of a batch follow from the seed, the prefix, the offset
+and the index of its first probe, and units are whole batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from infra.store import Attempt
 from specs.job import Job
 from specs.stages.memorisation import ContinuationsPart
 
-MOST_PROBES = 2**32  # of a corpus
+MOST_PROBES = 2**32  # in a corpus
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -53,7 +53,7 @@ class Continuations:
                 self._spans |= {key: (prefix, offset, span) for key, span in units.items()}
 
     def _long(self, prefix: int, offset: int) -> list[int]:
-        """Numbers of the probes that have tokens to compare with."""
+        """The indices of the probes that are long enough to compare all written tokens."""
         end = offset + prefix + self._sampling.max_new_tokens
         return [number for number, probe in enumerate(self._probes) if len(probe) >= end]
 
@@ -87,7 +87,7 @@ work_of = Continuations
 
 
 class Endless(TokenFormat):
-    """The ids of a prefix as they are; no token ends the continuation."""
+    """A format that gives the ids of a prefix unchanged, and in which no token ends the continuation."""
 
     end_ids, pad_id = (), 0
 

@@ -1,10 +1,10 @@
-"""The `conversations` stage: one source becomes dialogues, filtered, split into training and held-out ones,
-rendered and tokenised.
+"""The `conversations` stage: turns one source into dialogues that are filtered, split into training and
+held-out ones, rendered and tokenised.
 
 Artifact, for each shard `train-*` and `validation-*`: `.bin/.idx` (Megatron tokens, one document per
-conversation), `.mask.npy` (uint8, one per token: 1 where it is trained, 2 for outputs of tools, else 0) and
-`.jsonl` (the conversations). `ConversationShards` reads them. Beside them `rejects-*.parquet`, the table of
-what filters removed, and `kept*.npy`, with which other parts find duplicates of what is kept.
+conversation), `.mask.npy` (uint8, one per token: 1 if it is trained, 2 in tool outputs, else 0) and
+`.jsonl` (the conversations). `ConversationShards` reads them. Also `rejects-*.parquet`, the table of the
+conversations that filters removed, and `kept*.npy`, with which other parts find duplicates of the kept ones.
 
 Invariants:
 - Work is restartable by task (`files_per_task` files each), as in the `corpus` stage. The bytes of the
@@ -107,7 +107,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def _seen(part: ConversationsPart, attempt: Attempt) -> dict[int, list[Artifact]]:
-    """The artifacts under `not_in`, by step."""
+    """The artifacts that `not_in` names, by index of the filter."""
     return {
         step: [attempt.input_artifact(f"not_in:{step}:{index}") for index in range(len(spec.not_in))]
         for step, spec in enumerate(part.process.filters)
@@ -116,7 +116,7 @@ def _seen(part: ConversationsPart, attempt: Attempt) -> dict[int, list[Artifact]
 
 
 def work_of(job: Job, attempt: Attempt) -> ConversationTasks:
-    """The tasks; a unit's data are its counts."""
+    """The tasks of the stage. The data of a unit are its counts."""
     part = ConversationsPart.model_validate(job.spec)
     tokenizer = attempt.input_artifact("tokenizer")
     size = tokenizer.manifest.facts["vocab_size"]

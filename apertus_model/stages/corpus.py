@@ -1,4 +1,4 @@
-"""The `corpus` stage: one source becomes filtered, tokenised, shuffled Megatron token files.
+"""The `corpus` stage: turns one source into filtered, tokenised, shuffled Megatron token files.
 
 Artifact: for each split `<split>-*.bin/.idx`, and `<split>-*.documents.parquet`, a row for each document of
 the shard; `rejects-*.parquet`, a row for each document that was removed; `kept-*.parquet`, the hashes and
@@ -9,10 +9,10 @@ characters, tokens) where robots.txt excluded any.
 
 Invariants:
 - The bytes of the artifact depend neither on the split into units, nor on the memory of a worker, nor on the
-  number of workers, nor on their machine.
+  number of workers, nor on their machines.
 - Every document and every token is accounted for: read = dropped + kept, kept = training + held out + probes.
-  Copies of planted documents are in the training split only. A document of the source with the same text is
-  left out and counted, so that their number is as stated.
+  Copies of planted documents are in the training split only. A source document with the text of a planted
+  one is left out and counted, so that the number of copies is as stated.
 """
 
 from __future__ import annotations
@@ -98,15 +98,15 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def _seen(work: CorpusWork) -> Iterator[dict[str, Any]]:
-    """What the scatter units have found to show."""
+    """Yields the examples, texts and probes that each scatter unit has stored."""
     for number in range(len(work.plan.spans)):
         file = unit_file(work.attempt, f"scatter-{number:05d}", "examples.json")
         yield json.loads(file.bytes())
 
 
 def _tallies(work: CorpusWork) -> dict[str, Any]:
-    """Puts `languages.parquet` and `robots.parquet` into the artifact, where there is anything to count.
-    Returns the largest counts, for the metrics."""
+    """Puts `languages.parquet` and `robots.parquet` into the artifact, if there is anything to count. Returns
+    the largest counts, for the metrics."""
     keys = [f"scatter-{number:05d}" for number in range(len(work.plan.spans))]
     files = unit_files(work.attempt, keys, tallies.FILE)
     groups = tallies.total(file.stream() for file in files)
@@ -131,7 +131,7 @@ def _put_table(attempt: Attempt, name: str, table: pa.Table) -> None:
 
 
 def _probes(work: CorpusWork) -> StoredProbes | None:
-    """The content of probes.json, if the spec wants probes."""
+    """The content of probes.json; None unless the spec asks for probes."""
     repeats = work.part.process.repeats
     tokens: dict[str, list[int]] = {}
     if repeats is None:
@@ -142,7 +142,7 @@ def _probes(work: CorpusWork) -> StoredProbes | None:
 
 
 def _examples(work: CorpusWork) -> list[Row]:
-    """Kept and dropped documents of all spans; of duplicates, the text that stays too."""
+    """Kept and dropped documents of all spans; duplicates are shown with the text that stays."""
     names = labels(work.steps)
     candidates: list[Row] = []
     texts: dict[str, str] = {}

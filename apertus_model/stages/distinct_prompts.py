@@ -1,4 +1,4 @@
-"""The `distinct_prompts` part: which pairs of several sets are trained on, where sets share prompts.
+"""The `distinct_prompts` part: which pairs of several sets are trained on when sets share prompts.
 
 Artifact: `kept-<i>.npy`, bool of shape (pairs,), for each set.
 
@@ -25,9 +25,9 @@ class RepeatedPromptsError(StageError):
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the part. RepeatedPromptsError where the spec says so."""
+    """Runs the part. RepeatedPromptsError when sets share prompts and the spec forbids it."""
     part = DistinctPromptsPart.model_validate(job.spec)
-    owner: dict[str, int] = {}  # of a prompt: the first set that has it
+    owner: dict[str, int] = {}  # by prompt: the first set that has it
     dropped: list[int] = []
     for number, name in enumerate(part.names):
         prompts = prompts_of(attempt.input_artifact(f"pairs:{number}"))
@@ -50,7 +50,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def prompts_of(pairs: Artifact) -> list[str]:
-    """The prompt of every pair, or completion by itself, as its id."""
+    """The id of the prompt of every pair, or of every single completion."""
     name = "pairs.jsonl" if "pairs.jsonl" in pairs.manifest.files else "completions.jsonl"
     with open(pairs.local(name), "rb") as file:
         return [json.loads(line)["id"] for line in file]

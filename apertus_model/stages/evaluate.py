@@ -1,8 +1,8 @@
 """The `evaluate` stage: metrics of a checkpoint on the training engine, and their changes since another one.
 
 Artifact: `metrics.json`, the same numbers as in the manifest; `samples.json`, answers for people to read;
-`rewards.json`, rewards by prompt. The metrics are listed in `apertus_model.evaluation`, a module per family,
-and
+`rewards.json`, rewards by prompt. The metrics are listed in `apertus_model.evaluation`, in a module per
+family. This stage adds
 
     memorisation/passes                     passes of training over the corpus with the probes; training saw
                                             the probes of bucket n in it n x passes times
@@ -69,7 +69,7 @@ class Measurement:
 
     @cached_property
     def evaluator(self) -> Evaluator:
-        """The model on the training engine, which has no other architecture than Apertus."""
+        """The model on the training engine, which supports no architecture other than Apertus."""
         assert self.part.model is not None, "the plan asks another architecture for answers only"
         return self._load("checkpoint", self.part.model)
 
@@ -108,7 +108,7 @@ class Measurement:
         return metrics
 
     def _compared(self, own: Answers, progress: Progress) -> dict[str, float]:
-        """Rewards of the answers, their difference to the other model's, and the divergence from it."""
+        """The rewards of the answers, their difference from the other model's, and the divergence from it."""
         part, inputs = self.part, self.job.inputs
         other = None
         if "against_completions" in inputs:
@@ -131,7 +131,7 @@ class Measurement:
         return metrics
 
     def _longest(self) -> int:
-        """Tokens of the longest sequence for the model."""
+        """The number of tokens of the longest sequence that the model reads."""
         part = self.part
         by_position = part.by_position.sequence_length if part.by_position else 0
         return max(
@@ -177,6 +177,6 @@ class Measurement:
         )
 
     def _passes_over_probes(self) -> float:
-        """Passes of training over the corpus with the probes, up to the checkpoint."""
+        """The number of training passes over the corpus with the probes, up to the checkpoint."""
         passes = self.attempt.input_checkpoint("checkpoint").facts["passes"]
         return float(passes.get(self.job.inputs["probes"].fingerprint, 0.0))

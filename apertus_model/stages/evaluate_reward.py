@@ -1,8 +1,8 @@
-"""The `evaluate_reward` stage: a reward beside the labels of pairs.
+"""The `evaluate_reward` stage: compares a reward with the labels of pairs.
 
 Artifact: `pairs-00000.jsonl`, ..., a line per conversation: `{"id", "source", "chosen", "rejected",
 "characters"}`, the rewards of both completions and their lengths, with the answers of a judge as in
-`rewards`; or `{"id", "dropped"}`, with the reason. Of a judge also its `constitution.txt`. The metrics are
+`rewards`; or `{"id", "dropped"}`, with the reason. For a judge, also its `constitution.txt`. The metrics are
 listed in `specs.stages.evaluate_reward`.
 
 Invariant: a reward sees the completions of one pair at a time, so no value depends on the division into
@@ -36,8 +36,8 @@ TOLD = ("accuracy", "ties", "length_bias", "order_bias", "outside")
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Measures. RewardError for a reward that cannot be opened, raises, is not a finite number or is
-    constant, and where no pair is left."""
+    """Compares the reward with the labels. RewardError when the reward cannot be opened, raises, is not a
+    finite number or is constant, or when no pair is left."""
     part = EvaluateRewardPart.model_validate(job.spec)
     put_constitution(part.reward, attempt)
     units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
@@ -97,7 +97,7 @@ work_of = JudgedPairs
 
 
 class Summary:
-    """The pairs among the rows given to `add`."""
+    """A summary of the pairs among the rows given to `add`."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
@@ -124,7 +124,7 @@ class Summary:
         return row
 
     def metrics(self, seed: int) -> dict[str, float]:
-        """RewardError without pairs, or when all rewards are the same."""
+        """The metrics of the stage. RewardError when there are no pairs, or all rewards are the same."""
         if not self._pairs:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self._dropped.items()) or "none"
             raise RewardError(
@@ -150,8 +150,8 @@ class Summary:
 
 
 def _first(answers: dict[tuple[int, ...], list[float]]) -> tuple[float, float] | None:
-    """Probabilities of the completion that a judge was shown first, for both orders; None where it did not
-    compare."""
+    """The probability that a judge gave to the completion it was shown first, for both orders; None if it did
+    not compare the two."""
     if (0, 1) not in answers:
         return None
     shares = [answers[order][0] / sum(answers[order]) for order in ((0, 1), (1, 0))]

@@ -1,4 +1,4 @@
-"""The `evaluate_tokenizers` stage: tokenizers side by side, by their counts on parallel text.
+"""The `evaluate_tokenizers` stage: compares tokenizers by their counts on parallel text.
 
 Artifact: `evaluation.json` (`apertus_model.evaluation.tokenization.Comparison`), with all measures and
 differences of every language. Metrics: `lines`, `languages`, and those that `EvaluateTokenizersPart.metrics`
@@ -25,7 +25,8 @@ TOLD = ("tokens_per_line", "tokens_per_byte", "parity", "gini")
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Compares, and stores the measures. SourceError when the text lacks the language of `parity_to`."""
+    """Compares the tokenizers and stores the measures. SourceError when the text lacks the language of
+    `parity_to`."""
     part = EvaluateTokenizersPart.model_validate(job.spec)
     progress.update(0, 1, "comparisons")
     text = _text(attempt.input_artifact("text"), part)
@@ -67,7 +68,7 @@ def _counted(artifact: Artifact) -> Counted:
 
 
 def _tell(found: Comparison, progress: Progress) -> None:
-    """The figures over languages, and what decides them."""
+    """Logs the lines, the languages, and the main measures of each tokenizer."""
     progress.log(f"{found.lines:,} lines in {len(found.languages)} languages: {', '.join(found.languages)}")
     for name, result in found.tokenizers.items():
         shown = [f"{measure} {result.measures[measure].value:.4g}" for measure in TOLD]

@@ -1,16 +1,16 @@
-"""The `export` stage: a checkpoint becomes a Hugging Face folder, which is opened again and compared with the
-trained model.
+"""The `export` stage: writes a checkpoint as a Hugging Face folder, which it opens again and compares with
+the trained model.
 
 Artifact: `config.json`, `generation_config.json`, `model*.safetensors` (with an index where there are
 several), tokenizer files with the chat template, and `README.md`, the model card.
 
 Invariants:
-- A folder is committed only if transformers opens it with the logits of the trained model: as
-  `ApertusForCausalLM`, or, a reward model, as `ApertusForTokenClassification` of one output, since it has no
-  sequence classification for Apertus (a file in the folder adds it); a model that is no plain stack as the
-  class of the modelling file that is in the folder and, where it is opened as a whole, with the key-value
-  cache too. The metric `verified` says how that was checked.
-- Memory is that of one shard, for any size of the model.
+- A folder is committed only if transformers opens it with the logits of the trained model. It is opened as
+  `ApertusForCausalLM`; a reward model as `ApertusForTokenClassification` with one output, since transformers
+  has no sequence classification for Apertus (a file in the folder adds it); a model that is not a plain stack
+  as the class of the modelling file in the folder and, if opened as a whole, checked with the key-value cache
+  too. The metric `verified` says how the logits were checked.
+- Memory use is that of one shard, for any size of the model.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _write_generation_config(folder: Path, tokens: dict[str, Any], part: ExportP
 
 
 def end_of_turn(facts: dict[str, Any]) -> int:
-    """The token that ends an answer. ExportError when the tokenizer has none."""
+    """The id of the token that ends an answer. ExportError when the tokenizer has no such token."""
     if facts.get("end_of_turn_id") is None:
         missing = "its tokenizer has no end-of-turn token <|assistant_end|>"
         raise ExportError(f"the model was trained on conversations, but {missing}")
@@ -134,7 +134,7 @@ def end_of_turn(facts: dict[str, Any]) -> int:
 
 
 def check_tokenizer(folder: Path, part: ExportPart) -> None:
-    """ExportError when transformers opens a tokenizer with ids that the model has no embedding for."""
+    """Raises ExportError when transformers opens a tokenizer with ids that the model has no embedding for."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -154,8 +154,8 @@ def verify(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> tuple[floa
 
 
 def load_model(part: ExportPart, checkpoint: Checkpoint) -> ApertusModel:
-    """The trained model on the CPU, in float32, from a checkpoint of any layout; its weights rounded as
-    exported."""
+    """The trained model on the CPU, in float32, from a checkpoint of any layout, with its weights rounded as
+    in the export."""
     config = model_config(part.model, sequence_length=part.sequence_length, attention="sdpa")
     with torch.device("meta"):
         model = config.build()
@@ -173,7 +173,7 @@ def largest_difference(model: ApertusModel, folder: Path, part: ExportPart) -> f
     opens it.
 
     Raises:
-        ExportError: transformers opens another class than that of the config.
+        ExportError: transformers opens a class other than that of the config.
     """
     theirs: Any = (
         auto_class(part.model)
@@ -187,13 +187,13 @@ def largest_difference(model: ApertusModel, folder: Path, part: ExportPart) -> f
     with torch.no_grad():
         ours = model(tokens)
         found = [theirs(tokens).logits]
-        if not part.model.stock:  # of our own code, the cache is checked as well
+        if not part.model.stock:  # with our own code, the cache is checked as well
             found.append(by_cache(theirs, tokens))
         return max((ours - logits).abs().max().item() for logits in found)
 
 
 def by_cache(theirs: Any, tokens: torch.Tensor, steps: int = 8) -> torch.Tensor:
-    """Logits (batch, seq_len, vocab_size) of a model of transformers that reads the last `steps` tokens one
+    """Logits (batch, seq_len, vocab_size) of a transformers model that reads the last `steps` tokens one
     at a time, with its key-value cache."""
     begin = max(1, tokens.shape[1] - steps)
     read = theirs(tokens[:, :begin], use_cache=True)
@@ -205,11 +205,11 @@ def by_cache(theirs: Any, tokens: torch.Tensor, steps: int = 8) -> torch.Tensor:
 
 
 def compare_by_layer(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> float:
-    """As `largest_difference`, with one layer in memory, whose weights are read from the folder and compared
-    with the checkpoint bit by bit.
+    """Like `largest_difference`, but with one layer in memory at a time, whose weights are read from the
+    folder and compared with the checkpoint bit by bit.
 
     Raises:
-        ExportError: a stored weight is not the trained one, or transformers would open another class.
+        ExportError: a stored weight differs from the trained one, or transformers would open another class.
     """
     from transformers import AutoConfig
 
@@ -236,7 +236,7 @@ def compare_by_layer(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> 
 
 
 def auto_class(model: ModelSpec) -> Any:
-    """The class of transformers that opens the folder of a model."""
+    """The transformers class that opens the folder of a model."""
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
     register_own_classes()
@@ -251,6 +251,6 @@ def _refuse_another_class(opened: Any, model: ModelSpec) -> None:
 
 
 def _probe(part: ExportPart, *, rows: int, longest: int) -> torch.Tensor:
-    """Random tokens, the same at each call: (rows, tokens) int64."""
+    """Random tokens, the same in each call, as (rows, tokens) int64."""
     shape = (rows, min(part.sequence_length, longest))
     return torch.randint(0, part.model.vocab_size, shape, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""The `features` part of a `classifier` stage: what the classifier reads of the documents of one source.
+"""The `features` part of a `classifier` stage: what the classifier reads from the documents of one source.
 
 Artifact: `features-00000.parquet`, ..., a row per document, in the order of the source:
 

@@ -5,7 +5,7 @@ The stage builds the tasks and commits their requests, workers answer ranges of 
 the answers in the stage.
 
 Artifact: `results.json`, the harness's report per task, and its version; `answers.parquet`, every answer
-(`apertus_model.evaluation.harness.answers`); `shown.json`, some of them for people. Metrics:
+(`apertus_model.evaluation.harness.answers`); `shown.json`, some of the answers for people. Metrics:
 `<task>/<metric>`, and `<task>/<metric>_stderr`.
 
 Invariants:
@@ -13,7 +13,7 @@ Invariants:
   them, templates are rendered in Jinja's sandbox, only data is copied from `include`, and data sets are read
   without their code. Code that a model wrote runs in a sandbox, or not at all.
 - With transformers, an answer depends on the requests of its unit and on the seed: neither workers, a
-  restart, nor other tasks of the suite change it. vLLM's stored answers are never made again.
+  restart, nor other tasks of the suite change it. vLLM's stored answers are never generated again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ENVIRONMENT = {
     "TQDM_DISABLE": "1",
 }
 DATA = "data:"
-"""Begins the role of a data set among the inputs."""
+"""The prefix of the role of a data set among the inputs."""
 ROWS = "rows.jsonl"
 
 
@@ -119,9 +119,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 class HarnessUnits:
     """Ranges of the requests of one task and one type, which one opened model answers.
 
-    All requests of a task are committed before, as a unit of their own: a worker builds no task. Names of
-    units have the digest of these requests, so what another version of the harness asked is not mistaken for
-    an answer.
+    All requests of a task are committed first, as a unit of their own, so that a worker builds no task. Unit
+    names contain the digest of these requests, so that answers to the requests of another harness version are
+    not mistaken for answers to these.
     """
 
     def __init__(self, job: Job, attempt: Attempt) -> None:
@@ -137,7 +137,7 @@ class HarnessUnits:
         return list(self._keys)
 
     def add(self, kind: str, requests: list[Sequence[Any]]) -> list[str]:
-        """The keys of the answers to requests of one type, which are committed."""
+        """Commits requests of one type, and returns the keys of the units that answer them."""
         path = _write(self._attempt.workdir / "requests.jsonl", requests)
         name = f"{kind}-{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
         if self._attempt.unit(f"requests-{name}") is None:
@@ -160,7 +160,7 @@ class HarnessUnits:
         return Result({ROWS: path}, {"requests": len(requests), **self._counted(requests, answers)})
 
     def _requests(self, unit: str) -> list[Any]:
-        """The requests of a task, of which the last ones that were asked for are kept."""
+        """The requests of a task; those read last are kept in memory."""
         if self._read[0] != unit:
             files = self._attempt.unit_files(unit, self._attempt.committed_unit(unit))
             self._read = unit, _read(files[ROWS])
@@ -174,11 +174,11 @@ class HarnessUnits:
         return open_model(folder, self._part, self._job.launch.tensor_parallel)
 
     def _counted(self, requests: list[Any], answers: list[Any]) -> dict[str, int]:
-        """Tokens of requests, and of those answers that are text."""
+        """The numbers of tokens in the requests, and in the answers that are text."""
         tokenizer = self._model.tokenizer
 
         def tokens(texts: Iterable[Any], *, whole: bool = False) -> int:
-            """Choices of a question share its text, which is read once here."""
+            """The number of tokens in texts. A question's choices share its text, which is encoded once."""
             counts = Counter(text for text in texts if isinstance(text, str))
             read = tokenizer([*counts], add_special_tokens=whole)["input_ids"] if counts else []
             return sum(len(ids) * number for ids, number in zip(read, counts.values(), strict=True))
@@ -192,7 +192,7 @@ work_of = HarnessUnits
 
 
 def _write(path: Path, rows: Iterable[Any]) -> Path:
-    """A line of JSON for each row; a likelihood may be no number."""
+    """Writes a line of JSON for each row, and returns the path. A likelihood may be NaN."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 

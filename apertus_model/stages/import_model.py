@@ -1,6 +1,6 @@
-"""`from: hf:...`: the weights of a Hugging Face folder become a checkpoint.
+"""`from: hf:...`: writes the weights of a Hugging Face folder as a checkpoint.
 
-Artifact: checkpoint 1, of float32 weights without optimizer states, in the format of training checkpoints.
+Artifact: checkpoint 1, with float32 weights and no optimizer states, in the format of training checkpoints.
 
 Invariant: one tensor is in memory at a time. Float32 holds every value of the formats of released models, so
 exporting in the folder's format gives the imported bits.
@@ -69,7 +69,7 @@ def save_weights(
 
 
 class _ReadWhenWritten(DefaultSavePlanner):
-    """A planner that reads each tensor when it is written, and before knows only its shape."""
+    """A planner that reads each tensor when it is written, and knows only its shape before that."""
 
     def __init__(self, read: Callable[[str], torch.Tensor]) -> None:
         super().__init__()

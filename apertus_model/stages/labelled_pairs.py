@@ -1,4 +1,4 @@
-"""The `labelled_pairs` part: conversations with a preferred and a rejected completion as tokens, for a reward
+"""The `labelled_pairs` part: tokenises conversations with a preferred and a rejected completion, for a reward
 model.
 
 Artifact, with the prefix `train-` or `validation-`:
@@ -9,11 +9,11 @@ Artifact, with the prefix `train-` or `validation-`:
     margins.npy         float32, (pairs,)
     sources.npy         int32, (pairs,): index of the conversations that the pair is from
 
-Sequences 2k and 2k + 1 are the chosen and the rejected one of pair k. A completion ends with the end of the
-turn.
+Sequences 2k and 2k + 1 are the chosen and the rejected sequence of pair k. A completion ends with the
+end-of-turn token.
 
-Invariant: every conversation is a pair, or is counted under the reason for being none. A completion is never
-cut: that could remove what makes the difference.
+Invariant: every conversation becomes a pair, or is counted under the reason why it does not. A completion is
+never cut, since that could remove the difference between the two.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def write_pairs(rows: Iterable[Row], folder: Path, split: Split) -> tuple[Counter[str], list[str]]:
-    """Writes the pairs of a split; its counts, and the names of its files."""
+    """Writes the pairs of a split, and returns its counts and the names of its files."""
     counts: Counter[str] = Counter()
     margins: list[float] = []
     sources: list[int] = []
@@ -101,8 +101,8 @@ def write_pairs(rows: Iterable[Row], folder: Path, split: Split) -> tuple[Counte
 
 
 class PairReader:
-    """Conversations as pairs, each independent of the others; or `{"dropped": reason}`. The data of a unit
-    are its split."""
+    """A reader of conversations as pairs, each independent of the others, or as `{"dropped": reason}`. The
+    data of a unit are its split."""
 
     def __init__(self, job: Job, attempt: Attempt) -> None:
         self._part = LabelledPairsPart.model_validate(job.spec)

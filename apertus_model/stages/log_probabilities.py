@@ -1,5 +1,5 @@
 """The `log_probabilities` stage: log-probabilities of the pairs under the reference model, computed once for
-all training.
+the whole training.
 
 Artifact: `log_probabilities.npy`, float32 of shape (sequences,): sum of ln p over the tokens of a sequence's
 completion, by sequence id. A unit is a range of packed rows in stored order; its data are the
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Computes the missing units, and commits the whole."""
+    """Computes the missing units, and commits the artifact."""
     from apertus_model.data.preference_samples import PreferenceSamples
 
     part = LogProbabilitiesPart.model_validate(job.spec)
@@ -76,8 +76,8 @@ def as_in_training(part: LogProbabilitiesPart | TeacherTokensPart, job: Job, att
 
 
 def compute(evaluator: Evaluator, rows: PreferenceSamples, span: range) -> dict[str, Any]:
-    """The unit of a range of rows: `values`, the log-probabilities of their sequences in the order of rows
-    and segments, and `tokens`."""
+    """The data of the unit of a range of rows: `values`, the log-probabilities of their sequences in the
+    order of rows and segments, and `tokens`, the number of tokens."""
     samples = [rows.row(row) for row in span]
     sums = evaluator.sequence_log_probabilities(samples, samples[0].present.size)
     values = sums[torch.from_numpy(np.stack([sample.present for sample in samples]))]
@@ -85,7 +85,7 @@ def compute(evaluator: Evaluator, rows: PreferenceSamples, span: range) -> dict[
 
 
 def commit(attempt: Attempt, rows: PreferenceSamples, units: dict[str, range]) -> None:
-    """Joins the units. StoreError when one is gone."""
+    """Joins the units and commits the artifact. StoreError when a unit is gone."""
     values = np.zeros(rows.sequences, np.float32)
     tokens = 0
     for key, span in units.items():
@@ -99,7 +99,7 @@ def commit(attempt: Attempt, rows: PreferenceSamples, units: dict[str, range]) -
 
 
 def agreed(done: bool, device: torch.device) -> bool:
-    """Rank 0's value, on every rank."""
+    """Rank 0's value of `done`, on every rank."""
     answer = torch.tensor(int(done), device=device)
     dist.broadcast(answer, src=0)
     return bool(answer)

@@ -1,6 +1,6 @@
-"""The `merge` stage: one model from the weights of several checkpoints.
+"""The `merge` stage: merges the weights of several checkpoints into one model.
 
-Artifact: checkpoint 1, of weights without optimizer states. The adapters of a checkpoint are merged into its
+Artifact: checkpoint 1, with weights and no optimizer states. The adapters of a checkpoint are merged into its
 weights first.
 """
 

@@ -4,8 +4,8 @@ Artifact: `recipe.json` (`apertus_model.data.mixture_recipe`).
 
 Invariants: an inner mixture is replaced by its sources, which share its weight. Weights are exactly in the
 ratio of the spec; under `proportional` they are the training tokens times the factors, under `learned` the
-learned ones in millionths. All corpora have one
-tokenizer. Names change nothing. No token is read here.
+learned weights in millionths. All corpora have the same tokenizer. Names have no effect. No token is read
+here.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _learned(store: Store, ref: InputRef) -> list[float]:
 
 
 def _recipe(store: Store, ref: InputRef) -> MixtureRecipe:
-    """The recipe of an input: of a mixture its own; of a corpus one of it alone."""
+    """The recipe of an input: a mixture's own recipe, or a recipe of one corpus alone."""
     artifact = Artifact.of_input(store, ref)
     if ref.kind == "mixture":
         return artifact.document(FILE, MixtureRecipe)

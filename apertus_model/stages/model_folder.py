@@ -1,4 +1,4 @@
-"""The `model_folder` part: a Hugging Face folder of any architecture, as it is.
+"""The `model_folder` part: copies a Hugging Face folder of any architecture as it is.
 
 Artifact: the files of the folder that transformers and vLLM read: config, weights in safetensors, tokenizer,
 chat template. Other parts open it as they open an export.

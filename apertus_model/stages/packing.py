@@ -2,7 +2,7 @@
 (`apertus_model.data.packed`).
 
 The manifest has the number of rows, the share of padding, and the share of tokens in documents that are cut,
-by this packing and by splitting concatenated documents instead.
+both by this packing and by splitting concatenated documents instead.
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ Artifact:
     prompt_lengths.npy  int64, (sequences,): how many of them are the prompt's
     rewards.npy         float32, (sequences,): quantile of the reward among the reference rewards
 
-Sequences 2k and 2k + 1 are the chosen and the rejected one of pair k, the line k of `pairs.jsonl`.
+Sequences 2k and 2k + 1 are the chosen and the rejected sequence of pair k, which is line k of
+`pairs.jsonl`.
 
-Invariant: every prompt has a pair, or is counted under the reason for having none. (A single quick pass,
-without units.)
+Invariant: every prompt has a pair, or is counted under the reason for having none. (The part is a single
+quick pass, without units.)
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ BINS = 10
 
 
 class PairsError(StageError):
-    """No prompt has a pair. The message counts the reasons, or names a reward that tells none apart."""
+    """No prompt has a pair. The message counts the reasons, or names a reward that prefers none."""
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -95,7 +96,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def _why_none(total: int, without: Counter[str], reward: str, lowest: float, highest: float) -> str:
-    """`lowest`, `highest`: of the rewards of all completions."""
+    """The message of a PairsError. `lowest` and `highest` are the extreme rewards of all completions."""
     if without["equal_rewards"] < total:
         return (
             f"none of the {total} prompts has a pair: {dict(without)}. Fix: more completions per prompt, or"
@@ -112,8 +113,8 @@ def _why_none(total: int, without: Counter[str], reward: str, lowest: float, hig
 def candidates_of(
     prompt: Row, sampled: Row, rewards: Row, generated: Sequence[Row] = (), models: Sequence[str] = ()
 ) -> list[Candidate]:
-    """All completions of a prompt with their quantiles, offline ones first; none without reference
-    rewards."""
+    """All completions of a prompt with their quantiles, offline completions first; an empty list if there are
+    no reference rewards."""
     if not rewards["sampled"]:
         return []
     completed: dict[str, list[tuple[Row, dict[str, Any]]]] = {
@@ -130,7 +131,7 @@ def candidates_of(
 
 
 def pairs_of(part: PairsPart, prompt: Row, candidates: list[Candidate], reference: int) -> list[Pair]:
-    """The pairs of a prompt, at most `part.pairs`. NoPair when there is not even one."""
+    """The pairs of a prompt, at most `part.pairs`. NoPair when there is none."""
     short = [one for one in candidates if len(prompt["tokens"]) + len(one.tokens) <= part.max_tokens]
     pairs = [choose(short, reference=reference, worst_quantile=part.worst_quantile)]
     if part.pairs > 1:
@@ -142,17 +143,17 @@ def pairs_of(part: PairsPart, prompt: Row, candidates: list[Candidate], referenc
 
 
 def quantile_histogram(candidates: list[Candidate]) -> np.ndarray:
-    """Counts of candidates by quantile, as `histogram_of`."""
+    """The histogram of the candidates' quantiles; see `histogram_of`."""
     return histogram_of([one.quantile for one in candidates])
 
 
 def histogram_of(found: Sequence[float]) -> np.ndarray:
-    """Counts of quantiles, (BINS,) int64: bins of equal width, the last with its right end."""
+    """Counts of quantiles, (BINS,) int64, in bins of equal width; the last bin includes its right edge."""
     return np.histogram(found, bins=BINS, range=(0, 1))[0]
 
 
 class PairWriter:
-    """Writes the files of the artifact to `folder` pair by pair; only a few numbers per sequence are held in
+    """A writer of the artifact's files to `folder`, pair by pair; only a few numbers per sequence are held in
     memory."""
 
     def __init__(self, folder: Path) -> None:
@@ -191,7 +192,7 @@ class PairWriter:
         self._people.write(to_line(row))
 
     def finish(self) -> list[str]:
-        """Writes the arrays; names of all files."""
+        """Writes the arrays, and returns the names of all files."""
         np.save(self._folder / "rewards.npy", np.array(self._quantiles, np.float32), allow_pickle=False)
         return ["pairs.jsonl", *self._sequences.finish(), "rewards.npy"]
 

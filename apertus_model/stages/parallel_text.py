@@ -1,7 +1,7 @@
 """The `parallel_text` part: lines of several languages, checked and put into one order.
 
 Artifact: `lines-*.jsonl`, a row for each line: `{"id", "texts": {language: text}}`. Facts: `languages`,
-sorted; `with_words`, those whose words white space separates; and what `Rows` reads.
+sorted; `with_words`, those whose words are separated by white space; and the facts that `Rows` reads.
 """
 
 from __future__ import annotations

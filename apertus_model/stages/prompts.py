@@ -1,4 +1,4 @@
-"""The `prompts` part: from conversations to prompts to complete, with their offline completions.
+"""The `prompts` part: turns conversations into prompts to complete, with their offline completions.
 
 Artifact: `prompts-00000.jsonl`, ..., a prompt per line:
 
@@ -13,8 +13,8 @@ Artifact: `prompts-00000.jsonl`, ..., a prompt per line:
 Invariants:
 - A prompt appears once: conversations with the same prompt tokens are merged, with their different
   completions in stored order.
-- The order is that of a hash of (seed, tokens), and `limit` takes the first: it is independent of the order
-  of the files and of other prompts.
+- Prompts are in the order of a hash of (seed, tokens), which is independent of the order of the files and of
+  other prompts; `limit` takes the first ones.
 - Every conversation and every completion is accounted for: kept, or dropped for a stated reason.
 """
 
@@ -56,7 +56,7 @@ class PromptsError(StageError):
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the part. PromptsError when nothing is left."""
+    """Runs the part. PromptsError when no prompt is left."""
     part = PromptsPart.model_validate(job.spec)
     units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
     files = [unit.files["rows.jsonl"] for unit in units]
@@ -77,8 +77,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 class ConversationReader(ABC):
-    """Rows of conversations, the inputs `conversations:<i>`, each independent of the others. A unit is
-    `per_unit` of them."""
+    """A reader of the conversations of the inputs `conversations:<i>` as rows, each independent of the
+    others. A unit is `per_unit` conversations."""
 
     def __init__(self, job: Job, attempt: Attempt, split: Split, per_unit: int) -> None:
         self._folder = attempt.workdir
@@ -107,7 +107,7 @@ class ConversationReader(ABC):
 
 
 class PromptReader(ConversationReader):
-    """Candidate rows: of a prompt, or `{"dropped": reason}`."""
+    """A reader of candidate rows: each is a prompt, or `{"dropped": reason}`."""
 
     def __init__(self, job: Job, attempt: Attempt) -> None:
         self._part = PromptsPart.model_validate(job.spec)
@@ -151,7 +151,7 @@ work_of = PromptReader
 
 
 def prompt_id(tokens: NDArray[np.int64]) -> str:
-    """Hash of a prompt's tokens, 32 hexadecimal digits."""
+    """The hash of a prompt's tokens, as 32 hexadecimal digits."""
     return hashlib.blake2b(
         tokens.astype("<i8").tobytes(), digest_size=ID_BYTES, person=b"apertus-prompt"
     ).hexdigest()
@@ -165,8 +165,8 @@ def order_key(seed: int, tokens: NDArray[np.int64]) -> str:
 
 
 def _merge(part: PromptsPart, files: Iterable[Path], counts: Counter[str]) -> Iterator[Row]:
-    """Prompts in their final order; fills `counts`. Only a key and a place per conversation are held in
-    memory."""
+    """Yields the prompts in their final order, and fills `counts`. Only a key and a file position per
+    conversation are held in memory."""
     places: list[tuple[str, int, int]] = []
     opened = list(files)
     for number, path in enumerate(opened):
@@ -202,7 +202,7 @@ def _read(path: Path, offset: int) -> Row:
 
 
 def _unite(rows: list[Row], counts: Counter[str]) -> Row:
-    """One prompt of the conversations that share it."""
+    """One prompt, from the conversations that share it."""
     completions: dict[str, dict[str, Any]] = {}
     for row in rows:
         counts["completions_too_long"] += row["completions_too_long"]

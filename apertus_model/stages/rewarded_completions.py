@@ -1,9 +1,9 @@
-"""The `rewarded_completions` part: completions with known rewards as tokens, with their quantiles.
+"""The `rewarded_completions` part: tokenises completions with known rewards, with their quantiles.
 
-Artifact: the arrays of `pairs` (`apertus_model.stages.pairs`), where each sequence is a completion by itself;
+Artifact: the arrays of `pairs` (`apertus_model.stages.pairs`), in which each sequence is a single completion;
 and `completions.jsonl` for people: `{"id", "prompt", "text", "reward", "quantile"}`, with the prompt's id.
 
-Invariant: every completion is there, or is counted under the reason for being left out.
+Invariant: every completion is kept, or is counted under the reason for being left out.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 class CompletionReader(ConversationReader):
-    """Rows `{"completions", "dropped"}`."""
+    """A reader of rows `{"completions", "dropped"}`."""
 
     def __init__(self, job: Job, attempt: Attempt) -> None:
         self._part = RewardedCompletionsPart.model_validate(job.spec)
@@ -88,7 +88,7 @@ class CompletionReader(ConversationReader):
         return {"completions": kept, "dropped": dict(dropped)}
 
     def _kept(self, conversation: Conversation, dropped: Counter[str]) -> Iterator[Row]:
-        """The completions of a conversation that are trained on; counts the others."""
+        """Yields the completions of a conversation that are trained on, and counts the others."""
         part, texts = self._part, conversation.completions
         stated = conversation.metadata.get(part.reward)
         rewards: list[Any] = stated if isinstance(stated, list) else [stated]

@@ -1,7 +1,7 @@
 """The `rewards` part: rewards of all completions of every prompt, offline and sampled.
 
 Artifact: `rewards-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id", "offline":
-[...], "sampled": [...]}`, the values in the order of the completions (`apertus_model.data.offline`). Of a
+[...], "sampled": [...]}`, the values in the order of the completions (`apertus_model.data.offline`). With a
 judge also `"answers": [{"key", "about", "probabilities", "outside"}]` (`apertus_model.rewards.judge.Answer`),
 and its constitution in `constitution.txt`.
 
@@ -105,14 +105,14 @@ def score_row(reward: Reward, prompt: Row, sampled: Row, generated: Sequence[Row
 
 
 def answers_of(reward: Reward) -> Row:
-    """The answers of a judge about the completions that it scored last; nothing for another reward."""
+    """The answers of a judge about the completions that it scored last; empty for any other reward."""
     if not isinstance(reward, Judge):
         return {}
     return {"answers": [one._asdict() | {"outside": one.outside} for one in reward.answers]}
 
 
 def put_constitution(reward: RewardSpec, attempt: Attempt) -> None:
-    """Stores the constitution of a judge with what it was used for."""
+    """Stores the constitution of a judge in the artifact that it was used for."""
     if reward.judge is not None:
         attempt.write_bytes(CONSTITUTION, read_constitution(reward.judge.constitution).encode())
 
@@ -140,11 +140,11 @@ class Summary:
         return row
 
     def metrics(self) -> dict[str, float]:
-        """`prompts_with_equal_rewards`: prompts of which all completions have the same reward;
-        `ties`: share of pairs of completions sampled for the same prompt with equal rewards;
-        `standard_deviation`: of all sampled rewards; `standard_deviation_within`: mean over the prompts of
-        that within a prompt; `outside`, `outside_max`: probability that a judge gave to what is no answer,
-        the mean and the largest."""
+        """The metrics of the part. `prompts_with_equal_rewards`: prompts whose completions all have the same
+        reward; `ties`: share of equal rewards among the pairs of completions sampled for the same prompt;
+        `standard_deviation`: over all sampled rewards; `standard_deviation_within`: mean over the prompts of
+        the standard deviation within a prompt; `outside`, `outside_max`: the mean and the largest probability
+        that a judge gave to anything but an answer."""
         metrics: dict[str, float] = {"offline": len(self._offline), "sampled": len(self._sampled)}
         metrics["prompts_with_equal_rewards"] = self._equal
         if self._offline:

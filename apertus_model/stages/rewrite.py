@@ -1,7 +1,7 @@
 """The `rewrite` stage: a checkpoint whose model is computed in another way.
 
-Artifact: a manifest without files, with the metrics `layers`, how many run for a token, and `steps`, how many
-of them one after the other. Stages that start from it read the checkpoint itself.
+Artifact: a manifest without files, with the metrics `layers`, the number that run for a token, and `steps`,
+the number that run one after the other. Stages that start from it read the checkpoint itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specs.stages.rewrite import RewritePart
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Stores how many layers run, and in how many steps."""
+    """Stores the number of layers that run, and the number of steps in which they run."""
     model = RewritePart.model_validate(job.spec).model
     steps = len(model.schedule)
     progress.log(f"{model.layer_runs} layers in {steps} steps")

@@ -1,9 +1,9 @@
 """The `scores` part of a corpus or of conversations: the scores of all documents of one source by one model.
 
 Artifact: `scores-00000.parquet`, ..., a row per document, in the order of the source: `file` (int32, its
-place in the sorted listing), `hash` (uint64, of the whole text), `score` (float32; null where the classifier
-has no model for the document's language). The facts name the files of the source that each shard is about,
-and the thresholds of the classifier for this label.
+index in the sorted listing), `hash` (uint64, of the whole text), `score` (float32; null where the classifier
+has no model for the document's language). The facts name the files of the source that each shard covers, and
+the thresholds of the classifier for this label.
 
 Invariants: the model is opened, and asked for its label, before any document is read. Work is restartable by
 task (`files_per_task` files).
@@ -81,17 +81,18 @@ class Scores:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """The first file of each task and the one after its last, as places in the listing."""
+        """The first file of each task and the one after its last, as indices in the listing."""
         return [(self._places[task[0]], self._places[task[-1]] + 1) for task in self._tasks.values()]
 
     @property
     def classifier(self) -> Artifact | None:
-        """The trained classifier of a stage."""
+        """The classifier that a stage trained; None without such an input."""
         return self._attempt.input_artifact("classifier") if "classifier" in self._job.inputs else None
 
     def run(self, key: str) -> Result:
-        """The data of a unit are the numbers of documents in `BINS` bins of the score from 0 to 1 (smaller
-        and larger scores, of a regression, count in the outer ones) and of those without a score."""
+        """Scores a task. The data of the unit are the numbers of documents in `BINS` bins of the score from 0
+        to 1 (smaller and larger scores, of a regression, count in the outer bins) and of documents without a
+        score."""
         scorer, path = self._scorer, self._attempt.workdir / f"{key}.parquet"
         histogram, without = np.zeros(BINS, np.int64), 0
         with ParquetWriter(path, SCHEMA) as writer:
@@ -115,7 +116,7 @@ class Scores:
         return Result({"scores.parquet": path}, {"histogram": histogram.tolist(), "without": without})
 
     def _values(self, scorer: Scorer, window: list[ReadDocument]) -> list[np.float32 | None]:
-        """The score of each document, where its language has a model; equal documents are scored once."""
+        """The score of each document, None if its language has no model; equal documents are scored once."""
         column = self._part.language_column
         asked = [(one.text, str(one.columns.get(column)) if column is not None else ALL) for one in window]
         scored = [

@@ -27,7 +27,7 @@ class SelectError(StageError):
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Compares, and stores the choice. SelectError where there is nothing to compare."""
+    """Compares the candidates and stores the choice. SelectError when there is nothing to compare."""
     part = SelectPart.model_validate(job.spec)
     values = [_value(job, attempt, part, index) for index in range(len(part.names))]
     chosen = choose(values, part.best)

@@ -1,4 +1,4 @@
-"""Forks stages from a process with their imports: `python -m apertus_model.stages.server`.
+"""Forks stages from a process that has imported their modules: `python -m apertus_model.stages.server`.
 
 Its standard input is a socket of the launcher (`infra.launchers.warm`). Each message brings three file
 descriptors: standard input and output of a stage, and a channel. The fork reads what to run from the channel;
@@ -54,10 +54,10 @@ class Server:
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     channels: dict[int, tuple[int, socket.socket]] = field(
         default_factory=dict
-    )  # by the descriptor of the child's process: its id, its channel
+    )  # process id and channel of each child, by the descriptor of its process
 
     def serve(self) -> socket.socket | None:
-        """Returns None when the launcher is gone; in a child, the channel on which its request comes."""
+        """Serves requests. Returns None when the launcher is gone, in a child the channel of its request."""
         control = socket.socket(fileno=os.dup(LAUNCHER))
         self.selector.register(control, selectors.EVENT_READ)
         while True:
@@ -81,7 +81,7 @@ class Server:
             importlib.import_module(self.imports.popleft())
 
     def _fork(self, stdin: int, stdout: int, channel: int) -> socket.socket | None:
-        """The channel in the child, None in the server."""
+        """Forks a child. Returns the channel in the child, None in the server."""
         pid = os.fork()
         if pid:
             os.close(stdin)
@@ -106,7 +106,7 @@ class Server:
         return socket.socket(fileno=channel)
 
     def _report(self, process: int) -> None:
-        """A child has ended."""
+        """Reports to the launcher that a child has ended."""
         pid, channel = self.channels[process]
         _, status = os.waitpid(pid, 0)
         self._answer(process, os.waitstatus_to_exitcode(status))
@@ -127,10 +127,10 @@ def command(*words: str) -> str:
 
 @dataclass
 class QuickExit:
-    """The last handler of `atexit`: ends a process without freeing what it imported object by object, which
-    takes longer than many a stage and copies the pages that it shares with the server."""
+    """The last `atexit` handler: ends a process without freeing its imports object by object, which takes
+    longer than many stages and copies the pages that the process shares with the server."""
 
-    code: int | None = None  # of a program that has returned; without one, Python ends the process
+    code: int | None = None  # exit code of a program that has returned; if None, Python ends the process
 
     def __call__(self) -> None:
         if self.code is not None:
@@ -159,7 +159,7 @@ def serve(prepare: Callable[[], None] = lambda: None, preloaded: Iterable[str] =
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     quick_exit = QuickExit()
-    atexit.register(quick_exit)  # before what is imported registers handlers: the last one runs first
+    atexit.register(quick_exit)  # before imported modules register handlers: the last one runs first
     prepare()
     channel = Server(handlers, deque(preloaded)).serve()
     if channel is not None:

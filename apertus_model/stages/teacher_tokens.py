@@ -1,9 +1,10 @@
 """The `teacher_tokens` part of a `distill` stage: what the teacher predicts after each token of the samples
 that will be trained on (`apertus_model.data.teacher_tokens` has the format). A unit is a range of samples,
-and a file.
+stored as one file.
 
-Invariant: the samples are those of the training segment, in the same order, and the model runs in training's
-engine and precision. Neither the place of a sample in a batch nor the division into units changes a bit.
+Invariant: the samples are those of the training segment, in the same order, and the model runs in the
+engine and precision of training. Neither the place of a sample in a batch nor the division into units changes
+a bit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from specs.stages.distill import TeacherTokensPart
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Computes the missing units, and commits the whole."""
+    """Computes the missing units, and commits the artifact."""
     part = TeacherTokensPart.model_validate(job.spec)
     samples = open_mixture(attempt.store, job.inputs, part).samples
     with engine_process(threads=job.launch.threads or 2):
@@ -63,7 +64,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 def compute(
     evaluator: Evaluator, samples: MixtureSamples, part: TeacherTokensPart, span: range
 ) -> list[Predicted]:
-    """What the teacher predicts for a range of the part's samples, the same on every rank. Collective."""
+    """The teacher's predictions for a range of the part's samples, the same on every rank. Collective."""
     rows = [samples[part.first_sample + index] for index in span]
 
     def likeliest(hidden: Tensor, weight: Tensor, _: object, vocab: VocabShard) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The `token_counts` part: one tokenizer on parallel text.
+"""The `token_counts` part: counts the tokens of parallel text with one tokenizer.
 
 Artifact: `counts.parquet` (`apertus_model.evaluation.token_counts`). Metrics: `tokens`, `vocabulary`, and the
 measures of the vocabulary.

@@ -1,8 +1,8 @@
 """The `tokenizer` stage: byte-level BPE trained on text, or an imported Hugging Face tokenizer.
 
 Artifact: `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`: a
-folder for `AutoTokenizer.from_pretrained`. An imported tokenizer keeps its chat template, and gets none when
-it lacks the special tokens of ours.
+folder for `AutoTokenizer.from_pretrained`. An imported tokenizer keeps its chat template; without one, it
+gets ours if it has the special tokens of our template.
 
 Invariants: encoding only adds the begin-of-document token in front; decoding restores the text exactly (no
 normaliser, byte level); ids of special tokens are those of Apertus (`apertus_model.data.vocabulary`); the
@@ -58,7 +58,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         specials = {"bos": BOS, "eos": EOS, "pad": PAD}
         metrics["bytes_per_token"] = [_bytes_per_token(tokenizer, source) for source in texts]
         metrics["bytes_read"] = [sum(len(text.encode()) for text in source) for source in texts]
-    size = 1 + max(tokenizer.get_vocab().values())  # not their number: ids may have gaps
+    size = 1 + max(tokenizer.get_vocab().values())  # not the number of tokens: ids may have gaps
     if size > part.vocab_size:
         least = -(-size // 128) * 128
         raise SourceError(
@@ -85,8 +85,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 
 
 def _texts(source: SourceSpec, limit: int) -> Iterator[str]:
-    """Documents of a source up to `limit` bytes of UTF-8, the last one cut. SourceError when there is
-    none."""
+    """Yields documents of a source up to `limit` bytes of UTF-8, the last one cut. SourceError when there is
+    no document."""
     fs, root = open_source(source)
     left, documents = limit, 0
     for file in list_source(source).files:
@@ -108,7 +108,7 @@ def _texts(source: SourceSpec, limit: int) -> Iterator[str]:
 
 
 def _bytes_per_token(tokenizer: Tokenizer, texts: list[str]) -> float:
-    """Compression on the training text; special tokens are not counted."""
+    """The bytes per token of the training text; special tokens are not counted."""
     tokens = sum(len(encoded.ids) for encoded in tokenizer.encode_batch(texts, add_special_tokens=False))
     return round(sum(len(text.encode()) for text in texts) / tokens, 4)
 
@@ -141,7 +141,7 @@ def _load(file: Path, url: str) -> Tokenizer:
 
 
 def _stated(file: Path, url: str = "") -> dict[str, Any]:
-    """What one of the two files on special tokens states, {} without it. SourceError when it is damaged."""
+    """The content of one of the two special-token files, {} if missing. SourceError when it is damaged."""
     try:
         document = parse_json(read_local(file)) if file.exists() else {}
         checked(TokenizerConfig, document)
@@ -151,15 +151,15 @@ def _stated(file: Path, url: str = "") -> dict[str, Any]:
 
 
 def _has_chat_template(folder: Path) -> bool:
-    """Whether a tokenizer folder states a chat template: as a file, or in its config."""
+    """Whether a tokenizer folder has a chat template, as a file or in its config."""
     return (folder / "chat_template.jinja").exists() or bool(
         _stated(folder / "tokenizer_config.json").get("chat_template")
     )
 
 
 def _special_tokens(folder: Path, url: str) -> dict[str, str]:
-    """Begin, end and padding token of an imported folder; padding is optional there. SourceError when
-    begin or end is not stated."""
+    """The begin, end and padding tokens of an imported folder; the padding token is optional. SourceError
+    when the begin or end token is not stated."""
     stated: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         stated |= _stated(folder / name, url)

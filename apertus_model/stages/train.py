@@ -1,12 +1,12 @@
-"""Training: one segment of a stage that trains, of any kind, on the torchtitan engine.
+"""Training: one segment of a training stage of any kind, on the torchtitan engine.
 
 Artifact: checkpoints, each with the rows of metrics up to it; the manifest names the one at the segment's
 end.
 
 Invariants:
-- The job states what to begin from: a checkpoint of this very trajectory (`resume_step`), a parent's, or new
-  weights. Nothing is looked for in the attempt's own folder.
-- A checkpoint states which data it was trained on, and is resumed with the same data only.
+- The job states what to begin from: a checkpoint of this very trajectory (`resume_step`), a parent's
+  checkpoint, or new weights. Nothing is looked for in the attempt's own folder.
+- A checkpoint states which data it was trained on, and is resumed only with the same data.
 - A failure after a commit does not undo the commit: old checkpoints that cannot be removed stay.
 """
 
@@ -141,8 +141,8 @@ def _train(
 def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | None:
     """The checkpoint to load; None for new weights.
 
-    A segment that continues its phase takes over everything; the first one of a phase takes the weights, with
-    the adapters that the parent has added to them, and whatever else `carry` names.
+    A segment that continues its phase takes over everything; the first segment of a phase takes the weights,
+    with the adapters that the parent has added to them, and whatever else `carry` names.
     """
     if job.resume_step is not None:
         return Source(attempt.artifact.checkpoint(job.resume_step), job.resume_step, optimizer=True)
@@ -175,7 +175,7 @@ class SegmentRecorder:
         self._heldout: dict[str, float] = resumed.get("validation", {})
         self._heldout_step: int | None = resumed.get("validation_step")
         self._last: Row = {name: resumed[name] for name in resumed if name in RESUMED_METRICS}
-        self.rows: list[dict[str, Any]] = []  # of the history, until a checkpoint takes them
+        self.rows: list[dict[str, Any]] = []  # rows of the history that no checkpoint has taken yet
 
     def add_step(self, row: Row) -> None:
         self._add(row)
@@ -199,7 +199,7 @@ class SegmentRecorder:
         self._progress.log(f"step {step}: held-out loss {text}")
 
     def add_anomaly(self, event: Event) -> None:
-        """As `Recorder.add_anomaly`. An event at which training stops is committed at once."""
+        """See `Recorder.add_anomaly`. An event at which training stops is committed at once."""
         if dist.get_rank() != 0:
             return
         self._add(self.row_of_event(asdict(event)))
@@ -237,7 +237,7 @@ class SegmentCheckpoints:
     """The storage of a segment's checkpoints: commits them with their facts, and removes those that are not
     kept.
 
-    One thread, the one that uploads, writes to the attempt."""
+    Only the uploading thread writes to the attempt."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class SegmentCheckpoints:
         self._passes_before = passes_before
         self._uploads = Store(attempt.store.fs, attempt.store.root)  # training does not wait for its requests
         self._best = BestCheckpoints(segment.checkpoint.best)
-        self.facts = resumed  # of the last committed checkpoint
+        self.facts = resumed  # facts of the last committed checkpoint
 
     def writer(self, step: int) -> CheckpointWriter:
         return CheckpointWriter(self._uploads, self._attempt.folder(self._attempt.checkpoint_folder(step)))
@@ -329,8 +329,8 @@ class SegmentCheckpoints:
             )
 
     def _passes(self, samples: int) -> dict[str, float]:
-        """Passes over each corpus, by fingerprint, since the weights were new. Memorisation is reported for
-        them."""
+        """The passes over each corpus since the weights were new, by fingerprint. Memorisation is reported
+        for these passes."""
         data, passes = self._data, dict(self._passes_before)
         begin, end = data.samples.epochs(self._segment.sample_offset), data.samples.epochs(samples)
         for corpus, before, after in zip(data.fingerprints, begin, end, strict=True):
@@ -341,8 +341,8 @@ class SegmentCheckpoints:
 class BestCheckpoints:
     """For each metric (`Checkpoint.validation_loss`), the committed checkpoint with the lowest value.
 
-    A marker is read once, so that the cost of a commit does not grow with the number of checkpoints; one that
-    cannot be read has no value."""
+    Each marker is read once, so that the cost of a commit does not grow with the number of checkpoints; a
+    checkpoint whose marker cannot be read has no value."""
 
     def __init__(self, metrics: list[str]) -> None:
         self._metrics = metrics
@@ -355,7 +355,7 @@ class BestCheckpoints:
         }
 
     def steps(self, artifact: Artifact) -> set[int]:
-        """Steps of the best checkpoints; the first of equal ones."""
+        """The steps of the best checkpoints; of equal ones, the first."""
         committed = sorted(artifact.checkpoint_steps()) if self._metrics else []
         for step in committed:
             if step in self._losses:
@@ -373,7 +373,7 @@ class BestCheckpoints:
 
 
 def _stop_events(attempt: Attempt) -> Iterator[StoredEvent]:
-    """The events at which earlier attempts at this part stopped, in the order of steps."""
+    """Yields the events at which earlier attempts at this part stopped, in the order of steps."""
     with _storage_errors_logged("events at which an earlier attempt stopped are left out"):
         for name in attempt.store.names(f"{attempt.job.path}/units"):
             if name.startswith(STOP) and (unit := attempt.unit(name.removesuffix(".json"))) is not None:
@@ -382,8 +382,8 @@ def _stop_events(attempt: Attempt) -> Iterator[StoredEvent]:
 
 @contextmanager
 def _storage_errors_logged(consequence: str) -> Iterator[None]:
-    """For work that training does not depend on: a failure of the storage is logged. A lost lease is still an
-    error."""
+    """A context for work that training does not depend on, in which a storage failure is logged. A lost lease
+    is still an error."""
     try:
         yield
     except LeaseLost:

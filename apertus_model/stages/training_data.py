@@ -2,9 +2,9 @@
 packed pairs of completions, with a reference or with labels.
 
 Invariants: every kind of data implements `TrainingData`; the kind of the segment decides which. `identity`
-states all that sample i depends on, by content: two segments with equal identities see the same samples in
-the same order. It is stored with every checkpoint, and `same_data` refuses to continue with other data. No
-torch here, so that data can be inspected without it.
+states by content all that sample i depends on: two segments with equal identities see the same samples in
+the same order. It is stored with every checkpoint, and `same_data` refuses to continue with other data.
+torch is not imported here, so that data can be inspected without it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _or_none(value: Any) -> Any:
 
 
 def _content(artifact: Artifact) -> str:
-    """Digest of the entries of an artifact's files in its manifest, without tables about the documents."""
+    """The digest of the manifest entries of an artifact's files, without tables about the documents."""
     files = artifact.manifest.files
     names = sorted(name for name in files if not name.endswith(".parquet"))
     document = [[name, files[name].size, files[name].sha256] for name in names]
@@ -117,7 +117,7 @@ def open_mixture(
     blocks: BlockCache | None = None,
     goldfish: Goldfish | None = None,
 ) -> Mixture:
-    """The training samples of a part over a mixture. `blocks`: of corpora in another store."""
+    """The training samples of a part over a mixture. `blocks` caches pieces of corpora in a remote store."""
     blocks = blocks or BlockCache()
     recipe = _recipe(store, inputs["mixture"])
     corpora = [Artifact(store, source.path) for source in recipe.sources]
@@ -139,7 +139,7 @@ def open_mixture(
 
 
 class MixtureData:
-    """Windows, or packed rows, over the documents of a mixture; with what a teacher predicts, where that is
+    """Windows, or packed rows, over the documents of a mixture, with a teacher's predictions if they are
     stored."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: Segment) -> None:
@@ -189,8 +189,8 @@ def _recipe(store: Store, mixture: InputRef) -> MixtureRecipe:
 
 
 class ConversationData:
-    """Sequences of conversations. Held-out ones are packed and scored on the assistant's tokens
-    alone, whatever the loss."""
+    """Sequences of conversations. Held-out sequences are packed and scored on the assistant's tokens alone,
+    whatever the loss."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: SftSegment) -> None:
         from apertus_model.data.chat_samples import ConversationSamples, heldout
@@ -236,13 +236,13 @@ class ConversationData:
 
 
 def sides_of(pairs: InputRef) -> int:
-    """How many completions of an input belong together: 2 of pairs, 1 of completions by themselves."""
+    """The number of completions of an input that belong together: 2 for pairs, 1 for single completions."""
     return 1 if pairs.kind == "rewarded_completions" else 2
 
 
 class PreferenceData:
-    """Packed pairs of completions with their quantile rewards and reference log-probabilities, of one set or
-    of several, without held-out pairs."""
+    """Packed pairs of completions with their quantile rewards and reference log-probabilities, from one or
+    several sets, without held-out pairs."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: PreferenceSegment) -> None:
         from apertus_model.data.packed_pairs import load_array
@@ -284,7 +284,7 @@ class PreferenceData:
 
 
 class RewardData:
-    """Packed labelled pairs. The held-out ones are those of the conversations' held-out split, by source.
+    """Packed labelled pairs. The held-out pairs are those of the conversations' held-out split, by source.
 
     Raises BudgetError when the segment ends after more passes than the stage allows."""
 

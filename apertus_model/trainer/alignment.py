@@ -1,6 +1,6 @@
 """The objectives that bring the mixers of a student close to the attention of its teacher, layer by layer
-(MOHAWK, arXiv 2408.10189, stages 1 and 2). Every mixer reads what the teacher's attention reads there, so
-layers do not depend on each other, and nothing after a mixer is computed."""
+(MOHAWK, arXiv 2408.10189, stages 1 and 2). Every mixer reads the input of the teacher's attention in the same
+layer, so layers do not depend on each other, and nothing after a mixer is computed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Layers = Mapping[str, nn.Module]
 
 
 def attention_matrix(attention: GQAttention, read: Tensor, positions: Tensor) -> Tensor:
-    """softmax(Q K') of the layer's input `read` (batch, T, dim), (batch, heads, T, T): 0 for later tokens and
-    those of other documents; float32 at least."""
+    """softmax(Q K') for the layer's input `read` (batch, T, dim): (batch, heads, T, T), 0 for later tokens
+    and tokens of other documents, in float32 at least."""
     queries, keys, _ = projected(attention, read)
     queries, keys = attention.rope(queries, keys, positions)
     queries, keys = wide(queries), wide(keys).repeat_interleave(queries.shape[2] // keys.shape[2], dim=2)
@@ -32,23 +32,24 @@ def attention_matrix(attention: GQAttention, read: Tensor, positions: Tensor) ->
 
 
 def mixer_matrix(mixer: MambaMixer, read: Tensor, positions: Tensor) -> Tensor:
-    """What a mixer has in the place of that matrix: that of its states, with d on the diagonal."""
+    """The matrix that a mixer has in place of `attention_matrix`: that of its states, plus d on the
+    diagonal."""
     whole = matrix(mixer.recurrence(read, positions))
     skip = torch.eye(whole.shape[-1], device=whole.device, dtype=whole.dtype) * mixer.d[:, None, None]
     return whole + skip
 
 
 def mixed(mixer: MambaMixer, read: Tensor, positions: Tensor) -> Tensor:
-    """What a mixer adds to the residual stream, (batch, T, dim), float32 at least."""
+    """The tensor that a mixer adds to the residual stream, (batch, T, dim), in float32 at least."""
     return wide(mixer(read, None, positions))
 
 
 class Comparison(NamedTuple):
-    """What of both is compared."""
+    """The quantities of teacher and student that are compared, and their distance."""
 
     of_teacher: Callable[..., Tensor] | None  # None: what its attention adds to the residual stream
     of_student: Callable[..., Tensor]
-    distance: Callable[[Tensor], Tensor]  # of a difference: the sum over rows
+    distance: Callable[[Tensor], Tensor]  # of a difference, summed over rows
 
 
 COMPARISONS = {
@@ -62,9 +63,10 @@ COMPARISONS = {
 
 
 class Alignment(Objective):
-    """matrix: the Frobenius norm of the difference of a head's matrices over a row, a mean over heads.
-    hidden: the length of the difference of what a token gets. Both are a mean over all rows, or tokens, of a
-    step, and over the layers that have no attention."""
+    """The distance between student and teacher. matrix: the Frobenius norm of the difference of a head's two
+    matrices over a row, averaged over heads. hidden: the norm of the difference of the two vectors that are
+    added at a token. Both are averaged over all rows, or tokens, of a step, and over the layers that have no
+    attention."""
 
     def __init__(self, compared: Literal["matrix", "hidden"], student: ModelSpec, teacher: ModelSpec) -> None:
         self._by_row, self._comparison = compared == "matrix", COMPARISONS[compared]
@@ -86,7 +88,8 @@ class Alignment(Objective):
     def _read(
         self, layers: Layers, hidden: Tensor, masks: Any, positions: Tensor
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """What the teacher's layers read, and what is wanted of the mixers there."""
+        """The inputs of the teacher's layers, and the targets of the mixers there, by the name of the
+        layer."""
         found: dict[str, tuple[Tensor, Tensor]] = {}
         for name, layer in layers.items():
             added = layer(hidden, masks, positions, branch="attention")
@@ -125,7 +128,7 @@ class Alignment(Objective):
         return MicroBatchLoss(total / batch.denominator.to(total.dtype), columns=columns)
 
     def _number(self, hidden: Tensor) -> Tensor:
-        """Rows, or tokens, of a micro-batch: float64."""
+        """The number of rows, or of tokens, of a micro-batch: float64."""
         rows, length = hidden.shape[:2]
         return hidden.new_full((), rows if self._by_row else rows * length, dtype=torch.float64)
 

@@ -32,7 +32,7 @@ class Event:
     """A step that was not taken."""
 
     step: int
-    quantity: Quantity  # the one that was anomalous
+    quantity: Quantity  # which of the two was anomalous
     loss: float | None  # None: it was not finite
     grad_norm: float | None  # None: it was not finite
     limit: float | None  # the limit that the value exceeded; None: the value was not finite
@@ -69,8 +69,8 @@ class AnomalyState(TypedDict, total=False):
 
 
 class AnomalyDetector:
-    """Checks the steps of a segment that begins after step `begin`. `state` comes from the checkpoint that
-    training resumes from."""
+    """The detector for the steps of a segment that begins after step `begin`. `state` comes from the
+    checkpoint that training resumes from."""
 
     def __init__(self, policy: Anomalies, begin: int, state: AnomalyState | None = None) -> None:
         self.policy = policy

@@ -1,4 +1,4 @@
-"""What a model takes of a micro-batch that was read on the host."""
+"""Turns a micro-batch that was read on the host into the arguments of a model."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def model_arguments(
     """Tokens, labels and further arguments of `ApertusModel.forward` for this rank's part of the rows.
 
     The host does not wait for the device: labels stay on the host, and so do positions, from which it finds
-    document boundaries. Where ranks share a sequence, no backend needs these on the host.
+    document boundaries. If ranks share a sequence, no backend needs positions on the host.
 
     Args:
         model: `ApertusModel`, or any stage of a pipeline.
         dims: layout.
-        device: where it computes.
+        device: where the model computes.
         tokens: (batch, seq_len), whole rows on the host, as are `positions` and `labels`.
         positions: 0 at the first token of each document.
-        labels: of the tokens.
+        labels: the labels of the tokens.
     """
     tokens = copy_to(tokens, device)
     if not dims.cp_enabled:

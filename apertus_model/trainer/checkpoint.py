@@ -55,7 +55,7 @@ class UploadError(RuntimeError):
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint to load, and how."""
+    """A checkpoint to load, and how to load it."""
 
     checkpoint: Checkpoint | str  # a committed checkpoint, or the local folder of an uncommitted one
     step: int  # the step that the checkpoint must be of
@@ -63,7 +63,7 @@ class Source:
     # True: the stored adapters become part of the weights, and the model's own adapters and the head of a
     # reward model, if any, keep their initial values. False: the model continues with the stored ones.
     new_adapters: bool = False
-    new_parameters: Sequence[str] = ()  # patterns of others that keep their initial values
+    new_parameters: Sequence[str] = ()  # patterns of other parameters that keep their initial values
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ Commit = Callable[[Saved], None]
 
 
 class CheckpointStorage(Protocol):
-    """Where the checkpoints of a run go."""
+    """The place where the checkpoints of a run are stored."""
 
     def writer(self, step: int) -> CheckpointWriter:
         """The writer of a step's checkpoint."""
@@ -102,7 +102,8 @@ class CheckpointStorage(Protocol):
 
 
 class StoreCheckpoints(BaseCheckpointManager):
-    """Loads from `Config.source`; saves at the steps that are due, and on request."""
+    """A checkpoint manager that loads from `Config.source`, and saves at the steps that are due and on
+    request."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseCheckpointManager.Config):
@@ -112,7 +113,7 @@ class StoreCheckpoints(BaseCheckpointManager):
 
     # the current state of the anomaly detector, for the facts of a checkpoint; set by the trainer
     anomalies: Callable[[], AnomalyState] = AnomalyState
-    # the same of the objective
+    # the current state of the objective, for the same facts; set by the trainer
     objective: Callable[[], Mapping[str, Any]] = dict
 
     def __init__(
@@ -133,7 +134,8 @@ class StoreCheckpoints(BaseCheckpointManager):
         self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT)
 
     def _state(self, *, step: int, optimizer: bool) -> dict[str, torch.Tensor]:
-        """Every tensor by its stored name. They are the tensors in use: loading writes into them.
+        """Every tensor of the state by its stored name. They are the tensors in use: loading writes into
+        them.
 
         Optimizer states are named after their parameters, not numbered, so the names of two pipeline stages
         never collide and a checkpoint can be loaded in any layout.
@@ -253,7 +255,7 @@ class StoreCheckpoints(BaseCheckpointManager):
             ) from error
 
     def _maybe_wait_for_staging(self) -> None:
-        """Nothing to wait for: staging ends before `_save` returns."""
+        """Does nothing: staging ends before `_save` returns."""
 
     def _close(self) -> None:
         """Waits for the save in progress. Logs its failure, unless it was raised before."""
@@ -316,7 +318,7 @@ def load_tensors(
         if parts[0] in index and parts[0] not in state:
             adapter = {part: torch.empty(index[part].size, device=state[name].device) for part in parts}
             with read_errors(folder), raise_cause():
-                # without collectives: each pipeline stage has other adapters
+                # without collectives: each pipeline stage has different adapters
                 dcp.load(adapter, storage_reader=storage, no_dist=True)
             merge_adapter(state[name], *adapter.values())
 

@@ -149,7 +149,7 @@ def write_header(blocks: Mapping[str, Block]) -> bytes:
 
 
 def read_header(file: RangeFile, first: bytes) -> dict[str, tuple[Entry, int]]:
-    """Name -> entry of the tensor, and the position of its first byte in the file.
+    """The entry of every tensor, by name, and the position of its first byte in the file.
 
     Args:
         file: a safetensors file.

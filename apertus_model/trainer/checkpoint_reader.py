@@ -4,8 +4,8 @@ order, some of them ahead.
 Invariants:
 - Nothing stored in a checkpoint is executed while it is read: it is JSON and bytes of tensors.
 - Every byte used from a committed checkpoint was compared with its digest (`infra.store.files.reader`). A
-  difference is a `DamagedCheckpoint`; a folder that is no valid checkpoint is a `CheckpointError`.
-- The memory used beside the loaded tensors does not grow with the files: the index, the blocks read ahead,
+  difference is a `DamagedCheckpoint`; a folder that is not a valid checkpoint is a `CheckpointError`.
+- The memory used besides the loaded tensors does not grow with the files: the index, the blocks read ahead,
   and a copy of the current tensor if it cannot be read in place (another device or data type, or columns of a
   matrix).
 """
@@ -73,8 +73,8 @@ class LocalFolder:
 
 @contextmanager
 def read_errors(folder: Folder) -> Iterator[None]:
-    """Turns errors while reading a checkpoint into DamagedCheckpoint or CheckpointError. Storage errors stay
-    what they are."""
+    """Turns errors while reading a checkpoint into DamagedCheckpoint or CheckpointError. Storage errors pass
+    unchanged."""
     try:
         yield
     except (CheckpointError, DamagedCheckpoint):
@@ -121,7 +121,7 @@ class CheckpointReader(StorageReader):
         self.folder = folder
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing to reset: a reader has one checkpoint."""
+        """Does nothing: a reader has one checkpoint."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -140,7 +140,7 @@ class CheckpointReader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing to set up: `read_metadata` has read the index."""
+        """Does nothing: `read_metadata` has read the index."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -256,7 +256,7 @@ class _Part:
         return self._stored.reshape(-1).view(torch.uint8).numpy()
 
     def finish(self) -> None:
-        """Called when all bytes were taken: fills the target."""
+        """Fills the target. Called when all bytes have been taken."""
         if self._stored is not self._target:
             columns = (
                 slice(begin, begin + length)

@@ -36,7 +36,7 @@ _RECORDS = MetadataIndex("records of the files of a rank")
 
 
 class Staging:
-    """Host copies of the tensors of this rank: pinned where they come from a GPU."""
+    """Host copies of the tensors of this rank, pinned if they come from a GPU."""
 
     def __init__(self) -> None:
         self._copies: dict[str, torch.Tensor] = {}
@@ -58,7 +58,8 @@ class Staging:
 
 
 class StagedPlan(DefaultSavePlanner):
-    """Plans a save from the tensors of the model, once, and takes the data from their copies."""
+    """A planner that plans a save once, from the tensors of the model, and takes the data from their
+    copies."""
 
     def __init__(
         self, state: Mapping[str, torch.Tensor], copies: Mapping[str, torch.Tensor], *, is_coordinator: bool
@@ -67,12 +68,12 @@ class StagedPlan(DefaultSavePlanner):
         super().set_up_planner(dict(state), None, is_coordinator)
         self._plan = super().create_local_plan()
         self._copies = copies
-        self.state_dict: dict[str, torch.Tensor] = {}  # the plan is made and needs them no longer
+        self.state_dict: dict[str, torch.Tensor] = {}  # the plan is made and no longer needs them
 
     def set_up_planner(
         self, state_dict: Any, storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Nothing to set up: the plan is made."""
+        """Does nothing: the plan is already made."""
 
     def create_local_plan(self) -> SavePlan:
         return self._plan
@@ -94,14 +95,14 @@ class CheckpointWriter(StorageWriter):
         self.records: Records = {}
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing to reset: a writer has one checkpoint."""
+        """Does nothing: a writer has one checkpoint."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return False
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up: the store is open."""
+        """Does nothing: the store is open."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan

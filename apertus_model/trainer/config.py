@@ -1,4 +1,4 @@
-"""From a resolved segment to torchtitan's `Trainer.Config`.
+"""Translates a resolved segment into torchtitan's `Trainer.Config`.
 
 Invariant: every setting comes from the segment. Its identity fields decide the result; its execution fields
 say where and how it is computed (layout, micro-batch). Combinations that cannot run are refused here, before
@@ -53,7 +53,7 @@ COLLECTIVE_TIMEOUT_SECONDS = 1800  # for processes without a `HangWatch`
 
 
 class NoTokenizer(BaseTokenizer):
-    """torchtitan builds a tokenizer; this trainer reads token ids and needs none."""
+    """A stand-in for the tokenizer that torchtitan builds: this trainer reads token ids and needs none."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
@@ -93,9 +93,9 @@ def trainer_config(
 
     Args:
         segment: resolved part of a training stage.
-        data: the samples of the run, for training and for measuring it.
-        recorder: receives its metrics.
-        lifecycle: where it begins, where its checkpoints go, and what ends it.
+        data: the samples of the run, for training and for held-out losses.
+        recorder: receives the run's metrics.
+        lifecycle: where the run begins, where its checkpoints go, and what ends it.
         world_size: number of processes.
 
     Raises:
@@ -217,11 +217,11 @@ def trainer_config(
 
 
 def attention_of(segment: Segment, other: ModelSpec | None = None) -> Choice:
-    """The attention backend of a segment in this process. `other`: a model that reads the same rows. Where
-    processes share a sequence it gets the same masks, and so has the same backend.
+    """The attention backend of a segment in this process. `other`: another model that reads the same rows. If
+    processes share a sequence, it gets the same masks, and so has the same backend.
 
     Raises:
-        ValueError: the one that the segment names, or that it has, cannot run here.
+        ValueError: the backend that the segment names, or that `other` must share, cannot run here.
     """
     model = segment.model if other is None else other
     setting = Setting.of(model, segment.precision.param, segment.parallel.cp, segment.sequence_length)
@@ -238,7 +238,7 @@ def initial_seed(segment: Segment) -> int:
 
 
 def recomputation_config(segment: Segment) -> ActivationCheckpointing.Config | None:
-    """What is recomputed in the backward pass; None for nothing."""
+    """The config of what is recomputed in the backward pass; None for nothing."""
     match segment.activation_checkpointing:
         case "selective":
             return SelectiveAC.Config()
@@ -250,7 +250,8 @@ def recomputation_config(segment: Segment) -> ActivationCheckpointing.Config | N
 
 
 def debug_config(seed: int, *, deterministic: bool = True) -> DebugConfig:
-    """Deterministic algorithms unless a stage asks for others, and no trace files of torchtitan."""
+    """A config with deterministic algorithms unless a stage asks for others, and without torchtitan's trace
+    files."""
     return DebugConfig(seed=seed, deterministic=deterministic, enable_structured_logging=False)
 
 

@@ -1,6 +1,6 @@
 """The objectives of distillation: the mean, over the kept labels of a step, of the losses of
-`apertus_model.losses.distillation`, with a teacher that runs beside the student or with what it predicted
-before."""
+`apertus_model.losses.distillation`, with a teacher that runs beside the student or with its stored
+predictions."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class _Distilled(Objective):
 
 
 class Distillation(_Distilled):
-    """The teacher reads each micro-batch while the student's output layer waits, so that logits of both are
-    made chunk by chunk."""
+    """Distillation from a running teacher. It reads each micro-batch while the student's output layer waits,
+    so that logits of both are made chunk by chunk."""
 
     def __init__(self, settings: DistillLoss, z_loss: float, teacher: ModelSpec) -> None:
         super().__init__(settings, z_loss)
@@ -65,7 +65,8 @@ class Distillation(_Distilled):
 
 
 class StoredDistillation(_Distilled):
-    """What the teacher predicts are fields of the samples (`apertus_model.data.teacher_tokens`)."""
+    """Distillation from stored predictions of the teacher, which are fields of the samples
+    (`apertus_model.data.teacher_tokens`)."""
 
     fields = ("teacher_words", "teacher_log_p")
     per_token = ("teacher_words", "teacher_log_p")

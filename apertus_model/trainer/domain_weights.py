@@ -1,11 +1,11 @@
 """Learned weights of the sources (DoGE, arXiv 2310.15393): `specs.stages.domain_weights.WeightUpdate` states
 the update.
 
-The rows of a batch are those of source 0, then of source 1, and so on, equally many. The gradient of each
-source's mean loss is taken when its last micro-batch is done; all of them are held until the step's last, k
-times the memory of one. Weights stay on the GPU, so that no step waits for them. Under FSDP and tensor
-parallelism a rank holds shards: the sums over elements are added up over the ranks that have different ones,
-and a parameter that ranks repeat counts once.
+A batch has equally many rows of each source: those of source 0 first, then those of source 1, and so on. The
+gradient of each source's mean loss is taken when its last micro-batch is done; all gradients are held until
+the last micro-batch of the step, which takes k times the memory of one. Weights stay on the GPU, so that no
+step waits for them. Under FSDP and tensor parallelism a rank holds shards: the sums over elements are added
+up over the ranks that have different shards, and a parameter that is replicated over ranks counts once.
 
 Invariant: all ranks have the same weights, bit for bit: rank 0 tells the others what it measured.
 """
@@ -26,15 +26,15 @@ from apertus_model.model.on_host import copy_to
 from apertus_model.trainer.objectives import Extras, MicroBatch, MicroBatchLoss, SeparateGradients
 from specs.stages.domain_weights import WeightUpdate
 
-POINTS = 64  # of the trajectory in the facts of a checkpoint; rows of metrics have every step
+POINTS = 64  # steps of the trajectory in the facts of a checkpoint; rows of metrics have every step
 Pairs = Sequence[tuple[Tensor, Tensor]]
 Weights = TypeVar("Weights")
 
 
 def inner_products(pairs_of_parameters: Iterable[Pairs]) -> Tensor:
-    """The sums over parameters of <a, b>: (products,), float64, the same on all ranks. Each item
-    has one pair for each product, of gradients of the same parameter: tensors, or DTensors without pending
-    sums. Collective where there are ranks."""
+    """The sums over parameters of <a, b>: (products,), float64, the same on all ranks. Each item has one pair
+    for each product, of gradients of the same parameter: tensors, or DTensors without pending sums.
+    Collective if a process group exists."""
     groups: dict[Any, Tensor] = {}  # sums of this rank, by how it shares parameters with others
     for pairs in pairs_of_parameters:
         first = pairs[0][0]
@@ -55,7 +55,7 @@ def inner_products(pairs_of_parameters: Iterable[Pairs]) -> Tensor:
 
 
 def scores(products: Tensor, norms: Tensor, largest: float) -> Tensor:
-    """s of the sources that have a weight: (sources with a weight,), float64.
+    """The scores s of the sources that have a weight: (sources with a weight,), float64.
 
     Args:
         products: W of these sources.
@@ -75,8 +75,8 @@ def updated(log_weights: Tensor, found: Tensor, rate: float, settings: WeightUpd
 
 
 def thinned(trajectory: dict[str, Weights]) -> dict[str, Weights]:
-    """The steps of a trajectory that are multiples of the smallest power of two that leaves `POINTS` or
-    fewer up to the last."""
+    """The steps of a trajectory that are multiples of the smallest power of two that leaves at most `POINTS`
+    of them up to the last step."""
     every, last = 1, max(map(int, trajectory))
     while last // every > POINTS:
         every *= 2
@@ -101,9 +101,10 @@ class DomainWeights(SeparateGradients):
     ) -> None:
         """
         Args:
-            settings: of the update.
-            sources: their number, targets included.
-            targets: positions of the sources that have no weight; none: the sum of all sources is the goal.
+            settings: the settings of the update.
+            sources: number of sources, targets included.
+            targets: positions of the sources that have no weight; if empty, the goal is the sum of all
+                sources.
             clip: largest norm of a gradient.
             rate: number of steps done -> learning rate of the next step.
             names: of the sources, for metrics.
@@ -123,7 +124,7 @@ class DomainWeights(SeparateGradients):
 
     @property
     def weights(self) -> Tensor:
-        """Of the last step: (sources with a weight,), float64."""
+        """The weights after the last step: (sources with a weight,), float64."""
         return self._log_weights.exp()
 
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
@@ -177,7 +178,8 @@ class DomainWeights(SeparateGradients):
         return self._columns(products)
 
     def _with_goal(self, gradients: Sequence[Tensor], scales: Sequence[Tensor]) -> Pairs:
-        """The gradient of each source that has a weight, with the sum of the targets' clipped ones."""
+        """The gradient of each source that has a weight, paired with the sum of the targets' clipped
+        gradients."""
         goal = torch.zeros_like(gradients[0])
         for target in self._targets:
             goal.add_(gradients[target] * scales[target])

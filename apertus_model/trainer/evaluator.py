@@ -35,7 +35,7 @@ PipelineLoss = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], t
 class HeldOutLoss:
     """Mean loss on the held-out sequences of a source."""
 
-    nats: float  # per token; of a reward model, per pair
+    nats: float  # per token; for a reward model, per pair
     tokens: int  # number of labels, or pairs, in the mean
 
 
@@ -56,8 +56,8 @@ class PaddingRow:
 
 
 class Evaluator:
-    """Runs a model that is spread over `parallel_dims`. `batch_size`: rows per forward pass and data-parallel
-    rank."""
+    """The measurements of a model that is distributed over `parallel_dims`. `batch_size`: rows per forward
+    pass and data-parallel rank."""
 
     def __init__(
         self, model: torch.nn.Module, parallel_dims: ParallelDims, device: torch.device, *, batch_size: int
@@ -75,7 +75,7 @@ class Evaluator:
         """Mean loss over all labels of `samples`, which are the same on every rank. Collective.
 
         Raises:
-            ValueError: there is no label in them.
+            ValueError: the samples have no label.
         """
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         for rows in self._batches_of_rank(samples):
@@ -125,7 +125,7 @@ class Evaluator:
     @torch.no_grad()
     def divergence(self, other: "Evaluator", rows: Sequence[SampleLike]) -> tuple[float, int]:
         """(Sum of KL(self || other) in nats over all positions with a label, number of these positions). The
-        divergence is that of the whole vocabulary. Collective.
+        divergence is over the whole vocabulary. Collective.
 
         Args:
             other: a model with the same vocabulary, layout and batch size.
@@ -158,18 +158,19 @@ class Evaluator:
 
     @torch.no_grad()
     def sequence_rewards(self, rows: Sequence[SampleLike], sequences: int) -> torch.Tensor:
-        """Rewards of every sequence by a reward model. Arguments and result as for
+        """The rewards of every sequence, if the model is a reward model. Arguments and result as for
         `sequence_log_probabilities`. Collective."""
         return self._by_sequence(rows, sequences, token_rewards)
 
     @torch.no_grad()
     def of_places(self, rows: Sequence[SampleLike], loss_fn: LossFunction) -> tuple[torch.Tensor, ...]:
-        """What `loss_fn` gives at every place of the rows, (rows, sequence, ...) on CPU, the same on every
-        rank. Collective.
+        """The results of `loss_fn` at every place of the rows, (rows, sequence, ...) on CPU, the same on
+        every rank. Collective.
 
         Args:
             rows: the same on every rank.
-            loss_fn: gives several tensors (batch, local sequence, ...) of hidden states, weight and words.
+            loss_fn: computes several tensors (batch, local sequence, ...) from hidden states, weight, labels
+                and words.
         """
         turns = []
         for own in self._batches_of_rank(rows):
@@ -178,7 +179,7 @@ class Evaluator:
         return tuple(torch.cat(parts)[: len(rows)] for parts in zip(*turns, strict=True))
 
     def _by_sequence(self, rows: Sequence[SampleLike], sequences: int, loss_fn: LossFunction) -> torch.Tensor:
-        """The sums over each sequence of what `loss_fn` gives for its labels."""
+        """The sums over each sequence of the results of `loss_fn` for its labels."""
         group = self._dims.get_mesh("cp").get_group() if self._dims.cp_enabled else None
         turns = []
         for own in self._batches_of_rank(rows):
@@ -190,7 +191,8 @@ class Evaluator:
         return torch.cat(turns)[: len(rows)].cpu()
 
     def _batches_of_rank(self, samples: Sequence[SampleLike]) -> Iterator[list[SampleLike]]:
-        """The rows of this rank, batch by batch: as many batches on every rank, and every batch full."""
+        """Yields the rows of this rank, batch by batch: equally many batches on every rank, and every batch
+        full."""
         turn = self.batch_size * self.ranks
         for begin in range(0, len(samples), turn):
             own = range(begin + self.rank * self.batch_size, begin + (self.rank + 1) * self.batch_size)
@@ -216,7 +218,7 @@ class Evaluator:
         return torch.cat(gathered)
 
     def _whole_rows(self, own: torch.Tensor) -> torch.Tensor:
-        """Whole rows of (batch, local sequence, ...), where ranks share a sequence."""
+        """The whole rows of a (batch, local sequence, ...) tensor, if ranks share a sequence."""
         if not self._dims.cp_enabled:
             return own
         mesh = self._dims.get_mesh("cp")
@@ -227,7 +229,7 @@ class Evaluator:
         return whole[:, order.argsort()]
 
     def _split(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """This rank's slice of (batch, sequence) tensors, where ranks share a sequence."""
+        """This rank's slice of (batch, sequence) tensors, if ranks share a sequence."""
         if not self._dims.cp_enabled:
             return tensors
         slices, _ = cp_shard(self._dims.get_mesh("cp"), tensors, None, self.model.cp_load_balancer)
@@ -251,7 +253,7 @@ class Evaluator:
     def _of_labels(
         self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor, loss_fn: LossFunction
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What `loss_fn` gives at every place of this rank's part of the rows; its labels and positions."""
+        """The results of `loss_fn`, the labels and the positions of this rank's part of the rows."""
         tokens, own_labels, arguments = self._arguments(tokens, positions, labels)
         found = self.model(tokens, **arguments, labels=own_labels, loss_fn=loss_fn)
         return found, copy_to(own_labels, self.device), copy_to(arguments["positions"], self.device)
@@ -263,8 +265,8 @@ class Evaluator:
 
 
 class PipelineEvaluator(Evaluator):
-    """Scores rows with the pipeline of a training run. Other measurements need the logits on every rank; the
-    specs refuse them in a pipeline."""
+    """An evaluator that scores rows with the pipeline of a training run. Other measurements need the logits
+    on every rank; the specs refuse them in a pipeline."""
 
     def __init__(
         self,
@@ -288,7 +290,7 @@ class PipelineEvaluator(Evaluator):
 
     @torch.no_grad()
     def loss(self, samples: Sequence[SampleLike]) -> HeldOutLoss:
-        """As `Evaluator.loss`."""
+        """See `Evaluator.loss`."""
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         for rows in self._batches_of_rank(samples):
             inputs, labels = collate(rows)

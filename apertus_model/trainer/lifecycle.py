@@ -1,4 +1,4 @@
-"""What begins and ends a run of the trainer, and what its ranks agree on once a step."""
+"""The begin and the end of a run of the trainer, and what its ranks agree on once a step."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from infra.store import Checkpoint
 
 @dataclass(frozen=True)
 class Lifecycle:
-    """Where a run begins, where its checkpoints go, and what ends it."""
+    """The settings of where a run begins, where its checkpoints go, and what ends it."""
 
     begin_step: int  # number of steps that the stage has already trained
     source: Source | None  # checkpoint to begin from; None: initial weights
@@ -26,7 +26,8 @@ class Lifecycle:
     scratch: str  # local folder for torchtitan's own files
     # the anomaly detector's state, from the checkpoint that is resumed
     anomalies: AnomalyState = field(default_factory=AnomalyState)
-    # the state of an objective that has one, from the checkpoint that is continued; empty: it begins
+    # the state of an objective that has one, from the checkpoint that is continued; empty: the objective
+    # begins anew
     objective: Mapping[str, Any] = field(default_factory=dict)
     # called after the first step, when there is something to commit
     first_step_done: Callable[[], None] = lambda: None
@@ -42,21 +43,22 @@ class Lifecycle:
 
 
 class Requests(NamedTuple):
-    """What a rank asks of all others, or what any of them asks."""
+    """The requests of one rank to all others, or those of all ranks together."""
 
-    stop: bool  # it was asked to stop
-    save: bool  # a checkpoint is overdue by its clock; that of rank 0 counts
-    failed: bool  # it did not store its part of a checkpoint
+    stop: bool  # the rank was asked to stop
+    save: bool  # a checkpoint is overdue by the rank's clock; only rank 0's counts
+    failed: bool  # the rank did not store its part of a checkpoint
 
 
 def agree(
     own: Requests, measured: Sequence[torch.Tensor], device: torch.device
 ) -> tuple[Requests, list[float]]:
-    """What the ranks ask for, and what rank 0 measured; the same on all ranks. Waits for the GPU. Collective.
+    """The requests of all ranks together, and the measurements of rank 0; the same on all ranks. Waits for
+    the GPU. Collective.
 
     Args:
-        own: what this rank asks for.
-        measured: scalars; as many on every rank.
+        own: the requests of this rank.
+        measured: scalars; equally many on every rank.
         device: of the scalars.
     """
     first = dist.get_rank() == 0

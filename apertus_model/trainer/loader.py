@@ -45,7 +45,7 @@ class Samples(Protocol):
 
 
 class TrainingData(Protocol):
-    """The samples of a run, for training and for measuring it. `apertus_model.stages.training_data` opens
+    """The samples of a run, for training and for held-out losses. `apertus_model.stages.training_data` opens
     them for a segment."""
 
     @property
@@ -103,14 +103,14 @@ def computed_ahead(
 
 
 class SampleLoader(BaseDataLoader):
-    """Yields the micro-batches of this data-parallel rank, endlessly, from the step set by `seek`."""
+    """The endless micro-batches of this data-parallel rank, from the step set by `seek`."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
         samples: Samples
         first_sample: Callable[[int], int]  # number of steps done -> first sample of the next step
         global_batch_size: int
-        fields: tuple[str, ...] = ()  # fields of a sample beside input, labels and positions
+        fields: tuple[str, ...] = ()  # fields of a sample besides input, labels and positions
         prefetch: int = PREFETCH  # micro-batches to read ahead
 
     def __init__(
@@ -174,13 +174,13 @@ class SampleLoader(BaseDataLoader):
         inputs, labels = collate(
             [self._samples[first + index] for index in range(self._micro_batch_size)], self._fields
         )
-        if has_gpu():  # from other memory, the host may wait until a copy has reached the GPU
+        if has_gpu():  # without pinned memory, the host may wait until a copy has reached the GPU
             inputs = {name: tensor.pin_memory() for name, tensor in inputs.items()}
         return inputs, labels
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty: the position follows from the step."""
+        """An empty dict: the position follows from the step."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        """Does nothing: there is no state."""

@@ -1,5 +1,5 @@
 """Builds a model in a layout and fills it from a checkpoint, without an optimizer: for evaluation, and for
-models that a loss asks."""
+models that a loss consults."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from specs.model import ModelSpec
 
 
 class FurtherModel(Protocol):
-    """Loads a frozen model that the loss asks."""
+    """A function that loads a frozen model that the loss consults."""
 
     def __call__(
         self, role: str, spec: ModelSpec, *, dims: ParallelDims, device: torch.device
     ) -> torch.nn.Module:
-        """The model with these dimensions of the checkpoint that is the input `role`, in a layout."""
+        """The model with these dimensions, from the checkpoint that is the input `role`, in a layout."""
 
 
 def load_model(
@@ -50,12 +50,12 @@ def load_model(
         attention: a backend that can run here (`attention_choice.resolve_backend`).
         parallelism: torchtitan's description of the layout.
         dims: the layout.
-        device: where it computes.
+        device: where the model computes.
         dtype: of the forward pass.
         scratch: local folder for torchtitan's own files.
         stored_dtype: of the weights between passes. Weights that are stored in `dtype` take part in a pass
-            with the same bits as those that FSDP rounds to it for the pass.
-        alone: whether only some of the processes load it, without collectives of all.
+            with the same bits as weights that FSDP rounds to `dtype` for the pass.
+        alone: whether only some of the processes load the model, without collectives over all processes.
 
     Raises:
         CheckpointError: the checkpoint belongs to another model.

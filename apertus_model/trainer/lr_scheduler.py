@@ -1,7 +1,7 @@
 """The learning rate inside torchtitan: a pure function of the step.
 
-Invariant: after `seek(s)` and after every `step()`, all parameter groups hold the rate of the step that comes
-next. There is no other state; nothing is stored in a checkpoint.
+Invariant: after `seek(s)` and after every `step()`, all parameter groups hold the rate of the next step.
+There is no other state; nothing is stored in a checkpoint.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersCon
 
 
 class LearningRate(LRSchedulersContainer):
-    """Sets the rate `rate(steps done)` in every group of every optimizer, times the group's own `lr_ratio`
-    where it has one."""
+    """A scheduler that sets the rate `rate(steps done)` in every group of every optimizer, times the group's
+    own `lr_ratio` if it has one."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(LRSchedulersContainer.Config):
@@ -44,12 +44,12 @@ class LearningRate(LRSchedulersContainer):
         self.seek(self._steps_done + 1)
 
     def get_metrics(self) -> dict[str, float]:
-        """`{"lr": rate of the step that comes next}`."""
+        """`{"lr": rate of the next step}`."""
         return {"lr": self._rate(self._steps_done)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty: there is nothing to remember."""
+        """An empty dict: there is nothing to remember."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        """Does nothing: there is no state."""

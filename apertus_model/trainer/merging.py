@@ -47,7 +47,7 @@ def merge_checkpoints(
     Args:
         part: dimensions of the model, which all checkpoints must have; rule and weights.
         checkpoints: committed checkpoints, or local folders of uncommitted ones.
-        base: the same, for the methods that have one.
+        base: the base checkpoint, in the same forms, for the methods that have one.
         writer: writes the new checkpoint; afterwards rank 0's has the records of all files.
         step: the step of the new checkpoint.
         scratch: local folder where torch stores the traces of a collective that hangs.
@@ -113,7 +113,7 @@ def weighted_average(tensors: Iterator[torch.Tensor], weights: Sequence[float]) 
 
 
 def weighted_sum(tensors: Iterator[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """sum_i w_i W_i in float64: the task vectors of arXiv 2212.04089, added."""
+    """sum_i w_i W_i in float64: the sum of the task vectors of arXiv 2212.04089."""
     products = (tensor.double() * weight for tensor, weight in zip(tensors, weights, strict=True))
     total = next(products)
     for product in products:
@@ -123,7 +123,7 @@ def weighted_sum(tensors: Iterator[torch.Tensor], weights: Sequence[float]) -> t
 
 def agreed(vectors: Iterator[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
     """For each element, the weighted mean of the vectors in which it has the sign of its weighted sum over
-    all of them, in float64; 0 where none has it (arXiv 2306.01708, section 3)."""
+    all vectors, in float64; 0 if no vector has that sign (arXiv 2306.01708, section 3)."""
     kept = list(vectors)
     positive = weighted_sum(iter(kept), weights) >= 0
     total, norm = (
@@ -138,9 +138,9 @@ def agreed(vectors: Iterator[torch.Tensor], weights: Sequence[float]) -> torch.T
 
 
 def trimmed(own: torch.Tensor, elements: int, density: float, mesh: DeviceMesh) -> torch.Tensor:
-    """The rows of this rank without the elements that are not among the largest `density` of all `elements`
-    of the tensor, by magnitude; all that are as large as the last one are kept, where mergekit keeps some of
-    them. Collective."""
+    """The rows of this rank, with 0 for the elements that are not among the largest fraction `density` of all
+    `elements` of the tensor, by magnitude; all elements as large as the smallest kept one are kept, while
+    mergekit keeps some of them. Collective."""
     if density == 1.0:
         return own
     sizes = own.abs()

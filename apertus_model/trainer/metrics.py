@@ -1,6 +1,6 @@
-"""What a run reports while it trains: a row of metrics per step, held-out losses, anomalies.
+"""The reports of a run while it trains: a row of metrics per step, held-out losses, anomalies.
 
-Invariant: loss and norm are those of the whole run, not of a rank; rank 0 alone has rows.
+Invariant: loss and norm are those of the whole run, not of a rank; only rank 0 has rows.
 """
 
 import time
@@ -20,7 +20,7 @@ the step."""
 
 
 class Recorder(Protocol):
-    """Receives what a run reports."""
+    """The receiver of a run's reports."""
 
     def add_step(self, row: Row) -> None:
         """Called when a step is done, on rank 0 only."""
@@ -33,7 +33,7 @@ class Recorder(Protocol):
 
 
 class StepMetrics(MetricsProcessor):
-    """Turns torchtitan's call after each step into a row for the recorder."""
+    """A metrics processor that turns torchtitan's call after each step into a row for the recorder."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(MetricsProcessor.Config):
@@ -45,7 +45,7 @@ class StepMetrics(MetricsProcessor):
     time_last_log: float
     # of the current step, over all ranks; set by the trainer
     trained_tokens: int = 0
-    columns: Row = {}  # noqa: RUF012 - further ones; replaced, never changed
+    columns: Row = {}  # noqa: RUF012 - further metrics; replaced, never changed
 
     def should_log(self, step: int) -> bool:
         """True at every step, so that a run that goes wrong is noticed at once."""

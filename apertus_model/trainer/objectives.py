@@ -1,10 +1,11 @@
-"""What a step minimises: cross-entropy, weighted or normalised; inverse reinforcement learning; QRPO; DPO;
-Bradley-Terry.
+"""The objectives that a step minimises: cross-entropy, weighted or normalised; inverse reinforcement
+learning; QRPO; DPO; Bradley-Terry.
 
-The loss of a micro-batch is a sum divided by a denominator of the whole step (or several sums, each by its
-own): the sum of `Objective.count` over all micro-batches and data-parallel ranks. So the loss of the step is
-the sum of the losses of its micro-batches, and its gradient the sum of their gradients. `Objective.loss` runs
-inside the model's output layer; `apertus_model.model.output` says why, and shows the calls.
+The loss of a micro-batch is a sum divided by a denominator of the whole step (or several sums, each divided
+by its own): the sum of `Objective.count` over all micro-batches and data-parallel ranks. So the loss of the
+step is the sum of the losses of its micro-batches, and its gradient the sum of their gradients.
+`Objective.loss` runs inside the model's output layer; `apertus_model.model.output` says why, and shows the
+calls.
 
 Invariant: loss and gradient of a step depend on its samples alone, not on how they are spread over ranks and
 micro-batches.
@@ -56,7 +57,7 @@ and the precision of training."""
 
 
 class MicroBatch(NamedTuple):
-    """What the loss of a micro-batch needs beside its labels."""
+    """The inputs of a micro-batch's loss besides its labels."""
 
     extras: Extras  # the tensors that `Objective.fields` names; those in `per_token`: (batch, local sequence)
     denominator: Tensor  # of the whole step: the sum of all `Objective.count`
@@ -106,12 +107,12 @@ class MicroBatchLoss(NamedTuple):
 class Objective(ABC):
     """The loss of a kind of training, and the tensors of a sample that it needs."""
 
-    fields: ClassVar[tuple[str, ...]] = ()  # tensors of a sample beside input, labels and positions
+    fields: ClassVar[tuple[str, ...]] = ()  # tensors of a sample besides input, labels and positions
     per_token: ClassVar[tuple[str, ...]] = ()  # the fields that have a value per token
 
     def begin(self, load: LoadModel) -> None:
-        """Called once before the first step, where the loss is computed: loads the models that it asks.
-        Collective."""
+        """Loads the models that the loss consults. Called once before the first step, on the ranks that
+        compute the loss. Collective."""
         return
 
     @abstractmethod
@@ -122,7 +123,7 @@ class Objective(ABC):
     def forward(
         self, model: torch.nn.Module, tokens: Tensor, labels: Any, batch: MicroBatch
     ) -> MicroBatchLoss:
-        """The forward pass of a micro-batch, with its loss. Where layers are not split into a pipeline."""
+        """Runs the forward pass of a micro-batch, with its loss, if layers are not split into a pipeline."""
         loss_fn = partial(self.loss, batch=batch)
         found: MicroBatchLoss = model(tokens, **batch.arguments, labels=labels, loss_fn=loss_fn)
         return found
@@ -142,33 +143,34 @@ class Objective(ABC):
         """
 
     def results(self) -> dict[str, Any]:
-        """What it has found by the end of training, as further metrics of the artifact."""
+        """The objective's own results by the end of training, as further metrics of the artifact."""
         return {}
 
     def heldout_loss(self, evaluator: Evaluator, samples: Sequence[Any]) -> HeldOutLoss:
         """The loss on held-out samples, which are the same on every rank: cross-entropy per label unless an
-        objective has another. Collective."""
+        objective has its own. Collective."""
         return evaluator.loss(samples)
 
 
 class SeparateGradients(Objective):
-    """An objective that makes the gradient of a step of several ones. `parts` of the batch, of equally many
-    rows and one after the other, have a gradient each."""
+    """An objective that combines several gradients into that of a step. The batch consists of `parts`
+    consecutive parts with equally many rows, each with a gradient of its own."""
 
     parts: int
 
     @abstractmethod
     def take(self, parameters: Sequence[Tensor]) -> None:
-        """Called after the backward passes of each part: takes the gradients away."""
+        """Takes the gradients away. Called after the backward passes of each part."""
 
     @abstractmethod
     def combine(self, parameters: Sequence[Tensor], step: int) -> dict[str, Tensor]:
-        """Called after those of the last part of a step: leaves the gradients of the step. Returns metrics,
+        """Sets the gradients of the step. Called after the backward passes of its last part. Returns metrics,
         as `MicroBatchLoss.columns`, the same on all ranks. Collective."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What `combine` depends on beside gradients, as JSON values: facts of a checkpoint."""
+        """The state that `combine` depends on besides gradients, as JSON values for the facts of a
+        checkpoint."""
 
     @abstractmethod
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -177,7 +179,7 @@ class SeparateGradients(Objective):
 
 class CrossEntropy(Objective):
     """sum(w_i (ce_i + z_loss (ln Z_i)^2)) / sum(w_i) over the labels that are kept. Without weights in the
-    samples every w_i is 1, which is plain cross-entropy without a `z_loss`."""
+    samples every w_i is 1, which gives plain cross-entropy if there is no `z_loss`."""
 
     def __init__(self, z_loss: float = 0.0) -> None:
         self._z_loss = z_loss
@@ -218,15 +220,16 @@ class NormalisedCrossEntropy(Objective):
 
     @staticmethod
     def _weights(batch: MicroBatch) -> Tensor:
-        """sum_k w_ik / N_k: (batch, local sequence), float64. A column that counts nothing weighs nothing."""
+        """sum_k w_ik / N_k: (batch, local sequence), float64. A column k with N_k = 0 has weight 0."""
         weights, counts = batch.extras["weights"], batch.denominator
         return torch.where(counts > 0, weights / counts, 0.0).sum(-1)
 
 
 @dataclass(frozen=True)
 class InverseRl(NormalisedCrossEntropy):
-    """The same sums, of ce_i + weight (q_i - discount V_i')^2 (`specs.stages.sft.InverseRl`). Every place of
-    a conversation but its last has a label, of weight 0 where it is not trained, so that its V is known."""
+    """The sums of `NormalisedCrossEntropy`, of ce_i + weight (q_i - discount V_i')^2
+    (`specs.stages.sft.InverseRl`). Every place of a conversation but its last has a label, of weight 0 where
+    it is not trained, so that its V is known."""
 
     settings: InverseRlSpec
 
@@ -403,7 +406,7 @@ class ExtraPass(CrossEntropy):
 
 
 def with_places(inputs: Extras, labels: Tensor, rows: Sequence[int]) -> dict[str, Tensor]:
-    """The inputs of a micro-batch with the fields of `ExtraPass`: weights, 1 where samples have none, and
+    """The inputs of a micro-batch with the fields of `ExtraPass`: weights, 1 if samples have none, and
     places.
 
     Args:

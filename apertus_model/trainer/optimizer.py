@@ -1,9 +1,9 @@
 """The optimizer of a run inside torchtitan, and the form in which its state is stored.
 
 Invariants:
-- Hyperparameters always come from the spec, also after a checkpoint is loaded: they are never stored.
-- The state is tensors, `state.<parameter>.<name>`. A number that an optimizer keeps for all parameters is
-  stored under each of them.
+- Hyperparameters always come from the spec, even after a checkpoint is loaded: they are never stored.
+- The state consists of tensors, `state.<parameter>.<name>`. A number that an optimizer keeps for all
+  parameters is stored under each of them.
 - State exists from the start, all zeros, with counters as before the first step. torchtitan would create it
   by a step on zero gradients, which advances counters and warm-ups.
 """
@@ -52,8 +52,8 @@ class Optimizers(OptimizersContainer):
     def _build_param_groups(
         model: torch.nn.Module, param_group_configs: list[ParamGroupConfig], impl_kwargs: dict[str, Any]
     ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[str]]]:
-        """As torchtitan does, which refuses a group without parameters: where parts of a model are trained,
-        some have none."""
+        """Builds the groups as torchtitan does, without empty ones, which torchtitan refuses: if only parts
+        of a model are trained, some groups have no parameters."""
         left = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         groups = []
         for group in param_group_configs:
@@ -63,7 +63,7 @@ class Optimizers(OptimizersContainer):
         return OptimizersContainer._build_param_groups(model, groups, impl_kwargs)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The state as tensors. Where the optimizer itself has a tensor it is that one, not a copy."""
+        """The state as tensors. A tensor that the optimizer itself has is returned as it is, not copied."""
         state: dict[str, torch.Tensor] = {}
         for optimizer in self.optimizers:
             state |= _tensors(optimizer)
@@ -107,9 +107,9 @@ class Optimizers(OptimizersContainer):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """In this context the model has the weights that are the result of training: the averaged ones of a
-        schedule-free optimizer; other optimizers change nothing. Afterwards it has the same bits as
-        before."""
+        """Within this context, the model has the weights that are the result of training: the averaged
+        weights of a schedule-free optimizer; other optimizers change nothing. Afterwards the model has the
+        same bits as before."""
         averaging = [optimizer for optimizer in self.optimizers if isinstance(optimizer, library.Averaging)]
         for optimizer in averaging:
             self._aside |= optimizer.to_average()

@@ -1,6 +1,6 @@
-"""What a process of the engine sets up before it computes, and takes down at the end.
+"""Sets up a process of the engine before it computes, and takes it down at the end.
 
-Invariant: the number of threads is the one of the launch, since it changes floating-point sums.
+Invariant: the number of threads is that of the launch, since it changes floating-point sums.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ def engine_process(threads: int) -> Iterator[int]:
 
 
 def prepare_process(threads: int) -> None:
-    """What every process of the engine needs before it computes.
+    """Sets up what every process of the engine needs before it computes.
 
     Args:
         threads: CPU threads per process.

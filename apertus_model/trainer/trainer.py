@@ -67,7 +67,7 @@ class ApertusTrainer(Trainer):
         save_seconds: float | None = None  # longest time between two checkpoints; None: no limit
 
         def to_dict(self) -> dict[str, Any]:
-            """Nothing: torchtitan would copy all fields, for loggers that are not used here."""
+            """An empty dict: torchtitan would copy all fields, for loggers that are not used here."""
             return {}
 
     config: Config
@@ -125,7 +125,7 @@ class ApertusTrainer(Trainer):
         return finished
 
     def begin(self) -> Iterator[Batch]:
-        """Takes over the state to begin from. Returns the batches of the steps after it. Collective."""
+        """Loads the state to begin from. Returns the batches of the steps after it. Collective."""
         config = self.config
         self.checkpointer.load()
         self.checkpointer.anomalies = config.detector.state  # StoreCheckpoints
@@ -140,7 +140,7 @@ class ApertusTrainer(Trainer):
         return batches
 
     def _agree(self, measured: Sequence[torch.Tensor], *, overdue: bool = False) -> list[float]:
-        """What rank 0 measured; sets `_requests`. Waits for the GPU. Collective."""
+        """The measurements of rank 0; sets `_requests`. Waits for the GPU. Collective."""
         own = Requests(self.config.lifecycle.stop_requested(), overdue, self.checkpointer.failed)
         self._requests, found = agree(own, measured, self.device)
         return found
@@ -240,8 +240,8 @@ class ApertusTrainer(Trainer):
             self.metrics_processor.time_last_log = time.perf_counter()
 
     def _accept_step(self, loss: float, grad_norm: float) -> bool:
-        """Whether the step is taken; the same on all ranks. If not, the anomaly is recorded, and rolled back
-        if the policy says so. Collective.
+        """Whether the step is taken; the same on all ranks. If not, the anomaly is recorded, and training is
+        rolled back if the policy says so. Collective.
 
         Raises:
             AnomalyError: the policy says to stop.
@@ -264,8 +264,8 @@ class ApertusTrainer(Trainer):
         return False
 
     def _count(self, batches: Sequence[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The labels that the step trains, and the denominator of its loss, over all ranks: float64, a scalar
-        and what `Objective.count` returns. Collective."""
+        """The number of labels that the step trains, and the denominator of its loss, over all ranks:
+        float64, a scalar and the sum of `Objective.count`. Collective."""
         count = self.config.objective.count
         trained = torch.stack([(labels != IGNORE_INDEX).sum().double() for _, labels in batches])
         counted = torch.stack([count(labels, inputs) for inputs, labels in batches]).sum(0)
@@ -372,8 +372,8 @@ class ApertusTrainer(Trainer):
         labels: torch.Tensor,
         denominator: torch.Tensor,
     ) -> tuple[torch.Tensor, OnHost, dict[str, Any], MicroBatch]:
-        """Tokens, labels and further arguments of the model for this rank's part of the rows, and what the
-        loss needs beside the labels."""
+        """Tokens, labels and further arguments of the model for this rank's part of the rows, and the inputs
+        of the loss besides the labels."""
         dims = self.parallel_dims
         tokens, own_labels, arguments = model_arguments(
             self.model_parts[0], dims, self.device, batch["input"], batch["positions"], labels

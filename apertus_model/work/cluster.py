@@ -1,15 +1,15 @@
-"""Units of a stage on a cluster: jobs whose workers have a share of the units each, watched through the
-store.
+"""Runs the units of a stage on a cluster, in jobs whose workers have a share of the units each and are
+watched through the store.
 
 Below the folder of the attempt, `workers/` has `<n>.json` (the shares of job n), `alive` (changes while the
 stage lives), and `failures/<n>-<index>.json` (the error of a worker). Nothing in it is code, and it is
 removed when the stage ends.
 
 Invariants:
-- No job outlives its stage: it is cancelled when the stage stops or fails; a worker whose stage was killed
-  ends.
-- What a worker has committed counts, however it ended. The rest of its share is submitted again, unless its
-  error is one for users.
+- No job outlives its stage: it is cancelled when the stage stops or fails, and a worker whose stage was
+  killed ends itself.
+- The units that a worker has committed count, however it ended. The rest of its share is submitted again,
+  unless its error is one for users.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Stopped(RuntimeError):
 
 
 class ClusterJobs(Protocol):
-    """Jobs of a cluster for the workers of one stage."""
+    """The cluster jobs of the workers of one stage."""
 
-    MOST: int  # workers of one job
+    MOST: int  # the most workers of one job
     POLL_SECONDS: float
-    cpus: int  # of a worker
+    cpus: int  # per worker
 
     def submit(self, number: int, shares: str, workers: int) -> None:
         """Submits job `number`, whose worker `i` runs `apertus_model.work.worker STORE shares i`."""
@@ -49,14 +49,14 @@ class ClusterJobs(Protocol):
         """The cluster's state of each worker, by `<number>-<index>`; None when it does not answer."""
 
     def over(self, worker: str, state: str) -> bool:
-        """Whether a worker in this state has ended, and all that it committed is seen."""
+        """Whether a worker in this state has ended, and everything that it committed is visible."""
 
     def explanation(self, worker: str, state: str) -> str:
         """How a worker ended, as far as the cluster and its log tell."""
 
     def end(self, *, finished: bool) -> str:
-        """Leaves nothing of the jobs behind, whose workers have all ended if they are `finished`; the jobs
-        by name, for people."""
+        """Removes what is left of the jobs, whose workers have all ended if `finished`. Returns the names of
+        the jobs, for people."""
 
 
 def run_on_cluster(
@@ -66,7 +66,7 @@ def run_on_cluster(
     is left when the generator ends.
 
     Raises:
-        StageError: of a unit, or this machine cannot reach the cluster.
+        StageError: a unit raised it, or this machine cannot reach the cluster.
         WorkerLost: `MOST_LOSSES` workers ended with the same unit.
         Stopped: `stop` was requested.
     """
@@ -77,7 +77,7 @@ def run_on_cluster(
         try:
             shared.submit(keys)
             while shared.waiting:
-                # read before the units, so that those of workers that have ended are looked for below
+                # read before the units, so that all units of a worker that has ended are seen below
                 states = jobs.states()
                 yield from shared.newly_committed()
                 if stop.requested:
@@ -97,7 +97,7 @@ def run_on_cluster(
 
 
 class _Workers:
-    """`waiting`: keys that are not committed yet, by the worker that has them."""
+    """The workers of a stage. `waiting`: keys that are not committed yet, by the worker that has them."""
 
     def __init__(self, jobs: ClusterJobs, attempt: Attempt) -> None:
         self.waiting: dict[str, list[str]] = {}
@@ -111,11 +111,11 @@ class _Workers:
 
     @contextlib.contextmanager
     def sign_of_life(self) -> Iterator[None]:
-        """Rewrites `alive`, in a thread."""
+        """A context in which a thread keeps rewriting `alive`."""
         counts = itertools.count()
 
         def beat() -> None:
-            with contextlib.suppress(Exception):  # storage that does not answer; the next one may reach it
+            with contextlib.suppress(Exception):  # the storage does not answer; the next beat may reach it
                 self._store.overwrite(self._alive, str(next(counts)).encode())
 
         beat()
@@ -142,7 +142,7 @@ class _Workers:
             self.waiting |= {f"{number}-{index}": share for index, share in enumerate(some)}
 
     def newly_committed(self) -> Iterator[str]:
-        """Units that are in the store now, whichever process committed them."""
+        """Yields the waiting units that are in the store now, whichever process committed them."""
         there = {name.removesuffix(".json") for name in self._store.names(f"{self._attempt.job.path}/units")}
         for worker, keys in list(self.waiting.items()):
             left = [key for key in keys if key not in there]
@@ -153,8 +153,8 @@ class _Workers:
             yield from (key for key in keys if key in there)
 
     def submit_again(self, states: dict[str, str]) -> None:
-        """Gives the units of workers that have ended to others. StageError, or WorkerLost, where that is of
-        no use."""
+        """Resubmits the remaining units of workers that have ended. StageError, or WorkerLost, when that is
+        of no use."""
         failed = {name.removesuffix(".json") for name in self._store.names(f"{self._folder}/failures")}
         keys: list[str] = []
         for worker in list(self.waiting):
@@ -167,7 +167,7 @@ class _Workers:
             else:
                 continue
             left = self.waiting[worker]
-            self._losses[left[0]] += 1  # it was begun
+            self._losses[left[0]] += 1  # the worker had begun this unit
             if not failure.again or self._losses[left[0]] == MOST_LOSSES:
                 raise error_of(failure)
             print(f"{len(left)} units are submitted again: {failure.message}", flush=True)

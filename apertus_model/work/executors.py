@@ -1,7 +1,7 @@
-"""The units of a stage, computed where its launch settings say, with the same results.
+"""Computes the units of a stage where its launch settings say, with the same results everywhere.
 
-Invariant: a unit that is in the store does not run again. Workers commit their units themselves, so whoever
-dies loses only what it has begun.
+Invariant: a unit that is in the store does not run again. Workers commit their units themselves, so a worker
+that dies loses only the unit that it has begun.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def run_units(
     here: bool = False,
     on_commit: Callable[[str], None] = lambda key: None,
 ) -> list[CommittedUnit]:
-    """Runs the units that are not in the store. Returns all of them, in the order of `work.keys`.
+    """Runs the units that are not in the store. Returns all units, in the order of `work.keys`.
 
     Args:
-        processes: workers on this machine, where neither the launch settings nor GPUs say how many.
-        here: whether to run them in this process, whatever the launch settings say.
+        processes: the number of workers on this machine, if neither launch settings nor GPUs determine it.
+        here: whether to run the units in this process, whatever the launch settings say.
         on_commit: called for each unit, as soon as it is seen in the store.
 
     Raises:
-        StageError: of a unit; the others are stopped then.
-        WorkerLost: a unit took its worker with it, again and again.
-        Stopped: `stop` was requested while a cluster worked.
+        StageError: a unit raised it; the other units are stopped.
+        WorkerLost: the workers of a unit died again and again.
+        Stopped: `stop` was requested while units ran on a cluster.
     """
     keys = list(work.keys)
     pending = [key for key in keys if attempt.unit(key) is None]

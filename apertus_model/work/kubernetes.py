@@ -1,10 +1,10 @@
 """Workers as pods of Indexed Jobs of Kubernetes, through kubectl.
 
-A pod that the cluster evicts or preempts is replaced by Kubernetes itself, as its index; one that fails is
-not, so that the units which it left are submitted again with those of others.
+Kubernetes itself replaces a pod that the cluster evicts or preempts, under the same index. It does not
+replace a pod that fails, whose remaining units are submitted again with those of others.
 
-Invariants: the Jobs of a stage have names of their own, and are deleted when it ends. A pod reads what it has
-to do from the store, and reports there.
+Invariants: the Jobs of a stage have names of their own, and are deleted when the stage ends. A pod reads its
+work from the store, and reports there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specs.job import Job
 from specs.launch import Workers
 
 LABEL = "apertus/workers"
-MOST = 10_000  # pods of a Job
+MOST = 10_000  # the most pods of a Job
 LOG_LINES = 20
 OVER = ("SUCCEEDED", "FAILED", "gone")
 
@@ -50,7 +50,7 @@ class IndexedJobs:
         self.cpus = self._workers.cpus or 1
 
     def manifest(self, number: int, shares: str, workers: int) -> dict[str, Any]:
-        """The Job."""
+        """The manifest of Job `number`."""
         job, stated, settings = self._job, self._workers, self.settings
         labels = {**settings.labels, "app.kubernetes.io/name": "apertus", LABEL: self.name}
         python = job.profile.python or "python"
@@ -88,7 +88,7 @@ class IndexedJobs:
         return {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": spec}
 
     def submit(self, number: int, shares: str, workers: int) -> None:
-        """KubernetesError when the cluster refuses the Job."""
+        """Submits Job `number`. KubernetesError when the cluster refuses it."""
         self._sizes[str(number)] = workers
         self._kubectl.apply([self.manifest(number, shares, workers)])
 
@@ -136,7 +136,7 @@ class IndexedJobs:
 
 
 def _indexes(text: str) -> Iterator[int]:
-    """`0,2-4` as 0, 2, 3, 4."""
+    """Yields the indexes in a list of ranges: 0, 2, 3, 4 for `0,2-4`."""
     for span in filter(None, text.split(",")):
         first, _, last = span.partition("-")
         yield from range(int(first), int(last or first) + 1)

@@ -28,8 +28,8 @@ ANSWERS: TypeAdapter[Committed | Failure] = TypeAdapter(Committed | Failure)
 
 
 def workers_here(job: Job, processes: int, *, by_count: bool = True) -> int:
-    """Workers on this machine: as launch.workers says (`by_count`), else as many as GPUs / GPUs of a worker,
-    else `processes`. StageError for more than there are GPUs for."""
+    """The number of workers on this machine: that of launch.workers (if `by_count`), else GPUs / GPUs per
+    worker, else `processes`. StageError for more workers than the GPUs allow."""
     stated = job.launch.worker_count if by_count else None
     there = len(_gpus()) if job.gpus else 0
     if stated is not None and 0 < there < stated * job.gpus:
@@ -53,7 +53,7 @@ def run_in_processes(job: Job, keys: list[str], workers: int) -> Generator[str, 
     A unit whose worker ended without an error for users is handed out again.
 
     Raises:
-        StageError: of a unit.
+        StageError: a unit raised it.
         WorkerLost: `MOST_LOSSES` workers ended with the same unit.
     """
     pool = _Pool(job, deque(keys))
@@ -92,7 +92,7 @@ def run_in_processes(job: Job, keys: list[str], workers: int) -> Generator[str, 
 
 
 class _Worker:
-    """A process, and the unit that it has."""
+    """A worker process, and the unit that it has."""
 
     def __init__(self, job: Job, number: int, answers: queue.SimpleQueue[_Answer]) -> None:
         self.number = number
@@ -116,10 +116,10 @@ class _Worker:
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended, which its other pipe says
+            pass  # the process has ended, which its other pipe shows
 
     def end(self) -> int:
-        """Waits for its end, which comes at once: the exit code."""
+        """Waits for the end of the process, which comes at once. Returns its exit code."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
@@ -156,7 +156,7 @@ class _Pool:
         self.hand_out(worker)
 
     def hand_out(self, worker: _Worker) -> None:
-        """The next unit, or the end."""
+        """Gives the worker the next unit, or ends it if no unit is left."""
         if self.keys:
             worker.key = self.keys.popleft()
             worker.say(worker.key)
@@ -174,7 +174,7 @@ class _Pool:
 
 
 def _environment(job: Job, number: int) -> dict[str, str]:
-    """Of worker `number`: its slice of the GPUs, and one thread for its tokenizer."""
+    """The environment of worker `number`, with its slice of the GPUs and one thread for its tokenizer."""
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH", "")]))
     if job.gpus and (gpus := _gpus()):

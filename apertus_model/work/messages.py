@@ -1,4 +1,4 @@
-"""What a stage and its workers tell each other."""
+"""The messages between a stage and its workers."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pydantic import BaseModel, ConfigDict
 from specs.errors import StageError
 from specs.job import Failure, Job
 
-MOST_LOSSES = 3  # workers that a unit may take with it
+MOST_LOSSES = 3  # a stage fails when this many workers have ended with the same unit
 
 
 class Shares(BaseModel):
-    """What the workers of one job on a cluster have to do."""
+    """The work of the workers of one job on a cluster."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     job: Job
     shares: list[list[str]]  # keys of the units of each worker
     alive: str  # the file in the store that changes while the stage lives
-    lost_seconds: float  # a worker ends when it has not changed for this long
+    lost_seconds: float  # a worker ends when `alive` has not changed for this long
     cpus: int  # of each worker
 
 
 class Committed(BaseModel):
-    """What a worker of a local pool says of a unit."""
+    """The message of a worker of a local pool that it has committed a unit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,10 +35,10 @@ class WorkerLost(RuntimeError):
 
 
 def error_of(failure: Failure) -> Exception:
-    """What a worker failed with, for its stage to raise."""
+    """The error of a worker's failure, for its stage to raise."""
     return WorkerLost(failure.message) if failure.again else StageError(failure.message)
 
 
 def failure_file(folder: str, name: str) -> str:
-    """Path in the store of the error of a worker; `folder`: of the shares."""
+    """The path in the store of the error of a worker; `folder` is that of the shares."""
     return f"{folder}/failures/{name}.json"

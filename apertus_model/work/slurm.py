@@ -1,5 +1,5 @@
-"""Workers as elements of Slurm job arrays. Their logs are in `logs/` of the attempt's scratch folder, which
-the nodes see too, `<job>_<element>.txt`.
+"""Workers as elements of Slurm job arrays. Their logs are `work/logs/<job>_<element>.txt` in the attempt's
+scratch folder, which the nodes see too.
 
 datatrove's `SlurmPipelineExecutor` is not used: it passes the pipeline as a pickle, does not record our
 counts, names only the last of several jobs, so that the others cannot be cancelled, and always submits a job
@@ -18,7 +18,7 @@ from infra.slurm import ENDED
 from specs.job import Job
 from specs.launch import Workers
 
-MOST = 1000  # elements of a job; Slurm's own limit is 1001 unless it is configured
+MOST = 1000  # the most elements of a job; Slurm's own limit is 1001 unless configured
 LOG_LINES = 20
 ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -33,11 +33,11 @@ class JobArrays:
         self._workers = job.launch.workers or Workers()
         self._folder = Path(job.scratch) / "work"
         self._jobs = slurm.Jobs()
-        self._names: dict[str, str] = {}  # Slurm's, by number of the job
+        self._names: dict[str, str] = {}  # Slurm's names of the jobs, by number
         self.cpus = self._workers.cpus or (self._profile.cpus_per_task if job.gpus else None) or 1
 
     def submit(self, number: int, shares: str, workers: int) -> None:
-        """SlurmError when sbatch refuses the job, SlurmMissing where there is none."""
+        """Submits job `number`. SlurmError when sbatch refuses it, SlurmMissing when there is no sbatch."""
         logs = self._folder / "logs"
         logs.mkdir(exist_ok=True)
         script = self._folder / f"workers-{number}.sh"

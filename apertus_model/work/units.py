@@ -1,7 +1,7 @@
-"""Units of work: what a stage states of them, and how one is computed and committed.
+"""Units of work: how a stage describes them, and how one is computed and committed.
 
 Invariants: a unit depends on the job and its key alone, so it does not matter who computes it, or how often;
-its files appear in the store whole, and once, by its marker.
+its files appear in the store complete, and once, through its marker.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Span = tuple[int, int]
 
 
 class Result(NamedTuple):
-    """What a unit computed."""
+    """The result of a unit."""
 
     files: dict[str, Path]  # by name; removed when they are committed
     data: Any = None  # JSON
 
 
 class Work(Protocol):
-    """The work of a stage. Making one is cheap; what its units share (a model, a tokenizer) is loaded when
-    the first of them runs, and stays loaded in that process."""
+    """The work of a stage. It is cheap to make; what its units share (a model, a tokenizer) is loaded when
+    the first unit runs, and stays loaded in that process."""
 
     @property
     def keys(self) -> Sequence[str]:
-        """Of all units, in the order in which they are begun."""
+        """The keys of all units, in the order in which they are begun."""
 
     def run(self, key: str) -> Result:
         """Computes one unit in this process."""
@@ -52,12 +52,12 @@ class CommittedUnit:
 
     @property
     def data(self) -> Any:
-        """JSON. StoreError when the unit is gone."""
+        """The data of the unit, JSON. StoreError when the unit is gone."""
         return self._unit.data
 
     @cached_property
     def files(self) -> dict[str, Path]:
-        """Local paths, content checked. StoreError for a file that is damaged or gone."""
+        """Local paths by name, with checked content. StoreError for a file that is damaged or gone."""
         return self._attempt.unit_files(self._key, self._unit)
 
 
@@ -70,8 +70,8 @@ def open_work(job: Job, attempt: Attempt) -> Work:
 
 
 def commit_result(work: Work, key: str, attempt: Attempt) -> Unit:
-    """Computes a unit and commits it. Where another worker was quicker, which may have let what the unit
-    reads be removed, it is that one's."""
+    """Computes a unit and commits it. If that fails because another worker was quicker, so that the unit's
+    inputs may have been removed, returns that worker's unit."""
     try:
         result = work.run(key)
     except Exception:
@@ -85,12 +85,12 @@ def commit_result(work: Work, key: str, attempt: Attempt) -> Unit:
 
 
 def spans(total: int, size: int) -> list[Span]:
-    """[start, stop) of consecutive ranges of at most `size` items."""
+    """The consecutive ranges [start, stop) of at most `size` items."""
     return [(start, min(start + size, total)) for start in range(0, total, size)]
 
 
 def unit_key(name: str, span: Span) -> str:
-    """Key of the unit of a range, so that units of other sizes have other keys."""
+    """The key of the unit of a range, which it contains, so that units of other sizes have other keys."""
     return f"{name}-{span[0]:08d}-{span[1]:08d}"
 
 

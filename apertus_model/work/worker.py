@@ -1,11 +1,11 @@
-"""A worker: a process that computes and commits units of one stage, with what they share loaded once.
+"""A worker: a process that computes and commits units of one stage, and loads what they share once.
 
     python -m apertus_model.work.worker PIPE              of a local pool (apertus_model.work.local)
     python -m apertus_model.work.worker STORE FILE INDEX  of a job on a cluster (apertus_model.work.cluster)
 
-The first one reads the job and then keys of units from its standard input, a line each, and says in the pipe
-PIPE which are committed. The second one has share INDEX of the units in `FILE` of the store, divided among as
-many workers as its GPUs allow.
+The first form reads the job and then keys of units from standard input, one per line, and reports through the
+pipe PIPE which are committed. The second form computes share INDEX of the units in `FILE` of the store,
+divided among as many workers as its GPUs allow.
 
 Invariants:
 - No two workers write the same path, so one that was thought dead damages nothing.
@@ -52,7 +52,7 @@ def run_share(job: Job, keys: Iterable[str]) -> Generator[str, None, None]:
 
 
 def in_pool(pipe: int) -> int:
-    """A worker of a local pool; returns its exit code."""
+    """Runs a worker of a local pool, and returns its exit code."""
     keys: queue.SimpleQueue[str] = queue.SimpleQueue()
     job = Job.model_validate_json(sys.stdin.readline())
     threading.Thread(target=_read_keys, args=(sys.stdin, keys), daemon=True).start()
@@ -73,7 +73,7 @@ def _read_keys(lines: IO[str], keys: queue.SimpleQueue[str]) -> None:
 
 
 def on_cluster(url: str, file: str, index: int) -> int:
-    """A worker of a job on a cluster; returns its exit code."""
+    """Runs a worker of a job on a cluster, and returns its exit code."""
     store, folder = Store.open(url), file.rpartition("/")[0]
     stated = Shares.model_validate_json(store.read_bytes(file))
     os.environ |= {
@@ -114,7 +114,7 @@ def _end_with_stage(store: Store, stated: Shares, over: threading.Event) -> None
     while stage.after(last) < stated.lost_seconds:
         if over.wait(min(30.0, stated.lost_seconds / 10)):
             return
-        with contextlib.suppress(Exception):  # storage that does not answer says nothing of the stage
+        with contextlib.suppress(Exception):  # storage that does not answer says nothing about the stage
             last = store.read_if_there(stated.alive)
     print(f"no sign of life of the stage for {stated.lost_seconds:g} s: this worker ends", flush=True)
     os._exit(1)

@@ -25,7 +25,7 @@ from specs.redaction import redacted
 
 
 class Commands(TyperGroup):
-    """All commands; converts an error of any of them into a message."""
+    """All commands; converts an error of any command into a message."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -74,7 +74,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object"
 
 @app.callback()
 def _options(debug: DebugOption = False) -> None:
-    """Read by `Commands`."""
+    """Declares the options of the app, which `Commands` reads."""
 
 
 def _messages(error: Exception) -> list[str]:

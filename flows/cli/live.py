@@ -28,7 +28,7 @@ PLAIN_INTERVAL = 5.0
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """Hidden for the pipeline as a whole: its parts are too different for an extrapolation."""
+    """The time left; hidden for the pipeline as a whole, whose parts are too different to extrapolate."""
 
     def render(self, task: Task) -> Text:
         return Text() if task.fields.get("parts") else super().render(task)

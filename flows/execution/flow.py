@@ -1,9 +1,9 @@
 """The Prefect flow: runs a plan, with a task run for every part.
 
 Prefect owns order, retries, cancellation, logs and pages. It decides neither what is cached, since a task
-looks into the store first, nor the number of attempts: the runner does, which knows what was committed
-meanwhile. The flow runs in this process without a server, or with the one that `PREFECT_API_URL` names;
-`prefect.yaml` deploys it.
+looks into the store first, nor the number of attempts, which the runner decides, since it knows what was
+committed meanwhile. The flow runs in this process without a server, or with the one that
+`PREFECT_API_URL` names; `prefect.yaml` deploys it.
 
 Invariants: a part starts when all its inputs, and all stages in its `after`, have finished. A failure stops
 only parts that depend on it. However the flow ends, its stages are told to stop, and it waits for them.
@@ -88,11 +88,11 @@ class Run:
     profile: Profile
 
 
-_run: ContextVar[Run] = ContextVar("run")  # of `apertus run`; not set in a deployed run
+_run: ContextVar[Run] = ContextVar("run")  # the run of `apertus run`; not set in a deployed run
 
 
 class _Logged:
-    """Sends a stage's lines to the log of its task run as well."""
+    """An observer that also sends a stage's lines to the log of its task run."""
 
     def __init__(self, inner: Observer) -> None:
         self.inner = inner
@@ -187,8 +187,8 @@ def _secrets_kept() -> Iterator[None]:
 
 
 def walk(session: Session) -> None:
-    """Submits every chosen part when it is ready, up to the recipe's concurrency. PipelineFailed when one did
-    not finish."""
+    """Submits every chosen part when it is ready, up to the recipe's concurrency. PipelineFailed when a
+    part did not finish."""
     plan, runner = session.plan, session.runner
     part = run_part.with_options(retries=ENDLESS, retry_condition_fn=_worth_another_try)
     waiting = [name for name, node in plan.graph.nodes.items() if node.stage in session.chosen]
@@ -237,8 +237,8 @@ def walk(session: Session) -> None:
 
 def _settle(session: Session, finished: str) -> None:
     """Plans again after a part on which the plan of others depends: a corpus that is too small is refused
-    before anything trains on it, and `@best:` is known when its stage has finished. While storage is
-    unavailable it retries, as for a part; others continue meanwhile."""
+    before anything trains on it, and `@best:` is known when its stage has finished. It retries while
+    storage is unavailable, as for a part; other parts continue meanwhile."""
     pipeline, retries = session.plan.pipeline, session.plan.pipeline.retries
     node = session.plan.graph.nodes[finished]
     for before in itertools.count():
@@ -268,7 +268,7 @@ def _reason(state: Any) -> str:
 
 
 def run_plan(run: Run, until: str | None, only: str | None) -> None:
-    """Runs the unfinished parts of a plan, inside a flow run. `run.plan` is then the plan after the run."""
+    """Runs the unfinished parts of a plan, inside a flow run. Sets `run.plan` to the plan after the run."""
     session = Session(run, select(run.plan, until, only, profile=run.profile))
     session.runner.prepare()
     try:
@@ -282,11 +282,11 @@ def run_plan(run: Run, until: str | None, only: str | None) -> None:
 
 
 def _publish(plan: Plan, failed: dict[str, str]) -> None:
-    """For a deployed run, shown on Prefect's pages: stores the report and links to it."""
+    """Stores the report of a deployed run, and links to it on Prefect's pages."""
     if runtime.deployment.id is None:
         return
     with only_shown("the report"):
-        # what failed has gates and checkpoints that the plan of the run does not know
+        # failed parts have gates and checkpoints that the plan of the run does not know
         plan = make(plan.pipeline, plan.store)
         path = f"reports/{plan.pipeline.name}/{runtime.flow_run.id}.html"
         plan.store.write_bytes(path, render(plan).encode())
@@ -333,8 +333,8 @@ def pipeline(
 
 
 def run_here(plan: Plan, observer: Observer, profile: Profile, **parameters: Any) -> Plan:
-    """Runs a plan by the flow in this process; returns the plan after the run. `parameters`: of the flow, for
-    Prefect's pages. PipelineFailed when a stage did not finish."""
+    """Runs a plan with the flow in this process; returns the plan after the run. `parameters`: of the flow,
+    for Prefect's pages. PipelineFailed when a stage did not finish."""
     run = Run(plan, observer, profile)
     token = _run.set(run)
     try:

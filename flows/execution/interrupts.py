@@ -3,8 +3,8 @@
 They may be sent to every process of the run at once, and more than once: `timeout` sends two. The first
 raises KeyboardInterrupt in the main thread; later ones do nothing, so that the shutdown is not cut short.
 
-Invariant: the first is not lost. Python drops an exception that is raised in a callback, such as that of a
-weak reference; `check` raises it again.
+Invariant: the first signal is not lost. Python drops an exception that is raised in a callback, such as that
+of a weak reference; `check` raises it again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def listen_again() -> None:
 
 
 def check() -> None:
-    """KeyboardInterrupt when a signal has arrived."""
+    """Raises KeyboardInterrupt when a signal has arrived."""
     if _heard:
         raise KeyboardInterrupt(_heard[0])
 

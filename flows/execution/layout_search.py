@@ -1,4 +1,4 @@
-"""Searches the layouts of a part: ranks all of them by formulas, and rehearses the fastest for their memory.
+"""Searches the layouts of a part: ranks all layouts by formulas, and rehearses the fastest for their memory.
 
 Invariant: every layout that is found passes the checks of the recipe, and its rehearsed peak fits the GPU.
 """
@@ -23,24 +23,24 @@ BEST = 5
 MOST_TRIED = 4 * BEST  # layouts that are rehearsed
 
 Accept = Callable[[Layout], PartEstimate | str]
-"""The part in a layout, or why the checks of its recipe refuse it."""
+"""Returns the part in a layout, or the reason why the checks of its recipe refuse it."""
 
 
 class Found(Record):
-    """A layout with what is expected of it, and what a rehearsal says."""
+    """A layout with its speed and memory, as expected by formulas and as rehearsed."""
 
     launch: dict[str, Any]
     settings: dict[str, Any]
-    yaml: str  # both, to paste
+    yaml: str  # `launch` and `settings`, to paste
     expected: float  # tokens per second and GPU, by formulas
     planned_memory: int  # bytes, by formulas
     tokens_per_second_per_gpu: float | None = None
     memory: int | None = None  # rehearsed peak
-    dropped: str = ""  # why
+    dropped: str = ""  # why the layout was dropped
 
 
 class Search(Record):
-    """What `apertus rehearse --search --json` prints."""
+    """The output of `apertus rehearse --search --json`."""
 
     pipeline: str
     stage: str
@@ -49,14 +49,16 @@ class Search(Record):
     gpus: int
     memory_limit: int  # bytes
     layouts: int  # that were compared
-    own: Found  # of the recipe
+    own: Found  # the layout of the recipe
     own_gpus: int
     best: list[Found]  # by rehearsed speed
     dropped: list[Found]
-    # tokens per second and GPU of the best layout in float8, by formulas: another training, with other
-    # results. None where the layout is in float8 already, or cannot be
+    # tokens per second and GPU of the best layout in float8, by formulas; training in float8 has other
+    # results. None where the layout uses float8 already, or cannot use it
     float8: float | None
-    agreement: float | None  # Spearman's coefficient of both orders, in percents, of all that were rehearsed
+    # Spearman's coefficient of the expected and the predicted order of all rehearsed layouts, with speeds
+    # rounded to about a percent
+    agreement: float | None
 
 
 def search(
@@ -76,13 +78,13 @@ def search(
     Args:
         pipeline: name of the recipe.
         part: a segment with its launch.
-        path: of its phase in the recipe.
+        path: of the phase of `part` in the recipe.
         gpu: one of `specs.cluster.GPUS`.
         gpus_per_node: of the cluster.
-        nodes: for the part; as many as it has by default.
+        nodes: number of nodes for the part; as many as it has by default.
         accept: plans the part in a layout.
         begins: called with how many layouts are found, and what is rehearsed next.
-        number: of layouts to find, each of another kind.
+        number: of layouts to find, each of a different kind.
         run: rehearses ranks of a part.
 
     Raises:
@@ -157,7 +159,7 @@ def _in_float8(layout: Layout, accept: Accept) -> float | None:
 
 
 def described(launch: dict[str, Any], settings: dict[str, Any]) -> str:
-    """A layout in a line: degrees above 1, micro-batch and recomputation."""
+    """A layout in one line: degrees above 1, micro-batch and recomputation."""
     degrees = launch["parallel"]
     parts = [
         f"{name} {degrees[name]}"
@@ -202,7 +204,7 @@ def busiest_ranks(layout: Layout) -> list[int]:
 def _nothing(
     part: PartEstimate, processes: int, limit: float, known: Sequence[Layout], dropped: Sequence[Found]
 ) -> str:
-    """Why no layout was found."""
+    """The message that says why no layout was found."""
     on = f"{part.node.name} on {processes:,} GPUs"
     if not known:
         return (
@@ -221,13 +223,13 @@ def _nothing(
 
 
 def _percents(speed: float | None) -> int:
-    """Equal for speeds that differ by less than a percent or so."""
+    """The logarithm of a speed in whole percents, so that speeds within about a percent are ties."""
     return round(100 * log(speed)) if speed else 0
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Spearman's rank correlation; None of fewer than three, or where all are equal. Equal values share their
-    mean rank."""
+    """Spearman's rank correlation; None for fewer than three pairs, or if one side has only equal values.
+    Equal values share their mean rank."""
     if len(first) < 3:
         return None
     one, other = _ranks(first), _ranks(second)

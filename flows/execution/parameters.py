@@ -11,8 +11,8 @@ from pydantic import Field
 from specs.redaction import USERINFO
 
 WITHOUT_CREDENTIALS = {"not": {"pattern": f"://{USERINFO}"}}
-"""For the server, which refuses invalid parameters. Not for the flow, where Prefect logs all parameters with
-a refusal."""
+"""JSON Schema for the server, which refuses invalid parameters. The flow does not check it, since Prefect
+logs all parameters when the flow refuses one."""
 RecipeFile = Annotated[
     str,
     Field(

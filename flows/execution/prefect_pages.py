@@ -57,7 +57,7 @@ class ProgressBar:
             )
 
     def update(self, row: ProgressRow, text: str) -> None:
-        """`text` describes the row."""
+        """Sends the progress in a row, which `text` describes."""
         done = row.done >= row.total
         if not done and self._clock() - self._published_at < INTERVAL_SECONDS:
             return
@@ -78,7 +78,7 @@ class ProgressBar:
 
 
 def publish_results(step: Step, plan: Plan) -> None:
-    """The results of a part as a table."""
+    """Publishes the results of a part as a table."""
     with only_shown(f"the table of {step.node.name}"):
         manifest = step.node.artifact(plan.store).manifest
         values = flatten(
@@ -96,7 +96,7 @@ def publish_results(step: Step, plan: Plan) -> None:
 
 
 def publish_run(plan: Plan, report: str, failed: dict[str, str]) -> None:
-    """The whole run on one page: a line per part, failures with reasons, and the place of the report."""
+    """Publishes the run on one page: a line per part, failures with reasons, and the place of the report."""
     lines = [
         f"# {plan.pipeline.name}",
         "",

@@ -1,5 +1,5 @@
-"""Rehearses the parts of a plan that train: a process for each rank, and what it counted beside what the plan
-expects.
+"""Rehearses the parts of a plan that train, with a process for each rank, and compares what it counted with
+what the plan expects.
 
 Invariant: nothing is stored, and neither torch nor Prefect is loaded in this process.
 """
@@ -29,7 +29,7 @@ from specs.stages.training import Segment
 
 RANK, SERVER = "apertus_model.rehearsal.__main__", "apertus_model.rehearsal.server"
 Ranks = Literal["first, middle and last", "all kinds"]
-# fields of a segment that say where it begins and ends, what it reads and what it saves, and not what a step
+# fields of a segment that say where it begins and ends, what it reads and what it saves, but not what a step
 # does; labels that Goldfish leaves out are trained in a rehearsal, too
 UNRELATED = (
     "start_step", "start_tokens", "end_step", "sample_offset", "excluded", "seed", "carry", "schedule",
@@ -38,7 +38,7 @@ UNRELATED = (
 
 
 class RankResult(Record):
-    """A rank, beside the plan."""
+    """The report of a rank, beside what the plan expects."""
 
     rank: int
     pipeline_rank: int
@@ -50,14 +50,14 @@ class RankResult(Record):
 
 
 class PartResult(Record):
-    """A part of a stage, by the ranks that were rehearsed."""
+    """A part of a stage, with the ranks that were rehearsed."""
 
     stage: str
     part: str
     gpus: int
     gpu: str
     ranks: list[RankResult]
-    # predicted, from the slowest of these ranks; None where one does not build
+    # predicted from the slowest of these ranks; None where a rank does not build
     bubble: float  # idle time of a pipeline, as a fraction of the time of its busiest rank
     step_seconds: float | None
     tokens_per_second_per_gpu: float | None
@@ -68,7 +68,7 @@ class PartResult(Record):
 
 
 class Rehearsal(Record):
-    """What `apertus rehearse --json` prints."""
+    """The output of `apertus rehearse --json`."""
 
     pipeline: str
     parts: list[PartResult]
@@ -93,11 +93,11 @@ def rehearse(
         part: a segment with its launch.
         gpu: one of `specs.cluster.GPUS`.
         gpus_per_node: of the cluster.
-        ranks: which ones, or their numbers.
-        begins: called with the number of each rank before it.
-        known: reports of tasks that were done, by their work; those of this part are added. Segments of a
-            stage often differ in their first and last steps alone.
-        fused_norms: as of `Task`.
+        ranks: which ranks, or their numbers.
+        begins: called with the number of each rank before its rehearsal.
+        known: reports of finished tasks, by `work_of`; those of this part are added. Segments of a stage
+            often differ in their first and last steps alone.
+        fused_norms: see `Task`.
 
     Raises:
         StageError: there is no such GPU or rank, or no rehearsal is possible here; the message says why.
@@ -144,14 +144,14 @@ def rehearse(
 
 
 def work_of(task: Task) -> str:
-    """Equal for tasks whose steps do the same, whatever their learning rate."""
+    """The work of a task as text: equal for tasks whose steps do the same, whatever their learning rate."""
     segment = {name: value for name, value in task.segment.items() if name not in UNRELATED}
     optimizer = {name: value for name, value in segment["optimizer"].items() if name != "lr"}
     return task.model_copy(update={"segment": segment | {"optimizer": optimizer}}).model_dump_json()
 
 
 def check_gpu(gpu: str) -> None:
-    """StageError for a GPU without a data sheet."""
+    """Raises StageError for a GPU without a data sheet."""
     if gpu not in GPUS:
         raise StageError(f"there is no data sheet of a GPU {gpu!r}. Fix: one of {', '.join(GPUS)}")
 
@@ -159,9 +159,9 @@ def check_gpu(gpu: str) -> None:
 def ranks_of(segment: Segment, world: int, ranks: Ranks | int | list[int]) -> list[int]:
     """The ranks to rehearse.
 
-    `first, middle and last` of a pipeline; of the middle the one that waits for most micro-batches. `all
-    kinds`: also those with other layers or other micro-batches in flight, and where FSDP cuts a tensor into
-    unequal parts, the last of a group.
+    `first, middle and last`: a rank of the first and of the last stage of a pipeline, and of the middle stage
+    that waits for most micro-batches. `all kinds`: also ranks with other layers or other micro-batches in
+    flight and, where FSDP cuts a tensor into unequal parts, the last rank of a group.
 
     Raises:
         StageError: there is no such rank.
@@ -188,7 +188,7 @@ def ranks_of(segment: Segment, world: int, ranks: Ranks | int | list[int]) -> li
 
 
 def _kind(segment: Segment, world: int, stage: int) -> tuple[Any, ...]:
-    """Equal for stages of a pipeline whose ranks do the same work."""
+    """A key that is equal for stages of a pipeline whose ranks do the same work."""
     parallel = segment.parallel
     layers = layers_of_rank(segment.model.n_layers, parallel.stages, parallel.pp, stage)
     _, micro_batches = micro_batches_of(segment, world)
@@ -237,7 +237,8 @@ def run_ranks(tasks: list[Task], begins: Callable[[int], None] = lambda rank: No
 
 @contextlib.contextmanager
 def _begun(task: Task) -> Iterator[Callable[[], RankReport]]:
-    """Starts the process of a rank; what it yields waits for its report. Kills it if nobody has waited."""
+    """Starts the process of a rank, and yields a function that waits for its report. Kills the process if
+    nobody has waited."""
     try:
         if task.device == "cuda":
             fake_cuda.compile_once()
@@ -279,7 +280,7 @@ def _failed(task: Task, why: str) -> RankReport:
 def parts_to_rehearse(
     parts: list[PartEstimate], stage: str | None, number: int | None
 ) -> Iterator[PartEstimate]:
-    """The parts of a stage that trains, or of all; with `number` the one of that place, from 0.
+    """The parts of a stage that trains, or of all stages; with `number` only the part at that place, from 0.
 
     Raises:
         StageError: there is no such stage or part.

@@ -1,9 +1,9 @@
 """Runs one part: makes the job, starts its process, and judges the outcome by the store.
 
 Invariant: a part is finished when its manifest is in the store, whatever its process returned; a process that
-returned 0 without one has failed. Nothing is started while the runner is stopping. A run that works on a part
-holds its lease; another run waits for it, and reuses the result, or takes over when the holder ends without
-one.
+returned 0 without a manifest has failed. Nothing is started while the runner is stopping. A run that works on
+a part holds its lease; another run waits for it, and reuses the result, or takes over when the holder ends
+without a result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from specs.job import DamagedInput, InputRef, Job, ProgressRow
 from specs.profiles import Profile
 
 JOBS_IN_VAIN = 3
-REFUSALS = 100  # in a row, of a cluster that accepted jobs of this run before: most of a day
+REFUSALS = 100  # in a row, by a cluster that accepted jobs of this run before; they take most of a day
 
 
 class StageFailed(RuntimeError):
@@ -110,8 +110,8 @@ class Runner:
         """Runs a part unless it is finished, and returns its step. Raises StageFailed, GateFailed or
         Interrupted.
 
-        After a StageFailed with `again`, the next call for the same part waits first, by `retries` of the
-        recipe."""
+        After a StageFailed with `again`, the next call for the same part waits first, as long as `retries` of
+        the recipe state."""
         node = self.plan.graph.nodes[name]
         if failed := self._failed.get(name, 0):
             wait = self.plan.pipeline.retries.wait(failed - 1)
@@ -127,8 +127,8 @@ class Runner:
             raise StageFailed(f"{name}: {error}", again=self._another(node)) from error
 
     def _another(self, node: Node, *, refused: bool = False) -> bool:
-        """Whether another attempt follows a failed one: as often as the recipe states without a new
-        commit."""
+        """Whether another attempt follows a failed one. The recipe limits the failures in a row without a
+        new commit."""
         gained: set[str] = set()
         with contextlib.suppress(OSError):
             committed = self._committed(node)
@@ -165,8 +165,8 @@ class Runner:
         return step
 
     def _turn(self, node: Node) -> Lease | None:
-        """Waits for the lease of a part; None when another run has finished it. Interrupted when it is told
-        to stop."""
+        """Waits for the lease of a part; None when another run has finished it. Interrupted when the
+        runner is told to stop."""
         artifact = node.artifact(self.plan.store)
         leases = Leases(self.plan.store, node.path, self.timing)
         noted = ""
@@ -185,8 +185,8 @@ class Runner:
         return None
 
     def _attempt(self, node: Node, step: Step, lease: Lease) -> None:
-        """One attempt. Returns when the part is finished, or when a cluster ended the job before: the next
-        attempt resumes from the last commit."""
+        """Runs one attempt. Returns when the part is finished, or when a cluster ended the job before that:
+        the next attempt resumes from the last commit."""
         scratch = make_scratch(node.name, self.profile.scratch)
         before = self._committed(node)
         self._seen.setdefault(node.name, before)
@@ -257,7 +257,7 @@ class Runner:
         self.observer.note(node.name, f"submitted again{without}, because {ended.requeue}")
 
     def _judge(self, node: Node, ended: Ended, log: str, lease: Lease) -> None:
-        """Raises why there is no result; returns where another attempt may have one."""
+        """Raises an error that says why there is no result; returns if another attempt follows at once."""
         if ended.stopped and self.stopping:
             saved = node.artifact(self.plan.store).checkpoint_steps() if node.end_step is not None else []
             kept = f"; checkpoints at steps {', '.join(map(str, saved))}" if saved else ""
@@ -340,7 +340,7 @@ class Runner:
         """The last checkpoint of the part's trajectory, up to `step`, whose files have the lengths in its
         marker. The stage compares their content while it loads them (`_withdraw_damaged`).
 
-        The marker of a damaged one is withdrawn, so that the step can be committed again."""
+        The marker of a damaged checkpoint is withdrawn, so that the step can be committed again."""
         artifact = node.artifact(self.plan.store)
         for candidate in reversed(self._own_steps(node)):
             if step is None or candidate > step:
@@ -360,8 +360,8 @@ class Runner:
     def _withdraw_damaged(self, node: Node, damaged: DamagedInput, message: str, lease: Lease) -> None:
         """Handles a checkpoint that a stage found damaged while reading. A checkpoint of the part itself is
         withdrawn, with those after it (a rollback may read an earlier one), and the next attempt resumes from
-        the one before. StageFailed for one of another part, and for one that is sound when all of it is read
-        again."""
+        the one before. StageFailed for a checkpoint of another part, and for one that is sound when it
+        is read again in full."""
         own = self._own_steps(node)
         if damaged.artifact != node.path or damaged.step not in own:
             raise StageFailed(message, again=False)

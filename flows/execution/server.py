@@ -2,8 +2,8 @@
 one.
 
 Invariant: the temporary server lives as long as the process, however that ends. It must learn how the run
-ended, so the signals that end a run do not end it. It is killed at exit, after its logs are delivered; if
-this process is killed, by a guard that holds the other end of a pipe.
+ended, so the signals that end a run do not end the server. It is killed at exit, after its logs are
+delivered; if this process is killed, by a guard that holds the other end of a pipe.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def start_prefect() -> None:
         return
     from prefect.server.api.server import SubprocessASGIServer
 
-    class Guarded(SubprocessASGIServer):  # from its start, also when `start` retries
+    class Guarded(SubprocessASGIServer):  # has a guard from its start on, also when `start` retries
         def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
             with interrupts.blocked():
                 process = super()._run_uvicorn_command()
@@ -86,8 +86,8 @@ def _guard(pid: int) -> None:
 
 @contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """Keeps other runs from starting a server there meanwhile: of two that create one database, one fails and
-    retries."""
+    """Keeps other runs from starting a server in the folder `home` meanwhile: of two servers that create one
+    database, one fails and retries."""
     home.mkdir(parents=True, exist_ok=True)
     with open(home / "apertus-starts-a-server", "w") as file:
         with suppress(OSError):  # a filesystem without locks
@@ -96,7 +96,7 @@ def _alone(home: Path) -> Iterator[None]:
 
 
 def _reach(url: str) -> None:
-    """ConnectionError when no server answers at the url."""
+    """Raises ConnectionError when no server answers at the url."""
     import httpx
 
     try:

@@ -18,7 +18,7 @@ KILLED = "the process of this run was killed, as by a stopping worker; the next 
 
 
 def guard(run: str) -> None:
-    """Starts the guard of this process, which works on the flow run with this id."""
+    """Starts the guard of this process, which executes the flow run with the id `run`."""
     with interrupts.blocked():  # signals may be sent to all processes at once
         start_guard([sys.executable, "-m", "flows.execution.watchdog", run])
 

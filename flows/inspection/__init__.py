@@ -1,1 +1,1 @@
-"""What became of data: one inspector per kind of artifact."""
+"""Shows what became of data, with one inspector per kind of artifact."""

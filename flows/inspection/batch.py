@@ -1,9 +1,9 @@
-"""What the model sees: the samples of a step of training, decoded, with document boundaries, what is trained
-and where each comes from.
+"""Shows what the model sees: the decoded samples of a training step, with document boundaries, trained tokens
+and the source of each document.
 
 A token is *trained* when the model is asked to predict it: the label of the place before it is not ignored.
-The first token of a document is never predicted. In text, what is not trained was left out by the Goldfish
-loss; in conversations it is not the assistant's.
+The first token of a document is never predicted. In text, untrained tokens were left out by the Goldfish
+loss; in conversations, they are not the assistant's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flows.planning.plan import Plan
 from specs.errors import SpecError
 from specs.stages.training import Segment
 
-MARKS = {"untrained": ("⟦", "⟧"), "first": ("‹", "›")}  # of what is printed without colours
+MARKS = {"untrained": ("⟦", "⟧"), "first": ("‹", "›")}  # around tokens that are printed without colours
 STYLES = {"trained": "", "untrained": "dim red strike", "first": "bold cyan", "padding": "dim"}
 
 
@@ -41,15 +41,15 @@ class Piece(TypedDict):
 class Document(TypedDict):
     """A document, a conversation or a completion of a sample."""
 
-    begin: int  # its first token
+    begin: int  # index of its first token in the sample
     tokens: int
     trained: int  # tokens
-    source: str  # and where in it; "padding"
+    source: str  # with the place in it; or "padding"
     pieces: list[Piece]
 
 
 class Sample(TypedDict):
-    """A sample as the model sees it. Lists have a number for each token, unless they say otherwise."""
+    """A sample as the model sees it. Lists have a number for each token, unless a comment says otherwise."""
 
     index: int
     input: list[int]
@@ -61,17 +61,17 @@ class Sample(TypedDict):
     rewards: NotRequired[list[Any]]  # of completions
     reference: NotRequired[list[Any]]  # log-probabilities of completions
     documents: list[Document]
-    last_label: NotRequired[str]  # decoded; no token of the sample
+    last_label: NotRequired[str]  # decoded; not a token of the sample
     source: str
 
 
 class Batch(TypedDict):
-    """What `apertus inspect` says of a step of training."""
+    """The output of `apertus inspect` for a step of training."""
 
     name: str
     kind: str
     note: str
-    step: int | None  # None for one sample by its index
+    step: int | None  # None when one sample is shown by its index
     global_batch_size: int
     sequence_length: int
     packing: str
@@ -79,8 +79,8 @@ class Batch(TypedDict):
 
 
 def segment_at(name: str, nodes: list[Node], options: Options) -> Node:
-    """The segment of a step, within one phase; the first one by default. SpecError for a step that
-    there is not."""
+    """The segment that contains the step in `options`, by default the first segment. SpecError when the
+    segments belong to several phases, or none contains the step."""
     phases = sorted({node.phase for node in nodes})
     if len(phases) > 1:
         raise SpecError.of(
@@ -140,7 +140,7 @@ def collect(plan: Plan, node: Node, options: Options) -> Batch:
 
 
 def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> Sample:
-    """One sample of some `TrainingData`, decoded. `pad`: ids that fill sequences up."""
+    """One sample of some `TrainingData`, decoded. `pad`: the ids that pad sequences."""
     sample = data.samples[index]
     ids, labels, positions = (array.tolist() for array in (sample.input, sample.labels, sample.positions))
     weights = getattr(sample, "weights", None)
@@ -201,13 +201,13 @@ def _status(place: int, start: int, labels: list[int]) -> Status:
 
 
 def _runs(places: list[int], kinds: list[Status]) -> Iterator[tuple[Status, list[int]]]:
-    """Neighbours of one kind together, so that characters of several tokens are decoded whole."""
+    """Joins neighbours of one status, so that characters of several tokens are decoded whole."""
     for kind, run in groupby(zip(kinds, places, strict=True), key=lambda pair: pair[0]):
         yield kind, [place for _, place in run]
 
 
 def _origins(data: Any, sample: Any, index: int) -> list[str]:
-    """Where the documents of a sample come from, in order; the last one represents all that follow."""
+    """The origins of the documents of a sample, in order; the last origin holds for all further documents."""
     samples = data.samples
     if hasattr(samples, "order"):
         draw = samples.order[index]

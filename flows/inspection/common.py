@@ -1,4 +1,4 @@
-"""What all inspectors share: the options, and access to the artifacts that a part reads."""
+"""The code that all inspectors share: the options, and access to the artifacts that a part reads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specs.job import InputRef
 
 @dataclass(frozen=True)
 class Options:
-    """`step`: of training, from 1; `sample`: index in the training data, from 0, in place of a step;
-    `limit`: samples or examples that are shown; `samples`: over which the shares of a mixture are counted;
-    `reason`: of a corpus's examples, the only one to show; `document`: the id, URL or hash of the only
-    document to look for."""
+    """The options of an inspector. `step`: of training, from 1; `sample`: index in the training data, from
+    0, in place of a step; `limit`: number of samples or examples to show; `samples`: number of samples over
+    which the shares of a mixture are counted; `reason`: the only reason for which a corpus's examples are
+    shown; `document`: the id, URL or hash of the only document to look for."""
 
     step: int | None = None
     sample: int | None = None
@@ -38,8 +38,8 @@ def artifact(plan: Plan, node: Node) -> Artifact:
 
 
 def references(plan: Plan, node: Node) -> dict[str, InputRef]:
-    """The inputs of a part by role, checkpoints left out, and all that mixtures among them read. SpecError
-    for one that is not made."""
+    """The inputs of a part by role, without checkpoints. SpecError when one of them, or a part that a
+    mixture among them reads, has not been made."""
     found: dict[str, InputRef] = {}
     for role, read in node.inputs.items():
         if read.step is None and read.node is not None:

@@ -1,4 +1,4 @@
-"""What became of the documents of a corpus: counts, and a few kept and dropped ones with the reason.
+"""Shows what became of the documents of a corpus: counts, and a few kept and dropped ones with the reason.
 
 Invariant: reads the manifest and `examples.jsonl` only; imports neither torch nor Prefect.
 """
@@ -29,15 +29,15 @@ _CONTROL = re.compile(r"[^\S\n\t ]|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
 class AccountRow(TypedDict):
-    """A line from what was read to what was kept."""
+    """A line of the account from the documents read to the documents kept."""
 
     what: str
     documents: int
-    characters: int | None  # as read; None for what never became a text
+    characters: int | None  # as read; None for rejected documents, which have no text
 
 
 class Kept(TypedDict):
-    """What became of the documents that passed, as the metrics have it."""
+    """The destinations of the documents that passed all filters, as in the metrics."""
 
     train: dict[str, int]
     validation: dict[str, int]
@@ -46,19 +46,19 @@ class Kept(TypedDict):
 
 
 class Corpus(TypedDict):
-    """What `apertus inspect` says of a part of a corpus."""
+    """The output of `apertus inspect` for a part of a corpus."""
 
     name: str
     kind: str
     account: list[AccountRow]
-    languages: list[dict[str, Any]]  # of the largest languages, `Language.to_json`
+    languages: list[dict[str, Any]]  # `Language.to_json` of the largest languages
     kept: Kept
     replaced: dict[str, int]  # personal data, by kind
     examples: list[Row]  # at most `--limit` of each reason
 
 
 def collect(plan: Plan, node: Node, options: Options) -> Corpus:
-    """What `account_of` says of a part of a corpus that has been made."""
+    """The result of `account_of` for a finished part of a corpus."""
     return account_of(artifact(plan, node), limit=options.limit, reason=options.reason)
 
 
@@ -110,8 +110,8 @@ def show(console: Console, found: Corpus) -> None:
 
 
 def account(metrics: dict[str, Any]) -> list[tuple[str, int, int | None]]:
-    """(what, documents, characters) from what was read to what was kept. Characters are those of the text
-    as read; what was rejected never became a text."""
+    """Rows (what, documents, characters) from the documents read to the documents kept. Characters are those
+    of the text as read; rejected documents have no text."""
     read, dropped, characters = metrics["read"], metrics["dropped"], metrics["dropped_characters"]
     rows: list[tuple[str, int, int | None]] = [
         (f"rejected: {name}", count, None) for name, count in sorted(metrics["rejected"].items())
@@ -172,6 +172,6 @@ def _print_example(console: Console, row: Row) -> None:
 
 
 def _shown(text: str) -> str:
-    """The first lines, without what a terminal would obey."""
+    """The first lines of a text, without control characters that a terminal would obey."""
     lines = _CONTROL.sub(" ", text).split("\n")
     return "\n".join([*lines[:LINES], "[...]"] if len(lines) > LINES else lines)

@@ -1,4 +1,4 @@
-"""What became of one document of a corpus: `apertus inspect SPEC NAME --document ID`.
+"""Shows what became of one document of a corpus: `apertus inspect SPEC NAME --document ID`.
 
 Invariant: reads the tables of kept and of removed documents only, one row group at a time.
 """
@@ -28,15 +28,15 @@ class Document(TypedDict):
     hash: str  # 16 hexadecimal digits, of the text
     id: str | None
     url: str | None
-    file: NotRequired[str]  # of a kept one, as are `row`, `offset` and `tokens`
+    file: NotRequired[str]  # of a kept document, as are `row`, `offset` and `tokens`
     row: NotRequired[int]  # in the file, from 0
     offset: NotRequired[int]  # of its first token
-    tokens: NotRequired[int]  # how many it has
-    reason: NotRequired[str | None]  # of a removed one
+    tokens: NotRequired[int]  # number of its tokens
+    reason: NotRequired[str | None]  # of a removed document
 
 
 class Documents(TypedDict):
-    """What `apertus inspect --document` says."""
+    """The output of `apertus inspect --document`."""
 
     name: str
     kind: str
@@ -45,7 +45,7 @@ class Documents(TypedDict):
 
 
 def collect(plan: Plan, node: Node, options: Options) -> Documents:
-    """What `find_documents` finds in a part of a corpus that has been made."""
+    """The result of `find_documents` for a finished part of a corpus."""
     assert options.document is not None, "inspect --document calls this"
     corpus = artifact(plan, node)
     return {
@@ -57,8 +57,8 @@ def collect(plan: Plan, node: Node, options: Options) -> Documents:
 
 
 def find_documents(corpus: Artifact, wanted: str) -> list[Document]:
-    """The documents with an id or a URL, or with a hash (16 hexadecimal digits) of their text as read: kept
-    ones first, in the order of training, then removed ones."""
+    """The documents with the id or URL `wanted`, or with this hash (16 hexadecimal digits) of their text as
+    read: kept documents first, in the order of training, then removed ones."""
     facts = corpus.manifest.facts
     kept: list[Document] = [
         {
@@ -90,7 +90,7 @@ def find_documents(corpus: Artifact, wanted: str) -> list[Document]:
 
 
 def _rows(corpus: Artifact, name: str, wanted: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a table that are of the wanted documents, with their numbers."""
+    """The rows of a table that belong to the wanted documents, as (row number, row)."""
     import numpy as np  # here, not above: other commands start without them
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -1,8 +1,7 @@
-"""`apertus inspect SPEC NAME`: what is in an artifact, as people read it. One inspector per kind of part.
+"""`apertus inspect SPEC NAME`: shows the content of an artifact; one inspector per kind of part.
 
-Invariants: an inspector reads the store and changes nothing; what it finds is one JSON document, and what is
-printed is that document. Torch is not imported. What has not been made yet is an error that says how to make
-it.
+Invariants: an inspector reads the store and changes nothing; it collects one JSON document, and prints that
+document. Torch is not imported. A part that has not been made yet is an error that says how to make it.
 
 To add one: `INSPECTORS[kind] = Inspector(collect, show)`.
 """
@@ -27,9 +26,9 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Inspector(Generic[Found]):
-    """How a kind of part is looked at."""
+    """The functions that inspect one kind of part."""
 
-    collect: Callable[[Plan, Node, Options], Found]  # reads what there is to say, as one JSON document
+    collect: Callable[[Plan, Node, Options], Found]  # reads what is to be shown, as one JSON document
     show: Callable[[Console, Found], None]  # prints it
 
 
@@ -39,12 +38,12 @@ INSPECTORS: dict[str, Inspector[Any]] = {
     **dict.fromkeys(TRAINING, Inspector(batch.collect, batch.show)),
 }
 DOCUMENT = Inspector(documents.collect, documents.show)
-"""Of a corpus, with --document."""
+"""The inspector of a corpus with --document."""
 
 
 def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector[Any], Node]:
-    """The inspector for a stage, or one part of it, and the part that it looks at. SpecError when there is
-    none, and for an option that is not of its kind."""
+    """The inspector for a stage, or for one part of it, and the part that it inspects. SpecError when the
+    kind of part has no inspector, and for an option that belongs to another kind."""
     parts = plan.named(name, "inspect")
     chosen = [node for node in parts if node.kind in INSPECTORS]
     if not chosen:

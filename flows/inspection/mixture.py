@@ -1,4 +1,4 @@
-"""What a mixture draws: asked and realised shares, with the bound that holds for any number of samples."""
+"""Shows what a mixture draws: asked and realised shares, with the bound on their difference."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flows.terminal import empty_table
 
 
 class Use(TypedDict):
-    """What a stage that trains on the mixture asks of a source until its end."""
+    """The use of a source by a stage that trains on the mixture, up to the end of the stage."""
 
     stage: str
     sequences: int
     sequence_length: int
     tokens: float
-    passes: float  # over the source, from new weights
+    passes: float  # over the source, counted from new weights
     allowed: float
 
 
@@ -32,29 +32,29 @@ class Source(TypedDict):
     source: str
     weight: int  # as the mixture stores it, relative to the others
     share: float
-    drawn: int  # samples among the first ones
-    realised: float  # the share of those
-    off_by: float  # samples more than the share of the first ones
-    bound: float  # of the distance from that, in samples, for any number of them
+    drawn: int  # samples of the source among the first samples of the mixture
+    realised: float  # share of the source in these first samples
+    off_by: float  # `drawn`, less the asked share of the first samples, in samples
+    bound: float  # on the size of `off_by`, in samples, for any number of samples
     tokens: int
     documents: int
     uses: list[Use]
 
 
 class Mixture(TypedDict):
-    """What `apertus inspect` says of a mixture."""
+    """The output of `apertus inspect` for a mixture."""
 
     name: str
     kind: str
     seed: int
-    samples: int  # that are counted, from the first
+    samples: int  # number of first samples that are counted
     block: int
     sources: list[Source]
     first: list[str]  # sources of the first samples
 
 
 def collect(plan: Plan, node: Node, options: Options) -> Mixture:
-    """The sources, and what the first samples draw from them. SpecError before the mixture is made."""
+    """The sources, and what the first samples draw from them. SpecError if the mixture has not been made."""
     from apertus_model.data.order import BLOCK, MixtureOrder
 
     recipe = artifact(plan, node).document(FILE, MixtureRecipe)

@@ -1,2 +1,2 @@
-"""From a recipe to a plan: parts with fingerprints, their stored results, and estimates. Imports neither
+"""Makes a plan from a recipe: parts with fingerprints, their stored results, and estimates. Imports neither
 torch nor Prefect."""

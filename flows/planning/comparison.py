@@ -1,4 +1,4 @@
-"""Two plans side by side: fields of the recipes that differ, and what they come to.
+"""Compares two plans: the differing fields of their recipes, and their totals.
 
 Invariant: recipes are compared as they are read (composed, defaults filled in), so that two spellings of one
 recipe do not differ.
@@ -34,10 +34,10 @@ NAMES = ("name", "description", "store")
 
 
 class Comparison(NamedTuple):
-    """fields: by path, the value in the other recipe and in this one, None where it is missing; totals:
-    by name, likewise, None where it is not known (`Estimates.totals`); by_stage: the fields again, by
-    stage, "" for what is of none; where variants of a stage differ in the same way, under the name of the
-    stage."""
+    """The differences between two plans. fields: by path, the values in the other recipe and in this one,
+    None where a value is missing; totals: by name, the values in the other plan and in this one, None where a
+    total is unknown (`Estimates.totals`); by_stage: the fields again, by stage, with "" for fields of no
+    stage; variants of a stage that differ in the same way are merged under the name of the stage."""
 
     fields: dict[str, tuple[Any, Any]]
     totals: dict[str, tuple[float | None, float | None]]
@@ -53,7 +53,7 @@ class Comparison(NamedTuple):
 
 
 def compare(plan: Plan, other: Plan) -> Comparison:
-    """What `plan` has other than `other`."""
+    """Compares `plan` with `other`."""
     common = {
         "stages": plan.pipeline.stages.keys() & other.pipeline.stages.keys(),
         "sources": plan.pipeline.sources.keys() & other.pipeline.sources.keys(),
@@ -71,8 +71,8 @@ def compare(plan: Plan, other: Plan) -> Comparison:
 def _by_stage(
     fields: dict[str, tuple[Any, Any]], pipeline: Pipeline
 ) -> dict[str, dict[str, tuple[Any, Any]]]:
-    """Differing fields by stage and path in it; those of all variants that differ in the same way once,
-    under the name of their stage."""
+    """The differing fields by stage and by path in the stage; fields in which variants of a stage differ in
+    the same way appear once, under the name of the stage."""
     stages = sorted(pipeline.stages, key=len, reverse=True)
     alike: dict[tuple[str, str], list[tuple[str, tuple[Any, Any]]]] = {}
     for path, pair in fields.items():
@@ -88,7 +88,7 @@ def _by_stage(
 
 
 def _fields(pipeline: Pipeline, common: dict[str, set[str]]) -> dict[str, Any]:
-    """Values by path; a stage or source that only one of the recipes has is one value."""
+    """The values by path; a stage or source that only one of the recipes has is a single value."""
     document = pipeline.model_dump(mode="json", by_alias=True, exclude=set(NAMES))
     for group in ("stages", "sources"):
         document[group] = {

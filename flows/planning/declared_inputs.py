@@ -1,8 +1,8 @@
-"""How a plan reports declared inputs that are unavailable.
+"""Reports the unavailable declared inputs of a plan.
 
 Invariants:
-- An unavailable input has a provisional digest, computed from its place, and every part that depends on it a
-  provisional fingerprint, under which nothing is stored or looked up.
+- An unavailable input has a provisional digest, computed from its url and globs, and every part that depends
+  on it has a provisional fingerprint, under which nothing is stored or looked up.
 - A declaration never replaces files that exist. It is compared with them.
 """
 
@@ -15,10 +15,10 @@ from infra.store import Artifact, Store
 from specs.stages.corpus import CorpusPart
 
 TOLERANCE = 0.05
-"""Relative difference between a declared and a real size that a plan mentions."""
+"""The relative difference between a declared and an actual size above which a plan mentions it."""
 NAMED = 6
-"""Unavailable inputs that the note names; the plan's rows (`--details`) and its JSON (`declared`) have
-all."""
+"""The most unavailable inputs that the note names; the plan's rows (`--details`) and its JSON (`declared`)
+have all of them."""
 
 
 def own(graph: Graph, node: Node) -> list[str]:
@@ -29,7 +29,7 @@ def own(graph: Graph, node: Node) -> list[str]:
 
 
 def reason(graph: Graph, node: Node) -> str:
-    """Why the state of a part that depends on an unavailable input is unknown."""
+    """The reason why the state of a part that depends on an unavailable input is unknown."""
     names = own(graph, node)
     return f"unavailable: {', '.join(names)}" if names else "depends on unavailable inputs"
 
@@ -37,9 +37,9 @@ def reason(graph: Graph, node: Node) -> str:
 def notes(
     graph: Graph, store: Store, available: Callable[[Graph, Store, Node], tuple[int, bool]]
 ) -> list[str]:
-    """One line on unavailable inputs, and one for each source whose declared size is off by more than
-    `TOLERANCE`. `available`: training tokens of a part of a corpus, and whether the number is exact or a
-    bound."""
+    """One line on the unavailable inputs, and one for each source whose declared size is off by more than
+    `TOLERANCE`. `available` returns the training tokens of a part of a corpus, and whether the number is
+    exact rather than a bound."""
     waiting = graph.waits_for()
     found = []
     if graph.unavailable:

@@ -24,7 +24,7 @@ from specs.trajectory import Trajectory
 from specs.units import Reference
 
 TOKENIZER = " (tokenizer)"  # suffix of the name of the tokenizer files of a Hugging Face model
-FOLDER = " (folder)"  # the same of the folder of a Hugging Face model that is kept as it is
+FOLDER = " (folder)"  # suffix of the name of the folder of a Hugging Face model that is kept as it is
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Input:
 
     @property
     def hashed(self) -> str:
-        """Its form in the fingerprint of the part that reads it."""
+        """The form of the input in the fingerprint of the part that reads it."""
         return self.fingerprint if self.step is None else f"{self.fingerprint}@{self.step}"
 
 
@@ -54,7 +54,7 @@ class Node:
     part: Part
     inputs: dict[str, Input]
     launch: Launch
-    start_step: int = 0  # of a segment; it has made the steps after it
+    start_step: int = 0  # of a segment, which makes the steps after this one
     end_step: int | None = None
     tokens: int = 0
     flops: int = 0
@@ -76,11 +76,11 @@ class Node:
         return f"{self.kind}/{self.fingerprint}"
 
     def artifact(self, store: Store) -> Artifact:
-        """Its artifact, finished or not; for training with the manifest of its end."""
+        """The artifact of the part, finished or not; for training, with the manifest of the part's end."""
         return Artifact(store, self.path, self.end_step)
 
     def kept_steps(self, store: Store) -> list[int]:
-        """Its steps whose checkpoints are stored; its trajectory may continue after its end."""
+        """The part's steps whose checkpoints are stored; the trajectory may continue after its end."""
         stored = self.artifact(store).checkpoint_steps()
         return [step for step in stored if self.start_step < step <= (self.end_step or 0)]
 
@@ -89,13 +89,13 @@ class Node:
         return (self.end_step or 0) - self.start_step
 
     def tokens_until(self, step: int) -> int:
-        """Its tokens up to one of its steps, which have equally many."""
+        """The tokens of the part up to one of its steps, which all have equally many tokens."""
         return self.tokens * (step - self.start_step) // self.steps if self.steps else 0
 
 
 @dataclass
 class Graph:
-    """All parts, inputs first."""
+    """All parts of a recipe, inputs first."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     listings: dict[str, Listing] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Graph:
         return model.facts if model is not None else {}
 
     def waits_for(self) -> dict[str, tuple[str, ...]]:
-        """For each part, the unavailable inputs that it reads, directly or through others."""
+        """For each part, the unavailable inputs that it reads, directly or through other parts."""
         found: dict[str, tuple[str, ...]] = {}
         for name, node in self.nodes.items():  # inputs first
             read = [found[read.node] if read.node else (read.name,) for read in node.inputs.values()]
@@ -134,8 +134,8 @@ class Graph:
         return found
 
     def provisional(self, pipeline: Pipeline) -> set[str]:
-        """Parts whose fingerprints will change: they depend on an `@best:` or a selection that is unknown
-        yet, or on unavailable inputs."""
+        """The parts whose fingerprints will change, since they depend on an `@best:` reference or a selection
+        that is not known yet, or on unavailable inputs."""
 
         def unknown(ref: Reference) -> bool:
             chosen = isinstance(pipeline.stages.get(ref.stage), SelectStage)
@@ -155,8 +155,7 @@ class Graph:
         return found
 
     def starts(self, pipeline: Pipeline) -> list[tuple[Node, Node, int]]:
-        """Every known checkpoint that a part reads: the part, the part that makes the checkpoint, the
-        step."""
+        """Every known checkpoint that a part reads, as (part, part that makes the checkpoint, step)."""
         nodes, provisional = self.nodes, self.provisional(pipeline)
         return [
             (node, nodes[read.node], read.step)
@@ -166,7 +165,7 @@ class Graph:
         ]
 
     def plan_depends_on(self, node: Node, pipeline: Pipeline) -> bool:
-        """Whether the result of a part can change the plan of others."""
+        """Whether the result of a part can change the plan of other parts."""
         if node.part.PLAN_DEPENDS:
             return True
         references = (use.reference for name, stage in pipeline.stages.items() for use in uses(name, stage))
@@ -185,7 +184,7 @@ class Graph:
         return self.duplicates().get(node.name)
 
     def duplicates(self) -> dict[str, str]:
-        """Every part that shares the work of another one, with the first part of that work."""
+        """Every part that shares the work of an earlier part, with the first part that does this work."""
         first: dict[tuple[str, int | None], str] = {}
         names = {
             node.name: first.setdefault((node.path, node.end_step), node.name) for node in self.nodes.values()
@@ -193,7 +192,7 @@ class Graph:
         return {name: other for name, other in names.items() if name != other}
 
     def ends_of(self, stage: str) -> list[str]:
-        """The parts of a stage that no other part of it reads: the last of a chain, all parts of a corpus."""
+        """The parts of a stage that none of its parts reads: the last of a chain, or all of a corpus."""
         parts = self.of(stage)
         read = {name for part in parts for name in self.parents(part)}
         return [part.name for part in parts if part.name not in read]

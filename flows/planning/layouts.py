@@ -1,8 +1,8 @@
-"""The layouts in which a part of a training stage could run on a number of GPUs, by predicted speed.
+"""Finds the layouts in which a part of a training stage could run on a number of GPUs, the fastest first.
 
-Layouts are enumerated and pruned by the rules of a recipe's checks (`specs.layout`), and by two of its own:
-tensor parallelism stays inside a node, and each rank has at least `LEAST_TOKENS` of a sequence. What is left
-is ranked by `flows.planning.estimate.step_time`.
+Layouts are enumerated and pruned by the rules of a recipe's checks (`specs.layout`), and by two more: tensor
+parallelism stays inside a node, and each rank has at least `LEAST_TOKENS` of a sequence. The remaining
+layouts are ranked by their time in `flows.planning.estimate.step_time`.
 
 Invariant: a layout changes the speed of a part and its memory, never its batch or its result.
 """
@@ -24,20 +24,20 @@ from specs.layout import PIPELINED, micro_batch_size, misfits
 from specs.optimizer import refused_layout
 from specs.stages.training import Segment
 
-LEAST_TOKENS = 2048  # of a sequence, for each rank that shares it
+LEAST_TOKENS = 2048  # tokens of a sequence on each rank that shares it
 LARGEST_MICRO_BATCH = 16  # sequences
-# schedules with their stages of a process; gpipe idles as long as 1f1b and keeps more
+# schedules with their stages per process; gpipe idles as long as 1f1b and keeps more activations
 SCHEDULES: tuple[tuple[Literal["1f1b", "interleaved-1f1b"], int | None], ...] = (
     ("1f1b", None), *(("interleaved-1f1b", stages) for stages in (2, 3, 4, 5, 6, 8)),
 )  # fmt: skip
 RECOMPUTATION = ("none", "selective", "full")
 BLOCK = 128  # tokens: FlexAttention's mask has whole blocks on every rank
-WITHOUT_SHARING = ("varlen", "flash")  # attention backends that no ranks of a sequence can share
+WITHOUT_SHARING = ("varlen", "flash")  # attention backends with which ranks cannot share a sequence
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A segment in a layout, on a number of GPUs."""
+    """A segment with a layout on a number of GPUs."""
 
     segment: Segment
     processes: int
@@ -49,8 +49,8 @@ class Layout:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Equal for layouts that differ in copies of weights, virtual stages, micro-batch and recomputation
-        only."""
+        """A key that is equal for layouts that differ only in copies of weights, virtual stages, micro-batch
+        size and recomputation."""
         parallel = self.parallel
         return parallel.tp, parallel.sequence_parallel, parallel.cp, parallel.pp, parallel.pp_schedule
 
@@ -64,12 +64,12 @@ class Layout:
 
     @cached_property
     def memory(self) -> float:
-        """Bytes of a GPU, by the plan."""
+        """The peak memory of a GPU in bytes, as a plan estimates it."""
         return memory_of_step(self.segment, self.processes).total
 
     @property
     def launch(self) -> dict[str, Any]:
-        """`launch:` of the stage, every field of `parallel` stated."""
+        """The `launch:` of the stage, with every field of `parallel` stated."""
         parallel = self.parallel.to_json() | {"dp_shard": self.dp_shard}
         return {"processes": self.processes, "parallel": parallel}
 
@@ -81,14 +81,14 @@ class Layout:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Fields beside `launch`."""
+        """The fields that a layout sets besides `launch`."""
         return {
             "micro_batch_size": self.segment.micro_batch_size,
             "activation_checkpointing": self.segment.activation_checkpointing,
         }
 
     def overrides(self, path: FieldPath) -> list[str]:
-        """As `--set` takes them, float8 among them. `path`: of the phase, see
+        """The settings in the form that `--set` takes, float8 included. `path`: that of the phase, see
         `specs.stages.training.Phase`."""
         stage, phase = ".".join(map(str, path[:2])), ".".join(map(str, path))
         stated = [f"{stage}.launch.{name}={flow(value)}" for name, value in self.launch.items()]
@@ -97,8 +97,8 @@ class Layout:
         return stated + [f"{phase}.{name}={flow(value)}" for name, value in self.settings.items()]
 
     def to_yaml(self, path: FieldPath) -> str:
-        """The same to paste under a recipe. Settings of one step of several cannot be stated apart from the
-        step, and are comments."""
+        """The settings as YAML to paste under a recipe. Settings of one of several steps cannot be stated
+        apart from the step, and become comments."""
         stage, step = str(path[1]), path[2:]
         settings = [f"{name}: {value}" for name, value in self.settings.items()]
         if step:
@@ -117,7 +117,7 @@ def flow(value: Any) -> str:
 
 
 def layouts(segment: Segment, processes: int, rates: Rates) -> list[Layout]:
-    """All layouts, the fastest first; none where the batch cannot be divided."""
+    """All layouts of a segment, the fastest first; an empty list if the batch cannot be divided."""
     found = [
         Layout(
             segment.model_copy(
@@ -134,7 +134,8 @@ def layouts(segment: Segment, processes: int, rates: Rates) -> list[Layout]:
 
 
 def _degrees(segment: Segment, processes: int, gpus_per_node: int) -> Iterator[Parallel]:
-    """Degrees that model, sequence, batch, optimizer and attention allow. Other settings are the recipe's."""
+    """Yields the degrees that model, sequence, batch, optimizer and attention allow. Other settings are the
+    recipe's."""
     assert segment.optimizer.name is not None, "the planner resolves the optimizer"
     own = segment.parallel
     stages = _divisors(processes, segment.model.n_layers) if segment.objective in PIPELINED else [1]
@@ -176,7 +177,8 @@ def _micro_batches(segment: Segment, parallel: Parallel, processes: int) -> list
 
 
 def _recomputation(segment: Segment, parallel: Parallel) -> tuple[str, ...]:
-    """Layers with recomputation cannot be compiled under tensor parallelism (`specs.checks`)."""
+    """The kinds of recomputation to try: layers with recomputation cannot be compiled under tensor
+    parallelism (`specs.checks`)."""
     return RECOMPUTATION[:1] if segment.compile and parallel.tp > 1 else RECOMPUTATION
 
 

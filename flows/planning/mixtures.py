@@ -18,17 +18,17 @@ from specs.stages.mixture import MixturePart, MixtureStage
 from specs.units import Reference
 
 Tokens = Callable[[Node], int]  # training tokens of a corpus, or a bound
-LearnedWeights = Callable[[Node], list[int] | None]  # of a finished segment that learns them
+LearnedWeights = Callable[[Node], list[int] | None]  # learned by a segment; None until it has finished
 
 
 def sources(node: Node) -> list[Input]:
-    """What a mixture draws from."""
+    """The inputs that a mixture draws from."""
     return [read for role, read in node.inputs.items() if role.startswith("source:")]
 
 
 def learned_in(store: Store) -> LearnedWeights:
-    """Reads learned weights, in parts (`specs.stages.domain_weights.in_parts`); None before they are
-    known."""
+    """A function that reads learned weights as whole parts (`specs.stages.domain_weights.in_parts`), None
+    before they are known."""
 
     def weights(node: Node) -> list[int] | None:
         artifact = node.artifact(store)
@@ -49,7 +49,7 @@ def corpora(graph: Graph, name: str) -> list[Input]:
 def shares(
     graph: Graph, name: str, tokens: Tokens, learned: LearnedWeights = lambda node: None
 ) -> dict[str, Fraction]:
-    """Share of each corpus, by fingerprint, in the samples of a mixture. `tokens` is called only under
+    """The share of each corpus, by fingerprint, in the samples of a mixture. `tokens` is called only under
     `proportional`; learned weights that are not known yet count as equal."""
     node = graph.nodes[name]
     assert isinstance(node.part, MixturePart)
@@ -89,9 +89,9 @@ def is_learned(graph: Graph, name: str) -> bool:
 
 
 def limits(graph: Graph, pipeline: Pipeline, stage_name: str) -> dict[str, float]:
-    """Passes over each corpus, by fingerprint, that a mixture allows: the `max_repetition` of the outermost
-    weight that states one, else of the mixture that names the corpus; the least of them for a corpus on
-    several paths."""
+    """The passes over each corpus, by fingerprint, that a mixture allows: the `max_repetition` of the
+    outermost weight that states one, else that of the mixture that names the corpus; for a corpus on several
+    paths, the least of these."""
     found: dict[str, float] = {}
     for corpus, limit in _limits(graph, pipeline, stage_name, None):
         found[corpus] = min(limit, found.get(corpus, limit))

@@ -1,4 +1,4 @@
-"""What a run would do, and why: for each part *reuse*, *resume at step N* or *run*.
+"""Plans what a run would do with each part, and why: *reuse*, *resume at step N* or *run*.
 
 Invariants: `make` is a pure function of recipe, store and listing; it writes nothing and imports neither
 torch nor Prefect. The state of a part depends on its fingerprint alone, so nothing is rerun because of a
@@ -37,7 +37,7 @@ Action = Literal["reuse", "resume", "run"]
 
 @dataclass(frozen=True)
 class Step:
-    """What is to be done about one part."""
+    """The action that a plan takes for one part, and its reason."""
 
     node: Node
     action: Action
@@ -45,14 +45,14 @@ class Step:
     stored: bool
     resume_step: int | None = None  # the last usable checkpoint of its own trajectory
     gate_failures: tuple[str, ...] = ()
-    # inputs that it depends on: it cannot run, and its fingerprint is provisional
+    # inputs that the part depends on: it cannot run, and its fingerprint is provisional
     unavailable: tuple[str, ...] = ()
-    holder: str = ""  # who seems to work at it now
+    holder: str = ""  # who seems to be working on it now
     asked_flops: int = 0  # of sampling and scoring, where they are counted
 
     @property
     def state(self) -> str:
-        """The action, or why there is another thing to say first: `gate failed`, `declared`."""
+        """The action, or a state that matters more: `gate failed` or `declared`."""
         return "gate failed" if self.gate_failures else "declared" if self.unavailable else self.action
 
     @property
@@ -61,8 +61,7 @@ class Step:
 
     @property
     def left(self) -> dict[str, int]:
-        """Tokens, steps and FLOPs that are still to be done; what is before `resume_step` is not done
-        again."""
+        """The tokens, steps and FLOPs still to be done; steps up to `resume_step` are not repeated."""
         node, share = self.node, Fraction(0 if self.action == "reuse" else 1)
         if self.resume_step is not None and node.end_step is not None and node.steps:
             share = Fraction(node.end_step - self.resume_step, node.steps)
@@ -94,8 +93,8 @@ class Step:
 
 @dataclass
 class Plan:
-    """Steps by part, inputs first; `source_usage`: what training asks of the sources; `estimates`: what it
-    takes."""
+    """The steps of a run by part, inputs first. `source_usage`: the use of the sources by training;
+    `estimates`: those of work, time, memory and cost."""
 
     pipeline: Pipeline
     store: Store
@@ -107,16 +106,16 @@ class Plan:
 
     @property
     def parts(self) -> int:
-        """Pieces of work, each counted once."""
+        """The number of parts, without duplicates."""
         return sum(self.graph.duplicate_of(step.node) is None for step in self.steps.values())
 
     @property
     def pending(self) -> list[Step]:
-        """What is not finished: parts to run or resume, and finished ones whose gates are not met."""
+        """The unfinished steps: parts to run or resume, and finished parts whose gates are not met."""
         return [step for step in self.steps.values() if step.action != "reuse" or step.gate_failures]
 
     def named(self, name: str, where: str) -> list[Node]:
-        """The part of that name, or all parts of the stage. SpecError, which says `where`, for neither."""
+        """The part with this name, or all parts of the stage with it. SpecError at `where` for neither."""
         nodes = self.graph.nodes
         if found := [nodes[name]] if name in nodes else self.graph.of(name):
             return found
@@ -124,7 +123,7 @@ class Plan:
         raise SpecError.of((), f"there is no stage '{name}'", fix, where)
 
     def totals(self) -> dict[str, Any]:
-        """What there is and what is still to be done, work that two stages share once."""
+        """The totals of all work and of the work to do; work that two stages share is counted once."""
         once = [
             self.steps[node.name]
             for node in self.graph.nodes.values()
@@ -139,14 +138,14 @@ class Plan:
             key: sum(step.left[key] for step in todo) for key in ("tokens", "steps", "flops")
         } | {"parts": len(todo)}
         trajectories = list(self.graph.trajectories.values())
-        # of an imported one, it may be the tokenizer that is read
+        # of an imported model, perhaps only the tokenizer is read
         own = [t for t in trajectories if t.origin != "import"] or trajectories
         totals["parameters"] = max((t.model.parameters for t in own), default=0)
         return totals
 
     def to_json(self, masked_by_hash: Callable[[Segment, int], int] | None = None) -> dict[str, Any]:
-        """One object per stage of the recipe, inputs first, its parts inside, and totals of what there is
-        and what is still to be done. `masked_by_hash`: as in `Estimates.to_json`."""
+        """The JSON form: one object per stage of the recipe, inputs first, with its parts inside, and the
+        totals of all work and of the work still to be done. `masked_by_hash`: see `Estimates.to_json`."""
         stages = []
         for name in order(self.pipeline):
             parts = [self.steps[node.name].to_json() for node in self.graph.of(name)]
@@ -165,8 +164,8 @@ class Plan:
 
 
 def _whole(name: str, kind: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """A stage as the sum of its parts; fingerprint and path are those of the last, which is what other
-    stages read of a chain."""
+    """A stage as the sum of its parts; fingerprint and path are those of the last part, which is the one that
+    other stages read of a chain."""
     actions = [part["action"] for part in parts]
     action = "reuse" if set(actions) == {"reuse"} else ("run" if set(actions) == {"run"} else "resume")
     states = {part["state"] for part in parts} - {"reuse", "run", "resume"}
@@ -198,9 +197,9 @@ def make(
     *,
     ask_network: bool = True,
 ) -> Plan:
-    """Plans a checked pipeline. Without `ask_network` what is declared and remote counts as unavailable.
-    SpecError when it cannot be run: a source that is missing and not declared, data that do not suffice, a
-    parent that was not kept, a protected stage that would be rerun."""
+    """Plans a checked pipeline. Without `ask_network`, declared remote inputs count as unavailable. SpecError
+    if the pipeline cannot be run: a source that is missing and not declared, too little data, a parent that
+    was not kept, a protected stage that would be rerun."""
     try:
         plan = Plan(pipeline, store, build(pipeline, store, on_read, ask_network))
     except SpecError as error:
@@ -233,7 +232,7 @@ def make(
 
 
 def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
-    """The state of one part in the store."""
+    """Decides on the action for one part, by its state in the store."""
     store = plan.store
     if node.artifact(store).complete:
         failures = _failed_gates(plan.pipeline, node, store)
@@ -280,7 +279,7 @@ def _failed_gates(pipeline: Pipeline, node: Node, store: Store) -> tuple[str, ..
 
 
 def _packing_notes(plan: Plan) -> list[str]:
-    """What best-fit packing came to, where it is done."""
+    """One note on the result of each finished best-fit packing."""
     notes = []
     for step in plan.steps.values():
         node = step.node
@@ -295,12 +294,12 @@ def _packing_notes(plan: Plan) -> list[str]:
     return notes
 
 
-# What is refused before anything starts
+# Problems that are found before anything starts
 
 
 def _lost_parents(plan: Plan) -> list[Problem]:
-    """Stages that start from a step that is not stored and will not be: its trajectory has finished, or is
-    past it, without keeping it."""
+    """A problem for each stage that starts from a step that is not stored and will not be: the trajectory has
+    finished, or passed the step, without keeping it."""
     problems = []
     for step in plan.steps.values():
         for read in step.node.inputs.values():
@@ -330,10 +329,10 @@ def _lost_parents(plan: Plan) -> list[Problem]:
 
 
 def _where_named(plan: Plan, node: Node, read: Input) -> FieldPath:
-    """Where the recipe names a checkpoint that a part reads."""
+    """The path at which the recipe names a checkpoint that a part reads."""
     for path, ref in checkpoints(node.stage, plan.pipeline.stages[node.stage]):
         if phase_of(ref, plan.graph.trajectories) not in plan.graph.trajectories:
-            continue  # a folder of another architecture
+            continue  # the folder of a model of another architecture
         start = point_of(ref, plan.graph.trajectories, path, plan.graph.best)
         if start.step == read.step and plan.graph.segments(start.phase)[start.segment].name == read.node:
             return path
@@ -341,9 +340,10 @@ def _where_named(plan: Plan, node: Node, read: Input) -> FieldPath:
 
 
 def _protected(plan: Plan, records: Records) -> list[Problem]:
-    """Parts of protected stages that had finished, and would not be reused: changed themselves or by what
-    they read, continued to another end, or gone from the store."""
-    problems: dict[str, Problem] = {}  # the first of each stage: what follows in it follows from it
+    """A problem for each protected stage with a part that had finished and would not be reused, because the
+    part or its inputs changed, because it would continue to another end, or because it is gone from the
+    store."""
+    problems: dict[str, Problem] = {}  # the first of each stage: later ones follow from it
     for step in plan.steps.values():
         node = step.node
         if (

@@ -1,7 +1,7 @@
-"""Why a part that is not stored has to run: what it differs in from the stored one that is most like it.
+"""Explains why a part that is not stored has to run: its differences from the most similar stored part.
 
-The part of the same name in the last run of the pipeline is looked at first; otherwise the stored artifact of
-the same kind with the fewest differing fields.
+It is compared with the part of the same name in the last run of the pipeline, or else with the stored
+artifact of the same kind that has the fewest differing fields.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHOWN = 3
 
 
 def difference(node: Node, records: Records) -> str:
-    """Why a part that is not stored has to run: field, old value, new value."""
+    """The reason why a part that is not stored has to run: fields with their old and new values."""
     candidates = [
         identity
         for path in _candidates(node, records)
@@ -54,7 +54,7 @@ def _candidates(node: Node, records: Records) -> list[str]:
 
 
 def _reasons(node: Node, identity: Identity) -> list[str]:
-    """What the part has other than a stored artifact."""
+    """The differences of the part from a stored artifact."""
     reasons = []
     if identity.version != node.version:
         reasons.append(f"version of {node.kind}: {identity.version} -> {node.version}")
@@ -72,7 +72,7 @@ def _reasons(node: Node, identity: Identity) -> list[str]:
 
 
 def _input_reason(change: Change[ReadInput], documents: bool) -> str:
-    """`documents`: the part reads documents outside the store in this role."""
+    """The text for one changed input. `documents`: whether the input is documents outside the store."""
     now, before = change.a, change.b
     if before is None or now is None:
         return f"input {change.name}: {before.name if before else 'none'} -> {now.name if now else 'none'}"

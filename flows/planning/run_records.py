@@ -28,7 +28,7 @@ class Record:
 
 
 class Records:
-    """The runs of one pipeline, newest first."""
+    """The records of the runs of one pipeline."""
 
     def __init__(self, store: Store, pipeline: str) -> None:
         self.store = store
@@ -43,7 +43,7 @@ class Records:
             return {}
 
     def last(self, name: str) -> Record | None:
-        """The part with this name in the last run."""
+        """The artifact of the part with this name in the last run."""
         entry = self._last.get(name)
         return Record(self.store, *entry) if entry else None
 
@@ -58,7 +58,7 @@ class Records:
         return self.store.exists(runs.protected_mark(path, step))
 
     def write(self, graph: Graph, spec: dict[str, Any]) -> None:
-        """Records that a run refers to these parts; `spec` is the recipe as resolved."""
+        """Records that a run refers to these parts; `spec` is the resolved recipe."""
         runs.write(self.store, self.pipeline, _parts(graph), spec)
 
     def keep(self, graph: Graph, spec: dict[str, Any]) -> None:

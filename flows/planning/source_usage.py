@@ -1,11 +1,12 @@
-"""Use of the sources by training: tokens, passes and limits per stage and source.
+"""Counts the use of the sources by training: tokens, passes and limits per stage and source.
 
 A pass is a use of every training sequence of a source. Passes are counted from new weights to the end of a
 stage, through all mixtures and in all lengths; the mixture that the stage draws from limits them.
 
-Invariant: a built corpus is counted exactly. For another one, its files bound the tokens: each token has at
-least a byte, and each file can add a begin and an end of document; a refused plan is then impossible in any
-case. A corpus whose source is declared and unavailable is counted as declared.
+Invariant: a built corpus is counted exactly. The tokens of a corpus that is not built are bounded by its
+files: each token has at least one byte, and each file can add a token for the beginning and one for the end
+of a document; a plan that is refused by this bound is impossible in any case. A corpus whose source is
+declared and unavailable is counted as declared.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from specs.pipeline import Pipeline
 from specs.stages.corpus import CorpusPart
 from specs.stages.training import Segment
 
-COMPRESSION = 20  # bytes of text that a byte of a compressed file can hold, generously
+COMPRESSION = 20  # generous bound on the bytes of text that a byte of a compressed file holds
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet", ".arrow")
 
 
@@ -38,10 +39,10 @@ class SourceUsage:
     tokens: float  # that the stage draws
     consumed: float  # tokens from new weights to the end of the stage
     passes: float  # over the source, from new weights to the end of the stage
-    allowed: float  # passes
+    allowed: float  # in passes
     available: int  # training tokens of the source
-    exact: bool  # whether `available` is; false for an upper bound, before the corpus is built
-    declared: bool  # whether `available` is as declared, for an unavailable source
+    exact: bool  # whether `available` is exact; false for an upper bound, before the corpus is built
+    declared: bool  # whether `available` comes from the declaration of an unavailable source
     sequences: int  # windows or rows of the available tokens
     sequence_length: int
     shortfall: float  # tokens that the source lacks under the limit
@@ -51,7 +52,7 @@ class SourceUsage:
 
 
 def usages(graph: Graph, pipeline: Pipeline, store: Store) -> list[SourceUsage]:
-    """One for each training stage and source, at the segment of the stage with the highest use."""
+    """The usage of each source by each training stage, at the segment of the stage with the highest use."""
     sources = _Sources(graph, store)
     found: dict[tuple[str, str], SourceUsage] = {}
     for node in graph.nodes.values():
@@ -100,7 +101,7 @@ def usages(graph: Graph, pipeline: Pipeline, store: Store) -> list[SourceUsage]:
 
 
 def problems(found: list[SourceUsage]) -> list[Problem]:
-    """Uses beyond the limits, with what to change."""
+    """A problem for each use beyond its limit, with what to change."""
     refused = []
     for usage in found:
         if usage.passes > usage.allowed:
@@ -142,7 +143,8 @@ class _Sources:
         return self._available[node.fingerprint]
 
     def sequences(self, segment: Node, corpus: str) -> int:
-        """Training sequences of a corpus as a segment draws them; a lower bound for best-fit packing."""
+        """The number of training sequences of a corpus in the form that a segment draws; a lower bound before
+        best-fit packing is done."""
         part = segment.part
         assert isinstance(part, Segment)
         for role, read in segment.inputs.items():
@@ -159,7 +161,7 @@ class _Sources:
         return max(0, (self.available(node)[0] - 1) // part.sequence_length)
 
     def drawn(self, segment: Node, step: int, corpus: str) -> float:
-        """Sequences of a corpus that a segment has drawn by a step."""
+        """The number of sequences of a corpus that a segment has drawn by a step."""
         mixture, part = segment.inputs["mixture"].name, segment.part
         assert isinstance(part, Segment)
         if mixture not in self._shares:
@@ -204,13 +206,13 @@ def available(graph: Graph, store: Store, node: Node) -> tuple[int, bool]:
 
 
 def _most_tokens(listing: Listing) -> int:
-    """Bytes of text that files can hold; a token has one or more."""
+    """The most tokens that files can hold: their bytes of text, since a token has at least one."""
     factor = COMPRESSION if any(file.path.endswith(COMPRESSED) for file in listing.files) else 1
     return factor * listing.bytes
 
 
 def _planted(graph: Graph, node: Node) -> int:
-    """The most tokens of the planted copies: of texts, if all were in the largest bucket and had one byte."""
+    """The most tokens of the planted copies; texts count as one byte long, and all in the largest bucket."""
     part, most = cast(CorpusPart, node.part), 0
     for name, planted in part.process.planted.items():
         if planted.canaries is not None:

@@ -1,4 +1,4 @@
-"""The stages of a run: all, `--until` one, or `--only` one."""
+"""Chooses the stages of a run: all, those up to one (`--until`), or one alone (`--only`)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def select(
     option: str = "--until",
     profile: Profile | None = None,
 ) -> set[str]:
-    """Names of the chosen stages; `option` states `until`, and `profile` where they are to run. SpecError for
-    a missing stage, for `--only` with unfinished inputs, and for stages that read unavailable inputs or, to
-    run, the key of a server that the environment does not have."""
+    """The names of the chosen stages. `option` is the name of the option for `until`; `profile` says where
+    the stages are to run. SpecError for a missing stage, for `--only` with unfinished inputs, for stages that
+    read unavailable inputs, and, with a `profile`, for stages that need a server's key that is not set in the
+    environment."""
     if until is not None and only is not None:
         message = f"--until {until} also runs the inputs of '{until}', --only {only} runs no other stage"
         raise SpecError.of((), message, "give one of the two.", "--only")
@@ -64,8 +65,8 @@ def _chosen(plan: Plan, until: str | None, only: str | None, until_option: str) 
 
 
 def _refuse_unavailable(plan: Plan, stages: set[str]) -> None:
-    """SpecError, naming each source and its url, when unfinished parts of these stages read unavailable
-    inputs."""
+    """Raises a SpecError that names each source and its url when unfinished parts of these stages read
+    unavailable inputs."""
     wanted: dict[str, list[str]] = {}
     for step in plan.steps.values():
         if step.node.stage in stages and step.action != "reuse":
@@ -86,8 +87,8 @@ def _refuse_unavailable(plan: Plan, stages: set[str]) -> None:
 
 
 def _refuse_unset_keys(plan: Plan, stages: set[str], profile: Profile) -> None:
-    """SpecError, naming each variable, when unfinished parts of these stages ask a server whose key is not
-    set. Pods have it from the Secrets of the profile."""
+    """Raises a SpecError that names each variable when unfinished parts of these stages ask a server whose
+    key is not set. Pods get the key from the Secrets of the profile."""
     problems = []
     for step in plan.steps.values():
         node, part = step.node, step.node.part

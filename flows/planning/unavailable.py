@@ -1,6 +1,7 @@
-"""A declared input that is unavailable.
+"""Declared inputs that are unavailable.
 
-Invariant: its digest is provisional, computed from its place; nothing is stored or looked up under it.
+Invariant: their digests are provisional, computed from url and globs; nothing is stored or looked up under
+them.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class Unavailable:
 
     url: str
     reason: str
-    path: FieldPath  # of its url in the recipe
-    size: Declared | None = None  # of a source
+    path: FieldPath  # where the recipe states the input
+    size: Declared | None = None  # the declared size of a source
 
     def to_json(self) -> dict[str, Any]:
         tokens = self.size.tokens.amount if self.size and self.size.tokens else None
@@ -34,7 +35,7 @@ class Unavailable:
 
 
 def provisional(source: SourceSpec) -> str:
-    """The provisional digest of unavailable files: the same for the same place and globs."""
+    """The provisional digest of unavailable files, which depends only on their url and globs."""
     place = canonical_json([source.url, source.include, source.exclude])
     return f"declared:{hashlib.sha256(place.encode()).hexdigest()[:23]}"
 

@@ -1,1 +1,1 @@
-"""Where things come from and how two of them differ: lineage, comparison, branches, copies."""
+"""The origins of artifacts, and the differences between them: lineage, comparison, branches, copies."""

@@ -1,15 +1,15 @@
 """`apertus branch`: a small recipe that extends another and trains on from one of its checkpoints.
 
-The new recipe has one more stage, of the name of the branch, which starts from the branch point and takes the
+The new recipe has one more stage, named after the branch, which starts from the branch point and takes the
 `rest of parent` for mixture, batch, schedule and budget (`specs.trajectory`): without a change, it does in
 every step what the branched stage would have done. Optimizer, sequence length, precision, Goldfish and
-packing are inherited; what else the branched stage states, the new one states again. What read the branched
-stage after the point reads the new one.
+packing are inherited; everything else that the branched stage states, the new one states again. Stages that
+read the branched stage after the point read the new one.
 
-Invariants: a file is written when it has been composed, checked and planned, and never over another one. What
-comes before the point has the fingerprints that it has in the original recipe, or nothing is written. A
-stored checkpoint that the branch starts from is referred to before the file is there, so that pruning leaves
-it.
+Invariants: a file is written when it has been composed, checked and planned, and never over another one. The
+parts before the point have the fingerprints that they have in the original recipe, or nothing is written. The
+reference to a stored checkpoint that the branch starts from is written before the file, so that pruning keeps
+the checkpoint.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NOT_TAKEN = (
 
 @dataclass
 class Made:
-    """A branch."""
+    """A branch that was made."""
 
     path: Path
     text: str
@@ -84,9 +84,8 @@ def branch(
 
     Raises:
         SpecError: the point does not exist or was not kept, an override changes what is before it, or the
-        recipe cannot be planned. Each
-            problem with its place, in the new file where it is about that.
-        StoreError: another file is where the branch is to be written.
+            recipe cannot be planned. Each problem has its place, in the new file if the problem is there.
+        StoreError: another file exists at the path of the branch.
     """
     overrides = list(overrides)
     pipeline = load(spec)
@@ -146,8 +145,8 @@ def branch(
 
 
 def _refer(branched: Plan, before: set[str]) -> None:
-    """Says, beside the stored checkpoints of the original that new parts start from, that they do: pruning
-    leaves them from now on."""
+    """Writes references beside the stored checkpoints of the original that new parts start from, so that
+    pruning keeps them from now on."""
     for node, parent, step in branched.graph.starts(branched.pipeline):
         if node.path not in before and branched.steps[parent.name].stored:
             (hold if step in parent.kept_steps(branched.store) else refer)(
@@ -176,7 +175,7 @@ def _reference(pipeline: Pipeline, point: str, spec: str) -> Reference:
 
 
 def _check_kept(plan: Plan, ref: Reference, start: Point, point: str) -> None:
-    """SpecError for a step that a trajectory has passed without keeping it."""
+    """Raises SpecError for a step that a trajectory has passed without keeping it."""
     nodes = plan.graph.segments(start.phase)
     parent = plan.steps[nodes[start.segment].name]
     kept = [step for node in nodes for step in node.kept_steps(plan.store)]
@@ -212,7 +211,7 @@ def _changed(plan: Plan, branched: Plan, start: Point) -> tuple[Node, Node] | No
 
 
 def _segment(branched: Plan, old: Node) -> Node | None:
-    """The same segment under another name: a stage that ends earlier may have one only."""
+    """The same segment under another name: a stage that ends earlier may have only one segment."""
     same = (node for node in branched.graph.segments(old.phase) if node.start_step == old.start_step)
     return next(same, None) if old.phase else None
 
@@ -224,7 +223,7 @@ def _not_shared(old: Node, new: Node, name: str) -> SpecError:
     return SpecError.of(("stages", old.stage), message, fix, "--set")
 
 
-# What the new stage says
+# The new stage
 
 
 def _fill(draft: Draft, plan: Plan, ref: Reference, start: Point, overrides: list[str]) -> None:
@@ -295,12 +294,12 @@ def _continuation(phase: Phase, data: dict[str, Any], draft: Draft) -> dict[str,
     return fields | taken
 
 
-# What moves to it
+# References that move to the new stage
 
 
 def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Point) -> list[str]:
-    """What reads the branched stage after the point reads the new one. The stages of which a file cannot
-    say so."""
+    """Makes stages that read the branched stage after the point read the new one. Returns the stages for
+    which a file cannot state that."""
     pipeline, trajectories = plan.pipeline, plan.graph.trajectories
     phases = [phase.name for phase in pipeline.stages[ref.stage].phases(ref.stage)]  # type: ignore[attr-defined]  # a stage that trains
     following = set(phases[phases.index(start.phase) :])
@@ -337,7 +336,7 @@ def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Point) -> list[str
 def _moved(
     name: str, other: Reference, there: Point, start: Point, phases: list[str], trajectories: Any
 ) -> Reference:
-    """The same place in the new stage."""
+    """A reference to the same place in the new stage."""
     part = str(phases.index(there.phase) - phases.index(start.phase) + 1) if other.part is not None else None
     if there.phase != start.phase:
         return replace(other, stage=name, part=part)

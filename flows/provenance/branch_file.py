@@ -1,8 +1,8 @@
-"""The file of a branch: what it says over the recipe that it extends, as YAML that people read.
+"""Writes the file of a branch: its changes to the recipe that it extends, as YAML that people read.
 
 Invariant: a value is where composing looks for it: a field of a stage that is a variant of a matrix is
 stated for the matrix, when all its variants share it, and refused otherwise. A mapping that replaces one of
-the recipe removes the keys that it has no more.
+the recipe removes the keys that it no longer has.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from specs.errors import FieldPath, SpecError, did_you_mean
 from specs.pipeline import Pipeline
 from specs.redaction import mask_url
 
-WIDTH = 100  # of a line, beside its indentation
+WIDTH = 100  # of a line, without its indentation
 
 
 class Draft:
-    """What the new file states. `data` is its content, `comments` what follows a field. `base` is
-    the file that it extends, and `stated` what that says before its variables are filled in."""
+    """The content of the new file. `data` is what it states, `comments` are the comments that follow fields.
+    `base` is the file that it extends, and `stated` the content of `base` before its variables are filled
+    in."""
 
     def __init__(self, pipeline: Pipeline, name: str, base: str, stated: dict[str, Any]) -> None:
         assert pipeline._document is not None, "a recipe that was loaded has a document"
@@ -36,14 +37,14 @@ class Draft:
         self.notes: list[str] = []
 
     def add(self, path: FieldPath, value: Any, comment: str) -> None:
-        """States a field; `path` in the composed recipe."""
+        """States a field; `path` is its path in the composed recipe."""
         place = self._written(path, value)
         self._set(list(place), value)
         if comment:
             self.comments[place] = comment
 
     def override(self, assignment: str) -> None:
-        """One `path=value` of `--set`. SpecError for one that is malformed; the fields are checked with
+        """States one `path=value` of `--set`. SpecError if it is malformed; the fields are checked with
         the whole recipe."""
         where = f"--set {mask_url(assignment)}"
         target, equals, text = assignment.partition("=")
@@ -72,7 +73,7 @@ class Draft:
         self._set(list(path), value)
 
     def _written(self, path: FieldPath, value: Any) -> FieldPath:
-        """Where a field is stated: for a variant of a matrix, in the stage that it is a variant of."""
+        """The path at which a field is stated: for a variant of a matrix, in the stage of the matrix."""
         matrix = self._matrix(path)
         if matrix is None:
             return path
@@ -97,7 +98,7 @@ class Draft:
         return any(stage in made for made in self.document.variants.values())
 
     def differs(self, path: FieldPath) -> bool:
-        """Whether a field is that of a variant of a matrix whose variants differ in it, so that it cannot
+        """Whether a field belongs to a variant of a matrix whose variants differ in it, so that it cannot
         be stated for one of them."""
         variants = self.document.variants.get(self._matrix(path) or "", [])
         values = [_at(self.document.data, ("stages", variant, *path[2:])) for variant in variants]
@@ -105,9 +106,9 @@ class Draft:
 
     def _set(self, keys: list[str | int], value: Any) -> None:
         """Sets a field of the new file. A list is stated as a whole, and so is a mapping that is a
-        variable; what a new mapping leaves out of the old one is removed."""
+        variable; keys of the old mapping that a new one leaves out are removed."""
         place: Any = self.data
-        whole = False  # what is stated here replaces all of what the base has
+        whole = False  # the value stated here replaces all that the base has
         for depth, key in enumerate(keys[:-1]):
             path = tuple(keys[: depth + 1])
             base = self._filled(path)
@@ -136,13 +137,13 @@ class Draft:
             place[keys[-1]] = value
 
     def _filled(self, path: FieldPath) -> Any:
-        """What the base has at a path of the new file; of a matrix, what its first variant has."""
+        """The value of the base at a path of the new file; for a matrix, the value of its first variant."""
         if path[0] == "stages" and len(path) > 2 and path[1] in self.document.variants:
             path = ("stages", self.document.variants[str(path[1])][0], *path[2:])
         return _at(self.document.data, path)
 
     def _is_variable(self, path: FieldPath) -> bool:
-        """Whether the base states `${name}` there, or a part of it."""
+        """Whether the base states `${name}` at a path, or at a place above it."""
         return any(isinstance(_at(self.stated, path[:end]), str) for end in range(1, len(path) + 1))
 
 
@@ -169,7 +170,7 @@ def _at(data: Any, path: FieldPath) -> Any:
 
 
 def written(draft: Draft, head: list[str]) -> str:
-    """The file. `head`: lines of its comment."""
+    """The text of the file. `head`: the lines of the comment at its top."""
     lines = [f"# {line}" for line in head]
     lines += [f"# Note: {note}." for note in draft.notes]
     lines += _field("extends", draft.data["extends"]) + _field("name", draft.name)
@@ -196,8 +197,8 @@ def _stage(draft: Draft, name: str, fields: Any) -> list[str]:
 
 
 def _field(name: str, value: Any) -> list[str]:
-    """A field as YAML, as `specs.document` reads it back. Text with `${` has come out of variables
-    already, and stays as it is."""
+    """A field as YAML, as `specs.document` reads it back. Variables have been filled in already, so
+    a `${` in text is escaped to stay as it is."""
     yaml, text = YAML(typ="rt"), io.StringIO()
     yaml.width, yaml.default_flow_style = WIDTH, None  # mappings and lists of plain values are in brackets
     yaml.representer.ignore_aliases = lambda data: True

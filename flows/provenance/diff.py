@@ -1,8 +1,8 @@
-"""What two recipes, stages, runs or stored artifacts differ in: field by field, inputs, and results side by
-side.
+"""Compares two recipes, stages, runs or stored artifacts: fields, inputs, and results side by side.
 
-Invariants: reading only. Identity fields are distinguished from execution fields by what was hashed,
-not by its name. Losses are compared where the lineages have consumed equally many tokens, and nowhere else.
+Invariants: it only reads. Identity fields are distinguished from execution fields by what was hashed,
+not by their names. Losses are compared where the lineages have consumed equally many tokens, and nowhere
+else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specs.trajectory import phases
 
 POINTS = 8  # steps at which losses are shown
 PARENT = "parent"  # input of a segment: the checkpoint that it resumes from
-# where a part has what other stages ask for beside what its own states
+# fields in which a part also has what other stages ask for, beside what its own stage states
 WITH_MORE = ("checkpoint.milestones", "checkpoint.best")
 
 
@@ -39,22 +39,22 @@ class Part:
     name: str
     kind: str
     fingerprint: str
-    fields: dict[str, Any]  # all that is resolved, by dotted name
+    fields: dict[str, Any]  # all resolved fields, by dotted name
     identity: frozenset[str]  # names of the fields that were hashed
     inputs: dict[str, ReadInput]  # by role
     metrics: dict[str, float] = field(default_factory=dict)
     loss: dict[int, dict[str, float]] = field(default_factory=dict)  # rows of the history by consumed tokens
-    published: dict[str, PublishedScore] = field(default_factory=dict)  # by metric; of a recipe only
-    artifact: Artifact | None = None  # where it is finished
+    published: dict[str, PublishedScore] = field(default_factory=dict)  # by metric; of recipe parts only
+    artifact: Artifact | None = None  # None unless the part is finished
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is compared."""
+    """One side of a comparison."""
 
     label: str
     parts: dict[str, Part]
-    chosen: bool  # a stage or part was named: compared whatever its name
+    chosen: bool  # a stage or part was named, so it is compared whatever its name
 
 
 @dataclass
@@ -67,14 +67,14 @@ class Difference:
     identity: list[Change[Any]] = field(default_factory=list)  # fields that were hashed
     execution: list[Change[Any]] = field(default_factory=list)  # fields that were not, and that both have
     inputs: list[Change[ReadInput]] = field(default_factory=list)
-    metrics: list[Change[float]] = field(default_factory=list)  # of equal fingerprints, those that differ
+    metrics: list[Change[float]] = field(default_factory=list)  # for equal fingerprints, those that differ
     losses: list[tuple[int, str, float, float]] = field(default_factory=list)
     published: list[tuple[str, Compared]] = field(default_factory=list)  # with the sides: A, B or both
     scores: MovedScores | None = None  # of the same completions, where both are finished and differ
 
     @property
     def verdict(self) -> str:
-        """`same`: the same fingerprint, so the same result; `execution`: that, run in another way."""
+        """`same`: the same fingerprint, so the same result; `execution`: the same, run in another way."""
         if self.a is None or self.b is None:
             return "only in B" if self.a is None else "only in A"
         if self.a.fingerprint != self.b.fingerprint:
@@ -86,9 +86,9 @@ class Difference:
 
 
 def side(text: str, store: str | None, other: str = "") -> Side:
-    """What an argument names: `SPEC.yaml`, `SPEC.yaml:STAGE`, `:STAGE` of the spec that `other` names, or
-    anything stored (`flows.provenance.lookup.find`; `RUN@TIME` is an earlier record of a run). SpecError
-    or StoreError when there is none."""
+    """The side that an argument names: `SPEC.yaml`, `SPEC.yaml:STAGE`, `:STAGE` of the spec that `other`
+    names, or anything stored (`flows.provenance.lookup.find`; `RUN@TIME` is an earlier record of a run).
+    SpecError or StoreError when it names nothing."""
     if text.startswith(":"):
         text = other.partition(":")[0] + text
     spec, _, stage = text.partition(":")
@@ -173,7 +173,7 @@ def _without_more(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _results(artifact: Artifact) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
-    """Metrics of a finished part, and the rows of its history by the tokens that its lineage had consumed."""
+    """The metrics of a finished part, and the rows of its history by the tokens that its lineage consumed."""
     manifest = artifact.manifest
     metrics = {name: value for name, value in flatten(manifest.metrics).items() if is_number(value)}
     rows: dict[int, dict[str, Any]] = {}
@@ -202,9 +202,9 @@ def _results(artifact: Artifact) -> tuple[dict[str, float], dict[int, dict[str, 
 
 
 def compare(a: Side, b: Side) -> list[Difference]:
-    """Part by part in the order of A, then what only B has. Compared are parts of one name, parts of
-    different names that are the same work, those of a branch with what they branch off, and of two stages
-    that were named the remaining ones in their order."""
+    """The differences, part by part in the order of A, then the parts that only B has. Compared are parts of
+    one name, parts of different names that are the same work, parts of a branch with those that they
+    branch off, and, if both sides were chosen by name, the remaining parts in their order."""
     left = {part.fingerprint: name for name, part in b.parts.items() if name not in a.parts}
     pairs = [
         (name, duplicate)
@@ -234,8 +234,8 @@ def compare(a: Side, b: Side) -> list[Difference]:
 
 
 def _beside(branched: Side, original: Side) -> list[tuple[str, str]]:
-    """Segments that resume from inside a stage of the other side, with the segments there that resume from
-    the same place."""
+    """Pairs of segments: one that resumes from inside a stage of the other side, and the segment of that
+    stage that trains on from the same place."""
     pairs: dict[str, str] = {}
     names = {part.fingerprint: name for name, part in original.parts.items()}
     own = {part.fingerprint: name for name, part in branched.parts.items()}
@@ -276,7 +276,7 @@ def _difference(name: str, a: Part | None, b: Part | None) -> Difference:
         elif change.only_in is None:
             found.execution.append(change)
     found.inputs = changes(a.inputs, b.inputs)
-    # then what was measured is shown where it differs, at another step of the trajectory
+    # for equal fingerprints, measurements are shown where they differ, at another step of the trajectory
     same = a.fingerprint == b.fingerprint
     for metric in a.metrics:
         if metric in b.metrics and not (same and a.metrics[metric] == b.metrics[metric]):
@@ -289,8 +289,8 @@ def _difference(name: str, a: Part | None, b: Part | None) -> Difference:
 
 
 def _published(a: Part, b: Part) -> list[tuple[str, Compared]]:
-    """Published scores beside the metrics of each side. A side that states none, as a run, is compared with
-    those of the other."""
+    """Published scores beside the metrics of each side. A side without published scores, such as a run, is
+    compared with those of the other side."""
     scores = a.published or b.published, b.published or a.published
     ours, theirs = (
         [score.compared(metric, part.metrics) for metric, score in stated.items()]
@@ -302,8 +302,8 @@ def _published(a: Part, b: Part) -> list[tuple[str, Compared]]:
 
 
 def _losses(a: Part, b: Part) -> Iterator[tuple[int, str, float, float]]:
-    """(tokens, column, value of A, value of B) at some of the token counts that both have, the first and
-    the last among them."""
+    """(tokens, column, value of A, value of B) at some of the token counts that both have, with the first
+    and the last."""
     names = {name for row in a.loss.values() for name in row} & {
         name for row in b.loss.values() for name in row
     }
@@ -326,7 +326,7 @@ def _losses(a: Part, b: Part) -> Iterator[tuple[int, str, float, float]]:
 
 
 def named(change: Change[ReadInput]) -> Change[str]:
-    """The inputs as text: name, step and the begin of the fingerprint."""
+    """The inputs as text: name, step and the beginning of the fingerprint."""
 
     def text(read: ReadInput | None) -> str | None:
         if read is None:

@@ -1,11 +1,11 @@
-"""What a part was made from, down to the source documents: as a tree, as JSON, and for a picture
+"""Traces a part back to its source documents, as a tree, as JSON, and for a picture
 (`flows.provenance.picture`).
 
-A lineage comes from a plan (also of what has not run yet), or from the store alone, for a reader who has an
-exported model and no recipe.
+A lineage comes from a plan (also for parts that have not run yet), or from the store alone, for a reader who
+has an exported model and no recipe.
 
-Invariant: reading only. Licence, language and settings are what was recorded when a part was made, where it
-has been; nothing is inferred.
+Invariant: it only reads. For a part that has been made, licence, language and settings are those recorded
+when it was made; nothing is inferred.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from specs.stages import TRAINING
 
 @dataclass(frozen=True)
 class Documents:
-    """Files outside the store, by the digest of what they hold. `facts`: url, format, language, license,
+    """Files outside the store, with the digest of their content. `facts`: url, format, language, license,
     as far as they are known."""
 
     name: str
@@ -44,7 +44,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Link:
-    """An input: the key of an item, or of documents; `step` of a checkpoint."""
+    """An input: the key of an item or of documents, and the step if it is a checkpoint."""
 
     key: str
     step: int | None = None
@@ -53,7 +53,7 @@ class Link:
 @dataclass(frozen=True)
 class Item:
     """One part. `action`: what a plan would do with it; `stored` or `gone` where there is no plan. `spec`:
-    what bears its identity."""
+    its identity fields."""
 
     key: str
     name: str
@@ -82,7 +82,7 @@ class Lineage:
     documents: dict[str, Documents] = field(default_factory=dict)
 
     def shares(self, mixture: Item) -> dict[str, float]:
-        """Share of every corpus in the samples of a mixture that is made, by key of the corpus."""
+        """The share of every corpus in the samples of a mixture, by key; empty until the mixture is made."""
         try:
             sources = Artifact(self.store, mixture.path).document(FILE, MixtureRecipe).sources
         except (StoreError, OSError):
@@ -91,8 +91,8 @@ class Lineage:
         return {source.path: source.weight / total for source in sources}
 
     def trained_on(self) -> dict[str, float]:
-        """Tokens of every corpus that were trained on along the lineage, by key; of a trajectory up to its
-        furthest step here."""
+        """The tokens of every corpus that were trained on along the lineage, by key; a trajectory counts up
+        to its furthest step in the lineage."""
         furthest: dict[str, Item] = {}
         for item in self.items.values():
             if item.kind in TRAINING and item.tokens >= furthest.get(item.path, item).tokens:
@@ -104,7 +104,7 @@ class Lineage:
         return found
 
     def shares_of(self, trained: Item) -> dict[str, float]:
-        """The same for a part that trains: of its mixture, or all of the one data set that it reads."""
+        """The shares of what a part trains on, by key: those of its mixture, or 1 for its only data set."""
         data = [
             link.key
             for role, link in trained.inputs.items()
@@ -198,8 +198,8 @@ def _key(path: str, step: int | None) -> str:
 
 
 def tree(found: Lineage, root: str) -> Tree:
-    """A part and what it was made from. What is shown already is named only; the tokenizer, which
-    everything reads, not even that."""
+    """A part and what it was made from. An item that is shown already is only named; the tokenizer, which
+    everything reads, is then left out."""
     shown = {root}
 
     def grow(item: Item, branch: Tree) -> Tree:
@@ -242,8 +242,8 @@ def _documents_label(role: str, documents: Documents) -> str:
 
 
 def summary_lines(found: Lineage, item: Item) -> list[str]:
-    """What a finished part says of itself, in a few lines: documents and filters of data, shares of a
-    mixture, results."""
+    """A few lines about a finished part: documents, filters and planted documents of data, shares of a
+    mixture."""
     metrics = item.metrics
     if item.kind in ("corpus", "conversations"):
         made = list(_data_lines(metrics)) if isinstance(metrics.get("train"), dict) else []
@@ -281,7 +281,7 @@ def _data_lines(metrics: dict[str, Any]) -> Iterator[str]:
 
 
 class SourceRow(TypedDict):
-    """A source, and what a lineage has of it."""
+    """A source, and its use in a lineage."""
 
     name: str
     digest: str
@@ -295,7 +295,7 @@ class SourceRow(TypedDict):
 
 
 def sources_table(found: Lineage) -> Table:
-    """Every source with licence and language, and what was trained on of it."""
+    """A table of every source with its licence, its language and its tokens that were trained on."""
     counted = ("files", "size", "tokens held", "tokens trained on")
     headings = ("source", "licence", "language", *counted[:2], "used for", *counted[2:], "digest")
     table = empty_table("sources", headings, numbers=counted, folded=headings)
@@ -314,7 +314,7 @@ def sources_table(found: Lineage) -> Table:
 
 
 def planted_table(found: Lineage) -> Table | None:
-    """Documents that were put into the training data on purpose; None where there are none."""
+    """A table of the documents put into the training data on purpose; None if there are no such documents."""
     rows = {
         (item.path, planted.name): (item, planted)
         for item in found.items.values()
@@ -335,7 +335,7 @@ def planted_table(found: Lineage) -> Table | None:
 
 
 def source_rows(found: Lineage) -> list[SourceRow]:
-    """The same as plain values; tokens of a corpus count for the documents that it was made from."""
+    """The sources as plain values; tokens of a corpus count for the documents that it was made from."""
     trained = found.trained_on()
     rows: list[SourceRow] = []
     for digest, documents in found.documents.items():
@@ -380,7 +380,7 @@ def _files(store: Store, digest: str) -> list[dict[str, Any]] | None:
 
 
 def to_json(found: Lineage, root: str, *, files: bool = False) -> dict[str, Any]:
-    """A part with its inputs inside, for programs."""
+    """A part as JSON for programs, with its inputs nested inside."""
     item = found.items[root]
     inputs: dict[str, Any] = {}
     for role, link in item.inputs.items():

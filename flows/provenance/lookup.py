@@ -1,6 +1,7 @@
-"""Finding what is stored without a recipe: by place, fingerprint, run, or an exported folder.
+"""Finds stored artifacts without a recipe: by place, fingerprint, run, or an exported folder.
 
-Invariant: reading only, and never a guess: what fits more than one artifact is refused with the list of them.
+Invariant: it only reads, and never guesses: a text that fits more than one artifact is refused with a list of
+these.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from infra.store import Artifact, Store, StoreError, runs
 from infra.store.reading.walk import ARTIFACT
 from infra.store.store import CHUNK
 
-LEAST = 6  # hex digits of a shortened fingerprint
+LEAST = 6  # fewest hex digits of a shortened fingerprint
 NOT_ARTIFACTS = ("runs", "inputs", "reports", "protected", "damaged")
 WEIGHTS = "*.safetensors"
 _PLACE = re.compile(
@@ -24,7 +25,7 @@ _PLACE = re.compile(
 
 @dataclass(frozen=True)
 class Found:
-    """An artifact; `step` of a trajectory."""
+    """An artifact; `step` is a step of a trajectory."""
 
     path: str
     step: int | None
@@ -34,9 +35,9 @@ class Found:
 
 
 def find(store: Store, text: str) -> list[Found]:
-    """What a text names: `pretrain/3d74c4` or `3d74c4` (with `@step=1200`), `RUN` (its exports, else its
-    last part), `RUN:PART`, or a local folder that was exported. StoreError when there is nothing, or
-    several things, of that name."""
+    """The artifacts that a text names: `pretrain/3d74c4` or `3d74c4` (with `@step=1200`), `RUN` (its exports,
+    else its last part), `RUN:PART`, or a local folder that was exported. StoreError when the text names
+    nothing, or several things."""
     if (match := _PLACE.match(text)) and len(match["fingerprint"]) >= LEAST:
         return [_by_fingerprint(store, text, match)]
     if Path(text).is_dir():
@@ -52,7 +53,7 @@ def find(store: Store, text: str) -> list[Found]:
 
 
 def kinds(store: Store) -> list[str]:
-    """Folders of the store that hold artifacts."""
+    """The folders of the store that hold artifacts."""
     return [name for name in store.names("") if "." not in name and name not in NOT_ARTIFACTS]
 
 
@@ -72,8 +73,8 @@ def _by_fingerprint(store: Store, text: str, match: re.Match[str]) -> Found:
 
 
 def last_step(store: Store, path: str) -> int | None:
-    """The furthest committed step of a trajectory, finished ones first; None for an artifact without
-    steps."""
+    """The furthest finished step of a trajectory, or else its furthest checkpoint; None for an artifact
+    without steps."""
     artifact = Artifact(store, path)
     return max(artifact.manifest_steps() or artifact.checkpoint_steps(), default=None)
 
@@ -96,7 +97,7 @@ def _of_run(store: Store, run: str, part: str) -> list[Found]:
 
 def find_export(store: Store, folder: Path) -> Found:
     """The export whose weights and configuration a folder holds, byte by byte, wherever the folder is.
-    StoreError when there is none."""
+    StoreError when there is no such export."""
     names = ["config.json", *sorted(path.name for path in folder.glob(WEIGHTS))]
     if len(names) < 2 or not (folder / "config.json").is_file():
         raise StoreError(f"'{folder}' has no config.json with {WEIGHTS} beside it: it is no exported model")

@@ -1,8 +1,8 @@
-"""Which scores move between two parts that scored the same completions: with another constitution, another
-judge, another reward.
+"""Finds the scores that move between two parts that scored the same completions: with another constitution,
+another judge, another reward.
 
-Invariant: reading only. Scores are compared completion by completion, and only where both parts have read the
-same ones.
+Invariant: it only reads. Scores are compared completion by completion, and only where both parts have read
+the same completions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specs.differences import Change, changes
 from specs.judge import clauses
 
 SCORED = {"rewards": ("prompts", "completions", "generated:"), "evaluate_reward": ("conversations:",)}
-"""Kinds of parts that score, and the inputs, or the begin of their roles, that say what."""
+"""The kinds of parts that score, with the roles, or beginnings of roles, of the inputs that they score."""
 CONSTITUTION = "constitution.txt"
 SHOWN = 10
 CHARACTERS = 60  # of a prompt
@@ -35,19 +35,19 @@ class Score:
 
 @dataclass
 class MovedScores:
-    """Counts over all completions, and those that move most."""
+    """Counts over all completions, and the scores that move most."""
 
     completions: int = 0
     moved: int = 0
-    total: float = 0.0  # of B - A
+    total: float = 0.0  # sum of B - A
     pairs: int = 0  # of completions of a prompt
-    swapped: int = 0  # pairs of which A and B prefer another completion
+    swapped: int = 0  # pairs of which A and B prefer different completions
     largest: list[Score] = field(default_factory=list)  # the largest first
-    clauses: list[Change[str]] = field(default_factory=list)  # of the constitutions
+    clauses: list[Change[str]] = field(default_factory=list)  # that differ between the constitutions
 
     @property
     def mean(self) -> float:
-        """Of B - A."""
+        """The mean of B - A."""
         return self.total / self.completions
 
     def to_json(self) -> dict[str, Any]:
@@ -59,8 +59,8 @@ class MovedScores:
 
 
 def moved_scores(a: Artifact, b: Artifact) -> MovedScores | None:
-    """The comparison of two finished parts; None for parts that do not score, that scored something else, or
-    whose scores cannot be read."""
+    """The comparison of two finished parts; None for parts that do not score, that scored other completions,
+    or whose scores cannot be read."""
     kind = a.identity.kind
     if kind != b.identity.kind or kind not in SCORED or _scored(a) != _scored(b):
         return None
@@ -71,11 +71,11 @@ def moved_scores(a: Artifact, b: Artifact) -> MovedScores | None:
 
 
 def _compared(a: Artifact, b: Artifact) -> MovedScores:
-    """ValueError when the rows are not of the same completions."""
+    """The comparison of two parts. ValueError when their rows are not of the same completions."""
     from apertus_model.data.rows import Rows
 
     found = MovedScores(clauses=changes(_clauses(a), _clauses(b)))
-    largest: list[tuple[float, int, int, Score]] = []  # by distance, the first places first
+    largest: list[tuple[float, int, int, Score]] = []  # distance, -row, -place, score
     for row, (own, other) in enumerate(zip(Rows(a), Rows(b), strict=True)):
         if own["id"] != other["id"]:
             raise ValueError(f"row {row} is of {own['id']} and of {other['id']}")
@@ -101,7 +101,7 @@ def _compared(a: Artifact, b: Artifact) -> MovedScores:
 
 
 def _scored(artifact: Artifact) -> dict[str, str]:
-    """Fingerprints of what a part scored."""
+    """The fingerprints of the inputs that a part scored, by role."""
     begins = SCORED[artifact.identity.kind]
     return {
         role: read.fingerprint for role, read in artifact.identity.inputs.items() if role.startswith(begins)
@@ -109,7 +109,7 @@ def _scored(artifact: Artifact) -> dict[str, str]:
 
 
 def _values(row: dict[str, Any]) -> dict[str, float]:
-    """The scores of a row, by what they are of."""
+    """The scores of a row, by completion."""
     if "offline" not in row:
         return {name: row[name] for name in ("chosen", "rejected") if name in row}
     return {

@@ -1,8 +1,8 @@
-"""`apertus cp`: a run with its lineage in another store, where it can be continued.
+"""`apertus cp`: copies a run with its lineage to another store, where it can be continued.
 
-Invariants: the record of the run is written last, when all that it refers to and that is stored has been
-copied. A copy of some stages takes nothing from what the target's record of the run reaches, so that `gc`
-there removes nothing because of it.
+Invariants: the record of the run is written last, when every stored artifact that it refers to has been
+copied. After a copy of some stages, the target's record of the run still reaches all that it reached before,
+so that `gc` there removes nothing because of the copy.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Parts = dict[str, tuple[str, int | None]]
 def transfer(
     console: Console, what: str, target: str, stages: list[str], store: str | None, overrides: list[str]
 ) -> Amount:
-    """Copies a recipe's parts, or a named run, as far as they are stored. `stages`: only these, and what
-    they were made from."""
+    """Copies a recipe's parts, or a named run, as far as they are stored. `stages`: copies only these
+    stages, and what they were made from."""
     if Path(what).suffix in (".yaml", ".yml"):
         pipeline = load(what, overrides)
         source = Store.open(store or pipeline.store)
@@ -119,9 +119,9 @@ def _with_progress(
 
 
 def _record(store: Store, name: str, parts: Parts, spec: dict[str, Any], *, some: bool) -> None:
-    """Makes the copy a named run of the target, so that `gc` keeps it; nothing where its last record says
-    the same. `some`: the copy is of some stages, so the parts of the last record stay, those of a
-    trajectory that is in both with the furthest step."""
+    """Makes the copy a named run of the target, so that `gc` keeps it; writes nothing if its last record
+    says the same. `some`: only some stages were copied, so the parts of the last record stay; for a
+    trajectory that is in both, the furthest step is recorded."""
     if name in runs.names(store):
         last = runs.last(store, name)
         if some:

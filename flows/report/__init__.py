@@ -174,7 +174,7 @@ def _corpora(run: Run) -> list[Part]:
 
 
 def _source_names(run: Run) -> list[str]:
-    """Every source with a colour: of mixtures first, then those that are only held out."""
+    """The names of all sources with a colour: those of mixtures first, then those that are only held out."""
     names = [share.source for shares in run.mixtures.values() for share in shares]
     return names + [name for curve in run.curves for name in curve.heldout]
 

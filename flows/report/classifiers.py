@@ -1,4 +1,4 @@
-"""What the report shows of trained classifiers of documents: accuracy by label, calibration, thresholds.
+"""The numbers of trained document classifiers in the report: accuracy by label, calibration, thresholds.
 
 Invariant: files of artifacts are external data. An entry of an unexpected form is left out, without an error.
 """
@@ -12,7 +12,7 @@ from flows.report.results import Gate, numbers
 
 COLUMNS = ("documents", "precision", "recall", "auc", "average_precision")
 OF_LANGUAGE = ("accuracy", "loss", "calibration_error")
-MOST_LANGUAGES = 100  # shown of each label
+MOST_LANGUAGES = 100  # shown for each label
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Classified:
     name: str
     metrics: dict[str, float]
     labels: dict[str, dict[str, float]]  # metrics by label
-    languages: dict[str, dict[str, float]]  # metrics by language, where each has a model
+    languages: dict[str, dict[str, float]]  # metrics by language, if each language has a model
     reliability: list[dict[str, float]]  # bins of the calibration
     percentiles: list[str]
     thresholds: list[
@@ -33,7 +33,7 @@ class Classified:
 
     @classmethod
     def of(cls, name: str, metrics: dict[str, Any], facts: dict[str, Any], gates: list[Gate]) -> Classified:
-        """From a manifest."""
+        """Reads the metrics and facts of a manifest."""
         flat, labels = numbers(metrics), dict[str, dict[str, float]]()
         for key, value in flat.items():
             metric, _, label = key.partition("/")

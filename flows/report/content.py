@@ -1,7 +1,7 @@
-"""From a plan and its store to plain values: the content of the report, without its presentation.
+"""Reads the content of the report from a plan and its store as plain values, without presentation.
 
-Invariant: only reads, through markers; a missing result is a state ("not run"), and an unreadable file is a
-note, never an error.
+Invariant: it only reads, through markers; a missing result is a state ("not run"), and an unreadable file is
+a note, never an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from specs.stages.gates import Measuring
 from specs.stages.mixture import MixturePart
 from specs.tokenizer_comparison import Comparison
 
-FOLDED = 4  # least number of variants of a stage that are one box of the graph
+FOLDED = 4  # least number of variants of a stage that share one box of the graph
 LISTED = 30  # entries of a long list in the settings
 TOKENIZERS = EvaluateTokenizersStage.kind_name()
 REWARDS = EvaluateRewardStage.kind_name()
@@ -167,8 +167,8 @@ def _stage(plan: Plan, name: str, parts: list[Part]) -> Stage:
 
 
 def _result(plan: Plan, name: str, parts: list[Part]) -> dict[str, Any]:
-    """The numbers of a stage as a whole: of the last part of a chain that has any; counts of independent
-    parts are summed."""
+    """The numbers of a stage as a whole: in a chain, those of the last part that has any; counts of
+    independent parts are summed."""
     stored = [numbers(part.metrics) for part in parts if part.metrics]
     if not stored:
         return {}
@@ -255,8 +255,8 @@ def _curves(plan: Plan, stages: list[Stage], notes: list[str]) -> list[Curve]:
 
 
 def _mixtures(plan: Plan, parts: dict[str, Part]) -> dict[str, list[Share]]:
-    """Shares by name of the mixture, with passes of finished training. A mixture by size is left out until
-    its sources are built."""
+    """The shares by name of the mixture, with passes of finished training. A mixture by size is left out
+    until its sources are built."""
     found = {}
     for node in plan.graph.nodes.values():
         if not isinstance(node.part, MixturePart):
@@ -314,7 +314,7 @@ def _evaluation(plan: Plan, part: Part, metrics: dict[str, float], notes: list[s
 
 
 def _tokenizers(plan: Plan, part: Part, notes: list[str]) -> ComparedTokenizers | None:
-    """A comparison of tokenizers; None, and a note, when it cannot be read."""
+    """A comparison of tokenizers; None, with a note, when it cannot be read."""
     if "evaluation.json" not in part.files:
         return None
     try:
@@ -353,7 +353,7 @@ def _published(plan: Plan, stage: str, metrics: dict[str, float]) -> list[Compar
 
 
 def _document(plan: Plan, part: Part, name: str, notes: list[str]) -> Any:
-    """A JSON file of an artifact; None, and a note, when it cannot be read."""
+    """A JSON file of an artifact; None, with a note, when it cannot be read."""
     try:
         return Artifact(plan.store, part.path or "").json(name)
     except (StoreError, ValueError) as error:

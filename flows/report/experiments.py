@@ -1,7 +1,7 @@
 """The figures of a recipe (`specs/figures.py`): numbers of stored parts, and their charts.
 
 Invariant: only stored numbers are drawn. A variant without a number is left out and named, as is a figure
-without any.
+without any number.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from flows.report.results import numbers
 from specs.figures import VARIANT, Axis, FigureSpec
 
 HEIGHT = 380
-MOST_PLACES = 12  # of a figure of lines, evenly spaced
+MOST_PLACES = 12  # a figure of lines with at most so many places spaces them evenly
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 SIDES = ("top center", "bottom center", "middle left", "middle right")  # of a point, for its text
 Metrics = Mapping[str, Mapping[str, float]]
-"""Stage -> the numbers of its result, `val_loss` among them where it was measured at its end."""
+"""Stage -> the numbers of its result, `val_loss` among them if it was measured at the stage's end."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Point:
     """One point: a variant, or one number of a line."""
 
     variant: str
-    text: str  # label beside it
+    text: str  # label beside the point
     x: Value | None  # None for a bar
     y: Value
 
@@ -72,7 +72,7 @@ def experiment(spec: FigureSpec, metrics: Metrics) -> Experiment:
 
 def _means(spec: FigureSpec, series: str, points: Mapping[str, list[Point]]) -> list[Point]:
     """The mean of the points of a series, or of their differences from those of `against` with the same
-    label; no point without a number."""
+    label; no point if there is no number."""
     own = points[series]
     if spec.against:
         others = {point.text: point for point in points[spec.against]}
@@ -330,8 +330,8 @@ def _place(point: Point) -> int:
 
 
 def _draw_bars(name: str, found: Experiment, look: dict[str, Style]) -> tuple[list[Any], dict[str, Any]]:
-    """A bar for each variant, those of a series beside each other in its colour; of means a mark, since their
-    differences are small beside the distance from zero."""
+    """A bar for each variant, those of a series side by side in its colour; a mark for each mean, since the
+    differences of means are small compared with their distance from zero."""
     traces: list[Any] = []
     texts = any(point.text for points in found.points.values() for point in points)
     for series, points in found.points.items():

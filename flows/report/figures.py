@@ -103,7 +103,7 @@ def plot(traces: list[Any], **layout: Any) -> dict[str, Any]:
 
 
 def category_axis(count: int) -> dict[str, Any]:
-    """A y axis of so many rows, the first on top."""
+    """A y axis of `count` rows, the first on top."""
     return {"type": "category", "automargin": True, "tickmode": "linear", "range": [count - 0.5, -0.5]}
 
 

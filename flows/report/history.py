@@ -22,7 +22,7 @@ from flows.planning.plan import Plan, Step
 LIMIT = 2000  # points of one series
 SMOOTHED = 40  # a running mean covers a curve's length / 40 on either side, at least LEAST
 LEAST = 5
-LINEAGE = ("parent", "checkpoint")  # roles of what a part continues
+LINEAGE = ("parent", "checkpoint")  # roles of the inputs that a part continues from
 BOOKKEEPING = ("step", "tokens", "time")
 COMMON = ("loss", "lr", "grad_norm", "tokens_per_second", "masked_share")
 
@@ -54,7 +54,7 @@ class Curve:
 
 
 def position(graph: Graph, node: Node, step: int) -> int:
-    """Tokens consumed along the lineage of a part after `step` steps of it."""
+    """The tokens consumed along the lineage of a part up to its step `step`."""
     return _origin(graph, node) + _consumed(node, step)
 
 
@@ -69,7 +69,7 @@ def _origin(graph: Graph, node: Node) -> int:
 
 
 def _consumed(node: Node, step: int) -> int:
-    """Tokens by the part's count; a part without one consumes its total evenly, a merge nothing."""
+    """The tokens by the part's own count; without one, a part consumes its total evenly, a merge nothing."""
     tokens_at = getattr(node.part, "tokens_at", None)
     return node.tokens_until(step) if tokens_at is None else int(tokens_at(step))
 
@@ -118,7 +118,7 @@ def curve(plan: Plan, stage: str) -> Curve | None:
 
 
 class _Column:
-    """A growing series of finite values in 16 bytes a point."""
+    """A growing series of finite values, at 16 bytes per point."""
 
     def __init__(self) -> None:
         self.x = array("d")
@@ -152,7 +152,7 @@ def _short(value: float) -> float:
 
 
 def running_mean(values: Sequence[float], half: int) -> list[float]:
-    """Mean over up to `half` neighbours on either side."""
+    """The mean of each value and up to `half` neighbours on either side."""
     sums = [0.0]
     for value in values:
         sums.append(sums[-1] + value)

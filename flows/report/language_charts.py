@@ -1,4 +1,4 @@
-"""The picture of a corpus's languages: what became of the documents of each.
+"""Draws the languages of a corpus: what became of the documents of each language.
 
 Invariant: an outcome has one colour in the pictures of all corpora; kept documents come first.
 """
@@ -17,7 +17,7 @@ ROW, MARGIN = 22, 84  # pixels
 
 
 def outcomes(corpora: Sequence[tuple[str, list[Language]]]) -> list[Figure]:
-    """A figure for each corpus that knows languages: a row for each language, of bars for the shares of its
+    """A figure for each corpus that has languages: a row for each language, with bars for the shares of its
     documents that were kept, and that each filter removed."""
     names = filters_of(one for _, languages in corpora for one in languages)
     look = Styles([KEPT, *names], (SERIES_COLOURS[2], *SERIES_COLOURS[:2], *SERIES_COLOURS[3:]))

@@ -1,4 +1,4 @@
-"""The table of memorisation in the report: what is measured, by decoding and prefix, over repetitions.
+"""The table of memorisation in the report: measures by decoding and prefix, over repetitions.
 
 Invariant: metrics of an unexpected form are left out.
 """
@@ -28,16 +28,16 @@ NAME = re.compile(
 
 
 class Row(NamedTuple):
-    """What is measured, and how the continuations were made."""
+    """A measure, and how the continuations were made."""
 
     measure: str
     decoding: str
     prefix: int  # tokens given
-    offset: int  # tokens of the sequence before them
+    offset: int  # tokens of the sequence before the prefix
 
 
 class Cell(NamedTuple):
-    """The mean over the sequences that training repeated equally often; its interval, if it has one."""
+    """The mean over the sequences that training repeated equally often, and its interval, if any."""
 
     value: float
     low: float | None
@@ -52,7 +52,7 @@ class Memorised:
 
     @classmethod
     def of(cls, metrics: Mapping[str, float]) -> Memorised:
-        """Reads the metrics of an evaluation; without rows where it measured no memorisation."""
+        """Reads the metrics of an evaluation; there are no rows if it measured no memorisation."""
         found: dict[Row, dict[int, Cell]] = {}
         for name, value in metrics.items():
             if (match := NAME.fullmatch(name)) and not match["end"]:
@@ -70,8 +70,9 @@ class Memorised:
         return sorted({number for cells in self.rows.values() for number in cells})
 
     def lines(self, measure: str, over: Over) -> Lines:
-        """By decoding, over one of three numbers. The others are the most repetitions, the shortest prefix
-        and the first offset. Empty over a prefix or offset that all have."""
+        """A line of a measure for each decoding, over one of three numbers. The other two are fixed to the
+        most repetitions, the shortest prefix or the first offset. Empty over a prefix or an offset if all
+        rows have the same."""
         prefixes, offsets = ({row[at] for row in self.rows} for at in (2, 3))
         found: Lines = {}
         if not self.rows or (over != "repetitions" and len(prefixes if over == "prefix" else offsets) < 2):

@@ -18,7 +18,7 @@ HEIGHT = 320
 ROW = 34  # pixels of a bar
 SECONDS = ("seconds", 1.0), ("milliseconds", 1e-3), ("microseconds", 1e-6)
 BYTES = ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)
-VISIBLE = 0.05  # of a GPU's memory: below, a chart that shows the limit shows nothing else
+VISIBLE = 0.05  # of a GPU's memory; below this, a chart with the limit would show nothing else
 NAMES = {
     "optimizer_states": "optimizer states",
     "matrix": "matrix products",
@@ -58,7 +58,7 @@ def rehearsals(parts: Sequence[RehearsedPart]) -> dict[str, list[Figure]]:
 
 
 def _memory(part: RehearsedPart) -> Figure:
-    """Of the rank with the largest peak."""
+    """The memory over a step of the rank with the largest peak."""
     rank, found = part.busiest
     used = [
         index
@@ -105,7 +105,7 @@ def _memory(part: RehearsedPart) -> Figure:
 
 
 def _time(part: RehearsedPart) -> Figure:
-    """A bar for each rank."""
+    """The predicted time of a step, with a bar for each rank."""
     times = {f"rank {rank}": _classes(found, part.bubble) for rank, found in part.ranks.items()}
     unit, second = _unit(SECONDS, max(sum(classes.values()) for classes in times.values()))
     kinds = list(dict.fromkeys(kind for classes in times.values() for kind in classes))
@@ -139,7 +139,7 @@ def _time(part: RehearsedPart) -> Figure:
 
 
 def _classes(found: Rehearsed, bubble: float) -> dict[str, float]:
-    """Seconds by class of operators, by mesh of the collectives that are waited for, and idle ones."""
+    """Seconds by class of operators, by mesh of the collectives that are waited for, and idle time."""
     waits: defaultdict[str, float] = defaultdict(float)
     for line in found.collectives:
         if line.mesh not in HIDDEN:

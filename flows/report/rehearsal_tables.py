@@ -1,5 +1,5 @@
-"""Tables of rehearsed parts: memory beside the plan, and of the rank with the largest peak its tensors,
-collectives, waits and operators.
+"""Tables of rehearsed parts: memory beside the plan, and the tensors, collectives, waits and operators of the
+rank with the largest peak.
 
 Invariant: only units are computed here; every number comes from a rehearsal.
 """
@@ -28,7 +28,7 @@ class Table:
 
 
 def by_stage(parts: Sequence[RehearsedPart]) -> dict[str, list[RehearsedPart]]:
-    """In the order of the recipe."""
+    """The parts by stage, in the order of the recipe."""
     found = defaultdict[str, list[RehearsedPart]](list)
     for part in parts:
         found[part.stage].append(part)
@@ -36,7 +36,7 @@ def by_stage(parts: Sequence[RehearsedPart]) -> dict[str, list[RehearsedPart]]:
 
 
 def tables(part: RehearsedPart) -> list[Table]:
-    """None where no rank builds."""
+    """The tables of a part; an empty list if no rank builds."""
     if not part.ranks:
         return []
     rank, found = part.busiest

@@ -18,7 +18,7 @@ from flows.report.results import Evaluation, Rewards
 
 HEIGHT = 280
 BINS = 24
-CROWDED = 12  # bars that need the whole width
+CROWDED = 12  # more bars than this need the whole width
 
 
 def styles(evaluations: list[Evaluation], stages: Styles) -> dict[str, Style]:
@@ -36,7 +36,7 @@ def styles(evaluations: list[Evaluation], stages: Styles) -> dict[str, Style]:
 
 
 def results(evaluations: list[Evaluation], look: dict[str, Style]) -> list[Figure]:
-    """All charts with numbers."""
+    """All charts that have numbers to show."""
     overall = {
         evaluation.name: evaluation.metrics["perplexity"]
         for evaluation in evaluations

@@ -31,7 +31,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Rewards:
-    """Rewards per prompt of a model, and of the one it is compared with."""
+    """Rewards per prompt of a model, and of the model it is compared with."""
 
     model: str
     against: str
@@ -62,14 +62,14 @@ class Evaluation:
     name: str
     stage: str
     of: str  # training stage whose checkpoint was measured
-    checkpoint: str  # its name
+    checkpoint: str  # name of that checkpoint
     metrics: dict[str, float]
     gates: list[Gate] = field(default_factory=list)
     published: list[Compared] = field(default_factory=list)
     rewards: Rewards | None = None
 
     def family(self, prefix: str) -> dict[str, float]:
-        """`perplexity/` -> `{"code": 12.0, ...}`."""
+        """The metrics with a prefix, without it: `perplexity/` -> `{"code": 12.0, ...}`."""
         return {
             name.removeprefix(prefix): value
             for name, value in self.metrics.items()
@@ -84,7 +84,7 @@ class Evaluation:
         return Estimate(value=value, low=low, high=high)
 
     def at_numbers(self, prefix: str) -> dict[int, float]:
-        """As `family`, for names that are numbers, ascending."""
+        """The metrics of `family` whose names are numbers, in ascending order."""
         found = {int(name): value for name, value in self.family(prefix).items() if name.isdecimal()}
         return dict(sorted(found.items()))
 
@@ -94,7 +94,7 @@ class ComparedTokenizers:
     """The comparison of one `evaluate_tokenizers` stage."""
 
     name: str
-    names: list[str]  # of the tokenizers, as the recipe orders them
+    names: list[str]  # of the tokenizers, in the recipe's order
     comparison: Comparison
     gates: list[Gate] = field(default_factory=list)
     published: list[Compared] = field(default_factory=list)
@@ -121,7 +121,7 @@ REWARD_NUMBERS = (
 
 
 def agreement_rows(evaluations: Iterable[Evaluation]) -> dict[str, str]:
-    """What evaluations of rewards measured, with its text, by the name of the metric."""
+    """The descriptions of the metrics that evaluations of rewards have, by the name of the metric."""
     names = dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics)
     return {name: text for name, text in (MEASURES | OF_COMPARISON).items() if name in names} | {
         name: f"accuracy on {name.removeprefix(OF_SOURCE)}"
@@ -167,7 +167,7 @@ def _is_drawn(name: str) -> bool:
 
 
 def read_rewards(document: Any) -> Rewards | None:
-    """`rewards.json`; None when it has no reward."""
+    """The content of `rewards.json`; None when it has no reward."""
     rows = [row for row in _entries(document, "rows") if isinstance(row, dict)]
     values = [value for row in rows if (value := number(row.get("reward"))) is not None]
     before = [value for row in rows if (value := number(row.get("against"))) is not None]
@@ -179,7 +179,7 @@ def read_rewards(document: Any) -> Rewards | None:
 
 
 def read_samples(document: Any) -> list[Prompt]:
-    """`samples.json`."""
+    """The prompts of `samples.json`."""
     prompts = []
     for entry in _entries(document, "prompts"):
         if isinstance(entry, dict):
@@ -195,7 +195,7 @@ def read_samples(document: Any) -> list[Prompt]:
 
 
 def side_by_side(sampled: Iterable[list[Prompt]]) -> list[Prompt]:
-    """The prompts of several evaluations, equal ones joined, each completion once."""
+    """The prompts of several evaluations, with equal prompts joined and each completion once."""
     found: dict[tuple[str, str], Prompt] = {}
     for prompts in sampled:
         for prompt in prompts:

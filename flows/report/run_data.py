@@ -1,4 +1,4 @@
-"""What a report shows of a run, as plain values."""
+"""The content of the report of a run, as plain values."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Stage:
 
     @property
     def finished(self) -> int:
-        """Of its variants, or of its parts."""
+        """The number of variants, or of parts, that are finished."""
         members: Sequence[Stage | Part] = self.variants if len(self.variants) > 1 else self.parts
         return sum(member.state in ("finished", "gate failed") for member in members)
 
@@ -83,8 +83,8 @@ class Share:
 
     source: str
     share: float
-    tokens: int | None  # None before it is built
-    passes: float | None  # over it through this mixture; None where nothing was trained
+    tokens: int | None  # None before the source is built
+    passes: float | None  # over the source through this mixture; None where nothing was trained
     passes_in_all: float | None
 
 
@@ -141,7 +141,7 @@ class Run:
 
     @property
     def newest(self) -> str:
-        """When the newest manifest or checkpoint was written."""
+        """The time at which the newest manifest or checkpoint was written."""
         return max((part.created for part in self.parts), default="")
 
     @property

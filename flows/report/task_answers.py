@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 CHARACTERS = 2000
-"""Of one text."""
+"""The most characters of one text."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class TaskAnswer:
 
 @dataclass(frozen=True)
 class TaskAnswers:
-    """The answers that are shown of one task with one filter, in one part."""
+    """The answers that are shown for one task with one filter, in one part."""
 
     part: str
     task: str
     filter: str
-    metric: str  # by which the worst are the worst
+    metric: str  # that decides which answers are the worst
     shown: list[TaskAnswer] = field(default_factory=list)
 
 

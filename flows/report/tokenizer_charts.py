@@ -1,6 +1,7 @@
-"""The picture of compared tokenizers: parity of each language, with intervals.
+"""Draws compared tokenizers: parity of each language, with intervals.
 
-Invariant: languages are sorted by the mean of all tokenizers, so a row is the same language for each.
+Invariant: languages are sorted by the mean of all tokenizers, so a row is the same language for each
+tokenizer.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def parities(compared: ComparedTokenizers) -> Figure:
 
 
 def by_cost(found: Comparison) -> list[str]:
-    """The languages, that with the most tokens first, in the mean of the tokenizers."""
+    """The languages, sorted by the mean of the tokenizers' parities, most tokens first."""
 
     def cost(language: str) -> float:
         return sum(_parity(found, name, language).value for name in found.tokenizers)

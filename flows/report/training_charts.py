@@ -14,7 +14,7 @@ from flows.report.run_data import Share
 from specs.stages import STAGES, TRAINING
 from specs.stages.preference_training import PairTraining
 
-# not nats per token
+# kinds whose loss is not in nats per token
 OWN_LOSS = tuple(kind for kind in TRAINING if issubclass(STAGES[kind], PairTraining))
 COLUMNS = {
     "loss": "training loss",
@@ -48,7 +48,7 @@ def losses(curves: list[Curve], stages: Styles, sources: Styles) -> Figure | Non
 
 
 def own_losses(curve: Curve, stages: Styles) -> Figure:
-    """All columns of one stage in small panels: for a loss of another kind, and for further columns."""
+    """The columns of one stage in small panels: all if its loss is of another kind, else the further ones."""
     own = _has_own_loss(curve)
     names = [*(name for name in COLUMNS if name in curve.columns and own), *curve.extras]
     parts = []
@@ -63,7 +63,7 @@ def own_losses(curve: Curve, stages: Styles) -> Figure:
 
 
 def _has_own_loss(curve: Curve) -> bool:
-    """Whether it is not in nats per token; distances are those of mixers from attention."""
+    """Whether the loss is not in nats per token; distances are those of mixers from attention."""
     return curve.kind in OWN_LOSS or any(name.startswith("distance_") for name in curve.extras)
 
 

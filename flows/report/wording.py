@@ -1,4 +1,4 @@
-"""Numbers and settings in words.
+"""Puts numbers and settings into words.
 
 Invariant: the result is plain text; the caller escapes it for the page.
 """
@@ -31,7 +31,7 @@ NUMBERS_OF_A_BOX = 2
 def stage_lines(stage: Stage) -> list[str]:
     """The main numbers of a stage, the most important first; planned ones where nothing is stored."""
     trained = sum(part.done_tokens for part in stage.parts)
-    # the tokens of a last part count only within it
+    # the token count of the last part covers that part only
     result = stage.result | ({"tokens": trained} if trained else {})
     found = [
         text.format(
@@ -57,7 +57,7 @@ def elided(text: str, length: int) -> str:
 
 
 def shown(value: Any) -> str:
-    """Any value of a manifest, short."""
+    """Any value of a manifest as short text."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, int):
@@ -80,7 +80,7 @@ def signed(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`45.2 s`, `3 min 20 s`, `5 h 12 min`, `3 d 4 h`."""
+    """A duration as `45.2 s`, `3 min 20 s`, `5 h 12 min` or `3 d 4 h`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     for size, unit, smaller, below in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):

@@ -1,11 +1,12 @@
-"""What starts the process of a stage, on this machine or on a cluster.
+"""Launchers, which start the process of a stage on this machine or on a cluster.
 
-A launcher has `run`, which blocks until nothing of the attempt runs any more, and `stop`, which asks it to
-end: a training stage commits a checkpoint first. The profile chooses it; a recipe does not know which it is.
+A launcher has `run`, which blocks until no process of the attempt is left, and `stop`, which asks the attempt
+to end: a training stage commits a checkpoint first. The profile chooses the launcher; a recipe does not know
+which one it is.
 
 Invariants: no launcher judges success; the store does. An attempt that a cluster ended (time limit,
-preemption, a node that died) is distinguished from one that failed: the caller submits it again, from what is
-committed.
+preemption, a node that died) is distinguished from one that failed: the caller submits it again, and it
+resumes from what is committed.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from specs.profiles import Profile
 
 __all__ = ["REFUSED", "Ended", "Launched", "launch_job", "make_scratch"]
 
-REFUSED = (SlurmError, KubernetesError)  # the cluster did not take an attempt: another one may succeed
+REFUSED = (SlurmError, KubernetesError)  # the cluster did not accept an attempt: another one may succeed
 
 
 class Launched(Protocol):
-    """One attempt. `run` calls back with every line of output and every row of progress; `on_start` is
-    told the inode of the pipe that a stage of this machine has as its standard input. One of `REFUSED`
-    when a cluster does not take it."""
+    """An attempt at a part. `run` calls back with every line of output and every row of progress; `on_start`
+    is told the inode of the pipe that is the standard input of a stage on this machine. `run` raises one of
+    `REFUSED` when a cluster does not accept the attempt."""
 
     def run(
         self,
@@ -50,14 +51,14 @@ def launch_job(
     in_units: bool = False,
     exclude: Sequence[str] = (),
 ) -> Launched:
-    """The attempt of a job, not started yet. `distributed`: it runs on the training engine; `in_units`:
-    workers share its units, which it may submit itself; `exclude`: nodes that failed before."""
+    """An attempt at a job, not started yet. `distributed`: the job runs on the training engine; `in_units`:
+    workers, which the job may submit itself, share its units; `exclude`: nodes that failed before."""
     submits = in_units and launch.executor in ("slurm", "kubernetes")
     if profile.launcher == "local" or submits or not (distributed or job.gpus or profile.stages == "all"):
         return Process(job, launch, distributed=distributed)
     if profile.launcher == "slurm":
         return SlurmJob(job, launch, profile, distributed=distributed, exclude=exclude)
     workers = 1
-    if in_units and job.gpus:  # by default all that a node has room for, as on a machine
+    if in_units and job.gpus:  # by default as many as a node has room for, as on one machine
         workers = launch.workers_of_node(profile.gpus_per_node, job.gpus)
     return KubernetesJob(job, launch, profile, distributed=distributed, workers=workers)

@@ -1,8 +1,7 @@
-"""What an attempt has that is a job of a cluster, whichever it is: its nodes, and the time that its stage
-has.
+"""The base class of attempts that run as jobs of a cluster: their nodes, and the time that their stages have.
 
-Invariants: a job is told to stop once, and has `grace` to end before it is ended. What it waits in a queue is
-no time of the stage.
+Invariants: a job is told to stop once, and has `grace` to end before it is ended. The time that it waits in a
+queue does not count as time of the stage.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from specs.units import Duration
 
 
 class ClusterJob:
-    """One attempt. `announced`: how long before its end the cluster tells the job of it.
+    """An attempt that runs as a job of a cluster. `announced`: how long before its end the job is told of it.
 
     Raises:
         StageError: the processes cannot be divided among nodes.
@@ -57,12 +56,12 @@ class ClusterJob:
         self._tell(reason)
 
     def _tell(self, reason: str) -> None:
-        """Tells the stage, where that is not done by whoever waits for the job."""
+        """Tells the stage to stop, in subclasses whose code that waits for the job does not."""
 
     def torchrun(self, node: str, address: str, port: str) -> list[str]:
-        """The module that starts the ranks of a node, with its arguments; `node` is its number.
+        """The module that starts the ranks of a node, with its arguments; `node` is the number of the node.
 
-        The rendezvous is static: of one that is not, torchrun asks the first node again and again, and on a
+        The rendezvous is static: with a dynamic one, torchrun asks the first node again and again, and on a
         node that is cut off it waits a quarter of an hour for the answer.
         """
         return [
@@ -81,8 +80,8 @@ class ClusterJob:
         return bool(self._stopped) and time.monotonic() - self._stopped_at > self.grace
 
     def _keep_to_limit(self, *, waits: bool) -> None:
-        """Stops a stage that runs for longer than `launch.time_limit`. `waits`: the cluster has not begun
-        it."""
+        """Stops a stage that runs for longer than `launch.time_limit`. `waits`: the cluster has not started
+        it yet."""
         now, limit = time.monotonic(), self.launch.time_limit
         if waits:
             self._begun = now
@@ -91,7 +90,7 @@ class ClusterJob:
 
 
 def nodes_of(launch: Launch, profile: Profile) -> tuple[int, int]:
-    """(nodes, processes on each). StageError when they are not the same on each."""
+    """(nodes, processes on each). StageError when the nodes cannot share the processes evenly."""
     processes, most = launch.world_size, profile.gpus_per_node
     nodes = -(-processes // most)
     if processes % nodes:

@@ -1,16 +1,16 @@
 """An attempt at a stage as an indexed Job of Kubernetes: a pod per node, one torchrun in each, through
 kubectl.
 
-`manifests` are the objects: a ConfigMap with the job file, a headless Service by which the pods find the
-first of them, and the Job. There is no shared folder: what the stage reports comes in the log of the first
-pod, in lines that begin with `REPORT`.
+`manifests` returns the objects: a ConfigMap with the job file, a headless Service by which the pods find the
+first pod, and the Job. There is no shared folder: what the stage reports comes in the log of the first pod,
+in lines that begin with `REPORT`.
 
 Deleting the Job ends the pods with SIGTERM and a grace period, in which a training stage commits a
 checkpoint; so does the cluster when it drains a node. A pod that Kubernetes itself ended counts as ended by
 the cluster, and the attempt after it resumes from the last checkpoint.
 
-Invariants: the objects of an attempt have names of its own, and are deleted when `run` is left. A Job is gone
-when the cluster says so: a kubectl that fails says nothing of it.
+Invariants: the objects of an attempt have names that no other attempt uses, and are deleted when `run` is
+left. A Job is gone when the cluster says so: a kubectl that fails says nothing about the Job.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ DISRUPTIONS = ("DisruptionTarget",)
 
 
 class KubernetesJob(ClusterJob):
-    """One attempt. `workers`: of a stage that is one process, each with the GPUs of a whole model.
+    """An attempt that runs as a Job of Kubernetes. `workers`: the number of workers of a stage that is one
+    process, each with the GPUs of a whole model.
 
     Raises:
         StageError: the attempt needs a folder of this machine.
@@ -61,7 +62,7 @@ class KubernetesJob(ClusterJob):
         self._kubectl = Kubectl(self.settings)
 
     def manifests(self) -> list[dict[str, Any]]:
-        """ConfigMap, Service and Job."""
+        """The ConfigMap, the Service and the Job."""
         settings = self.settings
         labels = {**settings.labels, "app.kubernetes.io/name": "apertus", "apertus/attempt": self.name}
         about = {"name": self.name, "namespace": settings.namespace, "labels": labels}
@@ -83,7 +84,7 @@ class KubernetesJob(ClusterJob):
         pod["volumes"].append({"name": "job", "configMap": {"name": self.name}})
         mount = {"name": "job", "mountPath": FILES, "readOnly": True}
         pod["containers"][0]["volumeMounts"].append(mount)
-        # the pod's, not the Job's, which counts what it waits for nodes
+        # the deadline of the pod: that of the Job would count the time that it waits for nodes
         if self.launch.time_limit is not None:
             pod["activeDeadlineSeconds"] = math.ceil(self.launch.time_limit.seconds + self.grace)
         job = {
@@ -116,7 +117,7 @@ class KubernetesJob(ClusterJob):
         ]
 
     def command(self) -> list[str]:
-        """Of every pod. Kubernetes fills in the index of the pod."""
+        """The command of every pod. Kubernetes fills in the index of the pod."""
         python = self.profile.python or "python"
         module = ["-m", "apertus_model.stages", f"{FILES}/job.json"]
         if not self.distributed:
@@ -150,8 +151,8 @@ class KubernetesJob(ClusterJob):
         )
 
     def _wait(self, on_line: Callable[[str], None], follower: Follower) -> tuple[str, str]:
-        """Blocks until the Job has a final condition, or is gone; which, and why the cluster ended one of its
-        pods, if it did.
+        """Blocks until the Job has a final condition, or is gone. Returns that condition (`Deleted` for a Job
+        that is gone), and why the cluster ended one of its pods, if it did.
 
         A Job that was told to stop is deleted: its pods have `grace` to commit and end."""
         deleted, disruption, trouble = False, "", ""
@@ -193,7 +194,7 @@ class KubernetesJob(ClusterJob):
             time.sleep(POLL_SECONDS)
 
     def _look(self) -> tuple[dict[str, Any] | None, dict[str, dict[str, Any]]]:
-        """The Job, None when it is gone; its pods by their index. KubernetesError when the cluster does
+        """The Job (None when it is gone) and its pods by their index. KubernetesError when the cluster does
         not answer."""
         items = self._kubectl.items("jobs,pods", "apertus/attempt", self.name)
         pods = {
@@ -209,7 +210,7 @@ class KubernetesJob(ClusterJob):
 
 
 def _disruption(pods: dict[str, dict[str, Any]]) -> str:
-    """Why the cluster ended a pod; empty when it was the stage itself."""
+    """Why the cluster ended a pod; empty when it ended none."""
     for pod in pods.values():
         for condition in conditions(pod):
             if condition["type"] in DISRUPTIONS and condition["status"] == "True":

@@ -1,5 +1,5 @@
-"""Starts the process of a stage on this machine, follows it, and ends it. What launchers of clusters share
-with it is here too.
+"""Starts the process of a stage on this machine, follows it, and ends it. Also contains what the launchers of
+clusters share with this one.
 
 The stage's standard input is a pipe whose write end only the launcher holds: closing it, or dying, tells
 every process of the stage to stop (`apertus_model.stop`). Its output is another pipe, which ends when the
@@ -33,9 +33,9 @@ from specs.launch import Launch
 from specs.redaction import redacted
 from specs.units import Duration
 
-# that a stage has for its last checkpoint when it is told to stop; more where more is announced
+# the time that a stage has for its last checkpoint when it is told to stop; more when more is announced
 STOP_SECONDS = 90.0
-END_SECONDS = 30.0  # that its processes may take to end after that
+END_SECONDS = 30.0  # the time that its processes may take to end after that
 TAIL_LINES = 30
 STAGES = "apertus_model.stages"
 TORCHRUN_ERROR = "torchrun.json"
@@ -48,7 +48,7 @@ ROOT = str(Path(__file__).resolve().parents[2])
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code, why it was stopped (or ""), its last lines, and the error it left,
+    """The end of a process: its exit code, why it was stopped (or ""), its last lines, and the error it left,
     if any.
 
     `requeue`: why the cluster ended it, when the next job can resume from what is committed; `dead_nodes`:
@@ -63,7 +63,8 @@ class Ended:
 
     @property
     def last_words(self) -> str:
-        """The signal that ended a rank, by torchrun's report; else the last line with a letter in it."""
+        """The signal that ended a rank, according to torchrun's report; else the last line with a letter in
+        it."""
         found = [signalled[1] for line in self.tail if (signalled := RANK_SIGNALLED.search(line))]
         lines = [line for line in self.tail if re.search("[A-Za-z]", line)]
         return (found or lines[-1:] or ["it printed nothing"])[0]
@@ -86,8 +87,8 @@ class Process:
         return stop_seconds(self.launch) + END_SECONDS
 
     def start(self, job_file: Path) -> subprocess.Popen[bytes] | ForkedStage:
-        """Forks a stage of one process from one that has imported torch; starts Python for several
-        ranks, which torchrun starts, and where nothing can be forked."""
+        """Forks a stage of one process from a server that has imported torch. Starts Python for several
+        ranks, which torchrun starts, and when nothing can be forked."""
         environment = self.environment()
         server = server_for(environment) if not self.distributed or self.launch.world_size == 1 else None
         if server is not None:
@@ -96,7 +97,7 @@ class Process:
         return start_process(self.command(job_file), environment)
 
     def command(self, job_file: Path) -> list[str]:
-        """The stage as a command of its own."""
+        """The command that starts the stage as a new Python process."""
         module = ["-m", STAGES, str(job_file)]
         if not self.distributed:
             return [sys.executable, *module]
@@ -130,7 +131,7 @@ class Process:
         on_start: Callable[[int], None] = lambda pipe: None,
     ) -> Ended:
         """Starts the stage and blocks until it is over. `on_start` is told the inode of the pipe that its
-        processes have as standard input; the others are called from this thread's helpers, one line or row
+        processes have as standard input; the other callbacks are called from helper threads, one line or row
         at a time."""
         scratch = Path(self.job.scratch)
         job_file = scratch / "job.json"
@@ -176,7 +177,7 @@ class Process:
         return Ended(code, self._stopped, tuple(tail), error_of(scratch, code))
 
     def stop(self, reason: str) -> None:
-        """Asks the stage to end: a training stage commits a checkpoint first. Killed when it does not
+        """Asks the stage to end: a training stage commits a checkpoint first. Kills a stage that does not end
         within the grace period."""
         with self._lock:
             if self._stopped:
@@ -221,7 +222,7 @@ class Process:
 
 
 def start_process(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A process of its own session, with pipes for its standard input and output."""
+    """Starts a process in a session of its own, with pipes for its standard input and output."""
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -233,16 +234,16 @@ def start_process(command: list[str], environment: Mapping[str, str]) -> subproc
 
 
 def stop_seconds(launch: Launch, announced: Duration | None = None) -> float:
-    """Seconds that a stage has to commit and end when it is told to stop, whoever tells it: no less than
-    the end of its job is `announced` before it comes, by the cluster or by the stage itself. It ends by
-    then by itself; launchers wait for `END_SECONDS` more."""
+    """The seconds that a stage has to commit and end when it is told to stop, whoever tells it: no fewer than
+    the time by which the cluster (`announced`) or the stage itself (`launch.stop_before_end`) announces the
+    end of its job. The stage ends by itself within them; launchers wait for `END_SECONDS` more."""
     return max(
         STOP_SECONDS, *(span.seconds for span in (launch.stop_before_end, announced) if span is not None), 0.0
     )
 
 
 def stage_environment(launch: Launch, seconds: float) -> dict[str, str]:
-    """Variables of every process of a stage, wherever it runs. `seconds`: its `stop_seconds`."""
+    """The variables of every process of a stage, wherever it runs. `seconds`: the stage's `stop_seconds`."""
     return {
         "APERTUS_STOP_SECONDS": f"{seconds:g}",
         # torchrun kills ranks that take longer; 30 by default
@@ -262,8 +263,8 @@ def stage_environment(launch: Launch, seconds: float) -> dict[str, str]:
 
 
 def error_of(scratch: Path, code: int = 0) -> Failure | None:
-    """The error that the stage left, if any; or that somebody told its processes to stop: where they had no
-    time to say so, torchrun does (`TORCHRUN_ERROR`), or the exit code."""
+    """The error that the stage left, if any, or a failure that names the signal that told its processes to
+    stop: when they had no time to say so, torchrun does (`TORCHRUN_ERROR`), or the exit code."""
     file = scratch / "error.json"
     error = Failure.model_validate_json(file.read_text()) if file.exists() else None
     number = -code if -code in STOP_SIGNALS else _signal_to_torchrun(scratch / TORCHRUN_ERROR)
@@ -273,7 +274,7 @@ def error_of(scratch: Path, code: int = 0) -> Failure | None:
 
 
 def _signal_to_torchrun(file: Path) -> int | None:
-    """The signal that ended torchrun, by the error file of torchelastic; None if it was something else."""
+    """The signal that ended torchrun, according to the error file of torchelastic; None if no signal did."""
     found = (
         re.search(r"SignalException: Process \d+ got signal: (\d+)", file.read_text())
         if file.exists()
@@ -283,7 +284,7 @@ def _signal_to_torchrun(file: Path) -> int | None:
 
 
 def stacks_of(scratch: Path) -> list[str]:
-    """What ranks that hung have said of themselves (`apertus_model.trainer.hang`)."""
+    """The lines of the stacks that hung ranks have written (`apertus_model.trainer.hang`)."""
     lines: list[str] = []
     for file in sorted(scratch.glob("stacks-*.txt")):
         if text := file.read_text(errors="replace").strip():
@@ -292,8 +293,8 @@ def stacks_of(scratch: Path) -> list[str]:
 
 
 def lines_of(path: Path, over: threading.Event, seconds: float = 0.2) -> Iterator[str]:
-    """The whole lines of a file that grows, as they come, until it is over. A file that does not exist yet
-    is waited for."""
+    """Yields the whole lines of a growing file, as they come, until `over` is set. Waits for a file that does
+    not exist yet."""
     rest, place = "", 0
     while True:
         last = over.is_set()
@@ -312,14 +313,14 @@ def lines_of(path: Path, over: threading.Event, seconds: float = 0.2) -> Iterato
 
 
 def follow(path: Path, on_progress: Callable[[ProgressRow], None], over: threading.Event) -> None:
-    """Calls back for every row that the stage appends, until it is over."""
+    """Calls back for every row that the stage appends to a file, until `over` is set."""
     for line in lines_of(path, over):
         with contextlib.suppress(ValueError):  # the last line of a process that was killed
             on_progress(ProgressRow.model_validate_json(line))
 
 
 def make_scratch(node: str, root: str | None = None) -> Path:
-    """A folder for one attempt: below `root`, `APERTUS_SCRATCH` or the system's temporary folder."""
+    """Creates a folder for one attempt, below `root`, `APERTUS_SCRATCH` or the system's temporary folder."""
     root = root or os.environ.get("APERTUS_SCRATCH")
     if root is not None:
         Path(root).mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""The log of a pod, followed while an attempt runs: through kubectl, which ends when a connection does.
+"""Follows the log of a pod while an attempt runs, through kubectl, which ends when its connection does.
 
-Invariants: a line comes once, however often kubectl is started again. It is asked for what came since the
-second of the last line, which is as exact as the cluster is, and what was there of that second is left out. A
-report that is not whole is a line like any other.
+Invariants: a line is passed on once, however often kubectl is started again. kubectl is asked for the lines
+since the second of the last one, which is as exact as the cluster is, and those of that second that were read
+before are left out. An incomplete report is a line like any other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\S* ")
 
 
 class LogReader:
-    """Takes the reports out of a log: rows of progress and the error go their own ways, all else is lines."""
+    """A reader that takes the reports out of a log: progress rows go to `on_progress`, the error to `error`,
+    all other lines to `on_line`."""
 
     def __init__(
         self, on_line: Callable[[str], None], on_progress: Callable[[ProgressRow], None], log: Path
@@ -51,7 +52,7 @@ class LogReader:
 
 
 def _report(text: str) -> ProgressRow | Failure | None:
-    """What a line reports; None for one that is no report, or a torn one."""
+    """The report in a line; None for a line that is no report, or a torn one."""
     if not text.startswith(REPORT):
         return None
     try:
@@ -61,7 +62,7 @@ def _report(text: str) -> ProgressRow | Failure | None:
 
 
 class Follower:
-    """Follows the log of one pod, from `begin` to `end`. `command`: `kubectl logs`."""
+    """A follower of the log of one pod, from `begin` to `end`. `command`: `kubectl logs`."""
 
     def __init__(self, command: list[str], reader: LogReader, pause: float) -> None:
         self._command = command
@@ -70,17 +71,17 @@ class Follower:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._kubectl: subprocess.Popen[str] | None = None
-        self._stamp = ""  # of the last line
-        self._seen: set[str] = set()  # lines of its second
+        self._stamp = ""  # the time stamp of the last line
+        self._seen: set[str] = set()  # the lines read of that second
 
     def begin(self, pod: str) -> None:
-        """Follows from now on, if it does not yet."""
+        """Starts to follow the log of a pod, unless it is followed already."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._follow, args=(pod,), daemon=True)
             self._thread.start()
 
     def end(self, seconds: float) -> None:
-        """Reads what there is, for so long at most. Nothing is called back afterwards."""
+        """Reads the rest of the log, for `seconds` at most. Nothing is called back afterwards."""
         self._over.set()
         if self._thread is None:
             return
@@ -100,7 +101,7 @@ class Follower:
             ) as self._kubectl:
                 assert self._kubectl.stdout is not None
                 for line in self._kubectl.stdout:
-                    if last or line.endswith("\n"):  # one that was cut off comes again
+                    if last or line.endswith("\n"):  # a line that was cut off comes again
                         self._line(line.rstrip("\n"))
             if last:
                 return

@@ -2,8 +2,8 @@
 
 The job and its launcher share the attempt's scratch folder, which all nodes see at the same path: `job.json`,
 `job.sh` and `node.sh`; `log.txt` and `progress.jsonl`, which are followed; `alive`, which changes while the
-launcher lives; `stop`, which asks the stage to commit and end; `deadline`, which says that the time limit
-asked for it; `code`, the exit code. Nothing in it is needed after the attempt.
+launcher lives; `stop`, which asks the stage to commit and end; `deadline`, which says that the time limit is
+the reason; `code`, the exit code. Nothing in the folder is needed after the attempt.
 
 Slurm never starts a job again by itself (`--no-requeue`): the next one has to resume from another checkpoint.
 The launcher's caller submits it, when `Ended.requeue` says that the cluster, and not the stage, ended this
@@ -75,7 +75,7 @@ exec {program}
 
 
 class SlurmJob(ClusterJob):
-    """One attempt. `exclude`: nodes that it must not get."""
+    """An attempt that runs as a Slurm job. `exclude`: nodes that the job must not get."""
 
     def __init__(
         self, job: Job, launch: Launch, profile: Profile, *, distributed: bool, exclude: Sequence[str] = ()
@@ -104,7 +104,7 @@ class SlurmJob(ClusterJob):
         )
 
     def node_script(self) -> str:
-        """What runs on each node."""
+        """The script that runs on each node."""
         program = shlex.quote(self.profile.python or sys.executable)
         if self.distributed:
             port = "$((20000 + SLURM_JOB_ID % 20000))"
@@ -122,7 +122,7 @@ class SlurmJob(ClusterJob):
         return NODE.format(environment="\n".join(exports), folder=shlex.quote(checkout), program=program)
 
     def options(self) -> slurm.Options:
-        """Of sbatch."""
+        """The options of sbatch."""
         settings, name = self.profile.slurm, f"apertus-{self.job.pipeline}-{self.job.node}"
         return {
             **slurm.options(
@@ -180,7 +180,7 @@ class SlurmJob(ClusterJob):
             with beats_in_file(self.scratch / "alive"):
                 state = self._wait(number)
             if stacks := stacks_of(self.scratch):
-                with open(self.scratch / "log.txt", "a", encoding="utf-8") as log:  # which is followed
+                with open(self.scratch / "log.txt", "a", encoding="utf-8") as log:  # this file is followed
                     log.write("\n".join([*stacks, ""]))
                 self._stopped = self._stopped or HUNG
         finally:
@@ -192,7 +192,7 @@ class SlurmJob(ClusterJob):
         return self._ended(number, state, tuple(tail))
 
     def _redact(self) -> None:
-        """Takes secrets out of what Slurm itself wrote: the log is stored next."""
+        """Removes secrets from what Slurm itself wrote, before the log is stored."""
         log, clean = self.scratch / "log.txt", self.scratch / "log.redacted.txt"
         log.touch()
         with open(log, encoding="utf-8", errors="replace") as raw, open(clean, "w", encoding="utf-8") as file:
@@ -200,8 +200,8 @@ class SlurmJob(ClusterJob):
         os.replace(clean, log)
 
     def _submit(self, on_line: Callable[[str], None]) -> str:
-        """The number of the job. Where nothing is left without the nodes that failed before, they are
-        asked for again."""
+        """Submits the job and returns its number. When sbatch refuses it without the nodes that failed
+        before, they are allowed again."""
         script = self.scratch / "job.sh"
         try:
             return self._jobs.submit(script, self.options())
@@ -215,11 +215,11 @@ class SlurmJob(ClusterJob):
         (self.scratch / "stop").write_text(reason)
 
     def _wait(self, number: str) -> str:
-        """Blocks until the job has ended; its last state. One that was told to stop is cancelled if it has
-        not begun, or takes too long.
+        """Blocks until the job has ended and returns its last state. A job that was told to stop is cancelled
+        if it has not begun, or takes too long.
 
-        A step that failed may have failed with its node, which Slurm says a little later: its last state
-        is waited for."""
+        A step that failed may have failed with its node, which Slurm says a little later: the last state of
+        the job is waited for."""
         while True:
             states, code = self._jobs.states(), self._code()
             state = None if states is None else states.get(number, "gone")
@@ -240,7 +240,7 @@ class SlurmJob(ClusterJob):
             time.sleep(slurm.POLL_SECONDS)
 
     def _code(self) -> int | None:
-        """The exit code that the job left; 1 for one that is none."""
+        """The exit code that the job left; None if it left none, 1 if it is not a number."""
         try:
             return int((self.scratch / "code").read_text())
         except FileNotFoundError:
@@ -258,7 +258,7 @@ class SlurmJob(ClusterJob):
             why = ENDED_BY_CLUSTER["NODE_FAIL"]
         if not why and (self.scratch / "deadline").exists():
             why = "its time limit was near"
-        # by the clock: `launch.stop_before_end`
+        # stopped by the clock: `launch.stop_before_end`
         if not why and error is not None and error.interrupted:
             why = error.message
         if dead or state in ("NODE_FAIL", "BOOT_FAIL"):

@@ -83,7 +83,7 @@ class ForkedStage:
         return code
 
     def _number(self) -> int:
-        """The next line from the server."""
+        """The number in the next line from the server."""
         line = self._answers.readline()
         if not line:
             raise ServerLost("the stage server ended")
@@ -94,9 +94,9 @@ class StageServer:
     """The process that stages are forked from.
 
     Args:
-        environment: all its variables.
+        environment: all variables of the process.
         module: its program, which ends with `apertus_model.stages.server.serve`.
-        arguments: of the program.
+        arguments: the arguments of the program.
     """
 
     def __init__(
@@ -156,8 +156,8 @@ _lock = threading.Lock()
 
 
 def server_for(environment: Mapping[str, str]) -> StageServer | None:
-    """The stage server of this process for stages with such an environment, started if there is none; None
-    where there is a GPU."""
+    """The stage server of this process for stages with this environment, started if there is none; None on a
+    machine with a GPU."""
     if any(Path(device).exists() for device in GPU_DEVICES):
         return None
     return kept_server(environment)
@@ -166,7 +166,7 @@ def server_for(environment: Mapping[str, str]) -> StageServer | None:
 def kept_server(
     environment: Mapping[str, str], module: str = STAGES, arguments: Sequence[str] = (TITLE,)
 ) -> StageServer:
-    """The server of this process for such an environment and program, started if there is none."""
+    """The server of this process for this environment and program, started if there is none."""
     key = (module, *arguments, *(environment.get(name) for name in READ_AT_IMPORT))
     with _lock:
         if key not in _servers or not _servers[key].alive:

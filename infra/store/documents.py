@@ -1,8 +1,8 @@
-"""The JSON documents of a store: a model for each, through which it is written and read.
+"""Defines a model for each JSON document of a store, through which the document is written and read.
 
-They are the store's data, written by who knows whom: what reads one checks it here before anything is done
-with it. What differs from kind to kind (metrics, facts, the resolved spec) stays a dictionary; the fields of
-it that others compute with are checked.
+Documents are data of the store, whose writer is unknown: every reader checks a document here before anything
+is done with it. What differs from kind to kind (metrics, facts, the resolved spec) stays a dictionary, of
+which the fields that others compute with are checked.
 
 Invariants: a document that passes has every field that is named here, of the type that is named here. It is
 written with the fields that were stated, and with no others.
@@ -26,7 +26,7 @@ FIX = "`apertus verify --all --fix` withdraws it, so that it is made again"
 
 
 class _With:
-    """Annotates a dictionary that is kept as it is, after the fields of `model` in it were checked."""
+    """An annotation of a dictionary that is kept as it is, after the fields of `model` in it were checked."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self._model = model
@@ -49,9 +49,9 @@ class Format(Foreign):
 
 
 class Input(Foreign):
-    """What an artifact was made from."""
+    """An input that an artifact was made from."""
 
-    kind: str  # of the artifact; `external`: documents outside the store
+    kind: str  # the kind of the artifact; `external`: documents outside the store
     fingerprint: str
     name: str = ""
     path: str | None = None
@@ -65,7 +65,7 @@ class Input(Foreign):
 
 
 class Hashed(Foreign):
-    """What is read of the spec of an artifact, which differs from kind to kind."""
+    """The fields that are read from the spec of an artifact, which differs from kind to kind."""
 
     start_step: Count = 0
     start_tokens: Count = 0
@@ -91,7 +91,7 @@ class Split(Foreign):
 
 
 class Metrics(Foreign):
-    """What a plan or a report computes with."""
+    """The metrics that a plan or a report computes with."""
 
     tokens: Count = 0
     documents: Count = 0
@@ -102,7 +102,7 @@ class Metrics(Foreign):
 
 
 class Facts(Foreign):
-    """What is read of a checkpoint by others than the program that trains on."""
+    """The facts of a checkpoint that are read by programs other than the one that continues training."""
 
     validation: dict[str, float] | None = None
     validation_step: Step = None
@@ -110,7 +110,7 @@ class Facts(Foreign):
 
 
 class Seconds(Foreign):
-    """Of a part, over the attempts that it continues."""
+    """The time that a part took, over the attempts that it continues."""
 
     startup: float
     compute: float
@@ -137,7 +137,7 @@ class CheckpointMarker(Foreign):
 
     step: Count
     attempt: SingleName
-    attempts: list[str] = Field(default_factory=list)  # that led to it, with this one
+    attempts: list[str] = Field(default_factory=list)  # those that led to the checkpoint, with this one
     folder: StorePath  # in the attempt
     files: dict[StorePath, FileRecord]  # by name in that folder
     facts: Annotated[Document, _With(Facts)]
@@ -156,20 +156,20 @@ class Manifest(Foreign):
     spec: Document = Field(default_factory=dict)
     inputs: dict[str, Input] = Field(default_factory=dict)
     attempt: SingleName
-    files: dict[StorePath, LocatedRecord | FileRecord]  # by name in the attempt; a unit's says its place
+    files: dict[StorePath, LocatedRecord | FileRecord]  # by name in the attempt; a unit's states its place
     metrics: Annotated[Document, _With(Metrics)]
     facts: Document
     seconds: Seconds | None = None
     execution: Execution = Execution()
     versions: dict[str, str] = Field(default_factory=dict)  # of Python and the libraries
     created: str = ""
-    # Of the end of a training segment
+    # At the end of a training segment
     step: Step = None
     checkpoint: str | None = None  # its folder in the store
     history: list[LocatedRecord] = Field(default_factory=list)
 
     def place(self, artifact: str, name: str) -> str:
-        """The place of one of the files in the store. StoreError for a place outside of the artifact."""
+        """The place in the store of a file of the manifest. StoreError for a place outside the artifact."""
         record = self.files[name]
         if not isinstance(record, LocatedRecord):
             return f"{artifact}/attempts/{self.attempt}/{name}"
@@ -182,7 +182,7 @@ class Manifest(Foreign):
 
 
 class MetricsRow(Foreign):
-    """A row of the history of training; what else is measured at a step has fields of its own."""
+    """A row of the history of training; other values that are measured at a step have fields of their own."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=True)
 
@@ -193,7 +193,7 @@ class MetricsRow(Foreign):
     grad_norm: float | None = None
     tokens_per_second: float | None = None
     validation: dict[str, float] | None = None  # held-out loss by source
-    checkpoint: dict[str, float] | None = None  # what committing one cost
+    checkpoint: dict[str, float] | None = None  # the cost of committing a checkpoint
     anomaly: Document | None = None
 
 
@@ -241,7 +241,7 @@ class Reference(Foreign):
 
 
 def check(model: type[M], document: Any, what: str) -> M:
-    """DamagedError, which names the fields that are wrong, for a document that is none of that model."""
+    """Reads a document as a model. DamagedError, which names the wrong fields, when it does not fit."""
     try:
         return checked(model, document)
     except ForeignError as error:
@@ -249,7 +249,7 @@ def check(model: type[M], document: Any, what: str) -> M:
 
 
 def check_checkpoint(document: Any, step: int, what: str) -> CheckpointMarker:
-    """The marker of the checkpoint of that step."""
+    """The marker of the checkpoint of a step, checked."""
     marker = check(CheckpointMarker, document, what)
     if marker.step != step:
         raise DamagedError(f"{what} is damaged: it is of step {marker.step}; {FIX}")
@@ -257,7 +257,7 @@ def check_checkpoint(document: Any, step: int, what: str) -> CheckpointMarker:
 
 
 def check_manifest(document: Any, step: int | None, what: str) -> Manifest:
-    """The manifest of that step of a training artifact, or (None) of another artifact."""
+    """The manifest of a step of a training artifact, or (None) of another artifact, checked."""
     manifest = check(Manifest, document, what)
     if manifest.step != step:
         raise DamagedError(f"{what} is damaged: it is of step {manifest.step}; {FIX}")
@@ -265,7 +265,7 @@ def check_manifest(document: Any, step: int | None, what: str) -> Manifest:
 
 
 def check_unit(document: Any, path: str, what: str) -> Unit:
-    """A unit of the artifact in `path`: each file states its place, which is below the artifact's
+    """A unit of the artifact in `path`, checked: each file states its place, which is below the artifact's
     attempts."""
     unit = check(Unit, document, what)
     for name, record in unit.files.items():

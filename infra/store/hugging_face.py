@@ -1,10 +1,10 @@
-"""A Hugging Face model as a source: where its folder is, what its small files say. Its weights are not
-touched here. An Apertus can be trained; a model of another architecture that transformers has is sampled from
+"""Finds a Hugging Face model that is used as a source, and reads its small files. Its weights are not touched
+here. An Apertus model can be trained; a model of another architecture that transformers has is sampled from
 and evaluated.
 
-`hf:<folder>` is a folder, by path or fsspec URL, as for any other source. Where there is no such folder,
-`hf:<owner>/<name>` and `hf:<owner>/<name>@<revision>` are a model of the Hub: first from the local cache,
-then, unless `HF_HUB_OFFLINE` is set, by a download into it.
+`hf:<folder>` is a folder, by path or fsspec URL, as for any other source. If there is no such folder,
+`hf:<owner>/<name>` and `hf:<owner>/<name>@<revision>` name a model of the Hub: it is read from the local
+cache, into which it is downloaded if it is missing and `HF_HUB_OFFLINE` is not set.
 
 Invariants: nothing but JSON, text and safetensors is asked for, and no code that comes with a model is run.
 Neither torch nor transformers is needed.
@@ -66,16 +66,17 @@ TOKENIZER_FILES = [
 FOLDER_FILES = [*TOKENIZER_FILES, "generation_config.json"]  # of a folder that is kept as it is
 SMALL_FILES = ["*.json", "*.jinja", "README.md"]
 INDEX = "model.safetensors.index.json"
-MOST_BYTES = 2**20  # of a small file; a tokenizer and an index may be longer
+MOST_BYTES = 2**20  # the longest small file; a tokenizer and an index may be longer
 END_OF_TURN = "<|assistant_end|>"  # as in the chat template
 _HUB_ID = re.compile(r"^(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?$")
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A folder with a model. `files` are config.json and what holds the weights; `chat`: it ends its
-    turns (Apertus), or has a chat template (another architecture); `context`: in tokens; `weight_bytes`: as
-    stored, 0 if unknown; `shape`: the dimensions of another architecture, where they are known."""
+    """A folder with a model. `files` are config.json and those that hold the weights; `chat`: the model ends
+    its turns (Apertus), or has a chat template (another architecture); `context`: its length in tokens;
+    `weight_bytes`: as stored, 0 if unknown; `shape`: the dimensions of another architecture, if they are
+    known."""
 
     reference: str
     url: str
@@ -93,7 +94,7 @@ class HubModel:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What lineage and report show of a source."""
+        """The facts that lineage and report show about a source."""
         return {
             "url": self.url,
             "format": "Hugging Face model",
@@ -107,11 +108,12 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
 
     Args:
         reference: what follows `hf:`.
-        download: from the Hub, where it is neither a folder nor in the local cache.
+        download: whether to download it from the Hub if it is neither a folder nor in the local cache.
 
     Raises:
-        SourceError: there is no such folder or id, or a file of it cannot be read. HuggingFaceError: it is
-        not a model that this program can represent, or one without safetensors or tokenizer.
+        SourceError: there is no such folder or id, or one of its files cannot be read.
+        HuggingFaceError: it is not a model that this program can represent, or it has no safetensors or no
+            tokenizer.
     """
     url = locate(reference, download=download)
     fs, root = fsspec.core.url_to_fs(url)
@@ -126,7 +128,7 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
             raise SourceError(f"cannot read '{name}' of {url}: {error}") from error
 
     def stated(model: type[M], name: str, most: int = MOST_BYTES) -> M:
-        """A JSON file; the defaults where there is none."""
+        """The content of a JSON file; the defaults if the file is missing."""
         data = read(name, most)
         with _what(f"{name} of {url}"):
             return checked(model, {} if data is None else parse_json(data, most))
@@ -180,7 +182,7 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
 
 
 def stated_license(url: str) -> str:
-    """The licence in the model card of a folder; "" where none can be read."""
+    """The licence in the model card of a folder; "" if none can be read."""
     try:
         fs, root = fsspec.core.url_to_fs(resolve_url(url))
         data = read_small(fs, f"{root.rstrip('/')}/README.md", MOST_BYTES)
@@ -190,7 +192,7 @@ def stated_license(url: str) -> str:
 
 
 def stored_model(url: str) -> Stored:
-    """What the config.json in a folder says of the weights; nothing where it cannot be read."""
+    """What the config.json in a folder says about the weights; nothing if it cannot be read."""
     try:
         fs, root = fsspec.core.url_to_fs(url)
         config = read_small(fs, f"{root.rstrip('/')}/config.json", MOST_BYTES)
@@ -200,11 +202,12 @@ def stored_model(url: str) -> Stored:
 
 
 def dense_shape(stored: Stored, weight_bytes: int) -> ModelSpec | None:
-    """The dimensions of a dense decoder by the usual names in `config.json`; None where they are unknown, or
-    do not make as many parameters as are stored within 5%, with the embedding once or twice (experts).
+    """The dimensions of a dense decoder, by the usual names in `config.json`; None if they are unknown, or if
+    the parameters that they make, with the embedding once or twice, are not within 5% of those stored
+    (experts).
 
     Args:
-        stored: with SiLU, as in Llama, Qwen and OLMo, its feed-forward has a gate.
+        stored: its feed-forward has a gate if it uses SiLU, as in Llama, Qwen and OLMo.
         weight_bytes: 0 if unknown.
     """
     dim, heads, words = stored.hidden_size, stored.num_attention_heads, stored.vocab_size
@@ -233,8 +236,9 @@ def dense_shape(stored: Stored, weight_bytes: int) -> ModelSpec | None:
 
 @cache
 def _causal_models() -> dict[str, tuple[str, ...]]:
-    """`model_type` -> architectures of causal language models of the installed transformers. Its table is
-    read from its source: to import it takes seconds and torch, which a plan does without."""
+    """The architectures of causal language models in the installed transformers, by `model_type`. The table
+    is read from the source of transformers: importing it takes seconds and torch, which a plan does
+    without."""
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations, "transformers is required"
     source = Path(spec.submodule_search_locations[0], "models", "auto", "modeling_auto.py").read_text("utf-8")
@@ -249,7 +253,7 @@ def _causal_models() -> dict[str, tuple[str, ...]]:
 
 @contextmanager
 def _what(name: str) -> Iterator[None]:
-    """Names the file in what is wrong with it."""
+    """Names the file in errors about its content."""
     trail.append(name)
     try:
         yield
@@ -258,8 +262,8 @@ def _what(name: str) -> Iterator[None]:
 
 
 def read_small(fs: AbstractFileSystem, path: str, most: int) -> bytes:
-    """Content of a file. ForeignError for one of more than `most` bytes, or that is no regular file;
-    OSError as the filesystem says."""
+    """The content of a file. ForeignError for a file that has more than `most` bytes or is not regular;
+    OSError as the filesystem raises it."""
     if isinstance(fs, LocalFileSystem):
         return read_local(path, most)
     check_length(int(fs.size(path) or 0), most)
@@ -268,8 +272,8 @@ def read_small(fs: AbstractFileSystem, path: str, most: int) -> bytes:
 
 
 def locate(reference: str, *, download: bool = True) -> str:
-    """The folder, as local path or fsspec URL, of what follows `hf:`. SourceError when there is
-    none."""
+    """The folder, as a local path or fsspec URL, that a reference (what follows `hf:`) names. SourceError
+    when there is no such folder."""
     try:
         url = resolve_url(without_credentials(reference))
     except ValueError as error:
@@ -292,7 +296,7 @@ def _snapshot(name: str, revision: str | None, download: bool) -> str:
         f" '{name}'{f' at {revision}' if revision else ''}"
     )
     if not download and not (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}").is_dir():
-        raise SourceError(missing)  # for a plan, which does not have the time to import what downloads
+        raise SourceError(missing)  # for a plan, which has no time to import the downloader
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -306,13 +310,13 @@ def _snapshot(name: str, revision: str | None, download: bool) -> str:
             raise SourceError(missing) from error
     try:
         return str(snapshot_download(name, **wanted))
-    except Exception as error:  # of several libraries, none of which states all that it raises
+    except Exception as error:  # from several libraries, none of which states all that it raises
         reason = (str(error).splitlines() or [""])[0]
         raise SourceError(f"{missing}; its download failed: {type(error).__name__}: {reason}") from error
 
 
 def _weight_files(url: str, names: list[str], read_index: Callable[[], Index]) -> list[str]:
-    """Names of the files with weights, and of their index. HuggingFaceError when one is missing, or when
+    """The names of the files with weights, and of their index. HuggingFaceError when one is missing, or when
     there are only pickles."""
     if INDEX in names:
         files = sorted(set(read_index().weight_map.values()))
@@ -328,7 +332,7 @@ def _weight_files(url: str, names: list[str], read_index: Callable[[], Index]) -
 
 
 def _card(text: str, name: str) -> Card:
-    """What the front matter of a model card states. HuggingFaceError for one that cannot be read."""
+    """The content of the front matter of a model card. HuggingFaceError when it cannot be read."""
     parts = text.split("---\n", 2)
     if len(parts) < 3 or parts[0].strip():
         return Card()

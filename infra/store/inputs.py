@@ -1,9 +1,9 @@
-"""Documents outside the store, by what they hold.
+"""Identifies documents outside the store by their content.
 
 A source enters a fingerprint as the digest of its (relative path, SHA-256 of the content) pairs. Reading
 everything to plan would be absurd for large sources, so the store keeps a lock: the digest under a key made
 of the listing (relative path, size, etag or mtime). The digest is computed again only when the listing
-changes. Beside the lock, under the digest, is a record of what each file holds, for audits.
+changes. Beside the lock, under the digest, is a record of the size and SHA-256 of each file, for audits.
 
 Invariant: neither the URL nor the times of files enter the digest, only the lock's key.
 """
@@ -32,9 +32,10 @@ from specs.foreign import ForeignError, check_regular, checked
 from specs.sources import SourceSpec, resolve_url
 
 STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "created")
-"""What filesystems call that which changes with a file's content; `blob_id` is the Hugging Face hub's."""
+"""The names that filesystems give to the value that changes with a file's content; `blob_id` is that of the
+Hugging Face Hub."""
 ROWS = ".files.jsonl"
-"""Ends the name of the record of the files of a digest."""
+"""The suffix of the record of the files behind a digest."""
 
 
 class SourceError(StageError):
@@ -43,7 +44,8 @@ class SourceError(StageError):
 
 @dataclass(frozen=True)
 class Listed:
-    """One file: path relative to the source's url, size in bytes, and what changes when the file does."""
+    """One file: path relative to the source's url, size in bytes, and a stamp that changes when the file
+    does."""
 
     path: str
     size: int
@@ -68,7 +70,8 @@ class Listing:
 
     @cached_property
     def contents(self) -> dict[str, str]:
-        """SHA-256 of every file by path. Reads each once. SourceError names one that cannot be read."""
+        """The SHA-256 of every file, by path. Reads each file once. SourceError names a file that cannot be
+        read."""
         fs, root = fsspec.core.url_to_fs(self.url)
         found: dict[str, str] = {}
         for file in self.files:
@@ -83,7 +86,7 @@ class Listing:
         return found
 
     def digest(self) -> str:
-        """Of all paths and contents. SourceError names a file that cannot be read."""
+        """The digest of all paths and contents. SourceError names a file that cannot be read."""
         return digest_of(self.contents.items())
 
 
@@ -114,7 +117,7 @@ def list_source(source: SourceSpec) -> Listing:
     for name, entry in entries.items():
         relative = name[len(root.rstrip("/")) :].lstrip("/")
         if relative == "" or (_matches(relative, source.include) and not _matches(relative, source.exclude)):
-            if isinstance(fs, LocalFileSystem) and entry["type"] == "other":  # so it calls links, too
+            if isinstance(fs, LocalFileSystem) and entry["type"] == "other":  # links have this type, too
                 _check_regular(name, source.url)
             stamp = next((entry[key] for key in STAMPS if entry.get(key)), "")
             files.append(Listed(relative, int(entry["size"]), str(stamp)))
@@ -133,9 +136,9 @@ def _check_regular(path: str, url: str) -> None:
 
 
 def _entries(fs: AbstractFileSystem, root: str, include: list[str], exclude: list[str]) -> dict[str, Any]:
-    """Files below a folder, or the file itself. A folder is not entered when nothing in it can match, or
-    when it is excluded as a whole (`name/**`); one that is entered and cannot be listed is an error, since
-    what it holds would be missing from the digest."""
+    """The files below a folder, or the file itself. A folder is not entered when nothing in it can match, or
+    when it is excluded as a whole (`name/**`); a folder that is entered and cannot be listed is an error,
+    since its files would be missing from the digest."""
     if isinstance(fs, LocalFileSystem) and fs.isfile(root):
         return {root: fs.info(root)}
     prunable = [glob.removesuffix("/**") for glob in exclude if glob.endswith("/**")]
@@ -171,7 +174,8 @@ def _pattern(glob: str) -> tuple[str, ...]:
 
 
 def _glob(path: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    """`**` is any number of folders; other parts match one name, as in `fnmatch`."""
+    """Whether a path matches a pattern: `**` is any number of folders, other parts match one name, as in
+    `fnmatch`."""
     if not pattern:
         return not path
     if pattern[0] == "**":
@@ -188,7 +192,8 @@ def locked_digest(store: Store, listing: Listing) -> str | None:
 
 
 def lock(store: Store, listing: Listing, digest: str) -> None:
-    """Records the digest of a listing and, where this process has read the files, what each of them holds."""
+    """Records the digest of a listing and, if this process has read the files, the size and SHA-256 of
+    each."""
     if "contents" in listing.__dict__:
         sizes = {file.path: file.size for file in listing.files}
         rows = (
@@ -202,8 +207,8 @@ def lock(store: Store, listing: Listing, digest: str) -> None:
 
 
 def recorded_files(store: Store, digest: str) -> list[InputFile] | None:
-    """The files of a digest; None where they were not recorded. StoreError for a record that does
-    not make the digest."""
+    """The files behind a digest; None if they were not recorded. StoreError for a record that does not make
+    the digest."""
     path = f"inputs/{digest}{ROWS}"
     if not store.exists(path):
         return None

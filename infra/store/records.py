@@ -1,4 +1,4 @@
-"""What a marker says about a file, and what it may say.
+"""Defines what a marker states about a file, and checks it.
 
 A record is `{"size", "sha256"}`, of the whole content. A file longer than one piece also has `"piece_bytes"`,
 and the SHA-256 of each consecutive piece of that length (the last one may be shorter) under `"pieces"`, so
@@ -11,7 +11,7 @@ that a reader of a part checks just that part:
 So a manifest grows by 200 bytes with a file of any length, and a reader loads 32 bytes of digests per MiB of
 the files that it opens.
 
-Invariant: names and records that come out of a marker are the store's data, written by who knows whom: they
+Invariant: names and records that come out of a marker are data of the store, whose writer is unknown: they
 are read as `FileRecord`, `StorePath` or `SingleName`, which check them.
 """
 
@@ -29,9 +29,9 @@ from specs.redaction import MaskedError
 
 PIECE_BYTES = 2**20
 """1 MiB: a window of 4,096 tokens costs 0.6 ms of hashing when its piece is first touched, or a request of
-1 MiB from elsewhere."""
+1 MiB from remote storage."""
 WHOLE_BYTES = 64 * 2**20
-"""A file that another program wrote may have no digests of pieces up to this length; its readers then hold
+"""Up to this length, a file that another program wrote may have no digests of pieces; its readers then hold
 all of it."""
 INLINE = 8
 DIGEST_BYTES = 32
@@ -39,20 +39,20 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class StoreError(MaskedError, RuntimeError):
-    """The store holds something else than it should, or refuses an operation. The message says what and
+    """A store that does not hold what it should, or refuses an operation. The message says what is wrong and
     what to do."""
 
 
 class DamagedError(StoreError):
-    """What was committed is missing, or is not what was committed."""
+    """Committed data that are missing, or are not what was committed."""
 
 
 class DamagedCheckpoint(DamagedError):
-    """A committed checkpoint is not what was committed. `artifact`: whose it is, by its path in the store;
-    `step`: which."""
+    """A checkpoint that is not what was committed. `artifact`: the path in the store of its artifact; `step`:
+    its step."""
 
     def __init__(self, message: str, artifact: str, step: int) -> None:
-        super().__init__(message, artifact, step)  # all of them, so that it can be pickled
+        super().__init__(message, artifact, step)  # all arguments, so that the error can be pickled
         self.artifact, self.step = artifact, step
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class DamagedCheckpoint(DamagedError):
 
 
 def inside(name: Any, what: str) -> str:
-    """A relative path that stays in its folder. StoreError for anything else; `what` names where it was
+    """A relative path that stays in its folder. StoreError for anything else; `what` says where the path was
     found."""
     if (
         not isinstance(name, str)
@@ -83,7 +83,7 @@ def one_name(name: Any, what: str) -> str:
 
 
 def _as_value_error(check: Callable[[Any, str], str]) -> Callable[[str], str]:
-    """A check as a validator of Pydantic."""
+    """A check as a Pydantic validator."""
 
     def validate(name: str) -> str:
         try:
@@ -103,11 +103,11 @@ def _count_of_pieces(size: int, piece_bytes: int) -> int:
 
 
 class FileRecord(Foreign):
-    """What a marker states of a file."""
+    """The record of a file in a marker."""
 
     size: Annotated[int, Field(ge=0, le=2**63)]  # in bytes
     sha256: Sha256
-    piece_bytes: Annotated[int, Field(ge=1)] | None = None  # length of a piece, where the file has several
+    piece_bytes: Annotated[int, Field(ge=1)] | None = None  # length of a piece, if the file has several
     pieces: Sha256 | list[Sha256] | None = None  # digests of the pieces, or the digest of their sidecar
 
     @model_validator(mode="after")
@@ -136,7 +136,7 @@ def sidecar_path(path: str) -> str:
 
 
 def used_path(path: str) -> str:
-    """The mark that a file of a unit was used up and then removed."""
+    """The place of the mark that a file of a unit was used up and then removed."""
     place = PurePosixPath(path)
     return str(place.with_name(f".{place.name}.used"))
 
@@ -161,7 +161,7 @@ def piece_digests(data: bytes | memoryview, piece_bytes: int) -> list[bytes]:
 def make_record(
     size: int, sha256: str, pieces: Sequence[bytes], piece_bytes: int
 ) -> tuple[FileRecord, bytes | None]:
-    """A record, and what its sidecar holds, if it needs one."""
+    """A record, and the content of its sidecar if it needs one."""
     if len(pieces) <= 1:
         return FileRecord(size=size, sha256=sha256), None
     if len(pieces) <= INLINE:

@@ -1,12 +1,12 @@
-"""Named runs: which artifacts belong to a run.
+"""Records which artifacts belong to a named run.
 
 A run has the name of its pipeline; `runs/<name>/` has a record of every time it was started, and one more
-whenever it became known what an `@best:` or a selection means. The last one is what the name means. What
-a named run refers to, and all that was made from, is kept by `apertus gc`.
+whenever it became known what an `@best:` or a selection means. The name stands for the last record.
+`apertus gc` keeps what a named run refers to, and all that this was made from.
 
-Invariants: a record is written before anything of its run is. A later one sorts after an earlier one,
-whatever the clocks of their writers say. A record that cannot be read is an error, never an empty one: what
-it refers to would be lost.
+Invariants: a record is written before anything else of its run. A later record sorts after an earlier one,
+whatever the clocks of their writers say. A record that cannot be read is an error, never an empty record: the
+artifacts that it refers to would be lost.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ TIME = "%Y%m%dT%H%M%S.%fZ"
 
 @dataclass(frozen=True)
 class Record:
-    """One start of a run. `parts`: place in the store and, of a trajectory, step, by name of the part;
-    `spec`: the recipe as resolved."""
+    """One start of a run. `parts`: the place in the store and, for a trajectory, the step, by name of the
+    part; `spec`: the resolved recipe."""
 
     run: str
     stamp: str
@@ -41,7 +41,7 @@ class Record:
 
     @property
     def time(self) -> float:
-        """When it was written, in unix seconds; 0 where the name does not tell."""
+        """When the record was written, in unix seconds; 0 if its name does not tell."""
         when = _time(self.stamp)
         return when.timestamp() if when else 0.0
 
@@ -73,7 +73,7 @@ def stamps(store: Store, run: str) -> list[str]:
 
 
 def _stamps(store: Store, run: str) -> list[str]:
-    """The same, of a run that there is. StoreError where there is none."""
+    """The records of a run, the oldest first. StoreError when there is no such run."""
     if found := stamps(store, run):
         return found
     there = ", ".join(names(store)) or "none"
@@ -81,7 +81,7 @@ def _stamps(store: Store, run: str) -> list[str]:
 
 
 def read(store: Store, run: str, stamp: str) -> Record:
-    """A record. StoreError for one that is damaged."""
+    """Reads a record. StoreError when it is damaged."""
     path = f"{FOLDER}/{run}/{stamp}.json"
     try:
         found = checked(Run, store.read_json(path))
@@ -103,20 +103,20 @@ def write(store: Store, run: str, parts: Mapping[str, tuple[str, int | None]], s
 
 
 def protected_mark(path: str, step: int | None) -> str:
-    """Where it is noted, outside the artifact, that a part of a protected stage has finished."""
+    """The place of the mark, outside the artifact, that a part of a protected stage has finished."""
     return f"protected/{path.replace('/', '-')}{'' if step is None else f'-{step}'}.json"
 
 
 def last(store: Store, run: str) -> Record:
-    """What a name stands for. StoreError when there is no such run."""
+    """The record that a name stands for. StoreError when there is no such run."""
     return read(store, run, _stamps(store, run)[-1])
 
 
 def forget(store: Store, run: str) -> int:
-    """Drops a name and returns the number of its records; the artifacts stay until they are collected.
-    StoreError when there is none."""
+    """Drops the name of a run and returns the number of its records; the artifacts stay until they are
+    collected. StoreError when there is no such run."""
     found = _stamps(store, run)
-    for stamp in found:  # the last one last: until then the name stands for what it did
+    for stamp in found:  # the last record goes last: until then the name stands for it
         store.remove(f"{FOLDER}/{run}/{stamp}.json")
     store.remove(f"{FOLDER}/{run}")
     return len(found)

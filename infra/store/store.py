@@ -1,4 +1,4 @@
-"""A store: its layout, and files that are checked.
+"""Contains the store: its layout, and access to files that are checked.
 
 Layout, below the store's URL:
 
@@ -22,9 +22,9 @@ Layout, below the store's URL:
     damaged/<time>/...                         markers that `apertus verify --fix` took away
 
 Invariants: what no marker names is never read. A marker names every file with size and digests
-(`infra.store.records`), which were computed while it was written (`infra.store.files.writer`) and are
+(`infra.store.records`), which were computed while the file was written (`infra.store.files.writer`) and are
 compared when it is read (`infra.store.files.reader`). A committed file is never rewritten; a marker appears
-whole or not at all, and the first writer wins. Calls of the filesystem are those of
+whole or not at all, and the first writer wins. The filesystem is called only through
 `infra.store.storage.filesystem`.
 """
 
@@ -49,12 +49,12 @@ from specs.redaction import without_credentials
 
 FORMAT = 3
 CHUNK = 4 * 2**20
-TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30}  # of S3, in seconds; trying again is our `Retry`'s
+TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30}  # of S3, in seconds; `Retry` tries again
 
 
 class Store(Filesystem):
-    """A folder on an fsspec filesystem that has the layout above. `piece_bytes`: of the files that are
-    written here."""
+    """A folder on an fsspec filesystem that has the layout above. `piece_bytes`: the piece length of the
+    files that are written here."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Store(Filesystem):
             except (RuntimeError, OSError, ValueError) as error:  # no such user, a loop of links, a NUL
                 raise StoreError(f"cannot open the store {shown(url)}: {error}") from error
         if hasattr(fs, "call_s3"):
-            fs.retries = 1  # of s3fs; ours are around it, and say so
+            fs.retries = 1  # of s3fs; our own `Retry` is around it, and logs
             if not root:
                 raise StoreError(f"cannot open the store '{url}': it names no bucket")
         store = cls(fs, root)
@@ -128,18 +128,18 @@ class Store(Filesystem):
         return DamagedError(f"'{path}' in the store {self.url} is damaged: {error}; {fix}")
 
     def read_json(self, path: str) -> Any:
-        """What a marker holds. DamagedError where there is none, or what is there is not JSON."""
+        """The content of a marker. DamagedError when the marker is missing, or is not JSON."""
         if (found := self.read_document(path)) is None:
             raise DamagedError(f"'{path}' is not in the store {self.url}")
         return found[1]
 
     def read_json_if_there(self, path: str) -> Any | None:
-        """The same, or None where there is none."""
+        """The content of a marker, or None when the marker is missing."""
         found = self.read_document(path)
         return None if found is None else found[1]
 
     def read_document(self, path: str) -> tuple[bytes, Any] | None:
-        """The bytes of a marker and what they say, or None where there is none."""
+        """The bytes of a marker and their parsed content, or None when the marker is missing."""
         trail.append(f"'{path}' in the store {self.url}")
 
         def ask() -> tuple[bytes, Any] | None:
@@ -157,31 +157,31 @@ class Store(Filesystem):
         return self.again(f"reading '{path}'", ask)
 
     def reader(self, path: str, record: FileRecord) -> CheckedFile:
-        """A file that a marker names, for reading whole or in parts, checked. Nothing is read yet."""
+        """A file that a marker names, to be read whole or in parts, and checked. Nothing is read yet."""
         return CheckedFile(self, path, record)
 
     def writer(self, path: str) -> Writer:
-        """A context manager with `write(bytes)`; after it closed, `.record` is what the marker has to
-        state. Nothing is left of a file whose block an exception left."""
+        """A context manager with `write(bytes)`; after it is closed, `.record` is what the marker has to
+        state. Nothing is left of a file whose block ended with an exception."""
         return Writer(self, path, self.piece_bytes)
 
     def upload(self, source: Path, path: str) -> FileRecord:
-        """Copies a local file into the store; its record."""
+        """Copies a local file into the store and returns its record."""
         with open(source, "rb") as file, self.writer(path) as target:
             while part := file.read(PIECE_BYTES):
                 target.write(part)
         return target.record
 
     def write_bytes(self, path: str, data: bytes) -> FileRecord:
-        """Writes a file of an attempt; its record."""
+        """Writes a file of an attempt and returns its record."""
         with self.writer(path) as target:
             target.write(data)
         return target.record
 
 
 def _options(url: str) -> dict[str, Any]:
-    """What a filesystem is opened with. What the environment says (`FSSPEC_S3='{"config_kwargs": {...}}'`,
-    `FSSPEC_S3_<OPTION>`) wins."""
+    """The options that a filesystem is opened with. Those of the environment
+    (`FSSPEC_S3='{"config_kwargs": {...}}'`, `FSSPEC_S3_<OPTION>`) win."""
     protocol = url.split("://", 1)[0]
     if protocol not in ("s3", "s3a"):
         return {}

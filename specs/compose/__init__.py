@@ -3,7 +3,7 @@ checked.
 
 Invariants: the composed document has none of the three, and every value in it has its origin: file and line,
 or the `--set`, and the variable if there is one. Only the models know what fields mean; composition sees
-structure alone. A part that cannot be composed is recorded in the document with its place, so that the checks
+only structure. A part that cannot be composed is recorded in the document with its place, so that the checks
 report it together with all other problems.
 
 The order: files are merged, overrides applied (those of variables first), stages with a matrix expanded,
@@ -27,13 +27,13 @@ from specs.redaction import mask_url
 
 
 def compose(path: str | Path, overrides: Iterable[str] = ()) -> Document:
-    """The composed document of a file. SpecError for a file that cannot be read; the document lists other
-    problems."""
+    """The composed document of a file. Raises SpecError for a file that cannot be read; the document lists
+    other problems."""
     return expand(extended(path), overrides)
 
 
 def keywords(path: FieldPath) -> tuple[str, ...]:
-    """Keywords that a path of a file accepts beside the fields of the models."""
+    """The keywords that are accepted at a path of a file besides the fields of the models."""
     if not path:
         return ("extends", "variables")
     return ("matrix",) if path[0] == "stages" and len(path) == 2 else ()
@@ -58,12 +58,12 @@ def distinct(document: Document, problems: Iterable[Problem]) -> list[Problem]:
 
 
 def extended(path: str | Path, text: str | None = None) -> Document:
-    """A file merged over the chain of files that it extends. SpecError for one that cannot be read, and for a
-    cycle.
+    """A file merged over the chain of files that it extends. Raises SpecError for a file that cannot be read,
+    and for a cycle.
 
     Args:
         path: the file.
-        text: its content, where it is not written yet.
+        text: its content, if it is not written yet.
     """
     files, documents = [Path(path)], [read(path) if text is None else parse(text, str(path))]
     while "extends" in documents[-1].data:

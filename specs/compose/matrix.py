@@ -1,4 +1,4 @@
-"""`matrix:`: one stage in several variants.
+"""Expands `matrix:`: one stage becomes several variants.
 
 Invariant: a variant is the stage with some fields changed, at the stage's place in the order, and its fields
 keep their lines.
@@ -25,8 +25,8 @@ LABEL = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class Matrices:
-    """The stages of a file with those that have a matrix replaced by their variants; `variants` are the
-    names that each became."""
+    """The stages of a file, where each stage with a matrix is replaced by its variants; `variants` has their
+    names by stage."""
 
     def __init__(self, variables: Variables, stages: Value) -> None:
         self.variables = variables
@@ -77,9 +77,9 @@ class Matrices:
     def _stated(
         self, path: FieldPath, matrix: Value, rest: Value
     ) -> Iterator[tuple[FieldPath, str, Value, Value]]:
-        """Path, label, place and fields of every variant, in one of the forms: a list of names, names with
-        the fields that they change, fields with lists of values, or the last two together, which is every
-        combination."""
+        """The path, label, place and fields of every variant. A matrix has one of these forms: a list of
+        names; names with the fields that they change; fields with lists of values; or the last two together,
+        for every combination."""
         content = matrix.content
         if path in self.variables.unknown:
             return
@@ -125,7 +125,7 @@ class Matrices:
                 self.variables.problem(path, message, fix, matrix)
 
     def _grid(self, path: FieldPath, fields: dict[str, Value], rest: Value) -> Iterator[tuple[str, Value]]:
-        """Label and body of every combination of values, the last field changing fastest."""
+        """The label and body of every combination of values, the last field changing fastest."""
         for key, values in fields.items():
             if not values.content:
                 self.variables.problem((*path, key), "this list is empty", "list at least one value.", values)
@@ -168,8 +168,8 @@ class Matrices:
             )
 
     def _filled(self, value: Value, path: FieldPath) -> Value:
-        """A part of a matrix that must be known before the stage is expanded. Filling it in again changes
-        nothing."""
+        """Fills in a part of a matrix that must be known before the stage is expanded. Filling it in again
+        changes nothing."""
         return literal(self.variables.fill(value, path))
 
     def _filled_text(self, value: Value, path: FieldPath) -> Value:
@@ -244,7 +244,7 @@ def lists_of_stages(root: Value, variants: Mapping[str, list[str]]) -> Value:
 
 
 def _with(value: Value, keys: list[str], item: Value) -> Value:
-    """A mapping with one field, at the end of `keys`, set."""
+    """A copy of a mapping in which the field at the path `keys` is `item`."""
     if not keys:
         return item
     fields = value.content if isinstance(value.content, dict) else {}

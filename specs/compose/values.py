@@ -96,7 +96,7 @@ def literal(value: Value) -> Value:
 
 
 def merge(base: Value, over: Value, path: FieldPath, problems: list[Problem]) -> Value:
-    """`over` wins; mappings are merged key by key, and null removes a key that `base` has."""
+    """Merges two values: `over` wins, mappings merge key by key, and null removes a key that `base` has."""
     if not isinstance(base.content, dict) or not isinstance(over.content, dict):
         return over
     merged = dict(base.content)

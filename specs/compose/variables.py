@@ -1,4 +1,4 @@
-"""`variables:` and the places where they are used.
+"""Fills in `variables:` where they are used.
 
 Invariant: a variable's value has both origins, where it was stated and where it is used; a text without `${`
 is left alone.
@@ -68,8 +68,8 @@ class Variables:
         self.unknown.add(path)
 
     def unused(self, written: Iterable[str], overridden: Iterable[str], file: str) -> list[Problem]:
-        """Unused variables: those that the file itself states and does not use, and those that an override
-        states and nothing uses after all overrides. Inherited ones need no use."""
+        """The problems of unused variables: those that the file itself states and does not use, and those
+        that an override states and nothing uses after all overrides. Inherited variables may be unused."""
         used, left = (
             {match["name"] for text in texts for match in USE.finditer(text)}
             for texts in (written, overridden)
@@ -172,7 +172,7 @@ class Variables:
         return None
 
     def _resolved(self, name: str) -> Value | None:
-        """The value of a variable, None for one that is wrong."""
+        """The value of a variable; None if it is wrong."""
         if name in self._values:
             return self._values[name]
         path, stated = ("variables", name), self._stated[name]

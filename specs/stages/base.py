@@ -1,8 +1,8 @@
-"""What all stages share, as written in the YAML and as resolved by the planner.
+"""The base classes of all stages, as written in the YAML and as resolved by the planner.
 
 A *stage* is what a recipe names. The planner resolves it into one or more *parts* (a corpus has one per
-source, a training stage one per segment); a part is a pure function of its spec and its inputs, and is what
-has a fingerprint.
+source, a training stage one per segment); a part is a pure function of its spec and its inputs, and has a
+fingerprint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Stage(Spec):
     VERSION: ClassVar[int]  # raised when results change
     RESULT: ClassVar[str] = ""
     IN_LAYOUT: ClassVar[bool] = False  # whether `launch.parallel` spreads its model over processes
-    READS: ClassVar[Literal["text", "conversations"]] = "text"  # what its sources have
+    READS: ClassVar[Literal["text", "conversations"]] = "text"  # the content of its sources
     PART_PER_SOURCE: ClassVar[bool] = False  # whether references name its parts, `<stage>/<source>`
     kind: str = identity()
     after: list[str] = execution(
@@ -74,13 +74,13 @@ class Stage(Spec):
         yield from ()
 
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
-        """Why a pipeline cannot divide the model of the stage, context parallelism its sequences, or why its
-        linear layers cannot multiply in float8; "" where they can."""
+        """Why a pipeline or tensor parallelism cannot divide the model of the stage, context parallelism
+        cannot divide its sequences, or its linear layers cannot multiply in float8; "" if they can."""
         return "it needs the logits on every process" if to == "pp" else ""
 
 
 def only_text(stage: Stage, name: str, source: SourceSpec, at: FieldPath) -> Iterator[Problem]:
-    """The problem of a stage that is trained on text, where a source has tokens instead."""
+    """The problem of a stage that is trained on text, if a source has tokens instead."""
     if source.format in TOKENISED:
         message = f"source '{name}' is already tokenised; a {stage.kind} is trained on text"
         yield Problem(at, message, "name another source.")
@@ -99,7 +99,7 @@ class Part(Spec):
 
     @property
     def held_model(self) -> HeldModel | None:
-        """The whole model that each worker holds; None without one, and where a server holds it."""
+        """The whole model that each worker holds; None if there is none, or if a server holds it."""
         return None
 
     def gpus_of_worker(self, launch: Launch) -> int:

@@ -27,7 +27,7 @@ METRICS = ("accuracy", "loss", "calibration_error", "training_documents", "held_
 
 
 class LabelledSource(Spec):
-    """Either `label` or `label_column`."""
+    """The labels of a source: either `label` or `label_column`."""
 
     label: Label | None = identity(None, description="of every document of the source")
     label_column: str | None = identity(
@@ -195,20 +195,20 @@ class ClassifierStage(Gated):
 
     @property
     def labels(self) -> list[str] | None:
-        """All labels, sorted; None where a column has them."""
+        """All labels, sorted; None if a column has them."""
         found = [source.label for source in self.sources.values()]
         return None if None in found else sorted({label for label in found if label is not None})
 
     def metrics(self) -> list[str] | None:
-        """Names of the metrics that are numbers; None where a column has the labels."""
+        """The names of the metrics that are numbers; None if a column has the labels."""
         if self.labels is None:
             return None
         return [*METRICS, *(f"{name}/{label}" for label in self.labels for name in PER_LABEL)]
 
 
 class FeaturesPart(DocumentsPart):
-    """Resolved: what a classifier reads of one source. Inputs: `documents`; `encoder` (documents outside)
-    for embeddings."""
+    """The resolved features that a classifier reads of one source. Inputs: `documents`; `encoder` (documents
+    outside the store) for embeddings."""
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
@@ -223,7 +223,7 @@ class FeaturesPart(DocumentsPart):
 
 
 class ClassifierPart(Part):
-    """Resolved. Inputs: `source:<i>` and `reference` (features)."""
+    """The resolved classifier. Inputs: `source:<i>` and `reference` (features)."""
 
     training: Method = identity()
     labels: list[str | None] = identity(description="of each source; None: in its column")

@@ -1,8 +1,8 @@
 """The `conversations` stage: dialogues, filtered, split into training and held-out ones, rendered by the chat
 template and tokenised; one part per source.
 
-Of a source, what is left after the filters and without repeated contents is the whole that `share` and
-`count` choose from, and what they choose is split."""
+`share` and `count` choose among the conversations of a source that are left after the filters and without
+repeated contents; the chosen ones are split."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ CONTROL_COLUMNS = (
     *("messages", "conversations", "prompt", "completion", "completions", "chosen", "rejected"),
     *("tools", "id", "group"),
 )
-"""Columns of a row that make the conversation; filters read the others."""
+"""Columns of a row that make up the conversation; filters read the others."""
 
 
 class ConversationSource(Spec):
-    """How one source is processed: filters, then personal data, then the choice of `share` or `count`, then
+    """The processing of one source: filters, then personal data, then the choice of `share` or `count`, then
     the held-out split."""
 
     filters: list[FilterSpec] = identity(
@@ -83,12 +83,12 @@ class ConversationSource(Spec):
 
     @property
     def replaced(self) -> tuple[Pii, ...]:
-        """Kinds of personal data that are replaced, in the order of replacement."""
+        """The kinds of personal data that are replaced, in the order of replacement."""
         return replaced_kinds(self.pii)
 
     @property
     def replaced_only(self) -> dict[str, list[str]]:
-        """Values of columns of the conversations in which they are."""
+        """The values of columns that limit the replacement to some conversations."""
         return replaced_only(self.pii)
 
 
@@ -115,8 +115,8 @@ class ConversationsStage(Stage):
 
 
 class ConversationsPart(SourcePart):
-    """Resolved, for one source. Further inputs are `filter:<step>:<file>` for the files that filters read,
-    `scores:<step>` for the scores of a model, and `not_in:<step>:<i>` for the parts whose conversations count
-    as seen."""
+    """The resolved part of one source. Further inputs are `filter:<step>:<file>` for the files that filters
+    read, `scores:<step>` for the scores of a model, and `not_in:<step>:<i>` for the parts whose conversations
+    count as seen."""
 
     process: ConversationSource = identity()

@@ -1,5 +1,5 @@
-"""The `cooldown` stage: annealing from any checkpoint, by default 1-sqrt to 0.1 of the rate at the branch
-point."""
+"""The `cooldown` stage: annealing from any checkpoint, by default with 1-sqrt decay to 0.1 of the rate at the
+branch point."""
 
 from __future__ import annotations
 

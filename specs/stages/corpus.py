@@ -28,7 +28,7 @@ class Repeats(Spec):
 
 
 class CorpusSource(Spec):
-    """How one source is processed."""
+    """The processing of one source."""
 
     filters: list[FilterSpec] = identity(default_factory=list, description="applied in this order")
     pii: PersonalDataField = identity(
@@ -68,16 +68,16 @@ class CorpusSource(Spec):
 
     @property
     def replaced(self) -> tuple[Pii, ...]:
-        """Kinds of personal data that are replaced, in the order of replacement."""
+        """The kinds of personal data that are replaced, in the order of replacement."""
         return replaced_kinds(self.pii)
 
     @property
     def replaced_only(self) -> dict[str, list[str]]:
-        """Values of columns of the documents in which they are."""
+        """The values of columns that limit the replacement to some documents."""
         return replaced_only(self.pii)
 
     def columns(self) -> list[str]:
-        """Columns of a row, beside the text, that the processing reads."""
+        """The columns of a row, besides the text, that the processing reads."""
         return columns_read(self.filters, self.replaced_only)
 
 
@@ -85,7 +85,7 @@ ON_TOKENS = ("holdout", "repeats", "planted", "examples")
 
 
 def needs_text(process: CorpusSource) -> list[str]:
-    """Names of the fields whose values need text, and so cannot be used with a source of tokens."""
+    """The names of the fields whose values need text, and so cannot be used with a source of tokens."""
     fields = CorpusSource.model_fields.items()
     changed = [
         name
@@ -137,8 +137,8 @@ class CorpusStage(Stage):
 
 
 class CorpusPart(SourcePart):
-    """Resolved, for one source. Further inputs are `filter:<step>:<file>` for the files that filters read,
-    `scores:<step>` for the scores of a model, and `planted:<name>` for the texts that are planted."""
+    """The resolved part of one source. Further inputs are `filter:<step>:<file>` for the files that filters
+    read, `scores:<step>` for the scores of a model, and `planted:<name>` for the texts that are planted."""
 
     PLAN_DEPENDS: ClassVar[bool] = True
     process: CorpusSource = identity()

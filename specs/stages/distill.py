@@ -25,9 +25,10 @@ from specs.units import Reference
 
 
 class DistillLoss(Spec):
-    """weight T^2 KL + (1 - weight) ce: a mean over the trained tokens of a step, where KL is the divergence
-    between softmax(logits / T) of teacher and student (arXiv 1503.02531), and ce the cross-entropy of the
-    labels. Or what the student's layers of Mamba-2 do, beside the teacher's attention."""
+    """The loss weight T^2 KL + (1 - weight) ce: a mean over the trained tokens of a step, where KL is the
+    divergence between softmax(logits / T) of teacher and student (arXiv 1503.02531), and ce the cross-entropy
+    of the labels. With `compare: matrix` or `hidden`, instead the difference of the student's Mamba-2 layers
+    from the teacher's attention."""
 
     compare: Literal["logits", "matrix", "hidden"] = identity(
         "logits",
@@ -63,8 +64,8 @@ class DistillLoss(Spec):
 
 class DistillStage(MixtureTraining, TrainingStage):
     """The teacher is any checkpoint with the student's tokenizer and vocabulary, such as a larger model. The
-    student begins with the weights of `from`, or with new ones of `model`; then everything is stated, as in
-    `pretrain`."""
+    student begins with the weights of `from`, or with new weights of `model`, which need every setting
+    stated, as in `pretrain`."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["distill"] = identity()
@@ -139,7 +140,7 @@ class DistillStage(MixtureTraining, TrainingStage):
 
 
 class DistillSegment(Segment):
-    """Resolved. Further input: `teacher`, a checkpoint, or with `top_k` the artifact of a
+    """A resolved segment. Further input: `teacher`, a checkpoint, or with `top_k` the artifact of a
     `TeacherTokensPart`."""
 
     teacher: ModelSpec = identity()
@@ -159,8 +160,9 @@ class DistillSegment(Segment):
 
 
 class TeacherTokensPart(ForwardPart):
-    """Resolved. Inputs: `checkpoint`, `tokenizer`, and `mixture`, `packed:<i>`, `excluded:<i>` of the segment
-    that reads it. The most likely words of a teacher after each token of that segment's samples."""
+    """A resolved part with the most likely words of a teacher after each token of a segment's samples.
+    Inputs: `checkpoint`, `tokenizer`, and `mixture`, `packed:<i>`, `excluded:<i>` of the segment, which reads
+    it."""
 
     VERSION: ClassVar[int] = 1
     packing: Packing = identity("concatenate", neutral="concatenate")

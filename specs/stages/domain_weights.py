@@ -14,7 +14,7 @@ from specs.stages.pretrain import check_without_parent
 from specs.stages.training import MixtureTraining, Phase, Segment, TrainingStage
 
 PARTS = 1_000_000
-"""Learned weights are used as whole parts of this many."""
+"""Learned weights are rounded to whole numbers of parts, of which this many make 1."""
 
 
 class WeightUpdate(Spec):
@@ -44,8 +44,8 @@ class WeightUpdate(Spec):
 
 
 class DomainWeightsStage(MixtureTraining, TrainingStage):
-    """Trains a small model on `mixture`, of which every step has equally many sequences of each source. How
-    much a source counts in the loss is learned: more where its gradient points the same way as that of the
+    """Trains a small model on `mixture`, where every step has equally many sequences of each source. How much
+    a source counts in the loss is learned: more where its gradient points the same way as that of the
     targets. `learned: {from: <this stage>}` of a mixture reads the mean of the weights. No training starts
     from the model itself."""
 
@@ -92,8 +92,8 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
 
 
 class DomainWeightsSegment(Segment):
-    """Resolved. `targets`: their positions among the sources of the mixture, in the order of the sources'
-    fingerprints."""
+    """A resolved segment. `targets` has the positions of the targets among the sources of the mixture, in the
+    order of the sources' fingerprints."""
 
     PLAN_DEPENDS: ClassVar[bool] = True
     sources: int = identity(description="number of sources of the mixture, targets included")
@@ -110,10 +110,10 @@ class DomainWeightsSegment(Segment):
 
     @property
     def weighted(self) -> list[int]:
-        """Positions of the sources that have a weight."""
+        """The positions of the sources that have a weight."""
         return [source for source in range(self.sources) if source not in self.targets]
 
 
 def in_parts(weights: Sequence[float]) -> list[int]:
-    """Weights as whole parts of `PARTS`, each at least one."""
+    """The weights as whole numbers of parts, of which `PARTS` make 1; each has at least one part."""
     return [max(1, round(weight * PARTS)) for weight in weights]

@@ -9,8 +9,8 @@ from specs.stages.preference_training import PreferenceSegment, PreferenceTraini
 
 
 class DpoLoss(Spec):
-    """-ln sigmoid(b_c r_c - b_r r_r) per pair, r the log-ratio to the reference of the chosen and of the
-    rejected completion; b = beta, or beta / |y| where it is normalised by length."""
+    """The loss -ln sigmoid(b_c r_c - b_r r_r) of a pair, where r is the log-ratio to the reference of the
+    chosen and of the rejected completion, and b = beta, or beta / |y| if it is normalised by length."""
 
     beta: float = identity(5.0, gt=0)
     length_normalised: bool = identity(True)
@@ -30,7 +30,7 @@ class DpoStage(PreferenceTraining):
 
 
 class DpoSegment(PreferenceSegment):
-    """Resolved."""
+    """A resolved segment of DPO."""
 
     loss: DpoLoss = identity()
 

@@ -1,5 +1,5 @@
 """The `evaluate` stage: held-out perplexity per source, verbatim continuation of repeated sequences, gates on
-any metric, and published scores beside it."""
+any metric, and published scores beside the metrics."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from specs.stages.preference_data import Sampling
 from specs.units import Reference
 
 SUITE = "harness:"
-"""Begins the role of a suite of tasks among the inputs of an evaluation."""
+"""The prefix of the role of a suite of tasks among the inputs of an evaluation."""
 CONTINUATIONS = "continuations:"
-"""Begins the role of the continuations of probes by one way of decoding."""
+"""The prefix of the role of the continuations of probes by one way of decoding."""
 
 
 class ByPosition(Spec):
-    """Loss by position in the document, on held-out documents of `sources`: buckets of equal width up to
-    `sequence_length`."""
+    """The loss by position in the document, on held-out documents of `sources`, in buckets of equal width up
+    to `sequence_length`."""
 
     sequence_length: int = identity(ge=16)
     buckets: int = identity(8, ge=1)
@@ -95,10 +95,10 @@ class EvaluateStage(FromCheckpoint, Measuring):
 
 
 class EvaluatePart(Part):
-    """Resolved. Inputs: `checkpoint`, `tokenizer`, but not for another architecture than Apertus;
-    `source:<i>`; `probes` and `continuations:<decoding>` for memorisation; `prompts`, `completions` and
-    `rewards` for generation; `harness:<suite>`; `against`, `against_checkpoint`, and, where the same prompts
-    were answered, `against_completions` and `against_rewards`."""
+    """The resolved evaluation. Inputs: `checkpoint`, `tokenizer`, but not for an architecture other than
+    Apertus; `source:<i>`; `probes` and `continuations:<decoding>` for memorisation; `prompts`, `completions`
+    and `rewards` for generation; `harness:<suite>`; `against`, `against_checkpoint`, and, where the same
+    prompts were answered, `against_completions` and `against_rewards`."""
 
     ON_ENGINE: ClassVar[bool] = True
 
@@ -117,7 +117,7 @@ class EvaluatePart(Part):
     batch_size: int = execution(8)
 
     def metrics(self, roles: Container[str], buckets: Iterable[int], against: Collection[str]) -> list[str]:
-        """Names of all metrics but those of the harness. The measurement leaves out positions of
+        """The names of all metrics but those of the harness. The measurement leaves out positions of
         `by_position` that no held-out document reaches.
 
         Args:

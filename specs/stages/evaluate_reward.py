@@ -1,4 +1,4 @@
-"""The `evaluate_reward` stage: how far a reward agrees with labelled pairs, and what it prefers beside."""
+"""The `evaluate_reward` stage: how far a reward agrees with labelled pairs, and what else it prefers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_COMPARISON = {
     "order_bias": "probability of the completion that is shown first, above 1/2",
     "order_consistency": "comparisons that both orders decide for the same completion",
 }
-"""Of a judge that compares completions two by two."""
+"""The measures of a judge that compares completions two by two."""
 OF_SOURCE = "accuracy/source/"
 ENDS = ("", "/low", "/high")
 
@@ -34,11 +34,12 @@ class EvaluateRewardStage(Measuring):
     Metrics are `pairs`; `accuracy` (the share of pairs whose chosen completion has the higher reward, ties
     counting half), also as `accuracy/longer` and `accuracy/shorter` for the pairs whose chosen completion has
     more or fewer characters, and `accuracy/source/<conversations>`; `ties`; `length_bias` (the share of pairs
-    in which the reward prefers the longer completion, less the share in which the labels do); of a judge with
-    `pairwise` also `accuracy/compared`, `order_bias` (mean probability of the completion that is shown first,
-    less 1/2) and `order_consistency` (the share of pairs of which both orders prefer the same completion).
-    Each of them has `/low` and `/high`, a 95% interval of the bootstrap over pairs. Of a judge there are also
-    `outside` and `outside_max`: the probability of everything that is no answer, its mean and its largest.
+    in which the reward prefers the longer completion, less the share in which the labels do); for a judge
+    with `pairwise` also `accuracy/compared`, `order_bias` (mean probability of the completion that is shown
+    first, less 1/2) and `order_consistency` (the share of pairs of which both orders prefer the same
+    completion). Each of them has `/low` and `/high`, a 95% interval of the bootstrap over pairs. For a judge
+    there are also `outside` and `outside_max`: the mean and the largest probability of everything that is not
+    an answer.
     """
 
     VERSION: ClassVar[int] = 1
@@ -63,8 +64,8 @@ class EvaluateRewardStage(Measuring):
 
 
 class EvaluateRewardPart(Part):
-    """Resolved. Inputs: `conversations:<i>`; `reward_model`, or `judge` and `constitution`, as for
-    `RewardsPart`."""
+    """The resolved evaluation. Inputs: `conversations:<i>`; `reward_model`, or `judge` and `constitution`, as
+    for `RewardsPart`."""
 
     WORKERS: ClassVar[int] = 1
     reward: RewardSpec = identity()
@@ -79,7 +80,7 @@ class EvaluateRewardPart(Part):
         return self.reward.held_model
 
     def metrics(self) -> Iterator[str]:
-        """Names of all metrics. The measurement leaves out those that no pair tells anything about."""
+        """The names of all metrics. The measurement leaves out those about which no pair says anything."""
         measures: Iterable[str] = [*MEASURES, *(f"{OF_SOURCE}{name}" for name in self.source_names)]
         judge = self.reward.judge
         if judge is not None and judge.pairwise is not None:

@@ -19,9 +19,9 @@ from specs.stages.gates import Measuring
 from specs.units import Reference
 
 PARALLEL = ("text", *TABLES, "documents")
-"""Formats of sources that parallel text is read from."""
+"""The formats of sources from which parallel text is read."""
 COUNTS = "counts:"
-"""Begins the role of the counts of a tokenizer among the inputs of an evaluation."""
+"""The prefix of the role of the counts of a tokenizer among the inputs of an evaluation."""
 OF_LANGUAGE = {
     "tokens_per_line": "tokens per line",
     "tokens_per_byte": "tokens per byte of UTF-8",
@@ -75,7 +75,7 @@ class EvaluateTokenizersStage(Measuring):
     """Compares tokenizers on parallel text.
 
     Metrics are `<tokenizer>/<measure>` over all languages, `<tokenizer>/<measure>/<language>`, and
-    `<tokenizer>/difference/<measure>`, the difference to `against`; each with `/low` and `/high`, a 95%
+    `<tokenizer>/difference/<measure>`, the difference from `against`; each with `/low` and `/high`, a 95%
     interval of the bootstrap over lines, which draws the same lines for all languages and tokenizers. Special
     tokens are not counted. Measures are:
 
@@ -86,9 +86,9 @@ class EvaluateTokenizersStage(Measuring):
     - over languages, which count equally: `lines_per_token` and `bytes_per_token` (means of the languages'
       ratios), `gini` (of the tokens per line);
     - of the vocabulary, without intervals: `vocabulary_used` (share of its tokens that occur),
-      `renyi_efficiency` (order 2.5), `unknown_tokens`, `changed_lines` (that decoding does not restore).
+      `renyi_efficiency` (order 2.5), `unknown_tokens`, `changed_lines` (which decoding does not restore).
 
-    The languages and the number of lines decide every figure: compare none across other sets.
+    Every figure depends on the languages and the number of lines: compare none across different sets.
     """
 
     VERSION: ClassVar[int] = 1
@@ -154,7 +154,7 @@ class EvaluateTokenizersStage(Measuring):
 
 
 class ParallelTextPart(Part):
-    """Resolved. Inputs: `source:<i>` (documents) in order."""
+    """The resolved parallel text. Inputs: `source:<i>` (documents) in order."""
 
     VERSION: ClassVar[int] = 1
     sources: list[SourceSpec] = identity()
@@ -165,21 +165,21 @@ class ParallelTextPart(Part):
 
 
 class TokenCountsPart(Part):
-    """Resolved. Inputs: `text`, and `tokenizer` or `folder`."""
+    """The resolved counts of one tokenizer. Inputs: `text`, and `tokenizer` or `folder`."""
 
     VERSION: ClassVar[int] = 1
     path: str | None = execution(None, description="of the folder")
 
 
 class EvaluateTokenizersPart(Part):
-    """Resolved. Inputs: `text`, and `counts:<name>` of each tokenizer."""
+    """The resolved comparison. Inputs: `text`, and `counts:<name>` of each tokenizer."""
 
     parity_to: str = identity()
     against: str = identity()
     seed: int = identity()
 
     def metrics(self, tokenizers: Iterable[str], languages: Iterable[str]) -> Iterator[str]:
-        """Names of all metrics. `tokens_per_word` and `whole_words` are left out of languages that are
+        """The names of all metrics. `tokens_per_word` and `whole_words` are left out for languages that are
         written without spaces."""
         measured, all_languages = [*OF_LANGUAGE, *OVER_LANGUAGES], list(languages)
         for name in tokenizers:

@@ -17,8 +17,8 @@ class ExportStage(FromCheckpoint):
     template, and a model card made from the lineage.
 
     A reward model is opened by `AutoModelForSequenceClassification` with `trust_remote_code`: transformers
-    has no such class for Apertus, so the folder brings it. Its own `ApertusForTokenClassification` of one
-    output opens the same folder without code; the reward is then the output at the last token."""
+    has no such class for Apertus, so the folder brings it. transformers' own `ApertusForTokenClassification`
+    of one output opens the same folder without code; the reward is then the output at the last token."""
 
     VERSION: ClassVar[int] = 4
     kind: Literal["export"] = identity()
@@ -42,7 +42,7 @@ class ExportStage(FromCheckpoint):
 
 
 class ExportPart(Part):
-    """Resolved. Inputs: `checkpoint`, `tokenizer`, and `evaluation:<i>` for the model card."""
+    """The resolved export. Inputs: `checkpoint`, `tokenizer`, and `evaluation:<i>` for the model card."""
 
     model: ModelSpec = identity()
     sequence_length: int = identity(description="max_position_embeddings of the exported config")

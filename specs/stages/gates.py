@@ -1,4 +1,4 @@
-"""What stages that measure share: gates on their metrics, and published scores beside them.
+"""The base classes of stages that measure: gates on their metrics, and published scores beside them.
 
 Invariant: neither affects the metrics, so editing them reruns nothing.
 """
@@ -35,7 +35,7 @@ class Gate(Spec):
         return self
 
     def failure(self, metrics: dict[str, float]) -> str | None:
-        """Why the gate is not met, or None."""
+        """Why the gate is not met; None if it is met."""
         if self.metric not in metrics:
             return f"gate on {self.metric}: there is no such metric; {did_you_mean(self.metric, metrics)}"
         value = metrics[self.metric]

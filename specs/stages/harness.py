@@ -17,11 +17,11 @@ from specs.stages.base import Part
 FAMILIES = ("perplexity", "forgetting", "loss", "memorisation", "reward", "kl", "sharpness")
 """First words of other metrics, which no suite may have as its name."""
 TASK_FILES = ["**/*.yaml", "**/*.json", "**/*.jsonl", "**/*.parquet"]
-"""What is read of a folder of own task files."""
+"""The files that are read from a folder of the user's own tasks."""
 REQUESTS_PER_UNIT = {"loglikelihood": 512, "loglikelihood_rolling": 32, "generate_until": 256}
-"""By type of request. Units are made of whole batches, so a change is a new version of the part."""
+"""Requests per unit, by type. Units consist of whole batches, so a change needs a new part version."""
 MOST_ROWS = 64
-"""Requests of a batch, with transformers."""
+"""The most requests in a batch, with transformers."""
 SuiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*$")]
 TaskName = Annotated[str, StringConstraints(pattern=r"^[^\s/:][^\s:]*$")]
 
@@ -49,7 +49,7 @@ class GenerationArguments(Spec):
 
 
 class Requests(Spec):
-    """What the tasks of a suite ask of the model, for estimates: a plan cannot count it."""
+    """The requests that the tasks of a suite make of the model, for estimates: a plan cannot count them."""
 
     requests: int = execution(ge=1, description="prompts; a multiple choice has one for each answer")
     tokens: int | None = execution(
@@ -82,7 +82,7 @@ class ClassifierSpec(Spec):
 
 
 class Suite(Spec):
-    """Tasks with one set of settings. What is not stated is as the harness has it."""
+    """Tasks with one set of settings. Settings that are not stated are those of the harness."""
 
     tasks: list[TaskName] = identity(
         min_length=1, description="names of tasks, groups or tags, each as the installed harness has it"
@@ -186,9 +186,9 @@ class Harness(Spec):
 
 
 class HarnessPart(Part):
-    """Resolved: one suite, with its tasks as the recipe names them; its requests are answered in units.
-    Inputs: `model` (an export), `tasks` (the task files) where `include` is given, `classifier` where one is
-    stated, and `data:<Hub id>` for each data set that the tasks read."""
+    """A resolved suite, with its tasks as the recipe names them; its requests are answered in units. Inputs:
+    `model` (an export), `tasks` (the task files) where `include` is given, `classifier` where one is stated,
+    and `data:<Hub id>` for each data set that the tasks read."""
 
     VERSION: ClassVar[int] = 4
     WORKERS: ClassVar[int] = 1

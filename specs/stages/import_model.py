@@ -11,8 +11,8 @@ from specs.stages.base import Part
 
 
 class ImportModelPart(Part):
-    """Resolved. Inputs: `folder` (config.json and safetensors). The result is checkpoint 1 of its artifact:
-    weights without optimizer states, which stages read like a trained one."""
+    """The resolved import. Inputs: `folder` (config.json and safetensors). The result is checkpoint 1 of its
+    artifact: weights without optimizer states, which stages read like a trained checkpoint."""
 
     VERSION: ClassVar[int] = 1
     model: ModelSpec = identity()

@@ -1,4 +1,4 @@
-"""The `long_context` stage: a chain of steps to longer sequences, each with its RoPE base."""
+"""The `long_context` stage: a chain of steps to longer sequences, each with its own RoPE base."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class LongContextStep(MixtureTraining):
 
 
 class LongContextStage(TrainingStage, FromCheckpoint):
-    """The first of `steps` starts from `from`, each other one from the end of the step before it. Their
-    results are named `stage/1`, `stage/2`, ...; the stage's name is the last one's result."""
+    """The first of `steps` starts from `from`, every other one from the end of the step before it. Their
+    results are named `stage/1`, `stage/2`, ...; the stage's name means the last result."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["long_context"] = identity()

@@ -1,5 +1,5 @@
-"""Memorisation of an evaluation (report, appendix on memorisation): what is continued, how, and the names of
-what is measured."""
+"""The memorisation settings of an evaluation (report, appendix on memorisation): what is continued, how, and
+the names of the metrics."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Nucleus(Spec):
 
 
 class Exposure(Spec):
-    """How much more likely a canary has become than texts that could have been drawn instead:
-    log2(alternatives + 1) - log2(its rank among them) by the loss of the whole text (arXiv 1802.08232). Of a
-    canary that a model never saw, 1.44 is expected; the most is log2(alternatives + 1)."""
+    """The exposure of a canary: how much more likely it has become than texts that could have been drawn
+    instead, log2(alternatives + 1) - log2(its rank among them) by the loss of the whole text (arXiv
+    1802.08232). For a canary that a model never saw, 1.44 is expected; the most is log2(alternatives + 1)."""
 
     alternatives: int = identity(
         1023, ge=1, le=10**6, description="drawn for each canary; all, if there are fewer"
@@ -38,7 +38,7 @@ class Exposure(Spec):
 
 
 class Memorisation(Spec):
-    """Continuations of the probes of a corpus: greedy ones, and drawn ones beside them, from every prefix at
+    """Continuations of the probes of a corpus: greedy ones, and sampled ones if stated, from every prefix at
     every offset."""
 
     probes: Reference = reference(
@@ -80,7 +80,7 @@ class Memorisation(Spec):
 
     @property
     def decodings(self) -> dict[str, Sampling]:
-        """How continuations are made, by the name in metrics."""
+        """The ways in which continuations are made, by their names in metrics."""
         common = {"n": 1, "max_new_tokens": self.suffix, "batch_size": self.batch_size, "engine": self.engine}
         found = {"greedy": Sampling.model_validate({**common, "temperature": 0.0})}
         if drawn := self.nucleus:
@@ -88,7 +88,7 @@ class Memorisation(Spec):
         return found
 
     def metrics(self, buckets: Iterable[int]) -> list[str]:
-        """Names of the metrics. `buckets`: numbers of repetitions of the probes."""
+        """The names of the metrics. `buckets`: numbers of repetitions of the probes."""
         names, settings = ["memorisation/passes"], [(p, o) for p in self.prefixes for o in self.offsets]
         for bucket in buckets:
             names += with_interval(exposure_name(bucket)) if self.exposure else []
@@ -107,12 +107,12 @@ def with_interval(name: str) -> list[str]:
 
 
 def exposure_name(bucket: int) -> str:
-    """The name of the mean exposure of the canaries that training saw so many times."""
+    """The name of the mean exposure of the canaries that training saw `bucket` times."""
     return f"memorisation/exposure/{bucket}"
 
 
 class ContinuationsPart(Part):
-    """Resolved, for one way of decoding. Inputs: `model` (an export), `probes` (a corpus)."""
+    """The resolved continuations by one way of decoding. Inputs: `model` (an export), `probes` (a corpus)."""
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1

@@ -14,7 +14,7 @@ from specs.units import Reference
 
 
 class MergeRule(Spec):
-    """How parameters are merged."""
+    """The rule by which parameters are merged."""
 
     method: Literal["average", "task-arithmetic", "ties"] = identity(
         "average",
@@ -48,7 +48,7 @@ class MergeRule(Spec):
 
     @property
     def kept(self) -> float:
-        """Share of the elements of each tensor of a difference that is kept."""
+        """The share of the elements of each tensor of a difference that is kept."""
         return 1.0 if self.method != "ties" else self.density or 0.2
 
 
@@ -102,8 +102,8 @@ class MergeStage(MergeRule, Stage):
 
 
 class MergePart(MergeRule, Part):
-    """Resolved. Inputs: `checkpoint:<i>` in the order of their fingerprints, `base` but for an average,
-    `tokenizer`. The result is checkpoint 1 of its artifact."""
+    """The resolved merge. Inputs: `checkpoint:<i>` in the order of their fingerprints, `base` except for an
+    average, `tokenizer`. The result is checkpoint 1 of its artifact."""
 
     ON_ENGINE: ClassVar[bool] = True
 

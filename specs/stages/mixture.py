@@ -22,7 +22,7 @@ DRAWN_FROM = ("corpus", "mixture")
 
 
 def _factors(value: Any) -> Any:
-    """A list becomes a map to factors of 1."""
+    """Turns a list into a map to factors of 1."""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         twice = sorted({item for item in value if value.count(item) > 1})
         if twice:
@@ -35,7 +35,7 @@ def _factors(value: Any) -> Any:
 
 class Anneal(Spec):
     """Shares that change linearly from the mixture's weights to others during training, in `pieces` equal
-    steps, each with the shares of its middle; training after that has the last ones."""
+    steps, each with the shares of its middle; training after that has the final shares."""
 
     to: Weights = reference(
         min_length=1,
@@ -51,14 +51,14 @@ def _domain(value: Any) -> Any:
 
 
 class Domain(Spec):
-    """A source that is drawn as often as another one was found to deserve."""
+    """A source that is drawn with the learned weight of another."""
 
     as_: Reference = reference(alias="as", to="corpus", description="the source that has the weight")
 
 
 class Learned(Spec):
-    """Weights that a `domain_weights` stage has learned, in millionths. Until it has finished, they are
-    planned as equal."""
+    """Weights that a `domain_weights` stage has learned, in millionths. Until that stage has finished, plans
+    take the weights as equal."""
 
     from_: Reference = reference(alias="from", to="domain_weights")
     sources: (
@@ -153,9 +153,9 @@ class MixtureStage(Stage):
 
 
 class MixturePart(Part):
-    """Resolved. Inputs: `source:<i>`, corpora and mixtures, in the order of their fingerprints, so that names
-    do not matter; `learned`, a segment of a `domain_weights` stage. Allowed repetition and exclusions concern
-    planning and training, and are not fields here."""
+    """The resolved mixture. Inputs: `source:<i>`, corpora and mixtures, in the order of their fingerprints,
+    so that names do not matter; `learned`, a segment of a `domain_weights` stage. Allowed repetition and
+    exclusions concern planning and training, and are not fields here."""
 
     weights: list[int] = identity(description="in the order of the sources")
     learned: list[int] = identity(

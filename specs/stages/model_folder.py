@@ -11,8 +11,8 @@ from specs.stages.base import Part
 
 
 class ModelFolderPart(Part):
-    """Resolved. Inputs: `folder` (config, weights, tokenizer, chat template), whose contents are its
-    identity. The artifact is a folder that transformers and vLLM open, as an export is."""
+    """The resolved folder. Inputs: `folder` (config, weights, tokenizer, chat template), whose contents are
+    its identity. Like an export, the artifact is a folder that transformers and vLLM open."""
 
     VERSION: ClassVar[int] = 1
     url: str = execution(description="of the folder")

@@ -9,7 +9,8 @@ from specs.stages.base import Part
 
 
 class PackingPart(Part):
-    """Resolved. Input: `corpus`. The rows are a function of the documents and the sequence length alone."""
+    """The resolved packing of a corpus. Input: `corpus`. The rows are a function of the documents and the
+    sequence length alone."""
 
     PLAN_DEPENDS: ClassVar[bool] = True
     VERSION: ClassVar[int] = 1

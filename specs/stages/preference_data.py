@@ -1,4 +1,4 @@
-"""The `preference_data` stage: from prompts and an instruct model to scored pairs of completions.
+"""The `preference_data` stage: makes scored pairs of completions from prompts and an instruct model.
 
 Each step is an artifact: prompts -> (model ->) completions -> rewards -> pairs -> log_probabilities. A
 changed reward samples nothing again; a changed rule for pairs scores nothing again.
@@ -21,8 +21,8 @@ from specs.units import Reference
 
 
 class Sampling(Spec):
-    """How completions are sampled. Results are the same for any division into units, and change with
-    `batch_size`."""
+    """The settings by which completions are sampled. Results are the same for any division into units, and
+    change with `batch_size`."""
 
     n: int = identity(10, ge=1, le=10_000, description="completions per prompt")
     temperature: float = identity(1.0, ge=0, description="0 is greedy")
@@ -77,7 +77,7 @@ class Sampling(Spec):
 
     @property
     def held_model(self) -> HeldModel | None:
-        """The model of a process that samples."""
+        """The model that a process holds in order to sample; None if a server samples."""
         vllm = self.engine == "vllm"
         return None if self.engine == "server" else HeldModel("model", vllm=vllm, shared=vllm)
 
@@ -105,7 +105,7 @@ class Personas(SourceSpec):
 
 class Generator(Spec):
     """A further model that answers the prompts. Its answers are offline completions: they are rewarded, and
-    can be in pairs, but are no reference for quantiles."""
+    can be in pairs, but are not a reference for quantiles."""
 
     from_: Reference | None = reference(
         None,
@@ -183,8 +183,8 @@ class PreferenceDataStage(PreferenceSet):
 
 
 class PromptsPart(Part):
-    """Resolved. Inputs: `conversations:<i>`, `tokenizer`. Keeps prompts with at least `min_branches` short
-    enough completions, from the conversations or to be `sampled`."""
+    """The resolved prompts. Inputs: `conversations:<i>`, `tokenizer`. Keeps prompts with at least
+    `min_branches` completions that are short enough, from the conversations or still to be `sampled`."""
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
@@ -200,8 +200,8 @@ class PromptsPart(Part):
 
 
 class CompletionsPart(Part):
-    """Resolved. Inputs: `prompts`; `model` (an export, or a folder of any model), but not with
-    `server.api: chat`; `tokenizer` of the prompts, where the model has another one; `personas`."""
+    """The resolved completions. Inputs: `prompts`; `model` (an export, or a folder of any model), but not
+    with `server.api: chat`; `tokenizer` of the prompts, if the model has another one; `personas`."""
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
@@ -215,8 +215,8 @@ class CompletionsPart(Part):
 
 
 class RewardsPart(Part):
-    """Resolved. Inputs: `prompts`, `completions`, `generated:<i>` (completions of generators), `tokenizer`,
-    and `reward_model` (documents outside, or an export) where a model scores."""
+    """The resolved rewards. Inputs: `prompts`, `completions`, `generated:<i>` (completions of generators),
+    `tokenizer`, and `reward_model` (documents outside the store, or an export) if a model scores."""
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
@@ -230,7 +230,7 @@ class RewardsPart(Part):
 
 
 class PairsPart(Part):
-    """Resolved. Inputs: `prompts`, `completions`, `generated:<i>`, `rewards`."""
+    """The resolved pairs. Inputs: `prompts`, `completions`, `generated:<i>`, `rewards`."""
 
     VERSION: ClassVar[int] = 1
     pairs: int = identity()
@@ -240,9 +240,9 @@ class PairsPart(Part):
 
 
 class LogProbabilitiesPart(ForwardPart):
-    """Resolved. Inputs: `checkpoint`, `pairs` (or completions by themselves), `tokenizer`. Computed over the
-    packed training sequences, by the same engine and in the same precision, so that the first log-ratio of
-    training is exactly zero."""
+    """The resolved log-probabilities. Inputs: `checkpoint`, `pairs` (or completions by themselves),
+    `tokenizer`. They are computed over the packed training sequences, by the same engine and in the same
+    precision, so that the first log-ratio of training is exactly zero."""
 
     VERSION: ClassVar[int] = 1
     sequences_per_unit: int = execution(64, description="packed sequences per restartable unit of work")

@@ -1,5 +1,5 @@
-"""Training on pairs of completions: what all such kinds share, and what `qrpo` and `dpo` share, which train
-against a reference model.
+"""Training on pairs of completions: the base classes of all such kinds, and those of `qrpo` and `dpo`, which
+train against a reference model.
 
 A sample is a packed sequence of pairs; both completions of a pair lie in the same one. The batch counts
 packed sequences.
@@ -19,7 +19,7 @@ RepeatedPrompts = Literal["error", "first"]
 
 
 def preference_sets(*results: str) -> Any:
-    """A field that names the sets to train on. `results`: of their stages."""
+    """A field that names the sets to train on. `results`: those of their stages."""
     return reference(
         min_length=1,
         to=results,
@@ -47,8 +47,8 @@ class PairTraining(FromParent, Training):
 
 
 class PreferenceTraining(PairTraining):
-    """`from` is the model that the preference data were made with; their stages also decide the sequence
-    length."""
+    """Training against a reference model: `from`, with which the preference data were made. The stages of the
+    data also decide the sequence length."""
 
     carry: CarryField = carries("weights")
     preferences: Repeats = preference_sets("preference_data")
@@ -63,7 +63,8 @@ class PreferenceTraining(PairTraining):
 
 
 class DistinctPromptsPart(Part):
-    """Resolved. Inputs: `pairs:<i>`, in the order of the sets. Which pairs of each are trained on."""
+    """The resolved choice of the pairs of each set that are trained on. Inputs: `pairs:<i>`, in the order of
+    the sets."""
 
     VERSION: ClassVar[int] = 1
     repeated_prompts: RepeatedPrompts = identity()
@@ -71,8 +72,8 @@ class DistinctPromptsPart(Part):
 
 
 class PreferenceSegment(Segment):
-    """Resolved. Inputs: `pairs`, `log_probabilities`, `tokenizer`, `parent`; of several sets `pairs:<i>`,
-    `log_probabilities:<i>` and `distinct_prompts`."""
+    """A resolved segment. Inputs: `pairs`, `log_probabilities`, `tokenizer`, `parent`; for several sets
+    `pairs:<i>`, `log_probabilities:<i>` and `distinct_prompts`."""
 
     data_seed: int = identity(28, neutral=28)
     repeats: list[Repeat] = identity(

@@ -30,7 +30,7 @@ class PretrainStage(TrainingStage, MixtureTraining):
 
 
 def check_without_parent(stage: MixtureTraining, model: ModelSpec, what: str) -> None:
-    """ValueError where a stage with new weights, which is `what`, would need a parent's settings."""
+    """Raises ValueError if a stage with new weights, which is `what`, would need a parent's settings."""
     if model.head != "vocabulary":
         raise ValueError(
             "pretraining needs the logits of a vocabulary; leave out model.head, which a reward_model stage"

@@ -12,7 +12,7 @@ from specs.units import Reference
 
 
 class Sharpness(Spec):
-    """Trace of the Hessian of the loss divided by the number of parameters, estimated with random signs
+    """The trace of the Hessian of the loss divided by the number of parameters, estimated with random signs
     (Hutchinson)."""
 
     probes: int = identity(
@@ -24,7 +24,8 @@ class Sharpness(Spec):
 
 
 class ProbeStage(FromCheckpoint):
-    """The loss is the mean over the tokens of the first held-out sequences of each source."""
+    """Measures a checkpoint by its loss, a mean over the tokens of the first held-out sequences of each
+    source."""
 
     VERSION: ClassVar[int] = 1
     IN_LAYOUT: ClassVar[bool] = True
@@ -38,7 +39,7 @@ class ProbeStage(FromCheckpoint):
 
 
 class ProbePart(Part):
-    """Resolved. Inputs: `checkpoint`, `tokenizer`, `source:<i>`."""
+    """The resolved probe. Inputs: `checkpoint`, `tokenizer`, `source:<i>`."""
 
     ON_ENGINE: ClassVar[bool] = True
 

@@ -10,9 +10,9 @@ from specs.stages.sft import Repeats
 
 
 class QrpoLoss(Spec):
-    """(q - beta_i ln Z(beta_i) - beta_i (ln p(y|x) - ln p_ref(y|x)))^2 per completion, Z(b) = b (exp(1/b)
-    - 1), q the quantile of the reward among the reference completions; beta_i = beta / |y|, at most
-    `beta_max`, where it is normalised by length (Apertus report, section 4.3)."""
+    """The loss (q - beta_i ln Z(beta_i) - beta_i (ln p(y|x) - ln p_ref(y|x)))^2 of a completion, where Z(b) =
+    b (exp(1/b) - 1), and q is the quantile of the reward among the reference completions; beta_i = beta /
+    |y|, at most `beta_max`, if it is normalised by length (Apertus report, section 4.3)."""
 
     beta: float = identity(5.0, gt=0)
     length_normalised: bool = identity(True)
@@ -34,7 +34,7 @@ class QrpoStage(PreferenceTraining):
 
 
 class QrpoSegment(PreferenceSegment):
-    """Resolved."""
+    """A resolved segment of QRPO."""
 
     loss: QrpoLoss = identity()
 

@@ -15,8 +15,9 @@ from specs.stages.training import CarryField, Phase, carries
 
 
 class RewardLoss(Spec):
-    """-ln sigmoid(r_c - r_r - m) + c (r_c + r_r)^2 per pair, r the rewards of the chosen and of the rejected
-    completion, m the margin of the pair (Bradley-Terry; arXiv 2307.09288, 2312.09244)."""
+    """The loss -ln sigmoid(r_c - r_r - m) + c (r_c + r_r)^2 of a pair, where r_c and r_r are the rewards of
+    the chosen and of the rejected completion, and m is the margin of the pair (Bradley-Terry; arXiv
+    2307.09288, 2312.09244)."""
 
     centring: float = identity(0.01, ge=0, description="c, which keeps the mean of the rewards near 0")
 
@@ -80,7 +81,7 @@ class RewardModelStage(PairTraining):
 
 
 class RewardSegment(AdaptedSegment):
-    """Resolved. Inputs: `pairs`, `tokenizer`, `parent`. A sample is a packed sequence of pairs."""
+    """A resolved segment. Inputs: `pairs`, `tokenizer`, `parent`. A sample is a packed sequence of pairs."""
 
     loss: RewardLoss = identity()
     max_repetition: float = execution(1.0)
@@ -91,7 +92,7 @@ class RewardSegment(AdaptedSegment):
 
 
 class LabelledPairsPart(Part):
-    """Resolved. Inputs: `conversations:<i>`, `tokenizer`. The pairs of both splits as tokens."""
+    """The resolved pairs of both splits, as tokens. Inputs: `conversations:<i>`, `tokenizer`."""
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1

@@ -10,9 +10,9 @@ from specs.stages.preference_data import PreferenceSet
 
 
 class RewardedCompletionsStage(PreferenceSet):
-    """Completions with rewards that the data bring, each by itself, for `qrpo`. A row has a prompt, one
-    completion or several with their rewards, and the same reward of completions that the model of `from`
-    sampled for the prompt: the quantile is taken among those."""
+    """Single completions whose rewards are in the data, for `qrpo`. A row has a prompt, one or several
+    completions with their rewards, and the rewards, by the same measure, of completions that the model of
+    `from` sampled for the prompt: quantiles are taken among the latter."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["rewarded_completions"] = identity()
@@ -33,7 +33,7 @@ class RewardedCompletionsStage(PreferenceSet):
 
 
 class RewardedCompletionsPart(Part):
-    """Resolved. Inputs: `conversations:<i>`, `tokenizer`. Completions as tokens, with their quantiles."""
+    """The resolved completions as tokens, with their quantiles. Inputs: `conversations:<i>`, `tokenizer`."""
 
     WORKERS: ClassVar[int] = 1
     reward: str = identity()

@@ -16,7 +16,7 @@ from specs.stages.base import FromCheckpoint, Part
 class RewriteStage(FromCheckpoint):
     """Computes any checkpoint in another way: its layers in pairs, or its attention sparse or full. The
     weights are those of `from`, and nothing is copied: `from: <this stage>` is that checkpoint, computed
-    anew. Evaluations of several rewrites, as of a matrix, are what a `select` stage chooses among."""
+    anew. A `select` stage chooses among evaluations of several rewrites, such as those of a matrix."""
 
     VERSION: ClassVar[int] = 1
     RESULT: ClassVar[str] = "checkpoint"
@@ -41,6 +41,7 @@ class RewriteStage(FromCheckpoint):
 
 
 class RewritePart(Part):
-    """Resolved. Input: `checkpoint`. States how the model is computed; the weights stay where they are."""
+    """The resolved rewrite. Input: `checkpoint`. States how the model is computed; the weights stay where
+    they are."""
 
     model: ModelSpec = identity()

@@ -11,8 +11,8 @@ from specs.stages.base import DocumentsPart
 
 
 class ScoresPart(DocumentsPart):
-    """Resolved. Inputs: `documents`; for a classifier stage `classifier` and, with embeddings, `encoder`
-    (documents outside); else `model` (documents outside)."""
+    """The resolved scores. Inputs: `documents`; for a classifier stage `classifier` and, with embeddings,
+    `encoder` (documents outside the store); else `model` (documents outside the store)."""
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1

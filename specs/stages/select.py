@@ -14,7 +14,7 @@ from specs.units import Reference
 class SelectStage(Stage):
     """Chooses one of `checkpoints` by the held-out loss of its training, or the checkpoint of one of
     `evaluations` by any of their metrics. The name of a matrix means all its variants. `from: <this stage>`
-    is the chosen checkpoint, with its optimizer states and counters; nothing is copied. Of equal ones, the
+    is the chosen checkpoint, with its optimizer states and counters; nothing is copied. Among equal ones, the
     first is chosen."""
 
     VERSION: ClassVar[int] = 1
@@ -41,8 +41,8 @@ class SelectStage(Stage):
 
 
 class SelectPart(Part):
-    """Resolved. Inputs: `checkpoint:<i>` or `evaluation:<i>`, in the order of the recipe, which decides
-    between equal ones."""
+    """The resolved selection. Inputs: `checkpoint:<i>` or `evaluation:<i>`, in the order of the recipe, which
+    decides between equal ones."""
 
     PLAN_DEPENDS: ClassVar[bool] = True
     metric: str = identity()

@@ -19,8 +19,8 @@ NO_FLOAT8 = "adapters are added to layers of the parameters' precision"
 
 
 class Lora(Spec):
-    """Low-rank adaptation (arXiv 2106.09685): `W + alpha / rank * B A`, only A and B are trained. The
-    checkpoint holds W, A and B; a stage that starts from it reads the sum."""
+    """Low-rank adaptation (arXiv 2106.09685): `W + alpha / rank * B A`, of which only A and B are trained.
+    The checkpoint holds W, A and B; a stage that starts from it reads the sum."""
 
     rank: int = identity(16, ge=1, le=2**16)
     alpha: float = identity(32.0, gt=0)
@@ -45,7 +45,7 @@ def _repeats(value: Any) -> Any:
 
 
 def _number(value: int | float) -> int | float:
-    """A whole number as an integer, so that 3.0 and 3 are one spec."""
+    """The number, as an integer if it is whole, so that 3.0 and 3 are the same spec."""
     if value <= 0:
         raise ValueError(f"{value} passes are none; state more than 0, or leave the source out")
     return int(value) if value == int(value) else value
@@ -60,16 +60,17 @@ Repeats = Annotated[
 
 class InverseRl(Spec):
     """Inverse reinforcement learning (arXiv 2409.01369), the temporal-difference term of the published code:
-    a label with logit q, at a place whose logits have the logarithm V of the sum of their exponentials, loses
-    V - q + weight * (q - discount * V')^2, where V' is that of the next place of the conversation, 0 after
-    its last label."""
+    the loss of a label with logit q is V - q + weight * (q - discount * V')^2, where V is the logarithm of
+    the sum of the exponentials of the logits at its position, and V' that at the next position of the
+    conversation, 0 after its last label."""
 
     weight: float = identity(0.5, gt=0)
     discount: float = identity(1.0, ge=0, le=1)
 
 
 class SftLoss(Spec):
-    """What fine-tuning minimises: by default the mean cross-entropy of all tokens of answers in a step."""
+    """The loss that fine-tuning minimises: by default the mean cross-entropy of all tokens of answers in a
+    step."""
 
     prompt_weight: float = identity(
         0.0, neutral=0.0, ge=0, le=1, description="weight of the loss on other tokens"
@@ -109,7 +110,7 @@ class SftLoss(Spec):
 
 
 class SftStage(SftLoss, FromParent, Training):
-    """Trains on the assistant's turns, thoughts and tool calls; never on outputs of tools. Conversations of a
+    """Trains on the assistant's turns, thoughts and tool calls; never on outputs of tools. Conversations in a
     sequence do not see each other."""
 
     VERSION: ClassVar[int] = 1
@@ -155,14 +156,14 @@ class SftStage(SftLoss, FromParent, Training):
 
 
 class AdaptedSegment(Segment):
-    """A segment that can train adapters. `data_seed` is that of its new weights, too."""
+    """A segment that can train adapters. `data_seed` is also the seed of its new weights."""
 
     data_seed: int = identity(28, neutral=28)
     lora: Lora | None = identity(None, neutral=None)
 
 
 class SftSegment(SftLoss, AdaptedSegment):
-    """Resolved. Inputs: `conversations:<i>`, `tokenizer`, `parent`. A sample is a sequence of
+    """A resolved segment. Inputs: `conversations:<i>`, `tokenizer`, `parent`. A sample is a sequence of
     conversations."""
 
     repeats: list[Repeat] = identity(description="in the order of the inputs")

@@ -69,7 +69,7 @@ class TokenizerStage(Stage):
 
 
 class TokenizerPart(Part):
-    """Resolved. Inputs: `source:<i>` (documents) in order, or `folder`."""
+    """The resolved tokenizer. Inputs: `source:<i>` (documents) in order, or `folder`."""
 
     PLAN_DEPENDS: ClassVar[bool] = True
     sources: list[SourceSpec] = identity(default_factory=list)

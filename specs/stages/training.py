@@ -2,8 +2,8 @@
 
 Mixture, batch size and learning rate are piecewise functions of consumed tokens. Their breakpoints split the
 stage into segments; inside a segment, mixture and batch are constant. A segment's fingerprint leaves out its
-end: it names a trajectory, and a checkpoint is a trajectory and a step. So a longer budget continues, and an
-edit after a breakpoint reruns nothing before it.
+end: it names a trajectory, and a checkpoint is a trajectory and a step. So a longer budget continues the
+training, and an edit after a breakpoint reruns nothing before it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Carry = Literal["weights", "optimizer", "data"]
 Packing = Literal["concatenate", "best-fit"]
 """How documents become sequences: end to end, or whole."""
 AnyPacking = Literal["concatenate", "best-fit", "none"]
-"""The same of documents and conversations: `none` is one to a sequence."""
+"""How documents or conversations become sequences: `none` is one to a sequence."""
 
 
 class Goldfish(Spec):
@@ -48,8 +48,8 @@ class Goldfish(Spec):
 
 
 class Precision(Spec):
-    """Weights and gradient reduction are float32; so are optimizer states, unless `optimizer.state_dtype`
-    says otherwise."""
+    """The dtypes of training. Weights and gradient reduction are float32; so are optimizer states, unless
+    `optimizer.state_dtype` says otherwise."""
 
     param: Literal["float32", "bfloat16"] = identity("bfloat16", description="dtype of forward and backward")
     linear: Literal["param", "float8", "float8-rowwise"] = identity(
@@ -74,7 +74,7 @@ Mixtures = Annotated[
 
 
 class Training(Spec):
-    """Settings of training over one kind of data. In a stage with a parent, length, batch, optimizer and
+    """Settings of training on one kind of data. In a stage with a parent, length, batch, optimizer and
     precision default to the parent's. `rest of parent` is what the parent would have done after the
     checkpoint that the stage starts from."""
 
@@ -147,7 +147,7 @@ class Training(Spec):
 
     @property
     def data(self) -> dict[str, str] | Rest:
-        """The mixtures by breakpoint. Training without a mixture has one mixture, without a name."""
+        """The mixtures by breakpoint. Training without a mixture has one mixture with an empty name."""
         return {"0 tokens": ""}
 
 
@@ -219,7 +219,7 @@ class TrainingStage(Stage):
 
     @property
     def objective(self) -> str:
-        """What it minimises, for the optimizers that cannot (`specs.optimizer.refused_objective`)."""
+        """The objective, which some optimizers cannot minimise (`specs.optimizer.refused_objective`)."""
         return "cross-entropy"
 
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
@@ -275,9 +275,9 @@ class ForwardPart(Part):
 
 
 class Segment(Part):
-    """Resolved: one segment of a phase. Inputs: `mixture`, `tokenizer`, and `parent` (a checkpoint) unless it
-    starts from new weights; `packed:<i>` of each source of the mixture for best-fit packing; `excluded:<i>`,
-    mixtures. Kinds that do not train on a mixture name other inputs. Steps and tokens count within the
+    """A resolved segment of a phase. Inputs: `mixture`, `tokenizer`, and `parent` (a checkpoint) unless it
+    starts from new weights; `packed:<i>` of each source of the mixture for best-fit packing; the mixtures
+    `excluded:<i>`. Kinds that do not train on a mixture name other inputs. Steps and tokens count within the
     phase."""
 
     ON_ENGINE: ClassVar[bool] = True
@@ -324,17 +324,19 @@ class Segment(Part):
 
     @property
     def objective(self) -> str:
-        """Name of the objective in the engine."""
+        """The name of the objective in the engine."""
         return "cross-entropy"
 
     @property
     def new_parameters(self) -> tuple[str, ...]:
-        """Patterns of the parameters that do not begin with those of `parent`, beside adapters and heads."""
+        """The name patterns of the parameters, besides adapters and heads, that do not begin with those of
+        `parent`."""
         return ()
 
     @property
     def separate_gradients(self) -> int:
-        """Gradients that a step computes apart, each of equally many sequences of the batch, in order."""
+        """The number of gradients that a step computes separately, each of equally many sequences of the
+        batch, in order."""
         return 1
 
     @property

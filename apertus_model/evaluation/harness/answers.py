@@ -47,9 +47,10 @@ SCHEMA = pyarrow.schema(
     ]
 )
 WORST, RANDOM = 3, 3
-"""Answers of a task that are shown to people."""
+"""The numbers of answers of a task that are shown to people."""
 LONGEST = 2000
-"""Characters of a text that is shown to people: the end of a prompt, the start of an answer."""
+"""The number of characters of a text that are shown to people: the end of a prompt, the start of an
+answer."""
 
 
 def rows_of(samples: Mapping[str, Iterable[Mapping[str, Any]]]) -> Iterator[Row]:
@@ -67,7 +68,7 @@ def rows_of(samples: Mapping[str, Iterable[Mapping[str, Any]]]) -> Iterator[Row]
                         likelihoods.append(float(response[0]))
                         greedy.append(bool(response[1]))
                         continuations.append(str(second))
-                    else:  # of a whole text
+                    else:  # log-likelihood of a whole text
                         likelihoods.append(float(response))
             yield {
                 "task": task,
@@ -87,7 +88,7 @@ def rows_of(samples: Mapping[str, Iterable[Mapping[str, Any]]]) -> Iterator[Row]
 def _json(value: Any) -> str:
     def plain(other: Any) -> Any:
         if hasattr(other, "tolist"):
-            return other.tolist()  # of numpy
+            return other.tolist()  # from NumPy
         return sorted(other, key=str) if isinstance(other, set | frozenset) else str(other)
 
     return json.dumps(value, ensure_ascii=False, default=plain)
@@ -99,18 +100,18 @@ def write_answers(path: Path, rows: list[Row]) -> None:
 
 
 def read_answers(path: Path) -> list[Row]:
-    """The rows of `answers.parquet`, with `filtered`, `target` and `metrics` as values."""
+    """The rows of `answers.parquet`, with `filtered`, `target` and `metrics` parsed."""
     rows: list[Row] = pyarrow.parquet.read_table(path, schema=SCHEMA).to_pylist()
     return [row | {name: json.loads(row[name]) for name in ("filtered", "target", "metrics")} for row in rows]
 
 
 def shown(rows: Iterable[Row], higher: Mapping[str, bool]) -> list[dict[str, Any]]:
-    """For each task and filter the worst answers, and others chosen by a hash of their index, as plain values
+    """The worst answers for each task and filter, and others chosen by a hash of their index, as plain values
     for the report.
 
     Args:
-        rows: as `rows_of` gives them.
-        higher: of each metric, whether a larger value is better.
+        rows: the rows that `rows_of` yields.
+        higher: for each metric, whether a larger value is better.
     """
     tasks: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
@@ -130,7 +131,7 @@ def shown(rows: Iterable[Row], higher: Mapping[str, bool]) -> list[dict[str, Any
 
 
 def _scored(row: Row) -> str:
-    """The first metric of a row that is a number; "" for none."""
+    """The first metric of a row that is a number; "" if there is none."""
     return next(
         (
             name
@@ -143,7 +144,7 @@ def _scored(row: Row) -> str:
 
 def _score(row: Row, metric: str, higher: bool) -> tuple[float, int]:
     value = json.loads(row["metrics"]).get(metric, 0.0)
-    if isinstance(value, list):  # (log-likelihood, weight): by what a unit of text has
+    if isinstance(value, list):  # (log-likelihood, weight): ranked by the log-likelihood of a unit of text
         value = float(value[0]) / max(float(value[1]), 1.0) if len(value) == 2 else 0.0
         higher = True
     number = float(value) if isinstance(value, int | float) else 0.0

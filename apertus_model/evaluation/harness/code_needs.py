@@ -1,8 +1,8 @@
-"""What the code of a task needs, found by reading the code and not by running it.
+"""Finds what the code of a task needs, by reading the code and not by running it.
 
 Task files of the harness name functions of Python files beside them (`!function utils.process_docs`). Some of
-these read data sets, fetch files, need further packages or ask a service, of which the task file says
-nothing. Code counts when it can be reached from the named functions, through names and through imports of
+these read data sets, fetch files, need further packages or ask a service, which the task file does not
+mention. Code counts when it can be reached from the named functions, through names and through imports of
 other modules of the harness.
 
 Invariant: nothing is imported or executed.
@@ -26,18 +26,18 @@ OURS = "lm_eval.tasks."
 
 @dataclass
 class CodeNeeds:
-    """What reachable code needs."""
+    """The needs of reachable code."""
 
     packages: set[str] = field(default_factory=set)  # top-level modules that cannot be found
     datasets: set[tuple[str, str | None, str | None]] = field(default_factory=set)  # (id, subset, split)
     urls: set[str] = field(default_factory=set)  # of files that it fetches
     nltk: set[str] = field(default_factory=set)  # resources of NLTK that it downloads
-    services: set[str] = field(default_factory=set)  # modules by which it uses the network otherwise
+    services: set[str] = field(default_factory=set)  # modules by which it uses the network in other ways
     hub_metrics: set[str] = field(default_factory=set)  # metrics whose code is on the hub
 
 
 def code_needs(functions: Iterable[Function]) -> CodeNeeds:
-    """What the code that the functions reach needs. A function of an installed package is taken as it is."""
+    """The needs of the code that the functions reach. A function of an installed package is not read."""
     return _code_needs(frozenset(functions))
 
 
@@ -66,7 +66,7 @@ def _code_needs(functions: frozenset[Function]) -> CodeNeeds:
 
 @cache
 def _local(path: Path, name: str) -> tuple[CodeNeeds, frozenset[str]]:
-    """What one definition of a module needs by itself, and the names in it."""
+    """The needs of one definition of a module by itself, and the names in it."""
     module, needs = _module(path), CodeNeeds()
     names: set[str] = set()
     for node in module.statements(name):
@@ -85,7 +85,7 @@ class _Module:
     aliases: dict[str, str]  # local name -> dotted name of what was imported
 
     def statements(self, name: str) -> list[ast.stmt]:
-        """What defines a name; "" is what runs on import, "*" the whole module."""
+        """The statements that define a name; for "" those that run on import, for "*" the whole module."""
         if name == "*":
             return [*self.loaded, *(one for found in self.named.values() for one in found)]
         return self.loaded if name == "" else self.named.get(name, [])
@@ -143,14 +143,14 @@ def _flat(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _module_of(function: Function) -> Path | None:
-    """The file of a function beside a task file; None for one of an installed package."""
+    """The file of a function beside a task file; None for a function of an installed package."""
     module = function.name.rpartition(".")[0].replace(".", "/")
     path = (function.folder / f"{module}.py").resolve()
     return path if path.is_file() else None
 
 
 def _harness_module(name: str, path: Path) -> Path | None:
-    """The file of an imported module of the harness's tasks."""
+    """The file of an imported module of the harness's tasks; None for other modules."""
     if name.startswith(OURS):
         found = installed_folder() / f"{name.removeprefix(OURS).replace('.', '/')}.py"
         return found if found.is_file() else None
@@ -159,7 +159,7 @@ def _harness_module(name: str, path: Path) -> Path | None:
 
 
 def _read(statement: ast.stmt, module: _Module, needs: CodeNeeds) -> set[str]:
-    """Adds what one statement needs. Returns the names in it."""
+    """Adds the needs of one statement to `needs`. Returns the names in the statement."""
     fetches = False
     names: set[str] = set()
     texts: list[str] = []
@@ -201,7 +201,8 @@ def _default_urls(statement: ast.stmt) -> bool:
 
 
 def _dotted(node: ast.expr, module: _Module) -> str:
-    """`hf_evaluate.load` as `evaluate.load`, by the imports of the module."""
+    """The dotted name of an expression after the imports of the module: `evaluate.load` for
+    `hf_evaluate.load`."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -224,7 +225,7 @@ def _dataset(call: ast.Call, needs: CodeNeeds) -> None:
 
 
 def _missing(name: str, path: Path) -> str | None:
-    """The top-level module of an import that cannot be found."""
+    """The top-level module of an import if it cannot be found, else None."""
     top = name.split(".")[0]
     if top in sys.stdlib_module_names or top in sys.modules or (path.parent / f"{top}.py").exists():
         return None

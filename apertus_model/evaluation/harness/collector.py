@@ -1,7 +1,7 @@
-"""The harness's model in the process of a stage: it computes nothing, and has all requests of a suite
+"""The harness's model in the process of a stage: it computes nothing itself, and has all requests of a suite
 answered elsewhere, at once.
 
-Invariant: what the harness asks and how it scores the answers is its own code, whoever computes them.
+Invariant: the harness's own code decides what is asked and how answers are scored, whoever computes them.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Asked(NamedTuple):
 
 
 Answering = Callable[[list[Asked]], list[list[Any]]]
-"""Answers to all requests, in their order."""
+"""A function that answers all requests, in their order."""
 
 
 class Collector(LM):
-    """Within `collecting`, the requests of all tasks are collected while the harness builds them. The first
-    that it wants answered has all of them answered."""
+    """A model that collects the requests of all tasks while the harness builds them, within `collecting`.
+    When the harness asks for the first answer, all requests are answered."""
 
     apply_chat_template = HFLM.apply_chat_template
     tokenizer_name = HFLM.tokenizer_name
 
     def __init__(self, folder: Path, chat_template: bool, answering: Answering) -> None:
-        """`folder`: of the exported model, whose tokenizer writes prompts. HarnessError when `chat_template`
-        is asked for, and it has none."""
+        """`folder`: the exported model, whose tokenizer writes prompts. HarnessError when `chat_template` is
+        asked for, and the tokenizer has none."""
         super().__init__()
         self.chat_template_args: dict[str, Any] = {}
         self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -29,14 +29,14 @@ from infra.store.inputs import Listing
 from specs.sources import SourceSpec, resolve_url
 
 IGNORED = [".cache/**", ".git/**", ".gitattributes", ".gitignore"]
-"""What a download leaves beside the files of a data set; not part of its content."""
+"""The files that a download leaves beside those of a data set; not part of its content."""
 CARD = "README.md"
 CONVERTED = "refs/convert/parquet"
 """Branch of the Hub with the Parquet files of a data set whose repository has a loading script."""
 
 
 def snapshot_source(datasets: str, dataset: str) -> SourceSpec:
-    """The files of one data set. ValueError for a URL that cannot be one."""
+    """The files of one data set. ValueError for a URL that is not valid."""
     return SourceSpec(url=f"{datasets.rstrip('/')}/{dataset}", format="text", exclude=IGNORED)
 
 
@@ -53,10 +53,10 @@ def local_snapshots(datasets: str, names: Iterable[str], scratch: Path) -> Path:
 
 
 class Snapshots:
-    """Answers the calls by which tasks ask for data, from a local folder of data sets."""
+    """A local folder of data sets that answers the calls by which tasks ask for data."""
 
     def __init__(self, folder: Path | None, scratch: Path) -> None:
-        """`folder`: data sets by id; None where no task reads one. `scratch`: an empty local folder."""
+        """`folder`: data sets by id; None if no task reads one. `scratch`: an empty local folder."""
         self.folder = folder
         self.scratch = scratch
         self._load: Callable[..., Any] | None = None
@@ -81,8 +81,8 @@ class Snapshots:
             yield
 
     def load_dataset(self, path: str, name: str | None = None, **arguments: Any) -> Any:
-        """`datasets.load_dataset` on a snapshot. HarnessError for a data set that is missing, or has not
-        what is asked for."""
+        """`datasets.load_dataset` on a snapshot. HarnessError for a data set that is missing, or lacks what
+        is asked for."""
         assert self._load is not None, "called in place"
         kept = {key: value for key, value in arguments.items() if key not in NOT_DATA}
         kept["cache_dir"] = str(self.scratch / ".prepared")
@@ -98,11 +98,11 @@ class Snapshots:
             ) from error
 
     def get(self, url: str, **_: Any) -> _Response:
-        """`requests.get` of a file of the web that is stored beside the data sets."""
+        """`requests.get` of a web file that is stored beside the data sets."""
         return _Response(self._file(url).read_bytes())
 
     def _view(self, dataset: str) -> Path:
-        """Links to the files of a data set that are not code."""
+        """A folder with links to the files of a data set that are not code."""
         source = None if self.folder is None else self.folder / dataset
         if source is None or not source.is_dir():
             raise HarnessError(f"the data set {dataset} is not in {self.folder}")
@@ -119,7 +119,7 @@ class Snapshots:
         return path
 
     def _placed(self, files: Any) -> Any:
-        """Paths of data files, those of the web as local ones."""
+        """The paths of data files, with local paths in place of web addresses."""
         if isinstance(files, str):
             return str(self._file(files)) if files.startswith((*HUB, "http://", "https://")) else files
         if isinstance(files, dict):
@@ -128,7 +128,7 @@ class Snapshots:
 
 
 class _Response:
-    """What tasks use of an answer of `requests`."""
+    """The part of a response of `requests` that tasks use."""
 
     status_code = 200
 
@@ -143,11 +143,12 @@ class _Response:
         return json.loads(self.content)
 
     def raise_for_status(self) -> None:
-        """The file was there."""
+        """Does nothing: the file was there."""
 
 
 def lay_out(view: Path, files: Iterable[tuple[str, Path | bytes]]) -> None:
-    """Makes a folder with links to files, or with contents. Code and hidden files are left out."""
+    """Makes a folder with links to files, or with files of the given contents. Code and hidden files are left
+    out."""
     view.mkdir(parents=True)
     for name, content in files:
         hidden = any(part.startswith(".") and part != ".huggingface.yaml" for part in name.split("/"))
@@ -162,8 +163,8 @@ def lay_out(view: Path, files: Iterable[tuple[str, Path | bytes]]) -> None:
 
 
 def library_arguments(view: Path, name: str | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """How `datasets` finds a subset in a local folder: by the card's `configs:`, else by the name of a
-    folder, which is how the Hub lays out converted data sets."""
+    """The arguments by which `datasets` finds a subset in a local folder: by the card's `configs:`, else by
+    the name of a folder, which is how the Hub lays out converted data sets."""
     found = dict(arguments)
     named = card_subsets(view)
     folder = name or "default"
@@ -189,7 +190,7 @@ def card_subsets(view: Path) -> list[str]:
 
 
 class Snapshot:
-    """What a data set in a folder holds, for plans: the listing of its files, without their contents."""
+    """A data set in a folder as plans see it: the listing of its files, without their contents."""
 
     def __init__(self, listing: Listing) -> None:
         self.listing = listing
@@ -203,7 +204,7 @@ class Snapshot:
         )
 
     def missing(self, reads: Reads) -> str | None:
-        """What a task needs and lacks, as words; None when it lacks nothing."""
+        """A description of what a task needs and the data set lacks; None when it lacks nothing."""
         if (file := dict(reads.arguments).get("file")) is not None:
             name = str(file).split("/", 2)[-1]
             return None if self._has(name) else f"there is no file {name}"
@@ -241,13 +242,13 @@ class Snapshot:
         return any(one.path == name for one in self.listing.files)
 
     def _content(self, name: str) -> bytes:
-        """The content of a small file that the library reads to find the others; others are empty."""
+        """The content of a small file that the library reads to find the others; empty for other files."""
         if Path(name).name in (CARD, ".huggingface.yaml", "dataset_infos.json"):
             return bytes(self._fs.cat_file(f"{self._root.rstrip('/')}/{name}"))
         return b""
 
     def _columns(self, name: str) -> list[str] | None:
-        """The columns of a Parquet or JSON-lines file; None for one whose columns are not looked up."""
+        """The columns of a Parquet or JSON-lines file; None for a file whose columns are not looked up."""
         if not name.endswith((".parquet", ".jsonl")):
             return None
         with self._fs.open(f"{self._root.rstrip('/')}/{name}", "rb") as stream:
@@ -265,7 +266,7 @@ def _parquet_columns(stream: IO[bytes]) -> list[str] | None:
     try:
         return list(pyarrow.parquet.read_schema(stream).names)
     except (pyarrow.ArrowException, OSError):
-        return None  # the run says so
+        return None  # the run reports it
 
 
 def _json_columns(stream: IO[bytes]) -> list[str] | None:

@@ -1,7 +1,7 @@
 """The names of the metrics of a suite of tasks of lm-evaluation-harness, before it has run.
 
-Invariant: found from task files alone. A metric that the code of a task reports and its file does not name is
-unknown, but of a task that is a class all are possible.
+Invariant: the names are found from task files alone. A metric that the code of a task reports and its file
+does not name is unknown; for a task that is a class, every metric is possible.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEFAULT = {
 }
 """Metrics of tasks whose file names none, by output type."""
 LENGTHS = (4096,)
-"""Of prompts that a task writes, in tokens, where the suite states none."""
+"""The lengths of prompts that a task writes, in tokens, if the suite states none."""
 Scored = tuple[str, str]  # a metric and a filter of the answers
 
 
@@ -32,13 +32,13 @@ def metric_names(suite: Suite, tasks: Iterable[Task]) -> list[str]:
 
     Args:
         suite: with its settings.
-        tasks: those that its names mean.
+        tasks: those that its names stand for.
     """
     tasks = list(tasks)
     classes = {f"{task.name}/" for task in tasks if "class" in task.config}
     scored: dict[str, set[Scored]] = {}
     aggregates: dict[str, list[object]] = {}
-    within: dict[str, set[Scored]] = {}  # by group: what its tasks have
+    within: dict[str, set[Scored]] = {}  # by group: the metrics of its tasks
     for task in tasks:
         scored[task.name] = set(_of_task(suite, task))
         for group, config in task.groups.items():
@@ -59,7 +59,7 @@ def metric_names(suite: Suite, tasks: Iterable[Task]) -> list[str]:
 
 
 def is_known(metric: str, names: Iterable[str]) -> bool:
-    """Whether a metric is one of those that `metric_names` gives, or may be."""
+    """Whether a metric is, or may be, one of those that `metric_names` gives."""
     return any(metric == name or (name.endswith("/") and metric.startswith(name)) for name in names)
 
 
@@ -81,8 +81,8 @@ def _output_type(task: Task) -> str:
 
 
 def _declared(suite: Suite, task: Task) -> Iterator[str]:
-    """The metrics that a task file names: of those that are lengths of prompts, the lengths of the suite; for
-    one with `k`, of programs, pass@k."""
+    """The metrics that a task file names. Of metrics that are lengths of prompts, only the lengths of the
+    suite; for a metric of programs, with `k`, pass@k."""
     stated = task.config.get("metric_list") or []
     if not stated and "class" not in task.config:
         yield from DEFAULT.get(_output_type(task), ())

@@ -1,4 +1,4 @@
-"""Exported models as lm-evaluation-harness asks them: by transformers, or by vLLM.
+"""Exported models as models of lm-evaluation-harness, run by transformers or by vLLM.
 
 Invariant: the size of a batch follows from the lengths of its requests and from the vocabulary, so the same
 requests are computed in the same batches everywhere. A GPU whose memory is too small for them computes
@@ -25,7 +25,7 @@ from apertus_model.vllm_client import VllmProcess
 from specs.stages.harness import MOST_ROWS, HarnessPart
 
 LOGITS = 4 * 2**30
-"""Bytes that the logits of a batch and their logarithms of probabilities may need, in float32."""
+"""The bytes that the logits of a batch and their log-probabilities may need, in float32."""
 Answer = Callable[[list[Instance], bool], list[Any]]
 
 
@@ -58,7 +58,7 @@ class BatchedModel(HFLM):
     """A transformers model that finds the sizes of its batches by `rows_in`."""
 
     _texts: Sequence[str] = ()
-    _next = 0  # request that begins a batch
+    _next = 0  # request that begins the next batch
     _rows = 1  # of a batch
     _parts = 1  # into which batches are divided
 
@@ -67,16 +67,16 @@ class BatchedModel(HFLM):
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:
-        """The size of all batches where the harness asks for one; 0, which makes it ask `_batch_scheduler`,
-        for generation."""
+        """The size of all batches for likelihoods of whole texts; for generation 0, which makes the harness
+        ask `_batch_scheduler`."""
         if not self._texts:
             return 0
-        longest = max(len(text.encode()) for text in self._texts)  # no token has less than a byte
+        longest = max(len(text.encode()) for text in self._texts)  # every token has at least a byte
         return self._rows_in(min(longest + 1, self.max_length))
 
     def _batch_scheduler(self, pos: int, n_reordered_requests: Sequence[Any]) -> int:
-        """The size of the batch that request `pos` is in; asked for one request after the other, of which the
-        longest come first."""
+        """The size of the batch that request `pos` is in. Called for one request after the other, the longest
+        first."""
         if pos == 0:
             self._next = 0
         if pos == self._next:
@@ -108,8 +108,9 @@ class BatchedModel(HFLM):
             self._texts = ()
 
     def _within_memory(self, answer: Answer, requests: list[Instance], disable_tqdm: bool) -> list[Any]:
-        """The answers, with batches of half as many rows each time that the GPU has too little memory. The
-        next requests are tried with whole batches again: an answer does not depend on what came before."""
+        """The answers, with half as many rows in a batch each time that the GPU has too little memory. The
+        next requests are tried with whole batches again, so that an answer does not depend on earlier
+        requests."""
         self._parts = 1
         while True:
             try:
@@ -125,8 +126,8 @@ class BatchedModel(HFLM):
 
 
 class VllmModel(LM):
-    """The harness's own model for vLLM, in the environment that has both; all requests of a unit are in
-    flight."""
+    """The harness's own model for vLLM, in the environment that has both the harness and vLLM; all requests
+    of a unit are in flight."""
 
     def __init__(self, folder: Path, part: HarnessPart, gpus: int) -> None:
         super().__init__()
@@ -141,7 +142,7 @@ class VllmModel(LM):
                 "tensor_parallel_size": gpus,
                 "batch_size": "auto",
                 "max_length": length,
-                # it refuses a length that the folder does not state
+                # vLLM refuses a length that the folder does not state
                 "hf_overrides": {"max_position_embeddings": length} if longer else None,
                 "trust_remote_code": False,
                 "load_format": "safetensors",
@@ -157,8 +158,8 @@ class VllmModel(LM):
         return self._ask("loglikelihood_rolling", requests)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
-        """Greedy unless sampling is stated, as by transformers: where a task states none, the harness leaves
-        vLLM its own temperature, which is 1."""
+        """Generates greedily unless sampling is stated, as transformers does: if a task states no
+        temperature, the harness leaves vLLM its own, which is 1."""
         for one in requests:
             prompt, stated = one.args
             if not stated.get("do_sample"):

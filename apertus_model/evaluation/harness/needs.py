@@ -1,7 +1,7 @@
-"""What a task of lm-evaluation-harness needs: data sets with their subsets and splits, files, packages, a
-tokenizer; and why it cannot be run here.
+"""Finds what a task of lm-evaluation-harness needs: data sets with their subsets and splits, files, packages,
+a tokenizer; and why it cannot be run here.
 
-Invariant: found from task files and by reading code, without the harness, torch or the data.
+Invariant: the needs are found from task files and by reading code, without the harness, torch or the data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from apertus_model.evaluation.harness.code_needs import code_needs
 from apertus_model.evaluation.harness.tasks import Config, Function, Task, functions
 
 CODE_EVAL = "code_eval"
-"""The metric of the library `evaluate` that runs code of a model; `scoring` has it in a sandbox."""
+"""The metric of the library `evaluate` that runs code of a model; `scoring` computes it in a sandbox."""
 USUAL_K = (1, 10, 100)
 """The k of pass@k that the paper of HumanEval reports; they are added where there are enough samples."""
 PACKAGED = ("json", "csv", "parquet", "arrow", "text")
@@ -26,7 +26,8 @@ NLTK = "nltk_data"
 """Folder, beside the data sets, of the resources of NLTK."""
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 CLASSIFIED = ("metric.toxicity_perspective_api",)
-"""Functions of tasks that ask a web service about an answer alone, which a local classifier does as well."""
+"""Functions of tasks that ask a web service about nothing but an answer, which a local classifier can do as
+well."""
 NOT_DATA = ("revision", "trust_remote_code", "token", "download_mode", "cache_dir")
 """Arguments of `load_dataset` that say how a data set is fetched, not what it holds."""
 
@@ -38,13 +39,13 @@ class Reads:
     dataset: str  # its folder below that of all data sets: the Hub id
     subset: str | None = None
     splits: tuple[str, ...] = ()  # that the task uses
-    arguments: tuple[tuple[str, Any], ...] = ()  # further ones of `load_dataset`
+    arguments: tuple[tuple[str, Any], ...] = ()  # further arguments of `load_dataset`
     columns: tuple[str, ...] = ()  # that every row must have
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a task needs."""
+    """The needs of a task."""
 
     task: str
     reads: tuple[Reads, ...] = ()
@@ -53,19 +54,19 @@ class Needs:
     packages: tuple[str, ...] = ()  # that are not installed
     tokenizer: bool = False  # whether it writes its prompts with the model's tokenizer
     runs_code: bool = False  # whether it runs code that the model writes
-    classified: bool = False  # whether it asks a web service about each answer, as a classifier can
+    classified: bool = False  # whether it asks a web service about each answer; a classifier can instead
     zero_shot: bool = False  # whether the harness ignores few_shot: the task file states 0
     refusal: str = ""  # why it cannot be run here
 
     @property
     def datasets(self) -> list[str]:
-        """Folders below that of all data sets, sorted."""
+        """The folders that the task needs below that of all data sets, sorted."""
         found = {one.dataset for one in self.reads} | {folder_of(url) for url in self.files.values()}
         return sorted(found | ({NLTK} if self.nltk else set()))
 
 
 def needs_of(task: Task) -> Needs:
-    """What one task needs."""
+    """The needs of one task."""
     config = task.config
     code = code_needs(functions(config))
     reads = list(_own_data(config))
@@ -101,7 +102,7 @@ def needs_of(task: Task) -> Needs:
 
 
 def _own_data(config: Config) -> Iterator[Reads]:
-    """The data set that the task file names."""
+    """Yields the data set that the task file names."""
     path, name = config.get("dataset_path"), config.get("dataset_name")
     if isinstance(config.get("custom_dataset"), Function) or not path or not isinstance(path, str):
         return  # its code says what it reads
@@ -118,7 +119,7 @@ def _own_data(config: Config) -> Iterator[Reads]:
 
 
 def _splits(config: Config) -> tuple[str, ...]:
-    """The splits that are asked about, and that examples come from."""
+    """The splits that questions come from, and that few-shot examples come from."""
     asked = config.get("test_split") or config.get("validation_split")
     shots = config.get("fewshot_config") or {}
     shots = shots if isinstance(shots, dict) else {}
@@ -130,7 +131,7 @@ def _splits(config: Config) -> tuple[str, ...]:
 
 
 def _columns(config: Config) -> tuple[str, ...]:
-    """The columns that the templates of a task name; none where code changes the rows first."""
+    """The columns that the templates of a task name; none if code changes the rows first."""
     if config.get("process_docs") or config.get("class"):
         return ()
     found: dict[str, None] = {}
@@ -141,7 +142,7 @@ def _columns(config: Config) -> tuple[str, ...]:
 
 @cache
 def _named(template: str) -> list[str]:
-    """The columns of a template. One that asks whether a column is defined needs none."""
+    """The columns that a template needs. A template that asks whether a column is defined needs none."""
     if "{" not in template or " defined" in template:
         return []
     from jinja2 import Environment, TemplateSyntaxError, meta
@@ -149,7 +150,7 @@ def _named(template: str) -> list[str]:
     try:
         return sorted(meta.find_undeclared_variables(Environment().parse(template)))
     except TemplateSyntaxError:
-        return []  # the harness says so
+        return []  # the harness reports it
 
 
 def _hub_metrics(config: Config) -> Iterator[str]:
@@ -169,8 +170,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def placed(url: str) -> str:
-    """The place of a file of the web below the data sets: a file of the Hub in the folder of its data set,
-    another under its host.
+    """The path of a web file below the data sets: for a file of the Hub, in the folder of its data set; for
+    others, under their host.
 
     `https://huggingface.co/datasets/a/b/resolve/main/x.json` -> `a/b/x.json`;
     `https://example.org/x/y.json` -> `example.org/x/y.json`.
@@ -186,7 +187,7 @@ def placed(url: str) -> str:
 
 
 def folder_of(url: str) -> str:
-    """The folder of a file of the web below the data sets: the id of its data set, or its host."""
+    """The folder of a web file below the data sets: the id of its data set, or its host."""
     return "/".join(placed(url).split("/")[: 2 if url.startswith(HUB) else 1])
 
 

@@ -1,8 +1,8 @@
-"""Random numbers that tasks draw from the global generators of Python and NumPy: while they load their
-documents (gpqa shuffles choices, ruler writes texts), build their requests, or score answers.
+"""Isolates the random numbers that tasks draw from the global generators of Python and NumPy: while they load
+their documents (gpqa shuffles choices, ruler writes texts), build their requests, or score answers.
 
-Invariant: a task draws what it draws where it is the only one, as in a run of the harness's command line for
-that task alone; the other tasks of a suite change nothing.
+Invariant: a task draws the same numbers as in a run of the harness's command line for that task alone; the
+other tasks of a suite change nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 
 @contextlib.contextmanager
 def own_randomness(seed: int, numpy_seed: int) -> Iterator[None]:
-    """Within the block each task of the harness has generators of its own, which begin with the seeds when it
-    is made."""
+    """Within the block, each task of the harness has generators of its own, which are seeded when the task is
+    made."""
     from lm_eval.api.task import ConfigurableTask, Task
 
     turns = _Turns(seed, numpy_seed)
@@ -46,7 +46,7 @@ def own_randomness(seed: int, numpy_seed: int) -> Iterator[None]:
 
 
 class _Turns:
-    """Whose turn it is, and the states of the generators of the other tasks."""
+    """The task whose turn it is, and the states of the generators of the other tasks."""
 
     def __init__(self, seed: int, numpy_seed: int) -> None:
         self._seeds = seed, numpy_seed
@@ -54,7 +54,7 @@ class _Turns:
         self._states: dict[int, Any] = {}
 
     def take(self, task: Any, *, first: bool) -> None:
-        """It is the turn of this task, for the `first` time or again."""
+        """Gives this task its turn, for the `first` time or again."""
         if task is self._task:
             return
         self._states[id(self._task)] = random.getstate(), np.random.get_state()

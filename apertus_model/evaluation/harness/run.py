@@ -26,14 +26,14 @@ from apertus_model.evaluation.sandbox import Sandbox
 from specs.stages.harness import Suite
 
 SEEDS = {"random": 0, "numpy_random": 1234, "torch_random": 1234, "fewshot_random": 1234}
-"""The harness's own, which published scores have."""
+"""The harness's own seeds, which published scores have."""
 TEMPLATES = 1024
 """Compiled templates that are kept: a task has a few, and some write one for each document."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """What the harness reports."""
+    """The report of the harness."""
 
     results: dict[str, dict[str, Any]]  # by task and group, then `<metric>,<filter>`
     samples: dict[str, list[dict[str, Any]]]  # by task
@@ -57,7 +57,7 @@ def evaluate(
         model: a model of the harness (`lm_eval.api.model.LM`).
         folder: the exported model, whose tokenizer some tasks write their prompts with.
         snapshots: the data of the tasks.
-        include: local folder of own task files, to which paths of data in them are relative.
+        include: local folder of own task files; paths of data in them are relative to it.
         sandbox: for code that the model writes; without one, tasks that need it are refused.
         classifier: reads every generated answer; without one, tasks that ask a service are refused.
 
@@ -82,7 +82,7 @@ def evaluate(
         snapshots.in_place(),
         own_randomness(drawn["random_seed"], drawn["numpy_random_seed"]),
         scoring(sandbox, classifier, asking),
-        mock.patch.object(lm_eval.evaluator, "add_env_info"),  # it lists every package, for seconds
+        mock.patch.object(lm_eval.evaluator, "add_env_info"),  # it lists every package, which takes seconds
     ):
         manager = TaskManager(
             include_path=[*catalogue.folders(suite.tasks), *own],
@@ -133,7 +133,7 @@ def _sandboxed(environment: Any) -> Any:
 
 def _check_scored(catalogue: Catalogue, suite: Suite, sandbox: bool, classifier: bool) -> set[str]:
     """The tasks that would ask a service about answers. HarnessError for tasks that would run code outside of
-    a sandbox, or ask that service: as the plan says, for the harness that is installed here."""
+    a sandbox, or ask that service: what the plan checks, again for the harness that is installed here."""
     needs = [needs_of(task) for tasks in resolve(catalogue, suite.tasks).values() for task in tasks]
     if unsafe := [one.task for one in needs if one.runs_code and (one.refusal or not sandbox)]:
         raise HarnessError(f"{', '.join(unsafe)} would run code of the model outside of a sandbox")
@@ -144,7 +144,7 @@ def _check_scored(catalogue: Catalogue, suite: Suite, sandbox: bool, classifier:
 
 
 def seeds(suite: Suite) -> dict[str, int]:
-    """The seeds of a suite, by the harness's arguments."""
+    """The seeds of a suite, by the names of the harness's arguments."""
     return {f"{name}_seed": seed if suite.seed is None else suite.seed for name, seed in SEEDS.items()}
 
 
@@ -157,7 +157,7 @@ def metadata(suite: Suite, folder: Path) -> dict[str, Any]:
 def flat(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """`{"task": {"acc,none": 0.5, "acc_stderr,none": 0.1}}` -> `{"task/acc": 0.5, "task/acc_stderr": 0.1}`; a
     filter other than `none` stays in the name. Only finite numbers are included, and not the -1 that the
-    harness reports for a length of prompts (`ruler/8192`) that was not asked."""
+    harness reports for a length of prompts (`ruler/8192`) that was not asked about."""
     metrics: dict[str, float] = {}
     for task, values in sorted(results.items()):
         for name, value in values.items():

@@ -1,11 +1,11 @@
-"""How answers are scored where the harness's own way is unsafe or asks a service: code that a model wrote
-runs in a sandbox, and a local classifier reads answers.
+"""Scores answers where the harness's own way is unsafe or asks a service: code that a model wrote runs in a
+sandbox, and a local classifier reads answers.
 
 Tasks stay as they are installed. HumanEval and MBPP ask the library `evaluate` for the metric `code_eval`,
 and get it from here; a document then also counts its programs by outcome. `realtoxicityprompts` asks a web
-service about each answer; here a classifier says `score` (1 where the probability is 0.5 or more).
+service about each answer; here a classifier gives `score` (1 if the probability is 0.5 or more).
 
-Invariant: where no sandbox is stated, no code runs.
+Invariant: if no sandbox is stated, no code runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CodeEval:
 
     @contextlib.contextmanager
     def within(self, sandbox: Sandbox) -> Iterator[None]:
-        """Within the block programs run in this sandbox."""
+        """Within the block, programs run in this sandbox."""
         self._sandbox = sandbox
         try:
             yield
@@ -59,7 +59,7 @@ class CodeEval:
         Args:
             references: tests of each problem.
             predictions: programs for each problem.
-            k: those that exceed the number of programs of a problem are left out.
+            k: values that exceed the number of programs of a problem are left out.
         """
         if self._sandbox is None:
             raise HarnessError(
@@ -91,18 +91,18 @@ class CodeEval:
 
 
 _CODE_EVAL = CodeEval()
-"""One for the process: the harness keeps the modules of its tasks, and they keep the metric."""
+"""The one metric of the process: the harness keeps the modules of its tasks, and they keep the metric."""
 
 
 @contextlib.contextmanager
 def scoring(
     sandbox: Sandbox | None, classifier: AnswerClassifier | None, asking: Collection[str] = ()
 ) -> Iterator[None]:
-    """Within the block, the harness scores answers so.
+    """Within the block, the harness scores answers as this module says.
 
     Args:
-        sandbox: None where no task runs code.
-        classifier: reads every generated answer; None for none.
+        sandbox: None if no task runs code.
+        classifier: reads every generated answer; None: no classifier.
         asking: names of the tasks that would ask a service in place of the classifier.
     """
     from lm_eval.api.task import ConfigurableTask
@@ -138,7 +138,7 @@ def scoring(
 
 @contextlib.contextmanager
 def _metric_in_place() -> Iterator[None]:
-    """`evaluate.load("code_eval")` is the metric of this module."""
+    """Within the block, `evaluate.load("code_eval")` returns the metric of this module."""
     import evaluate
 
     fetched = evaluate.load
@@ -160,7 +160,8 @@ def _classified(
     classifier: AnswerClassifier, task: Any, results: Sequence[Any], asked: bool
 ) -> dict[str, float]:
     """`<label>`, the mean probability of the label over the answers to a document, and `<label>_rate`, the
-    share of probabilities at or above the threshold; for a task that `asked` a service also its `score`."""
+    share of probabilities at or above the threshold; for a task that would ask a service (`asked`), also its
+    `score`."""
     from lm_eval.api.metrics import mean
 
     if not classifier.has(_texts(results)):
@@ -184,7 +185,7 @@ def _texts(answers: Any) -> list[str]:
 
 
 def _check_imports(task: Any) -> None:
-    """HarnessError for tests that need more than the standard library: every program would crash."""
+    """Raises HarnessError for tests that need more than the standard library: every program would crash."""
     for document in task.eval_docs:
         if missing := sorted(_imports(str(task.doc_to_target(document))) - sys.stdlib_module_names):
             raise HarnessError(

@@ -4,8 +4,8 @@ A plan has to know what `mmlu` stands for and which data it reads. The harness i
 importing torch and parsing all of its 14,000 task files, which takes most of a minute. Here one pass over the
 files finds their names with a regular expression, and only those that a recipe needs are parsed.
 
-Invariant: what a name stands for is what `lm_eval.tasks.TaskManager` makes of it: files in the order of
-their paths, the first file of a name in a folder, the last folder of a name; settings of a group over those
+Invariant: what a name stands for is what `lm_eval.tasks.TaskManager` makes of it: files in the order of their
+paths, the first file of a name in a folder, the last folder of a name; the settings of a group override those
 of its tasks. Nothing of a task file is executed.
 """
 
@@ -31,7 +31,7 @@ from infra.store.reading.artifact import cache_folder
 from specs.errors import StageError
 
 Config = dict[str, Any]
-"""What a task file says, `include:` resolved: whatever YAML holds, with `Function` for `!function`."""
+"""The content of a task file, `include:` resolved: whatever YAML holds, with `Function` for `!function`."""
 GROUP_FIELDS = {"group", "group_alias", "task", "aggregate_metric_list", "metadata"}
 HEADING = re.compile(
     rb"^[\"']?(task|group|tag|include|class)[\"']?[ \t]*:"
@@ -42,7 +42,7 @@ PLAIN = re.compile(rb"[ \t]*([\"']?)([\w./+-]+)\1[ \t]*(?:#.*)?\r?")
 ITEM = re.compile(rb"^[ \t]*- ([\w./+-]+)[ \t]*\r?$", re.M)
 LIST = re.compile(rb"[ \t]*\r?(?:\n[ \t]*- [\w./+-]+[ \t]*\r?)+\s*")
 INDEX_FORMAT = 1
-"""Raised when the kept index changes."""
+"""The version of the stored index; raised when its format changes."""
 IGNORED = {"__pycache__", ".ipynb_checkpoints"}
 
 
@@ -64,11 +64,11 @@ class Task:
 
     name: str
     config: Config = field(repr=False, hash=False, compare=False)
-    # that it was found by, the outermost first, with their files
+    # the groups that it was found by, the outermost first, with the contents of their files
     groups: Mapping[str, Config] = field(default_factory=dict, repr=False, hash=False, compare=False)
 
     def text(self, key: str) -> str:
-        """A setting that is text; "" where it is not stated."""
+        """A setting that is text; "" if it is not stated."""
         value = self.config.get(key)
         return value if isinstance(value, str) else ""
 
@@ -93,7 +93,7 @@ def installed_folder() -> Path:
 
 
 class Catalogue:
-    """Tasks, groups and tags by name, of the installed harness and of a folder of own task files."""
+    """Tasks, groups and tags by name, of the installed harness and of folders of own task files."""
 
     def __init__(self, *own: Path) -> None:
         """`own`: local folders of task files, which come before the harness's. HarnessError when the harness
@@ -115,7 +115,7 @@ class Catalogue:
 
     @property
     def names(self) -> list[str]:
-        """Of all tasks, groups and tags."""
+        """The names of all tasks, groups and tags."""
         return sorted({*self._files, *self._tags})
 
     def is_tag(self, name: str) -> bool:
@@ -123,12 +123,12 @@ class Catalogue:
         return name in self._tags and name not in self._files
 
     def tasks(self, name: str) -> list[Task]:
-        """The tasks that a name stands for. HarnessError for one that does not exist."""
+        """The tasks that a name stands for. HarnessError for a name that does not exist."""
         return list(self._members(name, {}, {}))
 
     def folders(self, names: Iterable[str]) -> list[Path]:
-        """Folders of the harness with all task files that the names stand for, none inside another, so that
-        the harness need not read the others. Those whose files come first are last."""
+        """The folders of the harness with all task files that the names stand for, none inside another, so
+        that the harness need not read its other folders. Folders whose files come first are last."""
         own = tuple(f"{folder}/" for folder in self.own)
         found = set()
         for name in names:
@@ -197,7 +197,8 @@ class _Index:
 
 @cache
 def _installed_index(folder: Path) -> _Index:
-    """As `_own_index`, kept on this machine for each version of the harness: its files are only read once."""
+    """The same as `_own_index`, but stored on this machine for each version of the harness, whose files are
+    read only once."""
     key = json.dumps([INDEX_FORMAT, str(folder), installed_version(), folder.stat().st_mtime_ns])
     kept = cache_folder() / f"harness-tasks-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     if kept.is_file():
@@ -211,7 +212,7 @@ def _installed_index(folder: Path) -> _Index:
 
 
 def _own_index(folder: Path) -> _Index:
-    """Names of all task files below a folder. A file that is not a task file is passed over."""
+    """The names in all task files below a folder. A file that is not a task file is skipped."""
     headings = _Headings()
     files: dict[str, str] = {}
     groups: set[str] = set()
@@ -254,7 +255,7 @@ class _Headings:
                     content = stream.readall()
                 own = {match[1].decode(): _value(match["value"]) for match in HEADING.finditer(content)}
             except (OSError, ValueError, HarnessError):
-                pass  # no task file
+                pass  # not a task file
             found: dict[str, Any] = {}
             for name in _listed(own.pop("include", None)):
                 other = os.path.normpath(os.path.join(os.path.dirname(path), name))
@@ -276,7 +277,7 @@ def _listed(value: Any) -> list[str]:
 
 
 def load_config(path: Path, seen: tuple[Path, ...] = ()) -> Config:
-    """A task file with what it includes. HarnessError for one that cannot be read."""
+    """A task file with what it includes. HarnessError for a file that cannot be read."""
     path = path.resolve()
     if path in seen:
         raise HarnessError(f"the task file {path} includes itself")
@@ -295,16 +296,18 @@ def load_config(path: Path, seen: tuple[Path, ...] = ()) -> Config:
 
 @cache
 def _parsed(path: Path, changed: int) -> Config:
-    """A task file by itself. `changed`: its time, so that another content is read again."""
+    """A task file without its includes. `changed`: its time of change, so that changed content is read
+    again."""
     return _parse(path.read_bytes(), path.parent)
 
 
 def _parse(content: bytes, folder: Path) -> Config:
-    """YAML as a mapping. HarnessError when it is none, or has a tag other than `!function`."""
-    import yaml  # of the harness
+    """Parses YAML as a mapping. HarnessError when it is not a mapping, or has a tag other than
+    `!function`."""
+    import yaml  # a dependency of the harness
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # one of two classes
-        """Knows `!function` in files of this folder, and no other tag that is code."""
+        """A loader that knows `!function` in files of this folder, and no other tag that is code."""
 
     Loader.add_constructor(
         "!function", lambda loader, node: Function(str(loader.construct_scalar(node)), folder)
@@ -319,7 +322,7 @@ def _parse(content: bytes, folder: Path) -> Config:
 
 
 def functions(value: Any) -> Iterator[Function]:
-    """The functions that a setting, as YAML has it, names."""
+    """Yields the functions that a setting names, as parsed from YAML."""
     if isinstance(value, Function):
         yield value
     elif isinstance(value, (dict, list)):
@@ -343,7 +346,8 @@ def resolve(catalogue: Catalogue, names: Iterable[str]) -> dict[str, list[Task]]
 
 @cache
 def _tag_or_included(text: str) -> tuple[TagToken | None, list[Any]]:
-    """The first tag of a task file, and the files that it includes if it has none. YAMLError."""
+    """The first tag of a task file, and the files that it includes if it has no tag. YAMLError for a file
+    that is not YAML."""
     tokens = YAML(typ="safe", pure=True).scan(text)
     if (tag := next((token for token in tokens if isinstance(token, TagToken)), None)) is not None:
         return tag, []
@@ -353,8 +357,8 @@ def _tag_or_included(text: str) -> tuple[TagToken | None, list[Any]]:
 
 
 def check_tasks(folder: Path) -> None:
-    """HarnessError for a task file that could name code to run: by a YAML tag, or by including an unchecked
-    file."""
+    """Raises HarnessError for a task file that could name code to run: by a YAML tag, or by including an
+    unchecked file."""
     for path in sorted(folder.rglob("*.yaml")):
         name = path.relative_to(folder)
         try:

@@ -17,7 +17,7 @@ from specs.units import Duration
 
 
 def _existing(store: str | None) -> Store:
-    """An existing store. StoreError where there is none."""
+    """Opens an existing store. StoreError if there is none."""
     opened = Store.open(store or DEFAULT_STORE)
     if not opened.exists("format.json"):
         raise StoreError(f"there is no store at {opened.url}; name one with --store")

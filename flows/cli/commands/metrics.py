@@ -51,8 +51,8 @@ def metrics_command(
 
 
 def collect(plan: Plan, stages: list[str]) -> list[dict[str, Any]]:
-    """Rows of the parts of stages, in order; of an unfinished part those up to its last checkpoint. Nested
-    metrics have names with slashes: `validation/web`."""
+    """The rows of the parts of stages, in order; for an unfinished part, those up to its last checkpoint.
+    Nested metrics have names with slashes: `validation/web`."""
     rows = []
     for node in plan.graph.nodes.values():
         if node.stage not in stages or node.end_step is None or plan.graph.duplicate_of(node) is not None:

@@ -33,7 +33,7 @@ from specs.cluster import GPUS
 from specs.errors import SpecError, StageError
 from specs.trajectory import phases
 
-DEFAULT_GPU, DEFAULT_PER_NODE = "H100", 8  # of a recipe without a cluster
+DEFAULT_GPU, DEFAULT_PER_NODE = "H100", 8  # for a recipe without a cluster
 
 
 @app.command()
@@ -141,18 +141,18 @@ def _write_report(target: Path, made: Plan, found: list[rehearsal.PartResult]) -
 
 
 class Replanned:
-    """Plans the recipe again with a part in another layout."""
+    """A recipe that is planned again with a part in another layout."""
 
     def __init__(self, spec: str, store: str | None, overrides: list[str], made: Plan) -> None:
         self._spec, self._store, self._overrides, self._pipeline = spec, store, overrides, made.pipeline
 
     def path(self, part: PartEstimate) -> tuple[str | int, ...]:
-        """Of the part's phase in the recipe."""
+        """The path of the part's phase in the recipe."""
         found = phases(self._pipeline, part.node.stage)
         return next(phase.path for phase in found if phase.name == part.node.phase)
 
     def part(self, part: PartEstimate, layout: Layout) -> PartEstimate | str:
-        """The part in a layout, or why the recipe's checks refuse it."""
+        """The part in a layout, or the reason why the recipe's checks refuse it."""
         changes = [*self._overrides, *layout.overrides(self.path(part))]
         try:
             plan = make_plan(self._spec, self._store, changes, ask_network=False)
@@ -189,7 +189,7 @@ def _search(
 
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[int, str], None]]:
-    """A bar in a terminal, else a line for each layout."""
+    """Shows progress as a bar in a terminal, else as a line for each layout."""
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
     with Progress(
         *columns, TimeElapsedColumn(), console=errors, transient=True, disable=not errors.is_terminal

@@ -71,7 +71,7 @@ def _run(
     total: int,
     profile: Profile,
 ) -> Plan:
-    """Starts Prefect in this process and runs the flow; the plan after the run."""
+    """Starts Prefect in this process and runs the flow; returns the plan after the run."""
     interrupts.listen()
     try:
         console.print("starting Prefect ...", style="dim")

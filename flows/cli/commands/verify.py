@@ -1,4 +1,4 @@
-"""`apertus verify`: damage of stored files."""
+"""`apertus verify`: finds damaged files in a store."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def show(console: Console, store: Store, found: Verified, withdrawn: list[str]) 
         stage = found.names.get(damage.artifact, damage.artifact)
         console.print(f"[red]damaged:[/] {escape(stage)}: {escape(damage.what)}", soft_wrap=True)
     for part in found.rerun():
-        # it compared what it read with its digests
+        # a part made from a damaged one is kept: it compared what it read with its digests
         what = "to rerun" if part["because"] == "damaged" else "kept"
         console.print(f"{what}: {escape(part['name'])} ({escape(part['because'])})", soft_wrap=True)
     for path in withdrawn:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from flows.terminal import empty_table
 
-WIDE = 110  # least columns of a terminal that shows ids
+WIDE = 110  # columns of the narrowest terminal that shows ids
 NUMBERS = (  # right-aligned columns
     "steps",
     "tokens",
@@ -60,8 +60,8 @@ def table(
     width: int | None = None,
 ) -> Table:
     """A table whose columns keep their width; the last one gets the rest of the terminal. `optional` columns
-    are left out where no row has a value, and, in their order, where the table is wider than `width`; the
-    caption says so."""
+    are left out if no row has a value, and, in their order, while the table is wider than `width`; the
+    caption names the latter."""
     shown = [
         name
         for name in headings
@@ -87,7 +87,7 @@ LONG_WORD = 24  # characters; a longer word of the last column, such as a path, 
 
 
 def _widths(headings: tuple[str, ...], rows: list[list[str]]) -> list[int]:
-    """Width of each column: its longest cell, and the longest word of the last column."""
+    """The width of each column: that of its longest cell, or of the longest word in the last column."""
     cells = [
         [Text.from_markup(cell, emoji=False) for cell in column] for column in zip(*rows, strict=True)
     ] or [[] for _ in headings]

@@ -15,8 +15,8 @@ from specs.differences import Change
 
 
 def show(console: Console, a: Side, b: Side, found: list[Difference]) -> None:
-    """Tables: all parts with what became of them, then what differs; parts that differ in the same way
-    share a table."""
+    """Prints which parts are the same or on one side only, then tables of what differs; parts that differ in
+    the same way share a table."""
     console.print(f"[bold]A[/] {escape(a.label)}    [bold]B[/] {escape(b.label)}", soft_wrap=True)
     if len(found) > 1:
         same = [one.name for one in found if one.verdict == "same"]
@@ -95,7 +95,7 @@ def _show_parts(console: Console, parts: list[Difference]) -> None:
 
 
 def _show_scores(console: Console, scores: MovedScores) -> None:
-    """The clauses that differ, how many scores move, and those that move most."""
+    """Prints the clauses that differ, the number of scores that move, and the scores that move most."""
     for clause in scores.clauses:
         for side, text in (("A", clause.a), ("B", clause.b)):
             if text is not None:

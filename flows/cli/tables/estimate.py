@@ -27,7 +27,7 @@ MEMORY_PARTS = {
 }  # fmt: skip
 assert set(MEMORY_PARTS) == set(Memory.__dataclass_fields__) - {"moment"}
 SPENT = ("flops", "seconds", "gpu_hours", "energy_kwh", "cost")
-TOTALS: dict[str, tuple[str, Callable[[Any], str]]] = {  # of `Estimates.totals`: label and format
+TOTALS: dict[str, tuple[str, Callable[[Any], str]]] = {  # label and format, by key of `Estimates.totals`
     "parameters": ("parameters", amount),
     "tokens": ("tokens of training", amount),
     "steps": ("steps", lambda value: f"{value:,}"),
@@ -45,7 +45,7 @@ TOTALS: dict[str, tuple[str, Callable[[Any], str]]] = {  # of `Estimates.totals`
 
 
 def duration(seconds: float | None) -> str:
-    """`83 d`, `4.2 h`, `12 min`, `30 s`; `-` where it is unknown."""
+    """A duration as `83 d`, `4.2 h`, `12 min` or `30 s`; `-` if it is unknown."""
     if seconds is None:
         return "-"
     for limit, unit in ((86400 * 2, "d"), (3600, "h"), (60, "min")):
@@ -56,7 +56,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes as `57.2 GB` (10^9)."""
+    """A number of bytes as `57.2 GB` (10^9); `-` if it is unknown."""
     if count is None:
         return "-"
     for limit, unit in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -66,7 +66,7 @@ def size(count: float | None) -> str:
 
 
 def energy(kwh: float | None) -> str:
-    """`3.2 GWh`."""
+    """An energy as `3.2 GWh`; `-` if it is unknown."""
     if kwh is None:
         return "-"
     for limit, unit in ((1e6, "GWh"), (1e3, "MWh"), (1, "kWh"), (1e-3, "Wh")):
@@ -78,8 +78,8 @@ def energy(kwh: float | None) -> str:
 def estimate_table(
     estimates: Estimates, rows_of: Rows | None = None, width: int | None = None, asked: Rows | None = None
 ) -> Table:
-    """A line per stage that trains, or per label of `rows_of` for its stages, which are alike; a line per
-    stage that samples or scores, or per label of `asked` for variants of one; and the sum of all."""
+    """A table with a line per stage that trains, or per label of `rows_of` for its stages, which are alike; a
+    line per stage that samples or scores, or per label of `asked` for variants of a stage; and the totals."""
     rows = []
     for label, names in (rows_of or {name: [name] for name in estimates.stages}).items():
         documents = [estimates.stages[name].to_json() for name in names]
@@ -107,7 +107,7 @@ def _sum(values: list[float | None]) -> float | None:
 
 
 def inference_table(estimates: Estimates, rows_of: Rows | None = None, width: int | None = None) -> Table:
-    """What the parts that sample or score ask of their models, by part or by label of `rows_of`."""
+    """The work that sampling or scoring parts ask of their models, by part or by label of `rows_of`."""
     found = {part.node.name: part for part in estimates.asking}
     rows = []
     for label, names in (rows_of or {name: [name] for name in found}).items():
@@ -130,7 +130,7 @@ def inference_table(estimates: Estimates, rows_of: Rows | None = None, width: in
 
 
 def corpora_line(estimates: Estimates) -> str:
-    """What making all corpora takes, in a line."""
+    """The resources that making all corpora takes, in one line."""
     totals, works = estimates.totals(), list(estimates.corpora.values())
     times = [duration(work.seconds) for work in works if work.seconds is not None]
     without = ", ".join(dict.fromkeys(work.missing for work in works if work.missing))
@@ -145,7 +145,7 @@ def corpora_line(estimates: Estimates) -> str:
 
 
 def corpus_table(estimates: Estimates, width: int | None = None) -> Table:
-    """What making corpora takes, by part."""
+    """The resources that making corpora takes, by part."""
     rows = []
     for part in (part for work in estimates.corpora.values() for part in work.parts):
         found = part.to_json()
@@ -204,7 +204,7 @@ def _caption(estimates: Estimates, totals: dict[str, Any]) -> str:
 
 
 def memory_table(estimates: Estimates, rows_of: Rows | None = None, width: int | None = None) -> Table:
-    """Memory of a GPU at its peak, by part, in the unit of the largest."""
+    """The memory of a GPU at its peak, by stage and part of the memory, in the unit of the largest total."""
     most = max(stage.largest.memory.total for stage in estimates.stages.values())
     divisor, unit = next(
         ((divisor, unit) for divisor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if most >= divisor),
@@ -264,7 +264,7 @@ def checkpoint_table(estimates: Estimates, rows_of: Rows | None = None, width: i
 
 def segment_table(estimates: Estimates, width: int | None = None) -> Table:
     """Begin and end of each segment, the labels that Goldfish leaves out, and the bytes stored after it."""
-    from flows.inspection.goldfish import masked_by_hash  # numpy, which a plan without details does not load
+    from flows.inspection.goldfish import masked_by_hash  # loads numpy; only details need it
 
     after, _ = estimates.stored()
     rows = []
@@ -285,14 +285,14 @@ def segment_table(estimates: Estimates, width: int | None = None) -> Table:
 
 
 def _first(estimates: Estimates, rows_of: Rows | None) -> list[tuple[str, str]]:
-    """Labels of rows, each with its first stage."""
+    """The labels of the rows, each with its first stage."""
     if rows_of is not None:
         return [(label, names[0]) for label, names in rows_of.items()]
     return [(name, name) for name in estimates.stages]
 
 
 def show_comparison(console: Console, comparison: Comparison, name: str, against: str) -> None:
-    """Two plans side by side, totals first."""
+    """Prints two plans side by side, totals first."""
     compared = (escape(against), escape(name), "difference")
     numbers = empty_table("totals", ("", *compared), numbers=compared, folded=compared)
     for total, (before, now) in comparison.totals.items():

@@ -1,6 +1,6 @@
 """Tables of `apertus gc` and `apertus runs`.
 
-Invariant: a removal surveys the store again, so that a run that began since keeps its artifacts.
+Invariant: a removal surveys the store again, so that a run that has begun since then keeps its artifacts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _bytes(items: list[Item]) -> int:
 
 
 def show(console: Console, store: Store, found: Survey, grace: str, *, removing: bool) -> None:
-    """The table of items to remove, and what stays and why."""
+    """Prints a table of the items to remove, and what stays and why."""
     if found.items:
         counted = ("artifacts", "files", "size")
         title = f"what no named run reaches in {escape(store.url)}"
@@ -79,7 +79,7 @@ def show(console: Console, store: Store, found: Survey, grace: str, *, removing:
 
 
 def remove(console: Console, store: Store, grace: float, *, quiet: bool = False) -> int:
-    """Surveys the store again and removes; returns the bytes freed."""
+    """Surveys the store again and removes the items found; returns the bytes freed."""
     found = survey(store, grace=grace)
     with Progress(
         TextColumn("removing"),
@@ -118,10 +118,10 @@ class RunRow(TypedDict):
     """A named run."""
 
     name: str
-    started: str  # the last time, as ISO 8601 in UTC
-    records: int  # starts
+    started: str  # last start, as ISO 8601 in UTC
+    records: int  # one for each start
     parts: int
-    finished: int  # parts
+    finished: int  # number of finished parts
 
 
 def run_rows(store: Store) -> list[RunRow]:

@@ -1,4 +1,4 @@
-"""The tables of a search of layouts.
+"""The tables of a search for layouts.
 
 Invariant: only units are computed here; every number comes from the search.
 """
@@ -15,7 +15,7 @@ from flows.format import amount
 
 
 def show_search(console: Console, found: Search) -> None:
-    """The layouts that were found, the fastest first, beside the recipe's own, and each of them to paste."""
+    """Prints the layouts found, fastest first, beside the recipe's own, and each as YAML to paste."""
     rows = [_row(str(number), one, found) for number, one in enumerate(found.best, 1)]
     rows.append(_row("own", found.own, found))
     rows += [_row("-", one, found) for one in found.dropped]

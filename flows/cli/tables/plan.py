@@ -38,8 +38,9 @@ class Fold(NamedTuple):
 def folded(
     pipeline: Pipeline, rows: Iterable[tuple[str, str, Hashable]], details: bool = False
 ) -> list[Fold]:
-    """Folds `FEWEST` or more rows (name, its stage, key) with equal keys of one stage, or of variants of one.
-    A folded row takes the place of its first one, and says out of how many it was folded."""
+    """Folds `FEWEST` or more rows (name, its stage, key) with equal keys that belong to one stage, or to
+    variants of one stage. A folded row takes the place of its first row; its label says how many of how many
+    rows it stands for."""
     rows = list(rows)
     groups: dict[Hashable, list[tuple[str, str]]] = {}
     order: dict[str, int] = {}
@@ -63,7 +64,7 @@ def folded(
 def plan_table(
     plan: Plan, details: bool = False, width: int | None = None, chosen: Collection[str] | None = None
 ) -> Table:
-    """A row for each part, or for equal ones of a stage; `chosen`: only of these stages."""
+    """A row for each part, or for equal parts of a stage; `chosen`: only parts of these stages."""
     rows = []
     alike = [
         (
@@ -98,7 +99,7 @@ def plan_table(
 
 
 def _reason(plan: Plan, steps: list[Step]) -> str:
-    """Their common reason, or the unavailable inputs that they read directly."""
+    """The common reason of equal steps, or the unavailable inputs that they read directly."""
     if not steps[0].unavailable:
         return steps[0].reason
     names = dict.fromkeys(name for step in steps for name in declared_inputs.own(plan.graph, step.node))
@@ -113,8 +114,9 @@ def few(names: list[str]) -> str:
 
 
 def source_usage_table(plan: Plan, details: bool = False, width: int | None = None) -> Table:
-    """Use of the sources by training: with `details` for each stage, else for the stage with most passes over
-    a source, those nearest to their limits first. Passes count from new weights."""
+    """The use of the sources by training: with `details` by each stage, else for each source by the stage
+    with the most passes over it, sources nearest to their limits first. Passes are counted from new
+    weights."""
     usages = plan.source_usage
     if not details:
         most: dict[str, SourceUsage] = {}
@@ -143,7 +145,7 @@ def source_usage_table(plan: Plan, details: bool = False, width: int | None = No
 
 
 def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
-    """The whole plan, most important first."""
+    """Prints the whole plan, the most important facts first."""
     pipeline, totals, width = plan.pipeline, plan.totals(), console.width
     console.print(f"[bold]plan of {escape(pipeline.name)}[/]  {escape(pipeline.description)}", soft_wrap=True)
     facts = [
@@ -196,8 +198,8 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
 
 
 def show_item(console: Console, label: str, text: str, style: str = "", indent: int = 0) -> None:
-    """A line with its label; in a terminal it is broken between words, with continuation lines indented,
-    elsewhere it stays one line."""
+    """Prints a line with its label; in a terminal it is broken between words, with continuation lines
+    indented, elsewhere it stays one line."""
     if not console.is_terminal:
         console.print(f"{' ' * indent}{escape(label)}: {escape(text)}", style=style, soft_wrap=True)
         return
@@ -209,8 +211,8 @@ def show_item(console: Console, label: str, text: str, style: str = "", indent: 
 
 
 def show_advice(console: Console, plan: Plan, details: bool = False) -> None:
-    """Advice by code: the reason once, then the message for each stage; of variants with the same advice, for
-    the first."""
+    """Prints the advice by code: the reason once, then the message for each stage, or for the first of
+    several variants with the same advice."""
     codes = dict.fromkeys(advice.code for advice in plan.advice.given)
     for code in codes:
         about = CODES[code]

@@ -19,7 +19,7 @@ LONGEST = 6  # operators
 
 
 def show_part(console: Console, part: PartResult) -> None:
-    """What was found of a part: a line per rank, and details of the rank that has the largest peak."""
+    """Prints the result for a part: a line per rank, and details of the rank that has the largest peak."""
     for rank, failure in part.failures:
         where = f" ({failure.place})" if failure.place else ""
         console.print(

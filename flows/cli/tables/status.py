@@ -19,18 +19,18 @@ class StatusRow(TypedDict):
     kind: str
     state: str
     reason: str
-    holder: str  # of the lease, where another run has it
+    holder: str  # of the lease, if another run holds it
     fingerprint: str
     path: str | None  # None before anything is stored
     steps: int
     tokens: int
     seconds: dict[str, float] | None
-    metrics: dict[str, Any] | None  # None before it is finished, as is `created`
+    metrics: dict[str, Any] | None  # None, like `created`, until the part is finished
     created: str | None
 
 
 def status_table(plan: Plan, width: int) -> Table:
-    """Finished and unfinished parts with results; in a narrow terminal without ids, which `--json` has."""
+    """A table of all parts with their results; a narrow terminal gets no ids, which `--json` has."""
     rows = []
     for row in status_rows(plan):
         seconds = row["seconds"] or {}

@@ -54,8 +54,9 @@ class Context:
                 yield name, trajectory
 
     def ancestry(self, trajectory: Trajectory) -> Iterator[tuple[Point, Trajectory]]:
-        """The trajectories that one descends from, nearest first, each with the point at which the next one
-        begins. Ends at new weights, at a Hugging Face model, and at a merge, which has several parents."""
+        """The trajectories from which a trajectory descends, nearest first, each with the point at which the
+        next one begins. The chain ends at new weights, at a Hugging Face model, and at a merge, which has
+        several parents."""
         start = trajectory.parent
         while start is not None:
             parent = self.graph.trajectories[start.phase]
@@ -63,6 +64,6 @@ class Context:
             start = parent.parent
 
     def kind(self, stage: str) -> str:
-        """Kind of a stage; "" for a name of something else, such as a Hugging Face model."""
+        """The kind of a stage; "" for any other name, such as that of a Hugging Face model."""
         found = self.pipeline.stages.get(stage)
         return found.kind if found is not None else ""

@@ -18,11 +18,11 @@ from specs.stages.export import ExportPart
 from specs.stages.model_folder import ModelFolderPart
 from specs.stages.training import Segment
 
-# times the best interval, or a fraction of it; the expected loss is then up to about 1.7 times the least
+# accepted factor from the best interval, up or down; the expected loss is up to about 1.7 times the least
 FAR = 3.0
-LEAST_SECONDS = 3600.0  # of sampling or scoring that is worth advice
-LONG_SECONDS = 7 * 86400.0  # of a corpus
-# what needs no more memory than each kind of recomputation
+LEAST_SECONDS = 3600.0  # least time of sampling or scoring that is worth advice
+LONG_SECONDS = 7 * 86400.0  # longest time of a corpus without advice
+# for each kind of recomputation, the kinds that need no more memory
 RECOMPUTATION = {
     "none": ("none", "selective", "full"),
     "selective": ("selective", "full"),
@@ -89,7 +89,7 @@ def cluster_size(context: Context) -> Iterator[Advice]:
 
 
 def slow_inference(context: Context) -> Iterator[Advice]:
-    """Stages that sample or score for longer than all stages of training, one after the other."""
+    """Advises on stages that sample or score for longer than all training stages, one after the other."""
     estimates = context.estimates
     training = total([stage.sum("seconds") for stage in estimates.stages.values()])
     for name, stage in estimates.inference.items() if training else ():
@@ -117,7 +117,7 @@ def slow_inference(context: Context) -> Iterator[Advice]:
 
 
 def slow_corpus(context: Context) -> Iterator[Advice]:
-    """Corpora of which the workers that the recipe states take over a week."""
+    """Advises on corpora that take the workers stated in the recipe over a week."""
     for name, work in context.estimates.corpora.items():
         if work.seconds is None or work.seconds <= LONG_SECONDS:
             continue
@@ -163,9 +163,9 @@ def gpu_memory(context: Context) -> Iterator[Advice]:
 
 
 def sampling_memory(context: Context) -> Iterator[Advice]:
-    """Parts of which each process holds a whole model. Only its weights are counted: in bfloat16 for vLLM, as
-    exported for the others, and as stored for a folder of another architecture. Models outside the store
-    are not counted."""
+    """Advises on parts whose processes each hold a whole model that does not fit. Only its weights are
+    counted: in bfloat16 for vLLM, as exported for the other engines, and as stored for a folder of another
+    architecture. Models outside the store are not counted."""
     cluster = context.estimates.cluster
     if cluster is None:
         return
@@ -216,9 +216,10 @@ def sampling_memory(context: Context) -> Iterator[Advice]:
 def nearest_that_fits(
     part: PartEstimate, limit: float, gpus_per_node: int
 ) -> tuple[dict[str, Any], float] | None:
-    """The settings to change so that a segment fits into `limit` bytes on as many processes, and the bytes
-    that it needs then. The cheapest come first: smaller micro-batches, then weights shared by more processes,
-    then recomputation, then tensor parallelism up to a node; at the same cost, the fewest changes."""
+    """The settings to change so that a segment fits into `limit` bytes on the same number of processes, and
+    the bytes that it then needs. The cheapest come first: smaller micro-batches, then weights shared by more
+    processes, then recomputation, then tensor parallelism up to a node; at the same cost, the fewest
+    changes."""
     segment, launch = part.segment, part.node.launch
     parallel = segment.parallel
     share = max(1, segment.global_batch_size // launch.data_parallel)

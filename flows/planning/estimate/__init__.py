@@ -38,10 +38,10 @@ class Estimates:
     """The estimates of a plan."""
 
     cluster: Cluster | None = None
-    stages: dict[str, StageEstimate] = field(default_factory=dict)  # that train, in the order of the plan
-    inference: dict[str, StageInference] = field(default_factory=dict)  # those that sample or score
+    stages: dict[str, StageEstimate] = field(default_factory=dict)  # stages that train, in plan order
+    inference: dict[str, StageInference] = field(default_factory=dict)  # stages that sample or score
     spans: dict[str, Span] = field(default_factory=dict)  # times of each part; empty where they are unknown
-    corpora: dict[str, CorpusWork] = field(default_factory=dict)  # stages that make them
+    corpora: dict[str, CorpusWork] = field(default_factory=dict)  # stages that make corpora
     loads: list[int] = field(default_factory=list)  # bytes of each read of a training checkpoint
 
     @property
@@ -55,13 +55,13 @@ class Estimates:
 
     @property
     def seconds(self) -> float | None:
-        """Wall-clock of all parts that train, sample or score, in parallel as far as the nodes and the
-        recipe's `concurrency` allow."""
+        """The wall-clock time of all parts that train, sample or score, in parallel as far as the nodes and
+        the recipe's `concurrency` allow."""
         return max((span.end for span in self.spans.values()), default=None)
 
     def stored(self) -> tuple[dict[str, int], int]:
-        """Stored bytes after the end of each part, in that order, and the most at any time. Where times are
-        unknown, parts run one after the other."""
+        """The stored bytes after the end of each part, in the order of the ends, and the most at any time. If
+        times are unknown, parts are assumed to run one after the other."""
         times = self.spans or {part.node.name: Span(at, at + 1) for at, part in enumerate(self.parts)}
         events = [(times[part.node.name].begin, 1, part) for part in self.parts]
         events += [(times[part.node.name].end, 0, part) for part in self.parts]
@@ -77,10 +77,10 @@ class Estimates:
         return after, peak
 
     def totals(self) -> dict[str, Any]:
-        """Sums over the stages; `seconds` is the wall-clock, memory the largest of any, and
-        `peak_storage_bytes` the most that is stored at any time, retention included. `flops`, hours, energy
-        and cost are those of training and, without the parts in `not_counted`, of sampling and scoring;
-        `inference` has the latter alone."""
+        """Sums over the stages; `seconds` is the wall-clock time, memory the largest of any stage, and
+        `peak_storage_bytes` the most that is stored at any time, under the retention settings. `flops`,
+        hours, energy and cost are those of training and, without the parts in `not_counted`, of sampling and
+        scoring; `inference` has those of sampling and scoring alone."""
         documents = [stage.to_json() for stage in self.stages.values()]
         stored = sum(part.checkpoints.kept * part.checkpoints.bytes for part in self.parts)
         requests = Requests(0, 0, 0, 0, 0)
@@ -124,7 +124,7 @@ class Estimates:
         }
 
     def _inference_totals(self) -> dict[str, Any]:
-        """Sums over the parts that sample or score and are counted; `seconds`: one after the other."""
+        """Sums over the counted parts that sample or score; `seconds` is for one part after the other."""
         parts = [part for part in self.asking if part.counted]
         return {
             "requests": round(sum(part.work.requests for part in parts)),
@@ -203,7 +203,7 @@ def _spans(
     inference: dict[str, StageInference],
     pipeline: Pipeline,
 ) -> dict[str, Span]:
-    """When each part would run; empty where the time of one that trains is unknown."""
+    """The time span of each part; empty if the time of any part that trains is unknown."""
     cluster, training = pipeline.cluster, [part for stage in stages.values() for part in stage.parts]
     asking = [part for stage in inference.values() for part in stage.parts]
     if cluster is None or any(part.spent.seconds is None for part in training):
@@ -215,8 +215,8 @@ def _spans(
 
 
 def _loads(graph: Graph) -> list[int]:
-    """Bytes of each read of a training checkpoint by a part: its weights, and its states where training
-    continues with them, in the next segment of a phase or by `carry`."""
+    """The bytes of each read of a training checkpoint by a part: the weights, and the optimizer states if
+    training continues with them, in the next segment of a phase or by `carry`."""
     duplicates, found = graph.duplicates(), []
     for node in graph.nodes.values():
         for read in node.inputs.values() if node.name not in duplicates else ():

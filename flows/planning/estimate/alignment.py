@@ -1,6 +1,6 @@
 """Floating-point operations of a step that compares the mixers of a student with its teacher's attention
-(`apertus_model.trainer.alignment`): the teacher runs as far as the last of these layers, and of the student
-its mixers alone, whose inputs have no gradients. Recomputation does not exist there."""
+(`apertus_model.trainer.alignment`): the teacher runs up to the last compared layer, and of the student only
+the mixers run, whose inputs have no gradients. There is no recomputation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from specs.stages.distill import DistillSegment
 
 
 def training(segment: DistillSegment) -> int:
-    """Per token, with the teacher."""
+    """The operations per token, with those of the teacher."""
     return teacher(segment) + student(segment)
 
 
 def teacher(segment: DistillSegment) -> int:
-    """Per token: attention of every layer up to the last that is compared, the feed-forward of those before;
-    for matrices, projections and scores of the compared ones again."""
+    """The operations of the teacher per token: attention of every layer up to the last compared one, and the
+    feed-forward of the layers before it; for a comparison of matrices, also projections and scores of the
+    compared layers again."""
     model, length = segment.teacher, segment.sequence_length
     compared = segment.model.mamba_layers
     read = 2 * model.dim * (model.query_dim + 2 * model.key_dim)
@@ -27,12 +28,12 @@ def teacher(segment: DistillSegment) -> int:
 
 
 def student(segment: DistillSegment) -> int:
-    """Per token, of all mixers: forward; backward for each trained matrix once, and twice for products and
-    for the output projection, whose input has a gradient."""
+    """The operations of all mixers of the student per token: forward once; backward once for each trained
+    matrix, and twice for products and for the output projection, whose input has a gradient."""
     model, length = segment.model, segment.sequence_length
     keys, queries = 2 * model.dim * model.key_dim, 2 * model.dim * model.query_dim
     steps, products = 2 * model.dim * model.n_heads, 2 * model.mamba_products(length)
-    if segment.loss.compare == "matrix":  # neither values nor gates lead to it
+    if segment.loss.compare == "matrix":  # which depends on neither values nor gates
         one = 2 * (queries + keys + steps) + keys + 3 * 2 * model.query_dim * length
     else:
         one = 2 * (2 * queries + 2 * keys + steps) + 3 * (queries + products)

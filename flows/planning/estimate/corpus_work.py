@@ -1,13 +1,13 @@
-"""What making corpora, conversations and classifiers takes: processor time, bytes that move, storage in
-between.
+"""Estimates the work of making corpora, conversations and classifiers: processor time, bytes moved, temporary
+storage.
 
     core-seconds = bytes of text x (1 / tokenise + 1 / each filter) + bytes of tokens / shuffle
 
-for a corpus, for conversations bytes of text x (1 / conversations + 1 / each filter), and for a fastText
-classifier bytes of text / fasttext, or x epochs / fasttext-training. What encoders read is in `encoders`.
-`RATES` are measured by `python -m benchmarks.corpus_rates`. Sizes come from stored corpora (`measured`), from
-what a source declares (`declared`), or from the sizes of its files (`files`): tokens are then estimated with
-the stored tokenizer's bytes per token.
+for a corpus; for conversations, bytes of text x (1 / conversations + 1 / each filter); for a fastText
+classifier, bytes of text / fasttext, or bytes of text x epochs / fasttext-training to train it. The work of
+encoders is in `encoders`. `RATES` are measured by `python -m benchmarks.corpus_rates`. Sizes come from stored
+corpora (`measured`), from what a source declares (`declared`), or from the sizes of its files (`files`):
+tokens are then estimated with the stored tokenizer's bytes per token.
 
 Invariants: as for training, a number that depends on an unknown one is None, and what is not counted is
 named. Nothing is opened but manifests.
@@ -35,8 +35,8 @@ from specs.stages.corpus import CorpusPart, CorpusSource
 from specs.stages.scores import ScoresPart
 from specs.stages.tokenizer import TokenizerPart
 
-RATES = {  # bytes per second of one core: of text, for `shuffle` of tokens
-    "tokenise": 2.2e6,  # reading JSONL, too
+RATES = {  # bytes per second of one core: bytes of text, for `shuffle` bytes of tokens
+    "tokenise": 2.2e6,  # includes reading JSONL
     "shuffle": 24e6,
     "conversations": 0.9e6,
     "pii": 10e6,
@@ -54,41 +54,44 @@ RATES = {  # bytes per second of one core: of text, for `shuffle` of tokens
     "fasttext": 10e6,
     "fasttext-training": 5.3e6,
 }
-"""Of an Intel Xeon whose other core was busy. `tokenise` includes the hash of every text, `conversations`
-rendering, mask and what the stage does after its tasks. The language model has 256 dimensions and 2,000
-labels, about as many as GlotLID's; the classifier the defaults of its stage, and two labels. Another Xeon
-does all but `score` 1.05 to 1.7 times as fast, and makes a corpus in 0.86 of the time that a plan says."""
+"""Measured on an Intel Xeon whose other core was busy. `tokenise` includes the hash of every text,
+`conversations` includes rendering, mask and the work of the stage after its tasks. The language model has 256
+dimensions and 2,000 labels, about as many as GlotLID's; the classifier has the defaults of its stage, and two
+labels. Another Xeon does all but `score` 1.05 to 1.7 times as fast, and makes a corpus in 0.86 of the time
+that a plan says."""
 PERCEPTRON_FLOPS = 33e9
-"""Per second of one core, of training with the default batch size."""
+"""FLOPs per second of one core, in training with the default batch size."""
 IN_TOKENISE = ("exact-duplicates",)
 BYTES_PER_TOKEN = 4.0  # of text, for a tokenizer that is not made yet
-TEXT_PER_BYTE = 3.0  # of a compressed file
+TEXT_PER_BYTE = 3.0  # bytes of text per byte of a compressed file
 DOCUMENT_BYTES = 3000  # of text; only signatures are counted by the document
-FILE_BYTES = 500e6  # of a declared source; those that the published run tokenised (swiss-ai/pretrain-data)
+FILE_BYTES = 500e6  # of a file of a declared source, as in the published run (swiss-ai/pretrain-data)
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", *(f".{name}" for name in COMPRESSED_INSIDE))
 PASSES = 5
-"""Times that the tokens move: written by the tasks, read and written to cells, read and written to shards."""
+"""The number of times that tokens move: written by the tasks, read and written to cells, read and written to
+shards."""
 CONVERSATION_PASSES = 3
-"""Times that tokens, mask and text move: written by the tasks, read and written to shards."""
-SIGNATURE_BYTES = 8  # of a bucket
-MASK_BYTES = 1  # of a token of a conversation
+"""The number of times that tokens, mask and text move: written by the tasks, read and written to shards."""
+SIGNATURE_BYTES = 8  # per bucket
+MASK_BYTES = 1  # per token of a conversation
 SOURCES = ("measured", "declared", "files")  # of sizes, the least certain last
 
 
 class Amount(NamedTuple):
-    """What a corpus is made of, in bytes."""
+    """The sizes of a corpus, in bytes."""
 
     text: float  # that is read
     tokens: float  # that are kept
 
 
 def core_seconds(amount: Amount, steps: Iterable[str]) -> float:
-    """Of one core, for the steps of a corpus: its filters, and `pii`. Those without a rate take nothing."""
+    """The seconds of one core for the steps of a corpus: its filters, and `pii`. Steps without a rate take no
+    time."""
     return amount.text * seconds_per_byte("tokenise", *steps) + amount.tokens / RATES["shuffle"]
 
 
 def seconds_per_byte(*steps: str) -> float:
-    """Of text, on one core. Steps without a rate take nothing."""
+    """The seconds per byte of text on one core. Steps without a rate take no time."""
     return sum(1 / RATES[step] for step in steps if step in RATES)
 
 
@@ -101,34 +104,34 @@ class PartWork:
     text_bytes: float
     source: str  # of the sizes, one of `SOURCES`
     tokens: float = 0
-    token_bytes: float = 0  # of what is written: tokens, and of conversations mask and text
-    passes: int = PASSES  # times that they move
+    token_bytes: float = 0  # bytes written: tokens, and for conversations also mask and text
+    passes: int = PASSES  # times that `token_bytes` move
     signature_bytes: float = 0
-    tasks: int | None = None  # None where all is one
+    tasks: int | None = None  # None if the work is not divided into tasks
     missing: str = ""  # what is not counted
 
     @property
     def workers(self) -> int | None:
-        """None where the recipe states none: as many as the machine or the cluster runs."""
+        """The number of workers; None if not stated: as many as the machine or the cluster runs."""
         return self.node.launch.worker_count
 
     @property
     def seconds(self) -> float | None:
-        """With all workers busy, one core each."""
+        """The seconds with all workers busy, on one core each."""
         return self.core_seconds / self.workers if self.workers is not None else None
 
     @property
     def moved_bytes(self) -> float:
-        """Read and written, the documents and the result included."""
+        """The bytes read and written, including the documents and the result."""
         return self.text_bytes + self.passes * self.token_bytes + 2 * self.signature_bytes
 
     @property
     def temporary_bytes(self) -> float:
-        """Stored at most beside documents and result: tokens on their way, and signatures."""
+        """The most bytes stored besides documents and result: tokens in transit, and signatures."""
         return self.token_bytes + self.signature_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Names as in docs/estimates.md."""
+        """The JSON form, with the names of docs/estimates.md."""
         return {
             "name": self.node.name,
             **{name: round(getattr(self, name)) for name in SIZES},
@@ -152,13 +155,13 @@ class CorpusWork:
 
     @property
     def seconds(self) -> float | None:
-        """The parts one after the other; None where one is unknown."""
+        """The seconds of the parts, one after the other; None if one is unknown."""
         known = [part.seconds for part in self.parts if part.seconds is not None]
         return sum(known) if len(known) == len(self.parts) else None
 
     @property
     def source(self) -> str:
-        """Of the sizes: the least certain."""
+        """The source of the sizes, the least certain of all parts."""
         return max((part.source for part in self.parts), key=SOURCES.index)
 
     @property
@@ -167,14 +170,14 @@ class CorpusWork:
 
     @property
     def missing(self) -> str:
-        """What is not counted of some parts."""
+        """The work of some parts that is not counted."""
         return ", ".join(dict.fromkeys(part.missing for part in self.parts if part.missing))
 
     def sum(self, name: str) -> int:
         return round(sum(getattr(part, name) for part in self.parts))
 
     def to_json(self) -> dict[str, Any]:
-        """Names as in docs/estimates.md."""
+        """The JSON form, with the names of docs/estimates.md."""
         tasks = [part.tasks for part in self.parts]
         return {
             **{name: self.sum(name) for name in SIZES},
@@ -188,7 +191,7 @@ class CorpusWork:
 
 
 def corpora_of(graph: Graph, known: Known) -> dict[str, CorpusWork]:
-    """By stage, in the order of the plan; work that two parts share is counted with the first."""
+    """The work by stage, in the order of the plan; work that two parts share is counted with the first."""
     duplicates, found = graph.duplicates(), dict[str, list[PartWork]]()
     for node in graph.nodes.values():
         if node.name not in duplicates and (work := _part_work(graph, known, node)) is not None:
@@ -197,7 +200,7 @@ def corpora_of(graph: Graph, known: Known) -> dict[str, CorpusWork]:
 
 
 def corpus_totals(stages: dict[str, CorpusWork]) -> dict[str, Any]:
-    """Of all corpora; temporary bytes as if all parts were made at the same time."""
+    """The totals of all corpora; temporary bytes are counted as if all parts were made at the same time."""
     return {
         "core_hours": sum(work.core_hours for work in stages.values()),
         "corpus_moved_bytes": sum(work.sum("moved_bytes") for work in stages.values()),
@@ -206,20 +209,20 @@ def corpus_totals(stages: dict[str, CorpusWork]) -> dict[str, Any]:
 
 
 class Documents(NamedTuple):
-    """What a part reads."""
+    """The documents that a part reads."""
 
-    text: float  # bytes; 0 where the declaration has documents only
+    text: float  # bytes; 0 if only a number of documents is declared
     number: float
     source: str  # one of `SOURCES`
 
     @property
     def bytes(self) -> float:
-        """Of text; by `DOCUMENT_BYTES` where that is all there is."""
+        """The bytes of text, estimated by `DOCUMENT_BYTES` if only the number of documents is known."""
         return self.text or self.number * DOCUMENT_BYTES
 
 
 def documents_of(graph: Graph, node: Node, per_token: float) -> Documents:
-    """By the declaration of the part's source, or its files; `per_token`: bytes of text."""
+    """The documents of a part, by its source's files or declaration; `per_token`: bytes of text."""
     part = node.part
     assert isinstance(part, DocumentsPart)
     listing, declared = graph.listings.get(node.inputs["documents"].name), part.source.declared
@@ -235,7 +238,7 @@ def documents_of(graph: Graph, node: Node, per_token: float) -> Documents:
 
 
 def _part_work(graph: Graph, known: Known, node: Node) -> PartWork | None:
-    """None for a part without such work."""
+    """The work of a part; None if it makes no corpus, conversations, classifier or fastText scores."""
     match node.part:
         case CorpusPart():
             return _corpus(graph, known, node, node.part)
@@ -252,7 +255,7 @@ def _part_work(graph: Graph, known: Known, node: Node) -> PartWork | None:
 
 
 def _training(graph: Graph, node: Node, part: ClassifierPart) -> PartWork:
-    """Of a classifier, on what its features hold; without `balance`."""
+    """The work of training a classifier on the documents of its features; `balance` is ignored."""
     features = [graph.nodes[read.node or ""] for role, read in node.inputs.items() if role != "reference"]
     read = [documents_of(graph, one, BYTES_PER_TOKEN) for one in features]
     text, number = sum(one.bytes for one in read), sum(one.number for one in read)
@@ -270,12 +273,12 @@ def _training(graph: Graph, node: Node, part: ClassifierPart) -> PartWork:
 
 
 def encoder_at(graph: Graph, url: str) -> Stored:
-    """What is known of the model in a folder; nothing of one that is unavailable."""
+    """The known facts about the model in a folder; empty for a model that is unavailable."""
     return stored_model(resolve_url(url)) if folder_at(graph, url) is not None else Stored()
 
 
 def folder_at(graph: Graph, url: str) -> Listing | None:
-    """The files of a model, where they are available."""
+    """The files of a model; None if they are unavailable."""
     return next((found for found in graph.listings.values() if found.url == resolve_url(url)), None)
 
 
@@ -324,7 +327,7 @@ def _conversations(graph: Graph, known: Known, node: Node, part: ConversationsPa
     listing = graph.listings.get(node.inputs["documents"].name)
     found, missing = documents_of(graph, node, per_token), _without_rate(part.process)
     read = made.metrics.get("read", {}).get("conversations") if made is not None else None
-    if made is not None and read and made.metrics["conversations"]:  # those read are as long as those kept
+    if made is not None and read and made.metrics["conversations"]:  # those read count as long as those kept
         text = made.metrics["tokens"] * per_token * read / made.metrics["conversations"]
         found, tokens = Documents(text, read, "measured"), made.metrics["tokens"]
     else:
@@ -348,7 +351,7 @@ Process = CorpusSource | ConversationSource
 
 
 def _steps(process: Process) -> list[str]:
-    """Kinds of work beside reading and tokenising."""
+    """The kinds of work besides reading and tokenising."""
     return [step.filter for step in process.filters] + (["pii"] if process.replaced else [])
 
 
@@ -358,7 +361,7 @@ def _without_rate(process: Process) -> list[str]:
 
 
 def _before_filters(process: Process, listing: Listing | None) -> list[str]:
-    """What a declared size, which is that after the filters, leaves out."""
+    """Names the work that a declared size leaves out, since it is the size after the filters."""
     return ["documents that filters drop"] if process.filters and listing is None else []
 
 
@@ -373,7 +376,7 @@ def _token_width(tokenizer: Node) -> int:
 
 
 def _bytes_per_token(known: Known, tokenizer: Node) -> float:
-    """Of the stored tokenizer's own sources."""
+    """The mean bytes per token of the stored tokenizer on its own sources, else `BYTES_PER_TOKEN`."""
     made = known.manifest(tokenizer)
     found = made.metrics.get("bytes_per_token") if made is not None else None
     return fmean(found) if isinstance(found, list) and found else BYTES_PER_TOKEN

@@ -1,9 +1,11 @@
-"""What embedding or scoring documents asks of a Hugging Face encoder: the parts `features` and `scores`.
+"""Counts the work of embedding or scoring documents with a Hugging Face encoder, in the parts `features` and
+`scores`.
 
     FLOPs of a token = 2 (parameters - words x width) + 4 layers x length x width
 
-A document has its bytes of text / `BYTES_PER_TOKEN` tokens, up to the `max_tokens` that are read; padding is
-not counted. Numbers of documents are those of the stored part, of the source's declaration, or of its files.
+A document has (bytes of text / `BYTES_PER_TOKEN`) tokens, up to the `max_tokens` that are read; padding is
+not counted. The number of documents comes from the stored part, from the source's declaration, or from its
+files.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from specs.stages.scores import ScoresPart
 
 
 class Reading(NamedTuple):
-    """How a part reads documents."""
+    """The encoder with which a part reads documents, and its settings."""
 
     url: str  # of the encoder
     max_tokens: int  # of a document
@@ -27,7 +29,7 @@ class Reading(NamedTuple):
 
 
 def encoder_work(known: Known, node: Node) -> Work | None:
-    """None for a part that asks no encoder."""
+    """The work of embedding or scoring; None for a part that asks no encoder."""
     reading = _reading(known, node)
     if reading is None:
         return None

@@ -1,4 +1,4 @@
-"""What parts that evaluate a model ask of it: held-out text, probes, suites of tasks."""
+"""Counts the work of parts that evaluate a model: held-out text, probes, suites of tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from specs.stages.probe import ProbePart
 
 
 def _held_out(known: Known, node: Node, length: int, samples: int) -> list[Number]:
-    """Held-out sequences of each source of a part that reads some."""
+    """The number of held-out sequences of each source that a part reads."""
     found = []
     for role, read in node.inputs.items():
         if role.startswith("source:"):
@@ -69,7 +69,7 @@ def _evaluation(known: Known, node: Node) -> Work | None:
 
 
 def _continuations(known: Known, node: Node) -> Work:
-    """Every probe is continued from each prefix at each offset."""
+    """The work of continuing every probe from each prefix at each offset."""
     part, model = cast(ContinuationsPart, node.part), known.model(node)
     probes = _probes(known, known.input(node, "probes"), part.planted)
     each, new = probes.value * len(part.offsets), part.sampling.max_new_tokens
@@ -88,7 +88,7 @@ def _continuations(known: Known, node: Node) -> Work:
 
 
 def _probes(known: Known, corpus: Node, name: str | None) -> Number:
-    """Probes of a corpus: those of `repeats`, or the documents that are planted under a name."""
+    """The number of probes of a corpus: those of `repeats`, or the documents planted under a name."""
     process, manifest = cast(CorpusPart, corpus.part).process, known.manifest(corpus, same=True)
     made = manifest.metrics if manifest is not None else {}
     made = {"probes": made.get("planted", {}).get(name, {}).get("documents")} if name is not None else made
@@ -102,7 +102,7 @@ def _probes(known: Known, corpus: Node, name: str | None) -> Number:
 
 
 def _divergence(known: Known, node: Node, models: tuple[ModelSpec, ModelSpec]) -> Work:
-    """Both models read the answers of the first."""
+    """The work of both models, which read the answers of the first."""
     sequences, tokens = answers(known, known.input(node, "completions"))
     read = sequences.value * tokens.value
     length = max(1, round(tokens.value))
@@ -112,8 +112,8 @@ def _divergence(known: Known, node: Node, models: tuple[ModelSpec, ModelSpec]) -
 
 
 def _harness(known: Known, node: Node) -> Work:
-    """The requests of a stored suite, else those declared, of the declared length or of that in the
-    suite's last run, which may have asked a sample."""
+    """The work of a suite: its stored requests, else the declared ones, with the declared length or with that
+    in the suite's last run, which may have asked only a sample."""
     part, model = cast(HarnessPart, node.part), known.model(node)
     stored = _asked(known, node, same=True)
     asked = stored or _expected(known, node)
@@ -145,14 +145,15 @@ def _expected(known: Known, node: Node) -> Asked:
 
 
 def _asked(known: Known, node: Node, *, same: bool = False) -> Asked | None:
-    """What a stored suite asked."""
+    """The recorded requests of a stored suite, and their tokens."""
     manifest = known.manifest(node, same=same)
     asked = manifest.facts.get("asked") if manifest is not None else None
     return Asked(**asked) if isinstance(asked, dict) and asked.get("requests") else None
 
 
 def _probe(known: Known, node: Node) -> Work:
-    """A pass for the loss, and two of three times as many operations for every vector."""
+    """The work of one pass for the loss and, for every vector, of two passes with three times as many
+    operations each."""
     part = cast(ProbePart, node.part)
     work, vectors = (
         _scored(known, node, part.model, part.sequence_length, part.samples),

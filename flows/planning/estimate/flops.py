@@ -9,15 +9,15 @@ feed-forward F, V words and sequences of S tokens, a token costs
                  projections and feed-forward      scores     output
 
 (6 D F with SwiGLU, which has a third matrix; 2 D more for each state in a sum of a layer schedule, whose
-layers count as often as they run, and their scores once for each sequence of keys), which is
-6 N + 12 L Q S for the N parameters in matrices without the input embedding. Scores are counted in full: the
-savings of the causal mask and of document boundaries are ignored (factor 1, not 1/2); sparse attention has
-its share of them, and a layer of Mamba-2 what
-`Mamba.products` says. 70B over 15T tokens of 4,096: 6.74e24, as published.
+layers count as often as they run, and their scores once for each sequence of keys). Training thus costs
+6 N + 12 L Q S, with N parameters in matrices without the input embedding. Scores are counted in full: the
+savings of the causal mask and of document boundaries are ignored (factor 1, not 1/2); sparse attention
+counts its share of the scores, and a layer of Mamba-2 counts what `Mamba.products` says. Training 70B
+parameters on 15T tokens in sequences of 4,096 takes 6.74e24 operations, as published.
 
 Invariant: recomputation is never part of `training`: utilisation (MFU) is measured in model FLOPs, so
-activation checkpointing lowers it. Both agree with torch's FlopCounterMode on the real model
-(`tests/apertus_model/trainer/test_flop_model.py`).
+activation checkpointing lowers it. `training` and `recomputation` agree with torch's FlopCounterMode on the
+real model (`tests/apertus_model/trainer/test_flop_model.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 from specs.trainable import MATRICES, sizes, trained, untouched
 
-# the beginnings of names of matrices that attention, or what takes its place, reads its input with
+# name prefixes of the matrices with which attention, or the mixer in its place, reads its input
 MIXER_INPUTS = ("qkv", "z_proj", "dt_proj")
 
 
@@ -57,7 +57,7 @@ class Forward:
 
 
 def forward(model: ModelSpec, sequence_length: int) -> Forward:
-    """One forward pass over full logits."""
+    """The operations of one forward pass, with the logits of all tokens."""
     mixers = len(model.mamba_layers)
     return Forward(
         2 * (model.layer_runs * model.layer_matrices + mixers * model.mamba_matrices),
@@ -69,7 +69,7 @@ def forward(model: ModelSpec, sequence_length: int) -> Forward:
 
 
 def scored(model: ModelSpec, tokens: float, sequence_length: float) -> int:
-    """Of a forward pass over `tokens` tokens in sequences of that length, with the logits of all of them."""
+    """The operations of a forward pass over `tokens` tokens in sequences of that length, with all logits."""
     once = forward(model, 1)
     scores = model.score_runs * 2 * model.scores(sequence_length)
     scans = forward(model, max(1, int(sequence_length))).scans
@@ -77,15 +77,16 @@ def scored(model: ModelSpec, tokens: float, sequence_length: float) -> int:
 
 
 def prefill(model: ModelSpec, tokens: float) -> int:
-    """Of reading a prompt of `tokens` tokens into the key-value cache, with the logits of the last one."""
+    """The operations of reading a prompt of `tokens` tokens into the key-value cache, with the logits of the
+    last token."""
     once = forward(model, 1)
     scans = 2 * len(model.mamba_layers) * model.mamba_reading(tokens)
     return round(tokens * (once.projections + once.sums + once.scores * tokens) + scans + once.output)
 
 
 def decode(model: ModelSpec, prompt: float, tokens: float) -> int:
-    """Of completing a prompt in the key-value cache by `tokens` tokens, one at a time. The prefill gives the
-    first of them, and the last is not read: step i of tokens - 1 sees prompt + i keys."""
+    """The operations of completing a prompt in the key-value cache by `tokens` tokens, one at a time. The
+    prefill gives the first token, and the last one is not read: step i of tokens - 1 sees prompt + i keys."""
     once, steps = forward(model, 1), max(0.0, tokens - 1)
     keys = steps * prompt + steps * (steps + 1) / 2
     scans = 2 * len(model.mamba_layers) * model.mamba_reading(1)
@@ -93,8 +94,9 @@ def decode(model: ModelSpec, prompt: float, tokens: float) -> int:
 
 
 def training(segment: Segment) -> int:
-    """Per token, without recomputation; with the forward pass of a teacher. With LoRA the frozen matrices
-    have no weight gradient, and nothing below the first adapter of the first layer has gradients."""
+    """The operations of training per token, without recomputation, with the forward pass of a teacher. With
+    LoRA, the frozen matrices have no weight gradient, and nothing below the first adapter of the first layer
+    has gradients."""
     if isinstance(segment, DistillSegment) and segment.objective == "alignment":
         return alignment.training(segment)
     model, once = segment.model, forward(segment.model, segment.sequence_length)
@@ -107,7 +109,7 @@ def training(segment: Segment) -> int:
     below = 0
     if {"wq", "wk", "wv"} <= set(lora.targets):
         below = 2 * model.dim * (model.query_dim + 2 * model.key_dim) + 3 * 2 * lora.rank * model.dim
-        if model.mamba is not None and 0 in model.mamba_layers:  # nor have decays and gates gradients there
+        if model.mamba is not None and 0 in model.mamba_layers:  # decays and gates have no gradients either
             passed = model.mamba.passed_on(model.n_heads, model.head_dim, segment.sequence_length)
             below += 2 * (model.mamba_matrices + int(passed))
     products_of_tokens = once.scores + once.scans
@@ -115,17 +117,18 @@ def training(segment: Segment) -> int:
 
 
 def backward(segment: Segment) -> int:
-    """Per token, of a backward pass where some parameters are trained: a matrix costs a forward pass for its
-    own gradient, and one for that of its input where something trained has led to it."""
+    """The operations per token of a backward pass in which only some parameters are trained: a matrix costs
+    as much as its forward pass for its own gradient, and as much again for the gradient of its input, if that
+    depends on a trained parameter."""
     model, length = segment.model, segment.sequence_length
     own = trained(model, segment.trainable)
     every = sizes(model)
-    reached = "tok_embeddings.weight" in own  # whether what is read has a gradient
+    reached = "tok_embeddings.weight" in own  # whether the states that are read have a gradient
     total = 0
 
     def product(prefix: str, read: bool) -> bool:
-        """Counts the matrices whose names begin with `prefix`, which read the same states. Whether what they
-        give has a gradient."""
+        """Counts the matrices whose names begin with `prefix`, which read the same states. Returns whether
+        their outputs have a gradient."""
         nonlocal total
         for name, size in every.items():
             if name.startswith(prefix) and any(part in name for part in MATRICES):
@@ -159,14 +162,14 @@ def backward(segment: Segment) -> int:
 
 
 def teacher(segment: Segment) -> int:
-    """Per token, of the forward pass of a teacher that runs beside the student; part of `training`."""
+    """The operations per token of a teacher's forward pass beside the student; part of `training`."""
     model = teacher_of(segment)
     return forward(model, segment.sequence_length).total if model is not None else 0
 
 
 def products(segment: Segment) -> int:
-    """Per token, of the inner products of the gradients that a step computes apart with the goal; part of
-    `training`. Their norms are not counted, as that of any gradient."""
+    """The operations per token of the inner products between the goal and the gradients that a step computes
+    separately; part of `training`. Their norms are not counted, as for any gradient."""
     if not isinstance(segment, DomainWeightsSegment):
         return 0
     parameters = sum(trained(segment.model, segment.trainable).values())
@@ -174,10 +177,10 @@ def products(segment: Segment) -> int:
 
 
 def recomputation(segment: Segment) -> int:
-    """Per token, beside `training`: recomputation in the backward pass. full: every layer; selective: keys,
-    the output projection of attention and the lower half of the feed-forward, every second product, of
-    Mamba-2 the sizes of steps too;
-    memory_budget: at most the share that is not kept; objectives in `OF_SCORES`: always the logits."""
+    """The operations per token of recomputation in the backward pass, not part of `training`. full: every
+    layer; selective: every second product, which are keys, the output projection of attention and the lower
+    half of the feed-forward, and for Mamba-2 also the step sizes; memory_budget: at most the share that is
+    not kept; objectives in `OF_SCORES`: always the logits."""
     model, once = segment.model, forward(segment.model, segment.sequence_length)
     layers = once.projections + once.scores + once.scans
     second = model.layer_runs * 2 * model.dim * (model.key_dim + model.query_dim + model.ffn_dim)
@@ -193,21 +196,20 @@ def recomputation(segment: Segment) -> int:
 
 
 def peak(segment: Segment, gpu: Gpu) -> float:
-    """Operations per second of a GPU at its peak, for the mixture of operations that a segment has: with
-    `precision.linear` the matrices of the layers at the rate of float8, scores and output at that of
-    bfloat16."""
+    """The peak operations per second of a GPU for a segment's mix of operations: with `precision.linear`, the
+    matrices of the layers run at the rate of float8, scores and output at that of bfloat16."""
     if segment.precision.linear == "param" or gpu.float8_flops is None:
         return gpu.bf16_flops
     once = forward(segment.model, segment.sequence_length)
     rest = (
         once.scores + once.scans + once.output + once.sums + teacher(segment) / 3
-    )  # as a share of one of three passes
+    )  # per pass: training has three, the teacher one
     seconds = once.projections / gpu.float8_flops + rest / gpu.bf16_flops
     return (once.projections + rest) / seconds
 
 
 def of_rank(segment: Segment, processes: int, rank: int) -> float:
-    """Of one step, with recomputation, on each GPU with index `rank` in its pipeline."""
+    """The operations of one step, with recomputation, on each GPU with index `rank` in its pipeline."""
     model, parallel = segment.model, segment.parallel
     whole = training(segment) + recomputation(segment)
     if parallel.pp == 1:

@@ -1,8 +1,8 @@
-"""What sampling and scoring take: time, energy and cost of the parts that ask a model and train none.
+"""Estimates sampling and scoring: the time, energy and cost of the parts that ask a model and train none.
 
     seconds = forward FLOPs / (MFU x peak x GPUs) + steps of decoding x seconds of each (`decode_time`)
 
-With `mfu: measured`, the tokens per second of stored completions win.
+With `mfu: measured`, the tokens per second of stored completions take precedence.
 
 Invariant: as for training, a number that depends on an unknown one is None. What is not counted is named.
 """
@@ -63,7 +63,7 @@ class PartInference:
         return bool(self.work.requests)
 
     def to_json(self) -> dict[str, Any]:
-        """Names as in docs/estimates.md."""
+        """The JSON form, with the names of docs/estimates.md."""
         work = self.work
         numbers = {
             "requests": round(work.requests),
@@ -94,14 +94,14 @@ class StageInference:
 
     @property
     def gpus(self) -> int:
-        """The most of any part."""
+        """The most GPUs of any part."""
         return max(part.gpus for part in self.parts)
 
     def sum(self, name: str) -> float | None:
         return sum_of(self.parts, name)
 
     def to_json(self) -> dict[str, Any]:
-        """Names as in docs/estimates.md."""
+        """The JSON form, with the names of docs/estimates.md."""
         parts = [part.to_json() for part in self.parts]
         counted = [part for part in self.parts if part.counted]
         sums = {
@@ -121,25 +121,25 @@ class StageInference:
 
 
 def sum_of(parts: list[PartInference], name: str) -> float | None:
-    """Sum of a field of `Spent` over the parts for which it is known; None for none."""
+    """The sum of a field of `Spent` over the parts for which it is known; None if there are none."""
     return time_and_cost.total([value for part in parts if (value := getattr(part.spent, name)) is not None])
 
 
 def not_counted(parts: list[PartInference]) -> list[str]:
-    """`part: what is not counted`."""
+    """Lines of the form `part: what is not counted`."""
     return [f"{part.node.name}: {part.work.missing}" for part in parts if part.work.missing]
 
 
 def gpus_of(part: Part, launch: Launch, cluster: Cluster | None) -> int:
-    """GPUs of a part: its processes on the training engine, else those of all its workers."""
+    """The GPUs of a part: one per process on the training engine, else those of all its workers."""
     if part.ON_ENGINE:
         return launch.world_size
     return workers_of(part, launch, cluster) * gpus_of_worker(part, launch)
 
 
 def workers_of(part: Part, launch: Launch, cluster: Cluster | None) -> int:
-    """Workers that share the units of a part: as many as the launch settings say, else as many as the GPUs
-    of a node allow, which is what a run starts there (`apertus_model.work.local`)."""
+    """The number of workers that share the units of a part: as many as the launch settings say, else as many
+    as the GPUs of a node allow, which is the number that a run starts there (`apertus_model.work.local`)."""
     if not part.WORKERS:
         return 1
     there = cluster.gpus_per_node if cluster is not None else 0
@@ -147,15 +147,15 @@ def workers_of(part: Part, launch: Launch, cluster: Cluster | None) -> int:
 
 
 def gpus_of_worker(part: Part, launch: Launch) -> int:
-    """GPUs of each worker, of which a plan counts one even where it uses none."""
+    """The GPUs of each worker; a plan counts one even for a worker that uses none."""
     return part.gpus_of_worker(launch) or 1
 
 
 def infer(
     graph: Graph, known: Known, cluster: Cluster | None, measured: dict[str, float]
 ) -> dict[str, StageInference]:
-    """By stage, in the order of the plan; work that two parts share is counted with the first. `measured`:
-    the MFU of stored stages of training."""
+    """The estimates by stage, in the order of the plan; work that two parts share is counted with the first.
+    `measured`: the MFU of stored training stages."""
     duplicates, stages = graph.duplicates(), dict[str, list[PartInference]]()
     kinds = dict[str, str]()
     for node in graph.nodes.values():
@@ -170,7 +170,7 @@ def infer(
 
 
 def work_of(known: Known, node: Node) -> Work | None:
-    """What a part asks of its model; None for one that asks none."""
+    """The work that a part asks of its model; None for a part that asks no model."""
     count = COUNTS.get(type(node.part))
     if count is None:
         return None
@@ -199,7 +199,7 @@ def _seconds(node: Node, work: Work, cluster: Cluster, measured: dict[str, float
     if mfu is None:
         return None
     peak = cluster.device.bf16_flops if work.width == 2 else SHEETS[cluster.gpu].float32_flops
-    # tasks by transformers: each GPU has some of the layers, and one computes at a time
+    # tasks run by transformers: each GPU has some of the layers, and one GPU computes at a time
     one_by_one = isinstance(node.part, HarnessPart) and node.part.engine == "transformers"
     idle = gpus_of_worker(node.part, node.launch) if one_by_one else 1
     seconds = work.forward_flops * idle / (mfu * peak * gpus)
@@ -214,8 +214,8 @@ def _seconds(node: Node, work: Work, cluster: Cluster, measured: dict[str, float
 
 
 def _measured_seconds(node: Node, work: Work, known: Known, cluster: Cluster, gpus: int) -> float | None:
-    """Of completions, by the tokens per second and GPU of a worker of their stored result, or of the last
-    run's."""
+    """The seconds of completions, by the tokens per second and GPU of a worker in their stored result or in
+    that of the last run; None without such a measurement, or if an MFU is stated."""
     stated = cluster.mfu != "measured" or node.launch.mfu is not None
     if stated or not isinstance(node.part, CompletionsPart):
         return None

@@ -1,5 +1,5 @@
-"""Memory of a layer in a training step: what it keeps for its backward pass, by recomputation, and what that
-pass adds.
+"""Estimates the memory of a layer in a training step: what it keeps for its backward pass, for each kind of
+recomputation, and what that pass adds.
 
 Shapes: N tokens of a micro-batch on this rank, D width, Q and K widths of queries and keys, F width of the
 feed-forward.
@@ -13,14 +13,14 @@ from typing import Literal
 from specs.model import ModelSpec
 
 Device = Literal["cuda", "cpu"]
-# of apertus_model.model.sparse_attention, which cannot be imported without torch; a test compares them
+# as in apertus_model.model.sparse_attention, which cannot be imported without torch; a test compares both
 BLOCK = 128
 
 
 def mixing(model: ModelSpec, length: float, b: int, tp: int) -> float:
-    """Bytes per token that a mixer of Mamba-2 keeps beside the norms: the inputs of its convolutions and of
-    each of their taps; in float32 four matrices of a chunk, what is multiplied with them and with the states,
-    and three states of each chunk. The number of the former was counted. `length`: of a row, in tokens."""
+    """The bytes per token that a mixer of Mamba-2 keeps besides the norms: the inputs of its convolutions and
+    of each of their taps; in float32, four matrices of a chunk, the tensors multiplied with them and with the
+    states, whose number was counted, and three states of each chunk. `length`: that of a row, in tokens."""
     assert model.mamba is not None
     queries, keys = model.query_dim / tp, model.key_dim / tp
     chunk = min(model.mamba.chunk, length)
@@ -47,12 +47,12 @@ class LayerMemory:
     budget: float  # of `memory_budget`
     resting: bool  # weights have no gradients (LoRA)
     reads: int = 0  # earlier steps of the schedule whose keys and values attention sees as well
-    read_later: bool = False  # whether its own are read by later steps
+    read_later: bool = False  # whether later steps read its own keys and values
     mamba: bool = False  # whether it mixes tokens by Mamba-2
 
     def norm(self, width: float) -> float:
-        """Bytes per token that a norm keeps, beside its result: its input; on CPU the input and, for its
-        weight's gradient, the normed input in float32."""
+        """The bytes per token that a norm keeps besides its result: its input; on CPU, in float32, the input
+        and, for its weight's gradient, the normed input."""
         return ((4 if self.resting else 8) if self.device == "cpu" else self.b) * width
 
     def layer(self) -> float:
@@ -79,9 +79,9 @@ class LayerMemory:
         return self.tokens * (norms + attention + statistics + feed_forward) + masks
 
     def compared(self, by_matrix: bool) -> float:
-        """Bytes that a mixer keeps whose result, or whose matrix, is compared with attention's
-        (`apertus_model.trainer.alignment`), with what it reads. Of matrices of whole rows: scores,
-        decays, their product, and the difference."""
+        """The bytes kept by a mixer whose result, or whose matrix, is compared with that of attention
+        (`apertus_model.trainer.alignment`), including its inputs. A comparison of matrices keeps four of
+        whole rows: scores, decays, their product, and the difference."""
         model, b = self.model, self.b
         read = 2 * b * model.dim + self.norm(model.query_dim + model.key_dim)
         if not by_matrix:
@@ -92,31 +92,32 @@ class LayerMemory:
         return wide + 4 * self.result(by_matrix)
 
     def result(self, by_matrix: bool) -> float:
-        """Bytes of what is compared: the matrices of all heads and rows, or what each token gets."""
+        """The bytes of the compared tensor: the matrices of all heads and rows, or the tokens' outputs."""
         matrix = self.model.n_heads * self.tokens / self.rows
         return 4 * self.tokens * (matrix if by_matrix else self.model.dim)
 
     def mixing(self) -> float:
-        """Bytes per token that a mixer of Mamba-2 keeps beside the norms."""
+        """The bytes per token that a mixer of Mamba-2 keeps besides the norms."""
         return mixing(self.model, self.tokens / self.rows, self.b, self.tp)
 
     @property
     def by_operators(self) -> bool:
-        """Whether no kernel computes attention: those of a GPU refuse a mask where heads share keys."""
+        """Whether no kernel computes attention: GPU kernels refuse a mask if heads share keys."""
         return self.device == "cuda" and self.masked and self.model.n_kv_heads < self.model.n_heads
 
     def mask(self) -> float:
-        """Bytes of the mask that a layer keeps: the CPU's kernel makes an additive one of the boolean one.
-        Sparse attention has one for every head; without a kernel each head keeps its softmax."""
+        """Bytes of the mask that a layer keeps: the CPU's kernel makes an additive mask from the boolean one.
+        Sparse attention has a mask for every head; without a kernel, each head keeps its softmax."""
         one = self.model.attention is None and not self.by_operators
         heads = 1 if one else self.model.n_heads / self.tp
         whole = (self.tokens / self.rows) * self.cp * (1 + self.reads)
         return self.b * heads * self.tokens * whole if self.masked else 0.0
 
     def chosen(self) -> float:
-        """Bytes that sparse attention keeps beside the mask: its result before zeros, or the order of the
-        row, are put in; without a mask also partitions, places and the ways between both orders, int64, and
-        the blocks in both directions, int32. What is left out is counted as kept."""
+        """The bytes that sparse attention keeps besides the mask: its result before zeros are put in, or
+        before it is put in the order of the row; without a mask also partitions, places and the maps between
+        both orders, in int64, and the blocks in both directions, in int32. Tokens that are left out are
+        counted as kept."""
         if self.model.attention is None:
             return 0.0
         kept: float = self.b * self.model.query_dim
@@ -141,23 +142,23 @@ class LayerMemory:
             if self.mamba:  # also products of more than two dimensions
                 chunk = min(model.mamba.chunk if model.mamba else 0, self.tokens / self.rows)
                 kept += 4 * (model.n_heads * chunk + 3 * model.query_dim) / self.tp
-            elif self.device == "cuda":  # what attention gives, and its logarithms
+            elif self.device == "cuda":  # the result of attention, and its logarithms
                 kept += (b * model.query_dim + 4 * model.n_heads) / self.tp
         kept = self.tokens * kept + self.sums()
         return kept + self.budget * (self.layer() - kept) if self.checkpointing == "memory_budget" else kept
 
     def sums(self) -> float:
-        """Bytes that a layer with selective recomputation keeps beside what it would keep without: the sums
-        over tensor-parallel ranks that give attention's and the feed-forward's result, which are not sent
-        again. Only those of sequence parallelism, which are reduce-scatters."""
+        """The bytes that a layer keeps in addition because of selective recomputation: the sums over
+        tensor-parallel ranks that give the results of attention and of the feed-forward, which are not sent
+        again. This holds only for the sums of sequence parallelism, which are reduce-scatters."""
         kept = self.checkpointing == "selective" and self.spread > 1
         return 2 * self.b * self.tokens * self.model.dim / self.spread if kept else 0.0
 
     def backward(self) -> float:
-        """Bytes that a layer's backward pass adds to `kept`, at the derivative of the activation: recomputed
-        tensors, the gradient of the activation and four tensors like it in place of the activation itself
-        (one by the kernel of xIELU, on CUDA), the residual stream's gradient twice, and gradients of matrices
-        in the parameters' precision."""
+        """The bytes that a layer's backward pass adds to `kept` at the derivative of the activation:
+        recomputed tensors, the gradient of the activation and four tensors like it in place of the activation
+        itself (one with the kernel of xIELU, on CUDA), the residual stream's gradient twice, and gradients of
+        matrices in the parameters' precision."""
         model, b = self.model, self.b
         again = self.layer() + self.sums() - self.kept() if self.checkpointing != "none" else 0.0
         if self.checkpointing == "full":

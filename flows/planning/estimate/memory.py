@@ -1,4 +1,4 @@
-"""Memory of one GPU in a training step, by part, from the shapes alone.
+"""Estimates the memory of one GPU in a training step, by part, from the shapes alone.
 
 FSDP shards float32 weights and optimizer states, and gathers weights for computation in the parameters'
 precision, group by group: embedding, each layer, last norm with output projection. The peak of a step is the
@@ -20,7 +20,7 @@ keeps no mask. Not counted: CUDA context, workspaces of libraries and fragmentat
 leaves room.
 
 Shapes: N tokens of a micro-batch on this rank, D width, Q and K widths of queries and keys, F width of the
-feed-forward, V own words.
+feed-forward, V words on this rank.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 from specs.trainable import untouched
 
-# of apertus_model.losses.cross_entropy, which cannot be imported without torch; a test compares them
+# as in apertus_model.losses.cross_entropy, which cannot be imported without torch; a test compares both
 CHUNK_TOKENS = 1024
 # objectives that compute the logits a second time in the backward pass, as that module says
 OF_SCORES = ("qrpo", "dpo", "inverse-rl")
-# elements that its foreach path updates at a time: apertus_model.optimizers.ademamix
+# elements that AdEMAMix's foreach path updates at a time: apertus_model.optimizers.ademamix
 ADEMAMIX_CHUNK = 1 << 27
 # longer sides of a matrix have no eigenbasis in SOAP: pytorch_optimizer's max_preconditioner_dim
 SOAP_LARGEST = 10_000
@@ -53,7 +53,7 @@ SOAP_LARGEST = 10_000
 GATHERED_STAGES = 3
 WIDTH = {"float32": 4, "bfloat16": 2}
 
-# float32 tensors per parameter in the state: of matrices in the layers, and of other parameters.
+# float32 tensors per parameter in the optimizer state: of matrices in the layers, and of other parameters.
 STATES: dict[str, tuple[int, int]] = {
     "ademamix": (3, 3),
     "adamw": (2, 2),
@@ -109,7 +109,7 @@ def parameters(model: ModelSpec, tp: int = 1) -> Parameters:
     mixers = len(model.mamba_layers) / max(1, model.n_layers)  # a pipeline's stages are counted as equal
     matrices = (model.layer_matrices + mixers * model.mamba_matrices) / tp
     table = model.vocab_size * model.dim / tp
-    head = table if model.head == "vocabulary" else float(model.dim)  # which is not divided
+    head = table if model.head == "vocabulary" else float(model.dim)  # a reward head is not divided
     vectors = model.layer_vectors + mixers * model.mamba_vectors / tp
     return Parameters(matrices + vectors, matrices, table, head + model.dim)
 
@@ -117,8 +117,8 @@ def parameters(model: ModelSpec, tp: int = 1) -> Parameters:
 def state_bytes(
     optimizer: OptimizerSpec, matrices: float, others: float, model: ModelSpec, layers: float
 ) -> float:
-    """Bytes of the optimizer's states for parameters in matrices of layers, and others (tables, norms,
-    scalars)."""
+    """The bytes of the optimizer's states for `matrices` parameters in matrices of layers and `others`
+    elsewhere (tables, norms, scalars)."""
     assert optimizer.name is not None, "the planner resolves the optimizer"
     inside, outside = STATES[optimizer.name]
     bases = 0.0
@@ -127,7 +127,7 @@ def state_bytes(
         sides = [(queries, dim), (keys, dim), (keys, dim), (dim, queries), (ffn, dim), (dim, ffn)]
         tables = [(model.vocab_size, dim)] * 2 if others else []
         mixers = layers * len(model.mamba_layers) / model.n_layers if model.n_layers else 0.0
-        mixing = [(queries, dim), (model.n_heads, dim)]  # gates and sizes of steps; then convolutions
+        mixing = [(queries, dim), (model.n_heads, dim)]  # gates and step sizes; then convolutions
         mixing += [(size, model.mamba.conv_width) for size in (queries, keys, keys) if model.mamba]
         squares = [
             number * side**2
@@ -141,8 +141,8 @@ def state_bytes(
 
 
 def state_gradients(model: ModelSpec) -> list[int]:
-    """For every step of the schedule, the states before it whose gradients wait during its backward pass, for
-    the sums of this and of later steps."""
+    """For every step of the schedule, the number of earlier states whose gradients are held during its
+    backward pass, for the sums of this and of later steps."""
     waiting: set[int] = set()
     found = []
     for number, step in reversed(list(enumerate(model.schedule, 1))):
@@ -167,8 +167,8 @@ def layer_runs(layer: LayerMemory, model: ModelSpec) -> list[list[LayerMemory]]:
 
 
 def key_gradients(model: ModelSpec) -> list[int]:
-    """For every step of the schedule, the steps up to it whose keys and values have a gradient that waits
-    during its backward pass, from this and later steps."""
+    """For every step of the schedule, the number of steps up to it whose keys and values have a gradient,
+    from this and later steps, that is held during its backward pass."""
     waiting: set[int] = set()
     found = []
     for number, step in reversed(list(enumerate(model.schedule, 1))):
@@ -179,8 +179,9 @@ def key_gradients(model: ModelSpec) -> list[int]:
 
 
 def busiest_step(model: ModelSpec, runs: list[list[LayerMemory]], state: float) -> tuple[float, float]:
-    """Of the step whose backward pass has the most in memory: the gradients that wait for states, of `state`
-    bytes each, and for keys and values, less what is freed by then; and what a layer adds."""
+    """For the step whose backward pass has the most in memory: the bytes of the held gradients of states, of
+    `state` bytes each, and of keys and values, less what is freed by then; and the bytes that a layer
+    adds."""
     found, freed = [], 0.0
     waiting = zip(model.schedule, runs, state_gradients(model), key_gradients(model), strict=True)
     for step, layers, states, steps in reversed(list(waiting)):
@@ -194,7 +195,7 @@ def busiest_step(model: ModelSpec, runs: list[list[LayerMemory]], state: float) 
 
 class BackwardPass(NamedTuple):
     """Bytes of a rank's gradients and activations when a micro-batch begins its backward pass in a stage, and
-    when that reaches the stage's first layer."""
+    when the pass reaches the stage's first layer."""
 
     gradients: float
     activations: float
@@ -205,9 +206,9 @@ class BackwardPass(NamedTuple):
 def passes_of_one_round(
     parallel: Parallel, rank: int, parameters: list[float], layers: list[int], kept: float
 ) -> list[BackwardPass]:
-    """Where a batch fills an interleaved pipeline once, a stage of a rank has gradients only when the rank's
-    next stage has had all its backward passes. `parameters` and `layers` are by stage; a layer's activations
-    have `kept` bytes."""
+    """The backward passes of a batch that fills an interleaved pipeline once: a stage of a rank then has
+    gradients only after the rank's next stage has finished all its backward passes. `parameters` and `layers`
+    are by stage; a layer's activations have `kept` bytes."""
     found = []
     for stage, first, waiting in backward_passes(parallel, rank):
         waits = sum(number * size for number, size in zip(waiting, layers, strict=True))
@@ -224,7 +225,7 @@ def memory_of_step(segment: Segment, processes: int, device: Device = "cuda") ->
 
 
 def micro_batches_of(segment: Segment, processes: int) -> tuple[int, int]:
-    """Sequences of a micro-batch, and micro-batches of a step, on each data-parallel rank."""
+    """The sequences of a micro-batch, and the micro-batches of a step, on each data-parallel rank."""
     parallel = segment.parallel
     share = segment.global_batch_size * parallel.tp * parallel.cp * parallel.pp // processes
     rows = micro_batch_size(parallel, share // segment.separate_gradients, segment.micro_batch_size) or 1
@@ -242,7 +243,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     layers = sum(own_layers)
     first, last = rank == 0, rank == pp - 1
     b = WIDTH[segment.precision.param]
-    # the only backend that sees keys of earlier steps
+    # sdpa is the only backend that sees keys of earlier steps
     masked = device == "cpu" or segment.attention == "sdpa" or any(step.reads for step in model.schedule)
     spread = tp if parallel.sequence_parallel else 1
     tokens = rows * segment.sequence_length / cp
@@ -260,7 +261,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
         segment.activation_checkpointing,
         segment.memory_budget,
         isinstance(segment, AdaptedSegment) and segment.lora is not None,
-        mamba=pp > 1 and model.mamba is not None,  # a pipeline's layers are counted as if all were
+        mamba=pp > 1 and model.mamba is not None,  # a pipeline's layers are counted as if all were Mamba-2
     )
     count = parameters(model, tp)
     embedding, head = count.embedding * first, count.head * last
@@ -269,7 +270,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     trained_matrices = layers * count.matrices
     if some is not None:
         trained_layer, trained_matrices, embedding, head, trained = some
-        if layer.resting:  # adapters, of which a pipeline's rank has those of its layers
+        if layer.resting:  # adapters: a pipeline's rank has those of its layers
             trained = trained_matrices = layers * trained_layer
             own += trained
     states = state_bytes(
@@ -311,7 +312,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
         returned, working = busiest_step(model, runs, state)
     aligned = segment.objective == "alignment"
     if isinstance(segment, DistillSegment) and aligned:
-        # mixers alone, and no layer depends on another
+        # only mixers run, and no layer depends on another
         mixer, by_matrix = replace(layer, mamba=True), segment.loss.compare == "matrix"
         activations, lowest = len(model.mamba_layers) * mixer.compared(by_matrix), 0.0
         working = ending = 2 * mixer.result(by_matrix)  # their difference, and its gradient
@@ -320,18 +321,19 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     ahead = 1 if single else 2  # a group is gathered while another is computed
     prefetched = copies * b * count.layer * ahead if parallel.reshards else 0.0
     last_layer = 0.0 if piped else prefetched or copies * b * count.layer
-    reducing = 0 if piped or plain else 1  # beside the gradients
-    words = model.vocab_size / tp if model.head == "vocabulary" else 0.0  # of logits; a reward has none
+    reducing = 0 if piped or plain else 1  # whether gradients in reduction are in memory too
+    words = model.vocab_size / tp if model.head == "vocabulary" else 0.0  # of logits; a reward model has none
     table = 4.0 * words * model.dim
     states_gradient = tokens * model.dim * b * last
-    # The float32 sum of the output weight's gradient. Cross-entropy makes it forward, and the graph of a
-    # micro-batch holds it as long as it lives; losses of log-probabilities make it backward, and drop it.
+    # The float32 sum of the output weight's gradient. Cross-entropy makes it in the forward pass, and the
+    # graph of a micro-batch holds it as long as it lives; losses of log-probabilities make it in the backward
+    # pass, and drop it.
     summed_table = table * last * (in_flight[-1] if parallel.pp_schedule == "gpipe" else 1)
     summed_table *= head > model.dim  # unless the norm alone is trained
     kept_table = 0.0 if segment.objective in OF_SCORES else summed_table
     shard = 4.0 * trained / shards
     every = 4.0 * trained if piped else shard
-    # where all micro-batches that a gradient sums wait at once, none has had its backward pass
+    # if all micro-batches that a gradient sums wait at once, none has had its backward pass yet
     summed_batches = micro_batches // segment.separate_gradients
     before = every if sum(in_flight) < summed_batches * len(own_layers) else 0.0
     passes = [BackwardPass(before, activations, every, activations - lowest)]
@@ -341,7 +343,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     # losses of log-probabilities take the tokens of one row at a time
     chunk = min(CHUNK_TOKENS, tokens / rows if segment.objective in OF_SCORES else tokens)
     logits = chunk * words * (4 * chunks(segment) + (b if b == 2 else 0)) * last
-    logits += chunk * model.dim * (4 if device == "cpu" else b) * last * bool(words)  # its states
+    logits += chunk * model.dim * (4 if device == "cpu" else b) * last * bool(words)  # states of the chunk
     largest = max(head, count.matrices / 2) / shards
     teacher = TeacherMemory()
     if last or aligned:
@@ -356,7 +358,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
         ),
         replace(
             base, gradients=before, working=teacher.layer,
-            activations=0.0 if aligned else activations + summed + final,  # it is done before mixers begin
+            activations=0.0 if aligned else activations + summed + final,  # it ends before mixers begin
             communication=buffered + gathered + head_copy + teacher.layers, moment="teacher",
         ),
         replace(
@@ -369,7 +371,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
             update=_update(segment.optimizer, trained / shards, largest, device), moment="update",
         ),
     ]  # fmt: skip
-    not_yet = 4.0 * (embedding + plain * trained_layer) / shards  # of the gradients in a first layer's pass
+    not_yet = 4.0 * (embedding + plain * trained_layer) / shards  # gradients missing in a first layer's pass
     for begun in passes:
         moments += [
             replace(
@@ -389,7 +391,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
             ),
         ]  # fmt: skip
     if (held := (segment.separate_gradients - 1) * shard) > 0:
-        # those of the other sources wait until the last has its own, and all for their sum
+        # gradients of the other sources wait for those of the last source, and all of them for their sum
         moments = [replace(one, gradients=one.gradients + held * (one.moment != "update")) for one in moments]
         sums = replace(base, gradients=held + 2 * shard, update=2 * 4.0 * largest, moment="combination")
         moments.append(sums)
@@ -397,14 +399,14 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
 
 
 def layers_of_rank(n_layers: int, stages: int, pp: int, rank: int) -> list[int]:
-    """Layers of each stage of a rank of the pipeline: process r has stages r, r + pp, r + 2 pp, ..."""
+    """The layer counts of a pipeline rank's stages: process r has stages r, r + pp, r + 2 pp, ..."""
     return stage_layers(n_layers, stages)[rank::pp]
 
 
 def _update(optimizer: OptimizerSpec, trained: float, largest: float, device: Device) -> float:
-    """Bytes of temporaries of the update. AdEMAMix: none on a GPU, where it is one kernel; elsewhere the
-    roots of the second moment and the numerators of a chunk, float32 copies of bfloat16 moments, and bits to
-    round the largest tensor. Others: one tensor like the parameters."""
+    """The bytes of the update's temporaries. AdEMAMix: none on a GPU, where the update is one kernel;
+    elsewhere the roots of the second moment and the numerators of a chunk, float32 copies of bfloat16
+    moments, and bits to round the largest tensor. Other optimizers: one tensor like the parameters."""
     if optimizer.name == "ademamix":
         if device == "cuda":
             return 0.0

@@ -1,4 +1,4 @@
-"""What parts that sample, score completions, or store a teacher's words ask of their models."""
+"""Counts the work of parts that sample, score completions, or store a teacher's predictions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specs.stages.preference_data import (
 
 
 def _prompts(known: Known, node: Node) -> Number:
-    """How many prompts a part with `prompts` has."""
+    """The number of prompts of a `prompts` part."""
     part = cast(PromptsPart, node.part)
     if (stored := known.metric(node, "prompts", same=True)) is not None:
         return Number(stored, "measured")
@@ -55,7 +55,7 @@ def _conversations(known: Known, node: Node, split: str) -> Number:
 
 
 def _sizes(known: Known, node: Node) -> tuple[Number, Number]:
-    """Mean tokens of a prompt and of a completion, of a part with completions."""
+    """The mean tokens of a prompt and of a completion in a part with completions."""
     sampling = cast(CompletionsPart, node.part).sampling
     prompts = known.input(node, "prompts")
     limits = cast(PromptsPart, prompts.part)
@@ -74,8 +74,8 @@ def _sizes(known: Known, node: Node) -> tuple[Number, Number]:
 
 
 def _completions(known: Known, node: Node) -> Work:
-    """vLLM reads a prompt once for all of its completions, transformers once for each; greedy ones are
-    computed once by transformers, and copied."""
+    """The work of sampling. vLLM reads a prompt once for all of its completions, transformers once for each;
+    transformers computes greedy completions once and copies them."""
     sampling = cast(CompletionsPart, node.part).sampling
     model = known.model(node)
     own = sampling.engine == "transformers"
@@ -102,7 +102,7 @@ def _completions(known: Known, node: Node) -> Work:
 
 
 def answers(known: Known, completions: Node) -> tuple[Number, Number]:
-    """Sequences of prompts with their sampled completions, and their mean tokens."""
+    """The number of sequences of a prompt and a sampled completion, and their mean tokens."""
     sampling = cast(CompletionsPart, completions.part).sampling
     prompts, sizes = _prompts(known, known.input(completions, "prompts")), _sizes(known, completions)
     tokens = Number(sum(size.value for size in sizes), weakest(size.source for size in sizes))
@@ -110,8 +110,8 @@ def answers(known: Known, completions: Node) -> tuple[Number, Number]:
 
 
 def _rewards(known: Known, node: Node) -> Work | None:
-    """A model reads every completion after its prompt: two operations per parameter and token. A judge
-    reads what all its questions begin with once, and two completions for a comparison."""
+    """The work of scoring. A model reads every completion after its prompt: two operations per parameter and
+    token. A judge reads the common beginning of its questions once, and two completions for a comparison."""
     reward, prompts = cast(RewardsPart, node.part).reward, known.input(node, "prompts")
     if reward.function is not None:
         return None
@@ -149,7 +149,7 @@ def _labelled_pairs(known: Known, node: Node) -> Work | None:
 
 
 def _reward_model(known: Known, node: Node) -> tuple[float, int]:
-    """Parameters of the model that scores, and bytes of each: by the size of its files, or as
+    """The parameters of the model that scores, and the bytes of each, by the size of its files or as
     declared."""
     reward = cast(RewardsPart, node.part).reward
     if reward.judge is not None and reward.judge.server is not None:
@@ -176,7 +176,7 @@ def _reward_model(known: Known, node: Node) -> tuple[float, int]:
 
 
 def _log_probabilities(known: Known, node: Node) -> Work:
-    """The packed rows of the pairs: two sequences each."""
+    """The work of scoring the packed rows of the pairs, which have two sequences each."""
     part, pairs = cast(LogProbabilitiesPart, node.part), known.input(node, "pairs")
     if not isinstance(pairs.part, PairsPart):
         raise NotCounted("completions with rewards")

@@ -1,14 +1,14 @@
-"""Seconds of a training step, from the shapes alone: the sums of a rehearsal without its operators, so that
-thousands of layouts can be compared.
+"""Estimates the seconds of a training step from the shapes alone: the sums of a rehearsal without its
+operators, so that thousands of layouts can be compared.
 
-A step takes the matrix products, attention and memory-bound operators of a rank, one after the other, the
-collectives that are waited for, and the bubble of the pipeline. FSDP's collectives run beside computation;
-what tensor, context and pipeline parallelism send is waited for, but for what async_tp hides. Rates and their
-sources are those of a rehearsal (`apertus_model.rehearsal.rates`).
+A step takes the time of a rank's matrix products, attention and memory-bound operators, one after the other,
+of the collectives that are waited for, and of the pipeline's bubble. FSDP's collectives overlap with
+computation; those of tensor, context and pipeline parallelism are waited for, except for the time that
+async_tp hides. Rates and their sources are those of a rehearsal (`apertus_model.rehearsal.rates`).
 
 Invariants: a pure function of shapes, layout and rates. `PASSES` and `COMPILED` follow from the operators of
-the model: whoever fuses some of them changes both. `tests/flows/execution/test_rehearsal.py` compares the sum
-with that of a rehearsal. Time of the host is not part of it.
+the model: a change that fuses some of them must change both. `tests/flows/execution/test_rehearsal.py`
+compares the sum with that of a rehearsal. Host time is not included.
 
 Shapes: as in `memory`.
 """
@@ -40,22 +40,23 @@ from specs.stages.training import Segment
 
 
 class Passes(NamedTuple):
-    """How often memory-bound operators read or write a tensor, in elements of the parameters' precision."""
+    """The number of times that memory-bound operators read or write a tensor, in elements of the parameters'
+    precision."""
 
     forward: float
     backward: float
 
 
-# By the width of what they pass over, per layer and token.
+# By the width of the tensors that they read or write, per layer and token.
 PASSES = {
     "residual": Passes(10, 12),  # norms and sums; shared by ranks with sequence parallelism
     "whole": Passes(0, 6),  # gradients that several matrices give their input
-    "heads": Passes(4, 5),  # norm and RoPE of queries and keys, a kernel each
-    "xielu": Passes(2, 3),  # a kernel
+    "heads": Passes(4, 5),  # norm and RoPE of queries and keys, one kernel each
+    "xielu": Passes(2, 3),  # one kernel
     "swiglu": Passes(5, 12),
     "gather": Passes(4, 4),  # sequence parallelism: pieces are copied together before and after an exchange
 }
-# The same of compiled layers, whose operators between two products are one kernel.
+# `PASSES` for compiled layers, whose operators between two products are one kernel.
 COMPILED = {
     "residual": Passes(9, 10),
     "whole": Passes(0, 7),
@@ -64,13 +65,13 @@ COMPILED = {
     "swiglu": Passes(5, 7),
     "gather": PASSES["gather"],
 }
-# Bytes that casts to float8 read or write, per element of what is multiplied, forward and backward: weights,
-# what linear layers read, and the gradients of what they return. A compiler casts an input of several layers
+# Bytes that casts to float8 read or write, per element of a multiplied tensor, forward and backward: weights,
+# inputs of linear layers, and gradients of their outputs. A compiler casts an input of several layers only
 # once. A maximum over a tensor is a pass of its own, unless it is part of the kernel that makes the tensor.
 CASTS = {"weights": Passes(31, 33), "inputs": Passes(31, 33), "gradients": Passes(0, 33)}
 COMPILED_CASTS = {"weights": Passes(5, 6), "inputs": Passes(3.5, 4.5), "gradients": Passes(0, 5)}
 LOGITS = 10.0  # float32 elements that the loss reads or writes, per logit
-DISTILLED = 46.0  # the same of the loss of distillation, per logit of the student
+DISTILLED = 46.0  # `LOGITS` for the distillation loss, per logit of the student
 # bytes per parameter: copies around FSDP's gathers and reductions, and a pipeline's sum over micro-batches
 GATHERED, REDUCED, SUMMED = 4.0, 6.0, 16.0
 
@@ -81,7 +82,7 @@ class StepTime:
 
     compute: float
     waited: float  # collectives that no computation hides
-    bubble: float  # idle time of a pipeline, as a fraction of the others
+    bubble: float  # idle time of a pipeline, as a fraction of the other two
 
     @property
     def total(self) -> float:
@@ -89,7 +90,7 @@ class StepTime:
 
 
 def bubble(parallel: Parallel, micro_batches: int) -> float:
-    """Idle time of a pipeline beside its work (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)."""
+    """The idle time of a pipeline per time of work (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)."""
     return (parallel.pp - 1) / (micro_batches * (parallel.stages // parallel.pp))
 
 
@@ -101,7 +102,7 @@ def of_step(segment: Segment, processes: int, rates: Rates) -> StepTime:
 
 
 def of_rank(segment: Segment, processes: int, rank: int, rates: Rates) -> StepTime:
-    """The same of the GPUs with index `rank` in their pipeline."""
+    """The time of a step on the GPUs with index `rank` in their pipeline."""
     return _Work(segment, processes, rates).rank(rank)
 
 
@@ -123,7 +124,7 @@ class _Work:
         self.trains = not (isinstance(segment, AdaptedSegment) and segment.lora is not None)
         each = processes // parallel.pp // parallel.tp // parallel.cp
         self.shards = each // parallel.dp_replicate * parallel.cp
-        # tokens that attend to each other: a rehearsal's rows are one document, or so many completions
+        # tokens that attend to each other: a rehearsal's row is one document, or `pairs` completions
         pairs = 2 * PAIRS if segment.objective in ("qrpo", "dpo", "bradley-terry") else 1
         self.length = -(-segment.sequence_length // pairs)
 
@@ -133,15 +134,15 @@ class _Work:
         return self.rates.between(kind, size, number, _nodes(number, stride, self.rates.gpus_per_node))
 
     def over_tp(self, kind: str, width: float) -> float:
-        """Of whole tensors with `width` bytes per token."""
+        """The seconds of an exchange of whole tensors with `width` bytes per token."""
         return self._sent(kind, self.tokens * width, self.parallel.tp, 1)
 
     def over_cp(self, kind: str, size: float) -> float:
         return self._sent(kind, size, self.parallel.cp, self.parallel.tp)
 
     def over_fsdp(self, gathered: float, reduced: float) -> float:
-        """Gathers of `gathered` parameters and reductions of `reduced` ones, of both of which a rank would
-        have so many without FSDP."""
+        """The seconds of FSDP's gathers of `gathered` parameters and reductions of `reduced` ones, the
+        numbers that a rank would have without FSDP."""
         tp, replicas = self.parallel.tp, self.parallel.dp_replicate
         seconds = self._sent("all-gather", self.b * gathered, self.shards, tp)
         seconds += self._sent("reduce-scatter", 4 * reduced, self.shards, tp)
@@ -150,7 +151,7 @@ class _Work:
     # Operators.
 
     def product(self, tokens: float, inputs: float, outputs: float, result: float | None = None) -> float:
-        """Of a matrix with `inputs` and `outputs` of this rank. `result`: bytes of what it adds to."""
+        """The seconds of a product with a matrix of this rank. `result`: bytes that it adds to."""
         b = self.b
         moved = b * (tokens * inputs + inputs * outputs + tokens * outputs) + (result or 0.0)
         return self.rates.compute(2 * tokens * inputs * outputs, moved, "matrix", b)
@@ -160,8 +161,8 @@ class _Work:
 
     @cached_property
     def sides(self) -> list[tuple[float, float]]:
-        """Inputs and outputs of a layer's matrices on this rank: queries, keys, values, output; feed-forward,
-        its way back last."""
+        """The inputs and outputs of a layer's matrices on this rank: queries, keys, values, output;
+        feed-forward, with its down projection last."""
         model, tp = self.model, self.parallel.tp
         queries, keys, ffn = model.query_dim / tp, model.key_dim / tp, model.ffn_dim / tp
         sides = [(model.dim, queries), (model.dim, keys), (model.dim, keys), (queries, model.dim)]
@@ -169,7 +170,7 @@ class _Work:
 
     @cached_property
     def products(self) -> list[float]:
-        """Products with these matrices, forward."""
+        """The seconds of the products with the matrices of `sides`, forward."""
         if not self.float8:
             return [self.product(self.tokens, *side) for side in self.sides]
         tokens = self.tokens
@@ -182,7 +183,7 @@ class _Work:
 
     @cached_property
     def matrices(self) -> tuple[float, float]:
-        """Products of a layer, forward, and those of them that selective recomputation repeats."""
+        """The seconds of a layer's products, forward, and of those that selective recomputation repeats."""
         return sum(self.products), sum(self.products[1::2])
 
     def casts(self) -> Passes:
@@ -205,7 +206,7 @@ class _Work:
 
     @cached_property
     def attention(self) -> float:
-        """Scores of a layer, forward; the mean of layers that see different numbers of keys."""
+        """The seconds of a layer's scores, forward; the mean of layers that see different numbers of keys."""
         model, tp, cp = self.model, self.parallel.tp, self.parallel.cp
         seen = model.score_runs / max(1, model.layer_runs)
         flops = 2 * self.tokens * model.scores(self.length) * seen / tp * unmasked(1, cp)
@@ -214,8 +215,8 @@ class _Work:
 
     @cached_property
     def mixing(self) -> float:
-        """What Mamba-2 takes in the place of scores, forward, in the mean of all layers: gates, sizes of
-        steps, and products by chunks in float32, of which each tensor that is kept is written and read."""
+        """The seconds that Mamba-2 takes in place of scores, forward, averaged over all layers: gates, step
+        sizes, and products by chunks in float32, of which each tensor that is kept is written and read."""
         model, tp = self.model, self.parallel.tp
         if model.mamba is None:
             return 0.0
@@ -247,7 +248,7 @@ class _Work:
         )
 
     def layer(self) -> tuple[float, float]:
-        """Computation and waiting of a layer and a micro-batch."""
+        """The seconds of computation and of waiting of a layer, for one micro-batch."""
         products, repeated = self.matrices
         passes, scores = self.passes(), self.attention
         compute = products * (3 if self.trains else 2) + scores * (1 + 5 / 2) + sum(passes) + 3 * self.mixing
@@ -278,8 +279,9 @@ class _Work:
         return seconds
 
     def hidden(self, gather: float, scatter: float) -> float:
-        """Seconds of a layer's exchanges over tensor-parallel ranks beside the products that read or made
-        what is sent. A cast to float8 needs all of its input, and a sum of products is none of them."""
+        """The seconds of a layer's exchanges over tensor-parallel ranks that are hidden by the products that
+        read or made the tensors sent. A cast to float8 needs all of its input, so it hides no gather, and the
+        sum of several products hides nothing."""
         *reads, output = self.products[:4]
         *up, down = self.products[4:]
         parts, repeats, full = self.parallel.tp, self.again != "none", self.again == "full"
@@ -298,9 +300,9 @@ class _Work:
         return found
 
     def output(self) -> tuple[float, float]:
-        """Computation and waiting of output layer and loss, of a micro-batch."""
+        """The seconds of computation and of waiting of output layer and loss, for one micro-batch."""
         model, tp = self.model, self.parallel.tp
-        if model.head == "reward":  # a few products with one vector, beside a layer's
+        if model.head == "reward":  # only a few products with one vector
             return self.moved(6 * self.b * self.tokens * model.dim), 0.0
         words, chunks = model.vocab_size / tp, -(-self.tokens // CHUNK_TOKENS)
         chunk = self.tokens / chunks
@@ -318,8 +320,8 @@ class _Work:
         return compute, waited
 
     def teacher(self) -> tuple[float, float, float]:
-        """Computation, waiting and parameters of the pass of a teacher over a micro-batch: its layers and its
-        logits, forward."""
+        """The seconds of computation and of waiting, and the parameters, of a teacher's forward pass over a
+        micro-batch: its layers and its logits."""
         if (model := teacher_of(self.segment)) is None:
             return 0.0, 0.0, 0.0
         alone = {"model": model, "top_k": 1, "activation_checkpointing": "none", "compile": False}
@@ -332,7 +334,7 @@ class _Work:
         return compute, model.layer_runs * work.layer_exchanges() / 2, held
 
     def rank(self, rank: int) -> StepTime:
-        """A step of the ranks with this index in their pipeline."""
+        """The time of a step on the ranks with this index in their pipeline."""
         model, parallel, count = self.model, self.parallel, self.count
         pp, many = parallel.pp, self.micro_batches
         layers = sum(layers_of_rank(model.n_layers, parallel.stages, pp, rank))
@@ -372,5 +374,5 @@ class _Work:
 
 @cache
 def _nodes(number: int, stride: int, gpus_per_node: int) -> int:
-    """Nodes of a group of ranks that lie `stride` apart."""
+    """The number of nodes of a group of `number` ranks that lie `stride` apart."""
     return len({index * stride // gpus_per_node for index in range(number)})

@@ -4,7 +4,7 @@ A save stops training while a GPU copies its part to host memory, and is written
 
     copy = bytes x dp_replicate / processes / host_bandwidth        upload = bytes / storage_bandwidth
 
-A save waits for the upload of the one before, so the best interval is that of Young and Daly for the copy,
+A save waits for the upload of the previous save, so the best interval is that of Young and Daly for the copy,
 and no shorter than the upload.
 
 Invariant: everything follows from resolved segments, by the engine's rules for saving and pruning
@@ -27,7 +27,7 @@ from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 from specs.units import Duration
 
-NOTICED = 0.01  # fraction of training time that an interval must lose to the best one to be reported
+NOTICED = 0.01  # least fraction of training time lost against the best interval that is reported
 
 
 class Checkpoints(NamedTuple):
@@ -37,24 +37,24 @@ class Checkpoints(NamedTuple):
     written: int
     kept: int  # after the segment has finished
     most: int  # stored at any time, including one that is being written
-    gap: int  # largest number of steps between two
+    gap: int  # largest number of steps between two checkpoints
 
 
 def trained_parameters(segment: Segment) -> int:
-    """Parameters that have gradients."""
+    """The number of parameters that have gradients."""
     some = trained_part(segment)
     return segment.model.parameters if some is None else round(some.total)
 
 
 def weight_bytes(segment: Segment) -> int:
-    """Weights in float32, with the adapters where there are any."""
+    """The bytes of the weights in float32, with any adapters."""
     adapted = isinstance(segment, AdaptedSegment) and segment.lora is not None
     return 4 * (segment.model.parameters + (trained_parameters(segment) if adapted else 0))
 
 
 def checkpoint_bytes(segment: Segment) -> int:
-    """Weights in float32 and the optimizer's states; schedule-free AdamW stores the weights that it trains
-    beside the averaged ones."""
+    """The bytes of the weights in float32 and of the optimizer's states; schedule-free AdamW stores the
+    weights that it trains beside the averaged ones."""
     model, trained = segment.model, trained_parameters(segment)
     some = trained_part(segment)
     matrices = model.n_layers * parameters(model).matrices if some is None else some.matrices
@@ -64,8 +64,8 @@ def checkpoint_bytes(segment: Segment) -> int:
 
 
 def written_steps(segment: Segment, step_seconds: float | None) -> list[int]:
-    """Steps whose checkpoints a segment writes: those that are due, and the end. An interval in time is
-    counted in steps of `step_seconds`; where these are unknown it adds none."""
+    """The steps whose checkpoints a segment writes: those that are due, and the end. An interval in time is
+    counted in steps of `step_seconds`; if this is unknown, the interval adds no steps."""
     begin, end = segment.start_step, segment.end_step
     settings, anomalies = segment.checkpoint, segment.anomalies
     intervals = [
@@ -154,14 +154,14 @@ class Requests(NamedTuple):
 
 
 def _counted(processes: int, size: int) -> Requests:
-    """A checkpoint has a file per process, an index, rows of metrics, and the marker that commits it. A file
-    of at least one part is uploaded in parts, with one request before and one after them and one for the
-    digests of its pieces. The size of each file is read once, and the file is removed when newer checkpoints
-    replace it. docs/object_storage.md has measured numbers."""
+    """The requests of a checkpoint, which has a file per process, an index, rows of metrics, and the marker
+    that commits it. A file of at least one part is uploaded in parts, with one request before and one after
+    them and one for the digests of its pieces. The size of each file is read once, and the file is removed
+    when newer checkpoints replace it. docs/object_storage.md has measured numbers."""
     parts = parts_of(-(-size // processes))
     files = processes + 2
     return Requests(put=processes * (parts + 3 if parts else 1) + 3, get=3, list=2, head=files, delete=files)
 
 
 REQUESTS: Callable[[int, int], Requests] = _counted
-"""(processes, bytes of the checkpoint) -> requests of writing it once."""
+"""Maps (processes, bytes of the checkpoint) to the requests of writing it once."""

@@ -1,9 +1,10 @@
-"""What the loss of distillation adds to the memory and the operations of a step.
+"""Estimates what the distillation loss adds to the memory and the operations of a step.
 
 The teacher is frozen: its weights have the precision of the pass, are sharded like the student's and gathered
 group by group, and it keeps nothing for a backward pass. It reads a micro-batch while the student's output
-layer waits, so that its last layer's pass and the student's activations are in memory together, and then its
-output weight, its last states and the chunks of the loss. In a pipeline, the last process has all of it.
+layer waits, so that the pass of its last layer and the student's activations are in memory together, and
+after that its output weight, its last states and the chunks of the loss. In a pipeline, the last process
+holds the whole teacher.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from specs.model import ModelSpec
 from specs.stages.distill import DistillSegment
 from specs.stages.training import Segment
 
-# (chunk x vocabulary) tensors in float32 of apertus_model.losses.distillation, and of other losses
+# float32 tensors of (chunk x vocabulary) in apertus_model.losses.distillation, and in other losses
 CHUNKS, OTHER_CHUNKS = 4.0, 1.0
-STORED = 1 / 4  # a tensor of the same shape in bytes: which words are stored
+STORED = 1 / 4  # a byte tensor of the same shape that marks the stored words
 
 
 def chunks(segment: Segment) -> float:
-    """Tensors of float32 scores that the loss has at the same time."""
+    """The number of tensors of float32 scores that the loss holds at the same time."""
     if not isinstance(segment, DistillSegment):
         return OTHER_CHUNKS
     return CHUNKS + (STORED if segment.top_k is not None else 0.0)
@@ -36,18 +37,18 @@ class TeacherMemory:
     """Bytes of a teacher on one GPU."""
 
     weights: float = 0.0  # the rank's shard, and a table of positions
-    layers: float = 0.0  # two gathered layers, one of them ahead
+    layers: float = 0.0  # two gathered layers, one of them prefetched
     layer: float = 0.0  # tensors of a layer's pass
     head: float = 0.0  # gathered last norm and output weight
-    states: float = 0.0  # the last ones, before and after the norm
+    states: float = 0.0  # the last hidden states, before and after the norm
 
 
 def teacher_memory(segment: Segment, *, tokens: float, b: int, shards: int, single: bool) -> TeacherMemory:
-    """The memory of the process that computes the loss.
+    """The teacher's memory on the process that computes the loss.
 
     Args:
-        segment: of training.
-        tokens: of a micro-batch on this rank.
+        segment: the training segment.
+        tokens: those of a micro-batch on this rank.
         b: bytes of an element.
         shards: processes that share the weights.
         single: whether the weights are on one process, which gathers nothing.

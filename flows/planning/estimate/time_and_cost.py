@@ -1,4 +1,4 @@
-"""From FLOPs to GPU-hours, wall-clock, energy and cost; and the utilisation of stored runs.
+"""Converts FLOPs to GPU-hours, wall-clock time, energy and cost, and reads the utilisation of stored runs.
 
     GPU-hours = FLOPs / (MFU x peak) / 3600
     seconds   = 3600 GPU-hours / GPUs
@@ -41,7 +41,7 @@ def spent(
 
 
 def used(seconds: float | None, gpus: int, cluster: Cluster | None) -> Spent:
-    """Time and cost of `gpus` GPUs for so many seconds."""
+    """The time and cost of `gpus` GPUs for `seconds` seconds."""
     if cluster is None or seconds is None:
         return Spent()
     hours, price = seconds * gpus / 3600, cluster.price_per_gpu_hour
@@ -54,7 +54,7 @@ def used(seconds: float | None, gpus: int, cluster: Cluster | None) -> Spent:
 
 
 def total(values: Sequence[float | None]) -> float | None:
-    """Their sum; None where one is unknown, or where there is none."""
+    """The sum of the values; None if one is unknown, or if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
 
@@ -67,7 +67,7 @@ class Utilisation(NamedTuple):
 
 
 def utilisation(node: Node, cluster: Cluster | None, measured: dict[str, float]) -> Utilisation:
-    """The MFU with which a segment is planned. `measured`: of stored stages."""
+    """The MFU with which a part is planned. `measured`: that of stored stages."""
     if node.launch.mfu is not None:
         return Utilisation(node.launch.mfu, "stated")
     if cluster is None:
@@ -84,8 +84,9 @@ def utilisation(node: Node, cluster: Cluster | None, measured: dict[str, float])
 def measured_mfu(
     nodes: list[Node], store: Store, cluster: Cluster | None, records: Records
 ) -> dict[str, float]:
-    """By stage, the median over its segments of `tokens_per_second x FLOPs per token / (processes x peak)`,
-    from their stored results, or from those of the parts with their names in the last run of the pipeline."""
+    """The MFU of each stage: the median over its segments of `tokens_per_second x FLOPs per token /
+    (processes x peak)`, from their stored results, or from those of the parts with the same names in the last
+    run of the pipeline."""
     if cluster is None or cluster.mfu != "measured":
         return {}
     found: dict[str, list[float]] = {}
@@ -102,8 +103,8 @@ def measured_mfu(
 
 
 def _speed(store: Store, path: str) -> float | None:
-    """Tokens per second and process from the last manifest of a trajectory; None without one, or where it is
-    damaged."""
+    """The tokens per second and process from the last manifest of a trajectory; None if there is none, or if
+    it is damaged."""
     try:
         steps = Artifact(store, path).manifest_steps()
         if not steps:

@@ -1,4 +1,4 @@
-"""When each part that trains, samples or scores would run, if everything else took no time.
+"""Computes when each part that trains, samples or scores would run if everything else took no time.
 
 Parts begin in the order of the plan, each as soon as its inputs are ready, fewer than `concurrency` others
 are running, and the nodes that it needs are free; while one waits, later ones may start. A run submits them
@@ -16,7 +16,7 @@ from flows.planning.graph import Graph
 
 
 class Span(NamedTuple):
-    """Begin and end of a part, in seconds from the begin of the run."""
+    """The begin and end times of a part, in seconds from the start of the run."""
 
     begin: float
     end: float

@@ -1,5 +1,5 @@
-"""How many parameters of a rank have gradients and optimizer states: all, those of adapters, or those that
-`trainable` names."""
+"""Counts the parameters of a rank that have gradients and optimizer states: all, those of adapters, or those
+that `trainable` names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specs.trainable import MATRICES, trained
 class Trained(NamedTuple):
     """Numbers of trained parameters that one tensor-parallel rank computes with, before FSDP."""
 
-    layer: float  # of the layer that has most
+    layer: float  # of the layer that has the most
     matrices: float  # of all layers, in matrices
     embedding: float
     head: float  # last norm and output projection
@@ -23,7 +23,7 @@ class Trained(NamedTuple):
 
 
 def trained_part(segment: Segment, tp: int = 1) -> Trained | None:
-    """None where every parameter of the model is trained."""
+    """The trained parameters of a segment; None if every parameter of the model is trained."""
     model = segment.model
     lora = segment.lora if isinstance(segment, AdaptedSegment) else None
     if lora is not None:
@@ -48,13 +48,13 @@ def trained_part(segment: Segment, tp: int = 1) -> Trained | None:
 
 
 def _divided(name: str) -> bool:
-    """Whether tensor-parallel ranks share a parameter."""
+    """Whether a parameter is divided among tensor-parallel ranks."""
     tables = ("tok_embeddings.weight", "lm_head.weight")
     return name in tables or any(part in name for part in MATRICES)
 
 
 def adapters(model: ModelSpec, rank: int, targets: Sequence[str]) -> int:
-    """Trained parameters of the adapters of a layer."""
+    """The number of trained parameters of the adapters of a layer."""
     queries, keys, dim, ffn = model.query_dim, model.key_dim, model.dim, model.ffn_dim
     sides = {
         "wq": (dim, queries),

@@ -1,4 +1,4 @@
-"""Estimates of training: of one segment, and of a stage, its segments together.
+"""Estimates of training, for one segment and for a stage with all its segments.
 
 Invariant: a number that depends on machines is None where the recipe has no `cluster:`.
 """
@@ -50,8 +50,8 @@ class PartEstimate:
 
     @property
     def lost_seconds(self) -> float:
-        """Seconds that its interval between checkpoints wastes beyond the best one; 0 for a segment that is
-        shorter than the best one and saves only at its end."""
+        """The seconds that the segment's interval between checkpoints wastes beyond the best interval; 0 for
+        a segment that is shorter than the best interval and saves only at its end."""
         whole, best, lost = self.spent.seconds, self.saving.best, self.saving.lost
         if whole is not None and best is not None and lost is not None and whole >= best:
             return whole * lost
@@ -59,11 +59,11 @@ class PartEstimate:
 
     @property
     def masked_labels(self) -> int:
-        """Labels that the Goldfish loss leaves out, nominally: one in k."""
+        """The nominal number of labels that the Goldfish loss leaves out: one in k."""
         return self.node.tokens // self.segment.goldfish.k if self.segment.goldfish is not None else 0
 
     def to_json(self) -> dict[str, Any]:
-        """Names as in docs/estimates.md."""
+        """The JSON form, with the names of docs/estimates.md."""
         return {
             "name": self.node.name,
             **extent(self.node),
@@ -92,7 +92,7 @@ class StageEstimate:
 
     @property
     def costliest(self) -> PartEstimate:
-        """The segment whose interval between checkpoints wastes most time; the last where that is unknown."""
+        """The segment whose checkpoint interval wastes the most time; the last one if that is unknown."""
         return max(self.parts, key=lambda part: (part.lost_seconds, part.segment.start_step))
 
     @property
@@ -106,11 +106,11 @@ class StageEstimate:
         )
 
     def sum(self, name: str) -> float | None:
-        """Sum of a field of `Spent` over the parts; None where it is unknown for one."""
+        """The sum of a field of `Spent` over the parts; None if it is unknown for one of them."""
         return time_and_cost.total([getattr(part.spent, name) for part in self.parts])
 
     def to_json(self) -> dict[str, Any]:
-        """Names as in docs/estimates.md, which gives the units."""
+        """The JSON form, with the names of docs/estimates.md, which gives the units."""
         first, last = self.parts[0], self.parts[-1]
         segment, limit = last.segment, self.cluster.device.memory if self.cluster else None
         need = self.largest.memory.to_json()

@@ -1,7 +1,7 @@
-"""What a part that samples or scores asks of its model: requests, tokens and FLOPs.
+"""Describes the work that a part asks of its model to sample or score: requests, tokens and FLOPs.
 
-Numbers come from stored results of the part, or of the last run's part with its name (`measured`); from the
-recipe (`declared`); or are the most that its settings allow (`at most`).
+Numbers come from stored results of the part, or of the part with its name in the last run (`measured`); from
+the recipe (`declared`); or are the most that its settings allow (`at most`).
 
 Invariant: a number that nothing states is not guessed: the part is then not counted and says what is missing.
 """
@@ -35,13 +35,13 @@ class Decoding(NamedTuple):
 
     model: ModelSpec
     sequences: float
-    in_flight: int  # at most so many at a time
+    in_flight: int  # the most sequences at a time
     prompt: float  # mean tokens
     tokens: float  # steps of a sequence
 
 
 class Work(NamedTuple):
-    """What one part asks of its model."""
+    """The work that one part asks of its model."""
 
     requests: float = 0  # prompts, sequences or rows
     read: float = 0  # tokens of forward passes, prefill included
@@ -54,7 +54,7 @@ class Work(NamedTuple):
     missing: str = ""  # what is not counted
 
     def __add__(self, other: Work) -> Work:  # type: ignore[override]  # a sum of fields, not of tuples
-        """Both, one after the other, with the width of the first."""
+        """The work of both, one after the other, with the width of the first."""
         return self._replace(
             requests=self.requests + other.requests,
             read=self.read + other.read,
@@ -72,7 +72,7 @@ class Opened(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Requests of a suite of tasks and their tokens, in all."""
+    """The total requests of a suite of tasks, and their tokens."""
 
     requests: float
     read_tokens: float
@@ -80,7 +80,7 @@ class Asked(NamedTuple):
 
 
 class NotCounted(Exception):
-    """The message names the numbers that nothing states."""
+    """An error whose message names the numbers that nothing states."""
 
 
 def weakest(sources: Iterable[str]) -> str:
@@ -88,14 +88,14 @@ def weakest(sources: Iterable[str]) -> str:
 
 
 class Known:
-    """What is known of the parts of a plan."""
+    """The known facts about the parts of a plan."""
 
     def __init__(self, graph: Graph, store: Store, records: Records) -> None:
         self.graph, self.store, self.records = graph, store, records
 
     def manifest(self, node: Node, *, same: bool = False) -> Manifest | None:
-        """Of the stored result of a part, or, unless `same`, of the part with its name in the last run; None
-        without one, or where it is damaged."""
+        """The manifest of the stored result of a part, or, unless `same`, of the part with its name in the
+        last run; None if there is none, or if it is damaged."""
         last = None if same else self.records.last(node.name)
         for path in [node.path, *([last.path] if last is not None else [])]:
             try:
@@ -130,4 +130,4 @@ class Known:
 
 
 Count = Callable[[Known, Node], Work | None]
-"""The work of a part, None for none. Raises NotCounted when a number is not stated."""
+"""Returns the work of a part, None if it has none. Raises NotCounted if a number is not stated."""

@@ -1,4 +1,4 @@
-"""From a checked recipe to the graph of its parts.
+"""Builds the graph of the parts of a checked recipe.
 
 `build` walks the stages, inputs first; each module of this folder resolves one family of kinds.
 

@@ -39,7 +39,7 @@ FIX = (
 
 
 class Builder:
-    """Collects nodes in `graph` and mistakes in `problems`."""
+    """A builder that collects nodes in `graph` and mistakes in `problems`."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Builder:
         kind: str = "",
         **numbers: Any,
     ) -> Node:
-        """Adds a part. `kind` is the part's where it differs from the stage's; the version is that of its
+        """Adds a part. `kind` is that of the part if it differs from the stage's; the version is that of the
         kind."""
         stage = self.pipeline.stages[stage_name]
         kind = kind or stage.kind
@@ -97,7 +97,7 @@ class Builder:
             self.problems.append(found)
 
     def documents(self, name: str) -> Input:
-        """A source, by the digest of its content."""
+        """A source as an input, by the digest of its content."""
         if name not in self.graph.digests:
             source = self.pipeline.sources[name]
             self._digest(
@@ -111,7 +111,8 @@ class Builder:
         return Input("external", self.graph.digests[name], name)
 
     def folder(self, key: str, url: str, include: list[str], path: FieldPath, fix: str) -> Input:
-        """Files of a folder outside the store, by the digest of their content. `key` names the listing."""
+        """Files of a folder outside the store as an input, by the digest of their content. `key` names the
+        listing."""
         try:
             source = SourceSpec(url=url, format="text", include=include)
         except ValueError as error:
@@ -120,7 +121,8 @@ class Builder:
         return self.outside(key, source, path, fix)
 
     def outside(self, key: str, source: SourceSpec, path: FieldPath, fix: str) -> Input:
-        """Files outside the store that are not a source of the recipe, by the digest of their content."""
+        """Files outside the store that are not a source of the recipe, as an input, by the digest of their
+        content."""
         may_be_absent = source.declared is not None or self.pipeline.assumed_inputs.covers(source.url)
         self._digest(key, source.url, source, path, fix, may_be_absent)
         return Input("external", self.graph.digests[key], source.url)
@@ -147,12 +149,12 @@ class Builder:
         self.graph.digests[key] = digest
 
     def unavailable(self, key: str, name: str, source: SourceSpec, reason: str, path: FieldPath) -> None:
-        """Records that a declared input is unavailable. `name` is that of the inputs that read it."""
+        """Records that a declared input is unavailable. `name` is that of the `Input`s that stand for it."""
         self.graph.unavailable[name] = Unavailable(source.url, reason, path, source.declared)
         self.graph.digests[key] = provisional(source)
 
     def part(self, ref: Reference) -> Input:
-        """An artifact that is not a checkpoint: the named part, or the stage's last."""
+        """An artifact that is not a checkpoint: the named part, or the stage's last one."""
         nodes = self.graph.of(ref.stage)
         return reads(
             next(
@@ -193,7 +195,7 @@ class Builder:
         return self.tokenizer_of(next(iter(node.inputs.values())))
 
     def exportable(self, path: FieldPath, trajectory: Trajectory) -> None:
-        """Sampling, tasks and export need the model as a Hugging Face folder."""
+        """Checks that the model can become a Hugging Face folder, which sampling, tasks and export need."""
         if (obstacle := not_representable(trajectory.model)) is not None:
             model = trajectory.model
             if model.attention is not None:
@@ -207,17 +209,17 @@ class Builder:
             self.problem(path, f"the model cannot become a Hugging Face folder: {obstacle}", fix)
 
     def sampled(self, path: FieldPath, model: Node | None, engine: str) -> None:
-        """vLLM runs no code that comes with a model."""
+        """Checks that the engine can sample from the model: vLLM runs no code that comes with a model."""
         part = None if model is None else model.part
         if engine == "vllm" and isinstance(part, ExportPart) and not part.model.stock:
             message = f"vLLM cannot compute model.{_own_part(part.model)}"
             self.problem(path, message, "use engine: transformers.")
 
     def same_tokenizer(self, path: FieldPath, what: str, its: Input, models: Input) -> None:
-        """Token ids mean nothing to a model that was trained with another tokenizer. `models` is its
-        tokenizer, or an imported checkpoint.
+        """Checks that data and model have the same tokenizer: token ids mean nothing to a model that was
+        trained with another one. `models` is the model's tokenizer, or an imported checkpoint.
 
-        Two tokenizers are the same when their tokenizer.json is, however they were made."""
+        Two tokenizers are the same if their tokenizer.json files are, however they were made."""
         if its.fingerprint == models.fingerprint:
             return
         own, wanted = self.tokenizer_digest(its), self.tokenizer_digest(models)
@@ -231,7 +233,7 @@ class Builder:
         self.problem(path, message, f"use data made with {made}.")
 
     def model_folder(self, key: str, model: HubModel, include: list[str], path: FieldPath) -> Input:
-        """Files of a model's folder."""
+        """Files of a model's folder, as an input."""
         if key in self.graph.unavailable:
             return Input("external", self.graph.digests[key], key)
         read = self.folder(key, model.url, include, path, FIX)
@@ -259,8 +261,8 @@ class Builder:
         )
 
     def other_model(self, ref: Reference) -> HubModel | None:
-        """The model of a reference to one of another architecture, which is not trained; None for any other
-        reference."""
+        """The model of a reference, if it is of another architecture, which is not trained; None for any
+        other reference."""
         model = self.graph.models.get(str(ref))
         return model if model is not None and model.model is None else None
 
@@ -330,10 +332,10 @@ def origin(node: Node) -> str | None:
 
 
 def reads(node: Node, step: int | None = None) -> Input:
-    """A part as the input of another; `step` of a checkpoint."""
+    """A part as the input of another part; `step` is that of a checkpoint."""
     return Input(node.kind, node.fingerprint, node.name, node.name, step)
 
 
 def _own_part(model: ModelSpec) -> str:
-    """The field of a model that transformers' class of Apertus does not know."""
+    """The name of the field of a model that the Apertus class of transformers does not know."""
     return model.method[0] if model.method is not None else "mamba"

@@ -1,7 +1,8 @@
-"""Parts of a `classifier` stage, and of the filters whose scores a model gives: sources -> features ->
+"""Parts of a `classifier` stage, and of the filters whose scores come from a model: sources -> features ->
 classifier -> scores.
 
-A folder or file of a model is an input by its content. Its small files are read before anything starts.
+A folder or file of a model is an input, by the digest of its content. Its small files are read before
+anything starts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FOLDER = "name a folder with config.json, safetensors and a tokenizer."
 
 
 def add_classifier(builder: Builder, name: str) -> None:
-    """A part for each source, and one for the classifier."""
+    """Adds a part for each source, and one for the classifier."""
     stage = cast(ClassifierStage, builder.pipeline.stages[name])
     found = [
         (_features(builder, name, source, labelled.label_column), labelled.label)
@@ -58,7 +59,7 @@ def add_classifier(builder: Builder, name: str) -> None:
 
 
 def _features(builder: Builder, name: str, source: str, label_column: str | None) -> Input:
-    """The texts or embeddings of a source, as a part of the stage."""
+    """Adds the texts or embeddings of a source, as a part of the stage."""
     stage = cast(ClassifierStage, builder.pipeline.stages[name])
     spec, training = builder.pipeline.sources[source], stage.training
     columns = [column for column in (label_column, stage.language_column) if column is not None]
@@ -91,13 +92,13 @@ def _features(builder: Builder, name: str, source: str, label_column: str | None
 
 
 def encoder_folder(builder: Builder, stage: str, training: Perceptron) -> Input:
-    """The encoder of a stage."""
+    """The folder of a stage's encoder, as an input."""
     path: FieldPath = ("stages", stage, "training", "encoder")
     return _folder(builder, f"{stage}.encoder", training.encoder, path)
 
 
 def scores(builder: Builder, name: str, source: str) -> dict[str, Input]:
-    """The scores that the filters of a source need, each a part of the stage; by their roles."""
+    """Adds the scores that a source's filters need, each as a part of the stage; returns them by role."""
     stage = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[name])
     found: dict[str, Input] = {}
     for step, chosen in scored(stage.sources[source].filters).items():
@@ -158,8 +159,8 @@ def _scores_part(
 
 
 def _read(builder: Builder, source: str, columns: list[str], files_per_task: int) -> dict[str, Any]:
-    """How a part reads the documents of a source: with these columns only, so that another column that a
-    filter reads changes no fingerprint."""
+    """The fields with which a part reads the documents of a source: with these columns only, so that another
+    column that a filter reads changes no fingerprint."""
     listing = builder.graph.listings.get(source)
     spec = builder.pipeline.sources[source]
     return {
@@ -172,7 +173,7 @@ def _read(builder: Builder, source: str, columns: list[str], files_per_task: int
 def _check_stage(
     builder: Builder, chosen: ScoreFilter, model: ScoreModel, classifier: ClassifierStage, at: FieldPath
 ) -> None:
-    """The label, percentiles and languages that a filter names are those of the stage."""
+    """Checks that the label, percentiles and languages that a filter names are those of the stage."""
     stage = str(model.from_)
     if classifier.labels is not None and model.label not in classifier.labels:
         message = f"'{stage}' has no label '{model.label}'"
@@ -191,7 +192,7 @@ def _check_stage(
 
 
 def _folder(builder: Builder, key: str, url: str, path: FieldPath) -> Input:
-    """A folder of Hugging Face that can be opened: with safetensors and a tokenizer."""
+    """A Hugging Face folder as an input, checked for safetensors, a tokenizer and config.json."""
     found = builder.folder(key, url, CLASSIFIER_FILES, path, FOLDER)
     if (listing := builder.graph.listings.get(key)) is not None:
         names = [file.path for file in listing.files]
@@ -207,7 +208,7 @@ def _folder(builder: Builder, key: str, url: str, path: FieldPath) -> Input:
 
 
 def _check_label(builder: Builder, listing: Listing, model: ScoreModel, path: FieldPath) -> None:
-    """The label is one of `id2label` of config.json."""
+    """Checks that the label is one of `id2label` in config.json."""
     try:
         fs, root = fsspec.core.url_to_fs(listing.url)
         place = f"{root.rstrip('/')}/config.json"

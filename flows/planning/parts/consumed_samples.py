@@ -1,10 +1,10 @@
 """Samples that the ancestors of a segment have drawn from mixtures: counters that continue, and exclusions.
 
-A training segment draws samples [offset, end) of its mixture. The windows of a corpus have one order for all
-mixtures of a seed, sequence length and packing, so those that several mixtures have drawn are a prefix of
-that order, as long as each began after the others. To exclude samples is to begin after them: a segment
-states for every mixture how many samples were drawn, and `apertus_model.data.samples.drawn_before` counts
-them for each corpus.
+A training segment draws samples [offset, end) of its mixture. The windows of a corpus have the same order in
+all mixtures with the same seed, sequence length and packing, so the windows that several mixtures have drawn
+are a prefix of that order, as long as each mixture began after the others. Samples are excluded by beginning
+after them: a segment states for every mixture how many samples were drawn, and
+`apertus_model.data.samples.drawn_before` counts them for each corpus.
 
 Invariant: samples of an excluded stage are drawn again only after the rest of their source. Where that is
 impossible (another order, another length) it is a problem of the recipe, never a silent approximation.
@@ -25,7 +25,7 @@ from specs.stages.mixture import MixturePart, MixtureStage
 from specs.stages.select import SelectPart
 from specs.stages.training import Segment
 
-# segments of training, each with the step up to which it counts, the last one first
+# training segments, each with the step up to which it counts, the last one first
 Ancestry = list[tuple[Node, int]]
 Counters = dict[tuple[str, ...], int]  # samples drawn so far, by `counter`
 DATA = ("mixture", "conversations", "pairs", "log_probabilities", "distinct_prompts")
@@ -63,7 +63,7 @@ def ancestry_of(graph: Graph, node: Node | None, step: int) -> Ancestry:
 
 
 def consumed_until(graph: Graph, node: Node, step: int) -> Counters:
-    """Samples drawn up to a step of a part, by the counters of the segments."""
+    """The number of samples drawn up to a step of a part, by the counters of the segments."""
     consumed: Counters = {}
     current: Node | None = node
     while current is not None and not isinstance(current.part, ImportModelPart):
@@ -93,16 +93,16 @@ def excluded(
     ancestry: Ancestry,
     carried: Ancestry,
 ) -> dict[str, ConsumedSamples]:
-    """The samples after which a segment begins, by fingerprint of the mixtures, its own included if it was
-    drawn from.
+    """The samples after which a segment begins, by fingerprint of the mixture; its own mixture is included if
+    samples were drawn from it.
 
-    Of an excluded stage, the steps in the ancestry of the segment count, or all of them when the stage is not
-    an ancestor. The pieces of an annealed mixture exclude each other.
+    Of an excluded stage, the steps in the ancestry of the segment count, or all steps if the stage is not an
+    ancestor. The pieces of an annealed mixture exclude each other.
 
     Args:
-        at: of the phase, for problems.
+        at: the path of the phase, for problems.
         ancestry: the segments before this one.
-        carried: those of them whose counters continue.
+        carried: the segments of `ancestry` whose counters continue.
     """
     graph = builder.graph
     node = graph.nodes[mixture.node or ""]
@@ -144,7 +144,7 @@ def excluded(
 
 
 def _consumed_in(node: Node, step: int) -> list[ConsumedSamples]:
-    """The samples drawn after `step` steps of a segment: through its own mixture, and before it began."""
+    """The samples drawn up to a step of a segment: through its own mixture, and before the segment began."""
     part = node.part
     if not isinstance(part, Segment) or "mixture" not in node.inputs:
         return []

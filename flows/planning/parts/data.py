@@ -30,7 +30,7 @@ WEB_COLUMNS = ("url", "date")
 
 
 def add_tokenizer(builder: Builder, name: str) -> None:
-    """One part."""
+    """Adds the one part of the stage."""
     stage = cast(TokenizerStage, builder.pipeline.stages[name])
     if stage.from_ is not None:
         vocab_size = stage.vocab_size if "vocab_size" in stage.model_fields_set else None
@@ -53,7 +53,7 @@ def add_tokenizer(builder: Builder, name: str) -> None:
 
 
 def add_corpus(builder: Builder, name: str) -> None:
-    """One part per source, after the parts that its filters name under `not_in`."""
+    """Adds one part per source, after the parts that its filters name under `not_in`."""
     stage, sources = cast(CorpusStage, builder.pipeline.stages[name]), builder.pipeline.sources
 
     def add(source: str, inputs: dict[str, Input]) -> None:
@@ -71,7 +71,7 @@ def add_corpus(builder: Builder, name: str) -> None:
 def _check_columns(
     builder: Builder, stage: str, source: str, process: CorpusSource | ConversationSource
 ) -> None:
-    """A filter on columns that the source's format does not have is a problem, and so is `pii`."""
+    """Adds a problem for each filter, and for `pii`, on columns that the source's format does not have."""
     format_ = builder.pipeline.sources[source].format
     read = set(columns_read(process.filters, process.replaced_only))
     steps: list[tuple[FieldPath, Iterable[str]]] = [
@@ -93,7 +93,7 @@ def _check_columns(
 
 
 def _filter_files(builder: Builder, stage: str, source: str, filters: list[FilterSpec]) -> dict[str, Input]:
-    """Files that filters read, as inputs."""
+    """The files that filters read, as inputs."""
     inputs: dict[str, Input] = {}
     for step, chosen in enumerate(filters):
         path = ("stages", stage, "sources", source, "filters", step)
@@ -104,7 +104,7 @@ def _filter_files(builder: Builder, stage: str, source: str, filters: list[Filte
 
 
 def add_conversations(builder: Builder, name: str) -> None:
-    """One part per source, after the parts that its filters name under `not_in`."""
+    """Adds one part per source, after the parts that its filters name under `not_in`."""
 
     def add(source: str, inputs: dict[str, Input]) -> None:
         inputs |= scores(builder, name, source)
@@ -114,8 +114,8 @@ def add_conversations(builder: Builder, name: str) -> None:
 
 
 def _add_in_order(builder: Builder, name: str, add_part: Callable[[str, dict[str, Input]], None]) -> None:
-    """Has `add_part` add each source of a stage, with the files and parts that its filters read, after those
-    of its sources that they name under `not_in`."""
+    """Calls `add_part` for each source of a stage, with the files and parts that its filters read, after the
+    sources of the stage that these filters name under `not_in`."""
     stage = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[name])
     waiting: list[str] = []
 
@@ -136,7 +136,8 @@ def _add_in_order(builder: Builder, name: str, add_part: Callable[[str, dict[str
         add_part(source, inputs)
 
     def seen(step: FilterSpec, text: str, path: FieldPath) -> Input:
-        """A part under `not_in`. SpecError where parts name each other, or it has not what is compared."""
+        """A part named under `not_in`. SpecError if parts name each other; adds a problem if the part does
+        not store the signatures that are compared."""
         ref = Reference.parse(text)
         other = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[ref.stage])
         source = ref.part or next(iter(other.sources))
@@ -177,8 +178,8 @@ def _add_source(
 
 
 def add_mixture(builder: Builder, name: str) -> None:
-    """One part; when it is annealed, one per piece and one for its end. Sources in the order of their
-    fingerprints."""
+    """Adds one part; for an annealed mixture, one per piece and one for its end. Sources are in the order of
+    their fingerprints."""
     stage = cast(MixtureStage, builder.pipeline.stages[name])
     field = next(field for field in ("weights", "proportional", "learned") if getattr(stage, field))
     further: dict[str, Input] = {}

@@ -1,5 +1,5 @@
-"""The teacher of a `distill` stage: an input of every segment, or a part before it that stores what the
-teacher predicts."""
+"""The teacher of a `distill` stage: an input of every segment, or a part before it that stores the teacher's
+predictions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_teacher(
     fields: dict[str, Any],
 ) -> tuple[dict[str, Input], dict[str, Any]]:
     """The teacher of the segment `name` as an input, and the fields of its kind. `inputs` and `fields` are
-    the others of the segment."""
+    the other inputs and fields of the segment."""
     path = (*phase.path, "teacher")
     teacher, trajectory = builder.checkpoint(stage.teacher, path)
     student = builder.graph.trajectories[phase.name].model

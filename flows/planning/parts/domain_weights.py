@@ -1,4 +1,5 @@
-"""Learned weights: what a `domain_weights` stage learns them of, and the mixtures that draw by them."""
+"""Learned weights: the sources for which a `domain_weights` stage learns them, and the mixtures that draw by
+them."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from specs.units import Reference
 def domain_fields(
     builder: Builder, stage: DomainWeightsStage, phase: Phase, planned: SegmentPlan, mixture: Input
 ) -> dict[str, Any]:
-    """The fields of the kind. Problems: sources that are not drawn equally or are too few, targets that are
-    none of them, and a batch that does not have equally many sequences of each on every process."""
+    """The fields of the kind. Adds problems for sources that are not drawn equally or are too few, for
+    targets that are not among the sources, and for a batch that does not have equally many sequences of each
+    source on every process."""
     sources = corpora(builder.graph, mixture.name)
     _check_mixture(builder, phase, mixture, len(sources))
     names = [source.name for source in sources]
@@ -50,8 +52,8 @@ def domain_fields(
 
 
 def _check_mixture(builder: Builder, phase: Phase, mixture: Input, number: int) -> None:
-    """A step has equally many sequences of every source, and the shares of the mixture must say so: the use
-    of the sources is counted by them."""
+    """Checks that a mixture draws equally from its sources: a step has equally many sequences of every
+    source, and the use of the sources is counted by the shares of the mixture."""
     graph, stage = builder.graph, builder.graph.nodes[mixture.name].stage
     drawn = cast(MixtureStage, builder.pipeline.stages[stage])
     equal = not (drawn.anneal or by_size(graph, mixture.name) or is_learned(graph, mixture.name))

@@ -1,4 +1,4 @@
-"""The part of `evaluate_reward`, after that of the model that it asks."""
+"""The part of `evaluate_reward`, after the part of the model that it asks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specs.stages.evaluate_reward import EvaluateRewardPart, EvaluateRewardStage
 
 
 def add_evaluate_reward(builder: Builder, name: str) -> None:
-    """The evaluation is the last part."""
+    """Adds the parts of the stage, of which the evaluation is the last."""
     stage = cast(EvaluateRewardStage, builder.pipeline.stages[name])
     at: FieldPath = ("stages", name)
     inputs = reward_inputs(builder, name, stage.reward, (*at, "reward"))

@@ -1,6 +1,6 @@
 """Parts of `evaluate_tokenizers`: parallel text -> counts of each tokenizer -> evaluation.
 
-Another tokenizer adds a part that counts, and reruns none of those that there are.
+Another tokenizer adds a part that counts, and reruns none of the existing counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def add_evaluate_tokenizers(builder: Builder, name: str) -> None:
-    """The evaluation is the last part."""
+    """Adds the parts of the stage, of which the evaluation is the last."""
     stage = cast(EvaluateTokenizersStage, builder.pipeline.stages[name])
     text = _text(builder, name, stage)
     inputs = {"text": reads(text)}
@@ -70,8 +70,8 @@ def _check_metric(
     metric: str,
     path: FieldPath,
 ) -> None:
-    """A metric that the evaluation will not have is a problem. Languages that the stage does not state are
-    unknown until the text is read."""
+    """Adds a problem for a metric that the evaluation will not have. Languages that the stage does not state
+    are unknown until the text is read."""
     languages = stage.languages or metric.split("/")[2:3]
     if metric not in part.metrics(stage.tokenizers, languages):
         known = part.metrics(stage.tokenizers, stage.languages or [stage.parity_to])

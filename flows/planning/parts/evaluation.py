@@ -31,12 +31,12 @@ from specs.stages.training import Segment
 from specs.trajectory import Trajectory, candidates
 
 EXTRAPOLATION = 16
-"""Largest ratio of held-out sequences to the model's context: that of Apertus grows from 4,096 to 65,536
-tokens, and the earlier model is measured at the length of the later one."""
+"""The largest ratio of the length of held-out sequences to the model's context: the context of Apertus grows
+from 4,096 to 65,536 tokens, and the earlier model is measured at the length of the later one."""
 
 
 def add_evaluate(builder: Builder, name: str) -> None:
-    """The evaluation is the last part, after those that generate answers or run tasks."""
+    """Adds the parts that generate answers or run tasks, and the evaluation as the last part."""
     stage = cast(EvaluateStage, builder.pipeline.stages[name])
     at: FieldPath = ("stages", name)
     if (other := builder.other_model(stage.from_)) is not None:
@@ -83,7 +83,7 @@ def add_evaluate(builder: Builder, name: str) -> None:
 
 
 def _add_other(builder: Builder, name: str, stage: EvaluateStage, model: HubModel) -> None:
-    """The evaluation of a model of another architecture, which the training engine does not load."""
+    """Adds the evaluation of a model of another architecture, which the training engine does not load."""
     at: FieldPath = ("stages", name)
     folder = builder.kept_folder(stage.from_, name, (*at, "from"))
     inputs: dict[str, Input] = {}
@@ -107,7 +107,7 @@ def _add_other(builder: Builder, name: str, stage: EvaluateStage, model: HubMode
 
 
 def _against_name(inputs: dict[str, Input]) -> str:
-    """Of the model that an evaluation is compared with; of its evaluation where it has no checkpoint."""
+    """The name of the model that an evaluation is compared with, or else of the model's evaluation."""
     read = inputs.get("against_checkpoint") or inputs.get("against")
     return read.name if read else ""
 
@@ -123,7 +123,7 @@ def _add_gated(
 
 
 def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPath) -> None:
-    """A metric that the evaluation will not have is a problem."""
+    """Adds a problem for a metric that the evaluation will not have."""
     stage = cast(EvaluateStage, builder.pipeline.stages[evaluation.stage])
     suites = {
         role.removeprefix(SUITE): builder.suite_metrics.get(read.name)
@@ -131,7 +131,7 @@ def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPa
         if role.startswith(SUITE)
     }
     if (suite := suite_of(stage, metric)) is not None and suites[suite] is None:
-        return  # where the harness is not installed
+        return  # the harness is not installed
     known = [*_metrics(builder, stage, evaluation), *chain.from_iterable(filter(None, suites.values()))]
     if not is_known(metric, known):
         builder.problem(
@@ -176,8 +176,8 @@ def _exposed(builder: Builder, memorisation: Memorisation | None) -> Canaries | 
 
 
 def _check_probes(builder: Builder, memorisation: Memorisation, path: FieldPath) -> None:
-    """A probe shorter than offset, prefix and suffix together measures nothing. Lengths of planted documents
-    are unknown until they are tokenised."""
+    """Adds a problem for probes shorter than offset, prefix and suffix together, which measure nothing.
+    Lengths of planted documents are unknown until they are tokenised."""
     repeats = _probed(builder, memorisation).repeats
     if memorisation.planted is not None or repeats is None:
         return
@@ -191,8 +191,8 @@ def _check_probes(builder: Builder, memorisation: Memorisation, path: FieldPath)
 
 
 def _check_length(builder: Builder, length: int | None, trajectory: Trajectory, path: FieldPath) -> None:
-    """Sequences far beyond the model's context measure nothing, and need memory with the square of their
-    length."""
+    """Adds a problem for sequences far beyond the model's context, which measure nothing and need memory that
+    grows with the square of their length."""
     context, limit = trajectory.context_length, EXTRAPOLATION * trajectory.context_length
     if length is not None and length > limit:
         trained = f"the model was trained on {context:,} at most"
@@ -201,7 +201,7 @@ def _check_length(builder: Builder, length: int | None, trajectory: Trajectory, 
 
 
 def _length(builder: Builder, stage: EvaluateStage, trajectory: Trajectory) -> int:
-    """Length of the held-out sequences: the stage's, else that of the evaluation in `against`, else the
+    """The length of the held-out sequences: the stage's, else that of the evaluation in `against`, else the
     model's."""
     if stage.sequence_length is not None or stage.against is None:
         return stage.sequence_length or trajectory.sequence_length
@@ -209,7 +209,8 @@ def _length(builder: Builder, stage: EvaluateStage, trajectory: Trajectory) -> i
 
 
 def _continuations(builder: Builder, name: str, memorisation: Memorisation, model: Node) -> dict[str, Input]:
-    """The probes, and their continuations by the `model`, a part for each way of decoding."""
+    """The inputs for memorisation: the probes, and their continuations by `model`, one part for each way of
+    decoding."""
     probes = builder.part(memorisation.probes)
     inputs = {"probes": probes}
     for decoding, sampling in memorisation.decodings.items():
@@ -229,7 +230,8 @@ def _continuations(builder: Builder, name: str, memorisation: Memorisation, mode
 def _generation(
     builder: Builder, name: str, stage: EvaluateStage, model: Node, checkpoint: Input | None, context: int
 ) -> dict[str, Input]:
-    """Prompts, answers of the `model` and their rewards. Without a `checkpoint` it has another tokenizer."""
+    """The inputs for generation: prompts, answers of `model` and their rewards. Without a `checkpoint`, the
+    model has another tokenizer."""
     generation = stage.generation
     assert generation is not None
     at: FieldPath = ("stages", name, "generation")
@@ -259,8 +261,8 @@ def _generation(
 
 
 def _max_tokens(builder: Builder, stage: EvaluateStage, context: int) -> int:
-    """Most tokens of a prompt and its answer, in the tokenizer of the conversations: those of the evaluation
-    in `against`, so that both answer the same prompts."""
+    """The most tokens of a prompt and its answer, in the tokenizer of the conversations: as many as in the
+    evaluation in `against`, so that both answer the same prompts."""
     if stage.against is None:
         return context
     read = builder.graph.nodes[stage.against.stage].inputs.get("prompts")
@@ -270,8 +272,9 @@ def _max_tokens(builder: Builder, stage: EvaluateStage, context: int) -> int:
 def _compare(
     builder: Builder, name: str, stage: EvaluateStage, inputs: dict[str, Input]
 ) -> Trajectory | None:
-    """Adds what the stage is compared with to `inputs`. Answers can be compared when prompts and sampling
-    are the same. None where one of the two models is of another architecture, which has no divergence."""
+    """Adds the results that the stage is compared with to `inputs`, and returns the trajectory of the other
+    model. Answers can be compared if prompts and sampling are the same. None if one of the two models is of
+    another architecture, which has no divergence."""
     assert stage.against is not None
     path: FieldPath = ("stages", name, "against")
     other = builder.graph.nodes[stage.against.stage]
@@ -306,7 +309,7 @@ def _compare(
 
 
 def add_probe(builder: Builder, name: str) -> None:
-    """One part."""
+    """Adds the one part of the stage."""
     stage = cast(ProbeStage, builder.pipeline.stages[name])
     at: FieldPath = ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
@@ -327,7 +330,7 @@ def add_probe(builder: Builder, name: str) -> None:
 
 
 def add_select(builder: Builder, name: str) -> None:
-    """One part, which reads the metrics; stages that start from it read the chosen checkpoint itself."""
+    """Adds one part, which reads the metrics; stages that start from it read the chosen checkpoint itself."""
     stage = cast(SelectStage, builder.pipeline.stages[name])
     among = [builder.checkpoint(ref, path) for path, ref in candidates(builder.pipeline, name)]
     read = [checkpoint for checkpoint, _ in among]
@@ -352,7 +355,7 @@ def add_select(builder: Builder, name: str) -> None:
 
 
 def _check_losses(builder: Builder, name: str, stage: SelectStage, read: list[Input]) -> None:
-    """The held-out loss by which checkpoints are compared must be measured at the step of each."""
+    """Checks that the held-out loss by which checkpoints are compared is measured at the step of each."""
     wanted = stage.metric.removeprefix("val_loss").removeprefix("/")
     for index, (ref, checkpoint) in enumerate(zip(stage.checkpoints, read, strict=True)):
         node = builder.graph.nodes[checkpoint.name]
@@ -374,7 +377,7 @@ def _check_losses(builder: Builder, name: str, stage: SelectStage, read: list[In
 
 
 def add_export(builder: Builder, name: str) -> None:
-    """One part."""
+    """Adds the one part of the stage."""
     stage = cast(ExportStage, builder.pipeline.stages[name])
     path: FieldPath = ("stages", name, "from")
     checkpoint, trajectory = builder.checkpoint(stage.from_, path)

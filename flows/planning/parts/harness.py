@@ -1,7 +1,8 @@
-"""Parts of the suites of tasks of an evaluation: each task and all that it needs is looked up before anything
-starts.
+"""Parts of the suites of tasks of an evaluation. Each task and everything that it needs are looked up before
+anything starts.
 
-Invariant: torch and the harness are not imported; task files and the listing of data sets say what there is.
+Invariant: torch and the harness are not imported; the task files and the listing of data sets say which tasks
+and data exist.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ EXTRA = "lm-evaluation-harness"
 def add_harness(
     builder: Builder, name: str, stage: EvaluateStage, model: Input, chat: bool
 ) -> dict[str, Input]:
-    """A part for each suite, as inputs of the evaluation by their roles. `chat`: the model has a chat
-    template."""
+    """Adds a part for each suite, and returns these as inputs of the evaluation by role. `chat`: whether the
+    model has a chat template."""
     harness = stage.harness
     assert harness is not None, "the caller has seen it"
     at: FieldPath = ("stages", name, "harness")
@@ -86,7 +87,7 @@ def _check_template(builder: Builder, path: FieldPath, suite: Suite, chat: bool)
 
 
 def _story(name: str, suites: dict[str, Suite], needs: _Found) -> str:
-    """What a suite asks, for the plan."""
+    """A note for the plan on the tasks of each suite."""
     messages = []
     for key, suite in suites.items():
         count = f"{len(needs.tasks[key])} tasks" if key in needs.tasks else "tasks that are not looked up"
@@ -103,14 +104,14 @@ def _story(name: str, suites: dict[str, Suite], needs: _Found) -> str:
 
 @dataclass
 class _Found:
-    """What the suites of a stage need."""
+    """The tasks of a stage's suites, and the data that they need."""
 
     tasks: dict[str, list[Needs]] = field(default_factory=dict)  # by suite
-    members: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by suite: those of each name
+    members: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by suite: the tasks of each name
     metrics: dict[str, list[str]] = field(default_factory=dict)  # by suite
     tags: dict[str, list[str]] = field(default_factory=dict)  # by suite: names that are tags
     data: dict[str, Input] = field(default_factory=dict)  # by data set
-    unknown: Input | None = None  # where the harness is not installed
+    unknown: Input | None = None  # the stand-in when the harness is not installed
 
     def inputs(self, suite: str) -> dict[str, Input]:
         """The data sets of one suite."""
@@ -149,13 +150,13 @@ class _Checked:
         return [task for tasks in self.needs.tasks.values() for task in tasks]
 
     def _not_installed(self) -> Input:
-        """A place for the data of tasks that are unknown: no fingerprint can be made."""
+        """A stand-in for the data of unknown tasks, of which no fingerprint can be made."""
         reason = "it is not installed, so no task is looked up: pip install 'apertus[harness]'"
         self.builder.graph.unavailable[EXTRA] = Unavailable(EXTRA, reason, (*self.at, "suites"))
         return Input("external", provisional(SourceSpec(url=EXTRA, format="text")), EXTRA)
 
     def _catalogue(self, scratch: Path) -> Catalogue:
-        """The tasks that there are, own ones first. HarnessError for own ones that may not be run."""
+        """The available tasks, own ones first. HarnessError for own tasks that may not be run."""
         include = self.harness.include
         if include is None or f"{self.at[1]}.tasks" not in self.builder.graph.listings:
             return Catalogue()
@@ -184,7 +185,7 @@ class _Checked:
             self.needs.tags[key] = [name for name in known if catalogue.is_tag(name)]
 
     def _data(self, names: list[str]) -> None:
-        """The data sets as inputs; one problem for all missing ones."""
+        """Looks up the data sets as inputs, and adds one problem for all that are missing."""
         datasets, builder = self.harness.datasets, self.builder
         path: FieldPath = (*self.at, "datasets")
         if datasets is None:
@@ -216,7 +217,7 @@ class _Checked:
             self._tell(datasets)
 
     def _lacks(self, name: str, source: SourceSpec) -> str | None:
-        """What is missing of a data set; None when all is there."""
+        """Something that is missing from a data set; None if it is complete."""
         if not self.builder.ask_network and not is_local(source.url):
             return None
         try:
@@ -225,7 +226,7 @@ class _Checked:
             return "not there"
 
     def _incomplete(self, name: str, listing: Listing) -> str | None:
-        """What the tasks need and a data set lacks."""
+        """Something that the tasks need and a data set lacks; None if it is complete."""
         snapshot = Snapshot(listing)
         paths = {one.path for one in listing.files}
         if name == NLTK:
@@ -242,7 +243,7 @@ class _Checked:
         return None
 
     def _tell(self, datasets: str) -> None:
-        """One problem with all that is to be fetched."""
+        """Adds one problem with all data sets to fetch."""
         lines = [f"{name}: {what}" for name, what in self._unfetched.items()]
         commands = [fetch_command(name, self._all, datasets) for name in self._unfetched]
         message = f"{len(lines)} data sets of the tasks are not in {datasets}:\n  " + "\n  ".join(lines)
@@ -251,7 +252,7 @@ class _Checked:
         self.builder.problem((*self.at, "datasets"), message, fix)
 
     def _refuse(self, key: str, suite: Suite) -> None:
-        """Problems for tasks that cannot be run, one for each reason."""
+        """Adds problems for tasks that cannot be run, one for each reason."""
         path = (*self.at, "suites", key, "tasks")
         tasks = self.needs.tasks.get(key, [])
         reasons: dict[tuple[str, str], list[str]] = {}
@@ -287,6 +288,6 @@ def _some(names: Iterable[str]) -> str:
 
 
 def suite_of(stage: EvaluateStage, metric: str) -> str | None:
-    """The suite that a metric is of; None for a metric of no suite."""
+    """The suite that a metric belongs to; None for a metric of no suite."""
     suite = metric.partition("/")[0]
     return suite if stage.harness and suite in stage.harness.suites else None

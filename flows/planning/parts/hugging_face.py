@@ -1,7 +1,7 @@
-"""Parts of a Hugging Face model that a stage starts from: its weights as a checkpoint, and its tokenizer; of
-another architecture than Apertus, its folder as it is.
+"""Parts of a Hugging Face model that a stage starts from: its weights as a checkpoint, and its tokenizer; for
+an architecture other than Apertus, its folder as it is.
 
-They belong to the stage that names the model. Two stages that name the same one share them, as duplicates.
+They belong to the stage that names the model. Two stages that name the same model share them, as duplicates.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from specs.units import Reference
 
 
 def open_models(builder: Builder) -> dict[str, HubModel]:
-    """All Hugging Face models that a recipe names. A mistake in one is a problem at the field that names it
-    first."""
+    """All Hugging Face models that a recipe names. A mistake in a model is a problem at the first field that
+    names it."""
     found: dict[str, HubModel] = {}
     tried: set[str] = set()
     for name, stage in builder.pipeline.stages.items():
@@ -49,7 +49,8 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
 
 
 def check_other_models(builder: Builder) -> None:
-    """A model of another architecture answers prompts and does tasks; every other use is a problem."""
+    """Adds a problem for each use of a model of another architecture other than answering prompts and doing
+    tasks."""
     can = (
         "it can be sampled from (preference_data: sampler, generators), evaluated (evaluate: generation,"
         " harness) and asked as a judge of answers (reward: judge)"
@@ -79,7 +80,7 @@ def check_other_models(builder: Builder) -> None:
 
 
 def _check_evaluated(builder: Builder, name: str, stage: EvaluateStage, what: str) -> None:
-    """What an evaluation of another architecture measures: answers and tasks."""
+    """Adds a problem for each measurement of another architecture beyond answers and tasks."""
     at: FieldPath = ("stages", name)
     for field in ("sources", "by_position", "memorisation"):
         if getattr(stage, field):
@@ -91,7 +92,7 @@ def _check_evaluated(builder: Builder, name: str, stage: EvaluateStage, what: st
 def _absent(
     builder: Builder, ref: Reference, declared: DeclaredModel, reason: str, path: FieldPath
 ) -> HubModel:
-    """The model that a plan uses for a declared and unavailable one."""
+    """The model that a plan uses in place of a declared model that is unavailable."""
     for name in (str(ref), f"{ref}{TOKENIZER}"):
         builder.unavailable(name, name, SourceSpec(url=name, format="text"), reason, path)
     return HubModel(

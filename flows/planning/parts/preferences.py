@@ -36,7 +36,7 @@ from specs.units import Reference
 
 
 def add_preference_data(builder: Builder, name: str) -> None:
-    """Six parts, and two for each generator; each is an artifact."""
+    """Adds six parts, and two for each generator; each part is an artifact."""
     stage = cast(PreferenceDataStage, builder.pipeline.stages[name])
     at: FieldPath = ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
@@ -86,7 +86,7 @@ def add_preference_data(builder: Builder, name: str) -> None:
 
 
 def add_rewarded_completions(builder: Builder, name: str) -> None:
-    """Two parts: the completions with their quantiles, and their log-probabilities."""
+    """Adds two parts: the completions with their quantiles, and their log-probabilities."""
     stage, at = cast(RewardedCompletionsStage, builder.pipeline.stages[name]), ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
     length = stage.sequence_length or trajectory.sequence_length
@@ -107,7 +107,7 @@ def add_rewarded_completions(builder: Builder, name: str) -> None:
 def add_log_probabilities(
     builder: Builder, name: str, pairs: Node, checkpoint: Input, trajectory: Trajectory
 ) -> None:
-    """The log-probabilities of a set under the model of its stage."""
+    """Adds the log-probabilities of a set under the model of its stage."""
     stage = cast(PreferenceSet, builder.pipeline.stages[name])
     part = LogProbabilitiesPart(
         model=trajectory.model,
@@ -129,8 +129,8 @@ def _sampler(
     checkpoint: Input,
     part_name: str = "model",
 ) -> Node:
-    """The folder of a model that answers in place of that of `from`, whose checkpoint is given. `room`: the
-    field of the tokens that it may sample."""
+    """The folder of a model that answers in place of the model of `from`, whose checkpoint is given. `room`:
+    the path of the field that states how many tokens it may sample."""
     if ref.hugging_face is not None:
         check_asked(builder, at, ref)
         check_room(builder, room, sampling, builder.graph.models[str(ref)].context, f"the context of '{ref}'")
@@ -144,7 +144,7 @@ def _sampler(
 def _add_generator(
     builder: Builder, name: str, key: str, max_tokens: int, checkpoint: Input, prompts: Node
 ) -> Node:
-    """The completions of one generator."""
+    """Adds the completions of one generator."""
     at: FieldPath = ("stages", name, "generators", key)
     generator = cast(PreferenceDataStage, builder.pipeline.stages[name]).generators[key]
     sampling, room = generator.completions, (*at, "completions", "max_new_tokens")
@@ -163,7 +163,7 @@ def _add_generator(
 
 
 def check_asked(builder: Builder, path: FieldPath, ref: Reference) -> None:
-    """A model of another architecture is asked by its own chat template."""
+    """Checks that a model of another architecture has a chat template, with which it is asked."""
     model = builder.graph.models[str(ref)]
     if not model.chat and model.model is None:
         message = f"'{ref}' has no chat template, so it cannot be asked"
@@ -172,7 +172,8 @@ def check_asked(builder: Builder, path: FieldPath, ref: Reference) -> None:
 
 
 def _check_pairs(builder: Builder, stage: PreferenceDataStage, at: FieldPath) -> None:
-    """The rule for pairs (`apertus_model.data.choice`) needs two sampled completions, and two that differ."""
+    """Checks that prompts can have pairs: the rule for pairs (`apertus_model.data.choice`) needs two sampled
+    completions, and two completions that differ."""
     sampling = stage.completions
     if sampling.n < 2:
         message = f"no prompt has a pair with {sampling.n} sampled completion, even with offline ones"
@@ -183,7 +184,7 @@ def _check_pairs(builder: Builder, stage: PreferenceDataStage, at: FieldPath) ->
 
 
 def check_room(builder: Builder, path: FieldPath, sampling: Sampling, room: int, what: str) -> None:
-    """A prompt and its completion share `room` tokens; a prompt has at least one."""
+    """Checks that a prompt has room for at least one token: it shares `room` tokens with its completion."""
     if sampling.max_new_tokens >= room:
         message = f"max_new_tokens {sampling.max_new_tokens:,} leaves no room for a prompt in {what} {room:,}"
         builder.problem(path, message, f"state max_new_tokens below {room}, or a larger {what}.")
@@ -197,8 +198,8 @@ def add_prompts(
     checkpoint: Input | None,
     part: PromptsPart,
 ) -> Node:
-    """The prompts of a stage, from conversations made with the model's tokenizer. Without a `checkpoint`, the
-    model has another tokenizer, and the prompts keep that of the conversations."""
+    """Adds the prompts of a stage, from conversations made with the model's tokenizer. Without a
+    `checkpoint`, the model has another tokenizer, and the prompts keep that of the conversations."""
     inputs = _conversations(builder, sources, path, checkpoint)
     return builder.node(f"{name}/prompts", name, part, inputs, kind="prompts")
 
@@ -206,7 +207,7 @@ def add_prompts(
 def _conversations(
     builder: Builder, sources: list[Reference], path: FieldPath, checkpoint: Input | None
 ) -> dict[str, Input]:
-    """Conversations of one tokenizer, that of the checkpoint if there is one, and the tokenizer."""
+    """Conversations of one tokenizer, that of any given checkpoint, and the tokenizer."""
     chosen = sorted((builder.part(source) for source in sources), key=lambda read: read.fingerprint)
     tokenizer = builder.tokenizer_of(chosen[0] if checkpoint is None else checkpoint)
     for read in chosen:
@@ -217,8 +218,8 @@ def _conversations(
 def add_model(
     builder: Builder, name: str, checkpoint: Input, trajectory: Trajectory, part_name: str = "model"
 ) -> Node:
-    """The checkpoint as a Hugging Face folder; the same artifact as that of an `export` stage with default
-    settings."""
+    """Adds the checkpoint as a Hugging Face folder, which is the same artifact as that of an `export` stage
+    with default settings."""
     builder.exportable(("stages", name, "from"), trajectory)
     defaults = ExportStage.model_fields
     part = ExportPart(
@@ -244,8 +245,8 @@ def add_completions(
     personas: Personas | None = None,
     persona_files: Input | None = None,
 ) -> Node:
-    """Completions of the prompts by an exported checkpoint, by the folder of any model, or, without a
-    `model`, by one that only a server has."""
+    """Adds completions of the prompts by an exported checkpoint, by the folder of any model, or, without a
+    `model`, by a model that only a server has."""
     builder.sampled(("stages", name), model, sampling.engine)
     part = CompletionsPart(sampling=sampling, personas=personas, prompts_per_unit=_per_unit(prompts))
     inputs = {} if model is None else {"model": reads(model)}
@@ -266,7 +267,7 @@ def add_rewards(
     completions: Node,
     generated: dict[str, Input] | None = None,
 ) -> Node:
-    """Rewards of all completions of the prompts, offline and sampled."""
+    """Adds the rewards of all completions of the prompts, offline and sampled."""
     inputs = {
         "prompts": reads(prompts),
         "completions": reads(completions),
@@ -282,7 +283,7 @@ def add_rewards(
 
 
 def reward_inputs(builder: Builder, name: str, reward: RewardSpec, path: FieldPath) -> dict[str, Input]:
-    """What a reward reads beside completions: its model, and the constitution of a judge."""
+    """The inputs of a reward besides completions: its model, and the constitution of a judge."""
     if reward.judge is not None:
         return _judge_inputs(builder, name, reward, reward.judge, path)
     if reward.model is not None:
@@ -333,8 +334,8 @@ def _per_unit(prompts: Node) -> int:
 
 
 def preference_inputs(builder: Builder, stage: PreferenceTraining, phase: Phase) -> dict[str, Input]:
-    """The pairs of each set (or its completions by themselves) and their log-probabilities; of several sets,
-    also which pairs are trained on, in a part of the stage."""
+    """The pairs of each set (or its single completions) and their log-probabilities; for several sets, also a
+    part of the stage that says which pairs are trained on."""
     several = len(stage.preferences) > 1
     inputs: dict[str, Input] = {}
     for number, name in enumerate(stage.preferences):
@@ -355,11 +356,11 @@ def preference_inputs(builder: Builder, stage: PreferenceTraining, phase: Phase)
 
 
 def check_preferences(builder: Builder, stage: PreferenceTraining, phase: Phase, parent: Input) -> None:
-    """The reference of the loss must be the model that training begins with, and its log-probabilities must
-    be of the sequences that are trained on. Sets do not share their prompts."""
+    """Checks that the reference of the loss is the model that training begins with, that its
+    log-probabilities are of the sequences that are trained on, and that sets do not share their prompts."""
     at = phase.path
     trajectory = builder.graph.trajectories[phase.name]
-    owners: dict[str, str] = {}  # of conversations: the first set with prompts from them
+    owners: dict[str, str] = {}  # conversations -> the first set with prompts from them
     for name in stage.preferences:
         reference = _of_kind(builder, name, "log_probabilities")
         checkpoint, part = reference.inputs["checkpoint"], reference.part

@@ -44,7 +44,7 @@ FIELDS = {"mixture": "mixture", "pairs": "preferences"}
 
 
 def add_training(builder: Builder, name: str) -> None:
-    """A chain of segments per phase."""
+    """Adds a chain of segments per phase."""
     stage = cast(TrainingStage, builder.pipeline.stages[name])
     for phase in stage.phases(name):
         if phase.name in builder.graph.trajectories:
@@ -205,8 +205,8 @@ def add_labelled_pairs(
     max_tokens: int,
     margin: str | None = None,
 ) -> tuple[Input, list[str]]:
-    """The pairs of conversations as tokens, and the names of the conversations in the order of the part; once
-    per stage."""
+    """Adds the pairs of conversations as tokens, once per stage; also returns the names of the conversations
+    in the order of the part."""
     read = sorted((builder.part(source) for source in sources), key=lambda one: one.fingerprint)
     names = [one.name for one in read]
     if (existing := builder.graph.nodes.get(f"{name}/pairs")) is not None:
@@ -220,8 +220,8 @@ def add_labelled_pairs(
 
 
 def _packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajectory) -> dict[str, Input]:
-    """The rows of packed documents: for best-fit packing, a part of the stage per corpus, shared by its
-    phases."""
+    """The rows of packed documents, for best-fit packing only: one part per corpus, shared by the phases of
+    the stage."""
     found: dict[str, Input] = {}
     for index, corpus in enumerate(
         corpora(builder.graph, mixture.name) if trajectory.packing == "best-fit" else []
@@ -236,8 +236,8 @@ def _packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajecto
 
 
 def _kept(builder: Builder, phase: str, checkpoint: Checkpointing) -> Checkpointing:
-    """The checkpoint settings of a phase, with the steps that other stages start from as milestones, and the
-    metrics by which they choose under `best`."""
+    """The checkpoint settings of a phase, with `milestones` extended by the steps that other stages start
+    from, and `best` by the metrics by which they choose."""
     wanted, best = set(checkpoint.milestones), set(checkpoint.best)
     for start, ref in builder.starts:
         if start.phase == phase:
@@ -247,7 +247,7 @@ def _kept(builder: Builder, phase: str, checkpoint: Checkpointing) -> Checkpoint
 
 
 def _check_best(builder: Builder, phase: Phase) -> None:
-    """The metrics of `checkpoint.best` must be measured: otherwise no checkpoint would be kept for them."""
+    """Checks that the metrics of `checkpoint.best` are measured: otherwise none would be kept for them."""
     sources = sorted(
         {
             name
@@ -278,7 +278,7 @@ def _tokenizer(builder: Builder, phase: Phase, data: dict[str, Input], trajector
 
 
 def add_merge(builder: Builder, name: str) -> None:
-    """One part, whose result is its checkpoint 1."""
+    """Adds one part, whose result is its checkpoint 1."""
     stage = cast(MergeStage, builder.pipeline.stages[name])
     if name not in builder.graph.trajectories:
         return
@@ -313,7 +313,7 @@ def add_merge(builder: Builder, name: str) -> None:
 
 
 def add_rewrite(builder: Builder, name: str) -> None:
-    """One part, which states how the model is computed; stages that start from it read the checkpoint."""
+    """Adds one part, which states how the model is computed; stages that start from it read its input."""
     if name in builder.graph.trajectories:
         read, trajectory = builder.checkpoint(Reference(name), ("stages", name, "from"))
         builder.node(name, name, RewritePart(model=trajectory.model), {"checkpoint": read})
@@ -321,7 +321,7 @@ def add_rewrite(builder: Builder, name: str) -> None:
 
 def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]:
     """The kept checkpoint with the lowest value for each `@best:` reference whose stage has finished, and the
-    chosen candidate for each selection that has finished; a note for each that is unknown yet."""
+    chosen candidate for each selection that has finished. Adds a note for each that is not known yet."""
     found: dict[str, int] = {}
     selections = [(node, node.part) for node in graph.nodes.values() if isinstance(node.part, SelectPart)]
     for node, part in selections:
@@ -362,7 +362,7 @@ def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]
 
 
 def _nothing_measured(path: FieldPath, ref: Reference, kept: list[Checkpoint]) -> SpecError:
-    """The error of an `@best:` metric that no kept checkpoint of a finished stage has."""
+    """The error for an `@best:` metric that no kept checkpoint of a finished stage has."""
     steps = ", ".join(str(checkpoint.step) for checkpoint in kept) or "none"
     measured = sorted({name for checkpoint in kept for name in checkpoint.facts.get("validation") or {}})
     there = f"; they have {', '.join(f'val_loss/{name}' for name in measured)}" if measured else ""

@@ -1,1 +1,1 @@
-"""The content of one file: written with its digests, and compared with them when it is read."""
+"""Writes the content of one file with its digests, and compares it with them when it is read."""

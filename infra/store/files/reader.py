@@ -1,13 +1,13 @@
-"""Reading a file that a marker names, whole or in parts.
+"""Reads a file that a marker names, whole or in parts.
 
 Invariants:
 - Every byte that is given out belongs to a piece whose SHA-256 was compared with the record. A file on local
-  disk is checked a piece at a time, once per process, when it is first touched; what comes over a network is
-  checked each time it comes.
-- A piece that differs is read once more before it is called damaged, so a bit that was flipped on the way is
-  no damage.
-- Opening reads nothing. A file in many pieces has its list of digests loaded with the first part that is
-  read.
+  disk is checked a piece at a time, once per process, when it is first touched; a piece that comes
+  over a network is checked each time.
+- A piece that differs is read once more before it is called damaged, so a bit that was flipped on the way
+  does not count as damage.
+- Opening reads nothing. The list of digests of a file in many pieces is loaded with the first part that
+  is read.
 - Safe in several threads; picklable.
 """
 
@@ -31,9 +31,9 @@ from infra.store.storage.retry import StorageError
 
 OPEN_FILES = 256
 FETCH_BYTES = 8 * 2**20
-"""Of one request, for long reads. Half a part of an upload: Swift compares the MD5 of every part that it
-reads whole, which took a fifth of a download (`benchmarks.checkpoint_io`)."""
-FETCHES = 8  # at a time
+"""The length of one request in long reads. Half a part of an upload: Swift compares the MD5 of every part
+that it reads whole, which took a fifth of a download (`benchmarks.checkpoint_io`)."""
+FETCHES = 8  # requests at a time
 
 
 class RangeFile(Protocol):
@@ -109,7 +109,7 @@ class CheckedFile:
         return b"".join(self.blocks(start, stop))
 
     def fetch(self, first: int, last: int) -> bytes:
-        """The pieces [first, last), checked: one request."""
+        """The pieces [first, last), checked, in one request."""
         self.digests  # noqa: B018  (loaded before, not after the long reads of other threads)
         start, stop = first * self.piece_bytes, min(last * self.piece_bytes, self.size)
         data = self._store.read_range(self.name, start, stop)
@@ -154,14 +154,15 @@ class CheckedFile:
         return b"".join(self.blocks())
 
     def check(self) -> None:
-        """Compares all of it, whatever was compared before. DamagedError names the pieces that differ."""
+        """Compares the whole file, whatever was compared before. DamagedError names the pieces that
+        differ."""
         self.check_size()
         self.digests  # noqa: B018  (damage of the list is reported as such)
         if wrong := [piece for numbers in self.check_pieces() for piece in numbers]:
             raise self.damaged(wrong)
 
     def check_size(self) -> None:
-        """DamagedError when the store does not have the file, or another number of bytes of it."""
+        """Compares the file's size with the record. DamagedError when it differs, or the file is missing."""
         found = self._store.size(self.name)
         if found is None:
             raise DamagedError(f"'{self.name}' is missing from the store {self._store.url}")
@@ -172,12 +173,12 @@ class CheckedFile:
             )
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """The pieces, [first, last) at a time, as `differing` takes them: of about `FETCH_BYTES`."""
+        """Yields spans [first, last) of pieces, of about `FETCH_BYTES` each, as `differing` takes them."""
         count = max(1, FETCH_BYTES // self.piece_bytes)
         return ((first, min(first + count, self.pieces)) for first in range(0, self.pieces, count))
 
     def differing(self, first: int, last: int) -> list[int]:
-        """Of the pieces [first, last), the numbers of those that differ or cannot be had."""
+        """The numbers of those pieces in [first, last) that differ or cannot be read."""
         start, stop = first * self.piece_bytes, min(last * self.piece_bytes, self.size)
         try:
             wrong = self._differing(self._store.read_range(self.name, start, stop), first)
@@ -186,7 +187,7 @@ class CheckedFile:
             return list(range(first, last))
 
     def check_pieces(self) -> Iterator[list[int]]:
-        """`differing` over all spans, side by side."""
+        """Yields the result of `differing` for each of the spans, which are read side by side."""
         spans = list(self.spans())
         if len(spans) < 2:
             yield from (self.differing(*span) for span in spans)
@@ -199,7 +200,7 @@ class CheckedFile:
         return io.BufferedReader(_Raw(self), FETCH_BYTES // 4 if self.remote else 2**17)
 
     def download(self, target: Path) -> None:
-        """A checked copy on local disk. StorageError when that is full."""
+        """Writes a checked copy to local disk. StorageError when that fails, as on a full disk."""
         try:
             with open(target, "wb") as copy:
                 for block in self.blocks():
@@ -228,13 +229,14 @@ class CheckedFile:
 
 
 def cut(start: int, stop: int, step: int) -> list[tuple[int, int]]:
-    """[start, stop) in consecutive spans that end at multiples of `step`."""
+    """[start, stop) cut into consecutive spans that end at multiples of `step`."""
     borders = [start, *range((start // step + 1) * step, stop, step), stop]
     return [(begin, end) for begin, end in itertools.pairwise(borders) if begin < end]
 
 
 def read_ahead(spans: Iterable[tuple[RangeFile, int, int]]) -> Iterator[bytes]:
-    """The content of each span of a file, in turn; `FETCHES` of them are read at a time, side by side."""
+    """Yields the content of each span of a file, in turn; `FETCHES` of them are read at a time, side by
+    side."""
     todo = list(spans)
     if len(todo) < 2:
         yield from (file.read(begin, end) for file, begin, end in todo)
@@ -273,7 +275,7 @@ class LocalPieces:
             data = self._check(missing[0], missing[-1] + 1)
             if begin <= start and stop <= end:
                 return data[start - begin : stop - begin]
-        file = descriptor(self._path)  # held while reading: another thread may put it out of the cache
+        file = descriptor(self._path)  # held while reading: another thread may evict it from the cache
         data = os.pread(file.number, stop - start, start)
         if len(data) < stop - start:
             raise DamagedError(
@@ -295,7 +297,7 @@ class LocalPieces:
 
 
 class _Raw(io.RawIOBase):
-    """What `io.BufferedReader` reads from."""
+    """The raw stream that `io.BufferedReader` reads from."""
 
     def __init__(self, file: CheckedFile) -> None:
         self._file = file
@@ -341,7 +343,7 @@ _checked_here: dict[tuple[Any, ...], bytearray] = {}
 
 
 def _sound(key: tuple[Any, ...], pieces: int) -> bytearray:
-    """Per piece of a local file, as it was when it was opened, whether this process has checked it."""
+    """Whether this process has checked each piece of a local file, as the file was when it was opened."""
     return _checked_here.setdefault(key, bytearray(pieces))
 
 

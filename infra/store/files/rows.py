@@ -1,6 +1,6 @@
-"""Rows of metrics as Parquet, which every tool for tables reads.
+"""Encodes rows of metrics as Parquet, which every tool for tables reads.
 
-Invariant: rows come back as they were given: a field that a row does not have is no field of it, at any
+Invariant: rows are decoded as they were given: a field that a row did not have is not added to it, at any
 depth.
 """
 
@@ -18,8 +18,8 @@ SUFFIX = ".parquet"
 
 
 def encode(rows: Sequence[dict[str, Any]]) -> bytes:
-    """Columns are the fields of all rows; those that are mappings are structs. ForeignError for what is no
-    `MetricsRow`."""
+    """A table whose columns are the fields of all rows; those that are mappings are structs. ForeignError for
+    a row that is no `MetricsRow`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -32,7 +32,7 @@ def encode(rows: Sequence[dict[str, Any]]) -> bytes:
 
 
 def decode(data: bytes, name: str) -> list[dict[str, Any]]:
-    """The rows of a file by that name. DamagedError when it has none."""
+    """The rows in the content of a file. DamagedError, which names the file, when they cannot be read."""
     try:
         rows = _parquet(data)
         for row in rows:

@@ -1,8 +1,9 @@
-"""Where the parts of one file go while it is written: local disk, an S3 server, or any other filesystem.
+"""Contains the sinks of the parts of one file while it is written: local disk, an S3 server, or any other
+filesystem.
 
-Invariant: nothing is visible under the file's own name before `finish` did its last step, and that step makes
-all of it visible. Every step can be repeated, so each is tried again by itself; but for syncs of local disk,
-whose failure is the end of the file (`storage/local.py`).
+Invariant: nothing is visible under the file's own name before the last step of `finish`, and that step makes
+all of it visible. Every step can be repeated, so each is tried again by itself, except for syncs of local
+disk, whose failure ends the file (`storage/local.py`).
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ PART_BYTES = 16 * 2**20
 PARTS_AHEAD = 8
 ABORT_SECONDS = 10.0
 PARTS_OF_A_SIZE = 1000
-"""S3 allows 10,000 parts of 5 MiB to 5 GiB: each thousand is twice as long as the one before, which
-suffices for 16 TiB."""
+"""S3 allows 10,000 parts of 5 MiB to 5 GiB: the parts of each thousand are twice as long as those of the one
+before, which suffices for 16 TiB."""
 
 
 def part_length(before: int) -> int:
-    """Bytes of the part of an upload that `before` others come before."""
+    """The length in bytes of the part of an upload that follows `before` others."""
     return PART_BYTES << (before // PARTS_OF_A_SIZE)
 
 
 def parts_of(size: int) -> int:
-    """Parts in which a file of so many bytes is uploaded; 0 for one that is shorter than a part, which is
-    put in one go."""
+    """The number of parts in which a file of `size` bytes is uploaded; 0 for a file that is shorter than a
+    part, which is put in one go."""
     number = 0
     while size > 0 and (number or size >= PART_BYTES):
         size, number = size - part_length(number), number + 1
@@ -42,10 +43,10 @@ def parts_of(size: int) -> int:
 
 
 class Sink(Protocol):
-    """Where the parts of one file go."""
+    """The destination of the parts of one file."""
 
     def next_length(self) -> int:
-        """Bytes of the next part, when it is not the last."""
+        """The length in bytes of the next part, unless it is the last."""
 
     def put(self, part: bytes | bytearray) -> None: ...
     def finish(self, last: bytes) -> None:
@@ -61,7 +62,7 @@ def sink_for(store: Filesystem, path: str) -> Sink:
 
 
 class LocalSink:
-    """A temporary file beside the place, synced and renamed at the end. Parts are written by position, so
+    """A temporary file beside the target, synced and renamed at the end. Parts are written by position, so
     that a try can be repeated."""
 
     def __init__(self, store: Filesystem, path: str) -> None:
@@ -171,13 +172,13 @@ class MultipartSink:
             upload, self._upload = self._upload, ""
             try:
                 self._store.fs.call_s3("abort_multipart_upload", **self._place, UploadId=upload)
-            except Exception:  # what brought us here is raised already
+            except Exception:  # the error that led here is raised already
                 return
 
 
 class SpoolSink:
-    """For filesystems of which nothing is known but that they take a file: it is collected in a temporary
-    one, and put in one call."""
+    """A sink for filesystems of which nothing is known but that they take a file: the file is collected in a
+    temporary one, and put in one call."""
 
     def __init__(self, store: Filesystem, path: str) -> None:
         self._store, self._path, self._full = store, path, store.full(path)
@@ -223,7 +224,7 @@ class SpoolSink:
         if self._placing:
             try:
                 self._store.fs.rm_file(self._full)
-            except Exception:  # most often there is nothing
+            except Exception:  # most often there is no such file
                 return
 
     def _close(self) -> None:

@@ -1,10 +1,10 @@
-"""Writing one file of the store, of any length, with its digests computed on the way.
+"""Writes one file of the store, of any length, and computes its digests on the way.
 
-Invariants: the file is in the store, whole, when the block of the writer was left in peace, and in no other
-case: it is written under another name (local disk), as the parts of an upload that is completed last (S3), or
-in one call. Nothing is read back: SHA-256 of the whole and of its pieces are computed in two threads beside
-the transfer. At most `PARTS_AHEAD + 2` parts are held in memory. Once closed, the size that the store states
-is compared with what was written.
+Invariants: the file is in the store, whole, when the block of the writer ended without an exception, and in
+no other case: it is written under another name (local disk), as the parts of an upload that is completed last
+(S3), or in one call. Nothing is read back: SHA-256 of the whole and of its pieces are computed in two threads
+beside the transfer. At most `PARTS_AHEAD + 2` parts are held in memory. Once closed, the size that the store
+states is compared with what was written.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from infra.store.storage.retry import WrongLength
 
 
 class Writer:
-    """A file that is being written. Looks like a binary file to what writes into one: `write`, `tell`,
+    """A file that is being written. Looks like a binary file to code that writes into one: `write`, `tell`,
     `flush`, `close`.
 
     Attributes:
-        record: what a marker states about the file (`infra.store.records`); there after `close`.
+        record: what a marker states about the file (`infra.store.records`); set by `close`.
 
     Args:
-        piece_bytes: of which digests are stated.
+        piece_bytes: the length of the pieces whose digests are stated.
     """
 
     def __init__(self, store: Filesystem, path: str, piece_bytes: int) -> None:
@@ -39,7 +39,7 @@ class Writer:
         self._store = store
         self._piece_bytes = piece_bytes
         self._size = 0
-        self._part = bytearray()  # the beginning of the next one
+        self._part = bytearray()  # the beginning of the next part
         self._digests = Digests(piece_bytes)
         self._sink = sink_for(store, path)
         self._record: FileRecord | None = None
@@ -96,13 +96,13 @@ class Writer:
         return True
 
     def flush(self) -> None:
-        """Nothing is visible before `close`."""
+        """Does nothing: no data are visible before `close`."""
 
     def fileno(self) -> int:
         raise io.UnsupportedOperation("a file of the store has no descriptor while it is written")
 
     def close(self) -> None:
-        """Completes the file. Nothing happens when that was done before."""
+        """Completes the file. Does nothing when the file is closed already."""
         if self.closed:
             return
         try:
@@ -134,8 +134,8 @@ class Writer:
         self._store.again(f"closing '{self.path}'", ask)
 
     def abort(self) -> None:
-        """Gives the file up: nothing of it stays visible. An upload that cannot be taken back now, since
-        the storage is gone, is left to the storage's own rule for incomplete ones."""
+        """Gives the file up: nothing of it stays visible. An upload that cannot be taken back now, since the
+        storage is gone, is left to the storage's own rule for incomplete uploads."""
         self.closed = True
         self._part = bytearray()
         self._digests.stop()
@@ -143,7 +143,7 @@ class Writer:
         if self._placed:
             try:
                 self._store.remove(self.path)
-            except OSError:  # what brought us here is raised already; no marker names the file
+            except OSError:  # the error that led here is raised already; no marker names the file
                 return
 
 
@@ -158,7 +158,7 @@ class Digests:
         self._pending: deque[tuple[Future[None], Future[list[bytes]]]] = deque()
 
     def update(self, part: bytes | bytearray) -> None:
-        """`part` is whole pieces, but the last one."""
+        """Adds a part, which has whole pieces unless it is the last one."""
         if self._pools is None and len(part) < PART_BYTES:
             self._whole.update(part)
             self._pieces.append(piece_digests(memoryview(part), self._piece_bytes))
@@ -181,7 +181,7 @@ class Digests:
         self._pieces.append(pieces.result())
 
     def result(self) -> tuple[str, list[bytes]]:
-        """Of the whole, hexadecimal; of the pieces, 32 bytes each."""
+        """The digest of the whole, hexadecimal, and those of the pieces, 32 bytes each."""
         while self._pending:
             self._collect()
         self.stop()

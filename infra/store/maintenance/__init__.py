@@ -1,1 +1,1 @@
-"""What is done with a store as a whole: check it, remove what no run needs, copy to another one."""
+"""Works on a store as a whole: checks it, removes what no run needs, copies artifacts to another one."""

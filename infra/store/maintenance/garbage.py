@@ -1,17 +1,17 @@
-"""Garbage: what no named run reaches.
+"""Finds and removes garbage: what no named run reaches.
 
-Reached is what the last record of a named run refers to, what a record younger than the grace period refers
-to, what may be running, and all that these were made from. May be running: an artifact with a file younger
-than the grace period, with a lease that is not released, or whose holder is a process of this machine. Ages
-are differences between this machine's clock and the storage's, so nothing is removed while this machine's is
-ahead. Of a reached trajectory everything up to the furthest step that is reached stays, as its own retention
-left it. In a reached artifact goes what no marker names: attempts that came to nothing, and the units of a
-part that is finished.
+An artifact is reached if the last record of a named run refers to it, if a record younger than the grace
+period does, if it may be running, or if a reached artifact was made from it. An artifact may be running if it
+has a file younger than the grace period, or a lease that is not released or whose holder is a process of this
+machine. Ages are differences between this machine's clock and the storage's, so nothing is removed while this
+machine's clock is ahead. Of a reached trajectory everything up to the furthest reached step stays, as its own
+retention left it. From a reached artifact, the attempts that came to nothing, which no marker names, and the
+units of a finished part are removed.
 
-Invariants: removing follows a survey that was made after the wish to remove. Markers go first, of everything,
-and files after them: a crash in the middle leaves files without a marker, which the next collection finds,
-and never a marker without its files. Nothing is removed when a run was recorded since the survey. What cannot
-be read keeps what it is part of; where it is not known what something reached was made from, every artifact
+Invariants: a removal follows a survey that was made after the removal was asked for. All markers are removed
+before any file: a crash in the middle leaves files without a marker, which the next collection finds, and
+never a marker without its files. Nothing is removed when a run was recorded since the survey. A document that
+cannot be read keeps its artifact; if it is not known what a reached artifact was made from, every artifact
 stays.
 """
 
@@ -74,8 +74,8 @@ class Item:
 
 @dataclass
 class Survey:
-    """A store as it was found. `bytes` and `files`: of all of it; `live`: what may be running; `notes`:
-    what could not be read; `records`: of all runs, by place."""
+    """A store as it was found. `bytes` and `files`: those of the whole store; `live`: the artifacts that may
+    be running; `notes`: what could not be read; `records`: those of all runs, by place."""
 
     items: list[Item]
     bytes: int
@@ -95,8 +95,8 @@ def survey(store: Store, *, grace: float = GRACE, now: float | None = None) -> S
     """Finds what no named run reaches. Reads one listing of the store, and the markers of its artifacts.
 
     Args:
-        grace: seconds; nothing younger is collected, nor what it was made from.
-        now: unix time; a test's.
+        grace: seconds; nothing younger is collected, nor anything that it was made from.
+        now: unix time; given by tests.
 
     Raises:
         StoreError: a record of a run is damaged, so that what it reaches is not known.
@@ -157,9 +157,9 @@ def remove(
     on_item: Callable[[Item], None] = lambda item: None,
     clock: Callable[[], float] = time.time,
 ) -> int:
-    """Removes what a survey found; the bytes freed. `on_item` is called for every item when its files are
-    gone. StoreError, and nothing is removed, when a run was recorded since, or this machine's clock is
-    ahead of the storage's."""
+    """Removes what a survey found and returns the bytes freed. `on_item` is called for every item when its
+    files are gone. StoreError, and nothing is removed, when a run was recorded since the survey, or this
+    machine's clock is ahead of the storage's."""
     _compare_clocks(store, clock)
     chosen = found.items
     if new := sorted(_records(store) - found.records):
@@ -188,7 +188,7 @@ def remove(
 
 
 def _compare_clocks(store: Store, clock: Callable[[], float]) -> None:
-    """StoreError when files look older to this machine than they are."""
+    """Raises StoreError when files look older to this machine than they are."""
     probe = f".tmp-{uuid.uuid4().hex}"
     store.replace(probe, b"clock")
     try:
@@ -217,7 +217,7 @@ def _may_run(store: Store, contents: Contents, grace: float, now: float) -> bool
 
 
 def _released(store: Store, contents: Contents, lease: str) -> bool:
-    """Whether the beat of the newest claim says so."""
+    """Whether the beat of the newest claim says that the lease is released."""
     generation = lease.rpartition("/")[2].split("-")[0].split(".")[0]
     for name in contents.files:
         if name.startswith(f"{contents.path}/leases/{generation}"):
@@ -277,7 +277,7 @@ def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) ->
 
 
 def _references(contents: Contents, whole: set[str]) -> Item | None:
-    """What artifacts that go have written beside a checkpoint of one that stays."""
+    """The references that artifacts to be removed have written beside a checkpoint of one that stays."""
     files = [
         name
         for name, referrer in contents.references.items()
@@ -294,8 +294,8 @@ def _references(contents: Contents, whole: set[str]) -> Item | None:
 def _inputs(
     store: Store, listing: dict[str, Listed], documents: set[str], grace: float, now: float
 ) -> list[Item]:
-    """Records of documents outside the store that nothing reached was made from. They cost a reading of
-    the documents, no more."""
+    """The records of documents outside the store that no reached artifact was made from. Making them again
+    costs no more than reading the documents."""
     item = Item("inputs", "inputs", "inputs", "inputs of no run")
     for name, file in listing.items():
         if not name.startswith("inputs/") or file.modified is None or now - file.modified < grace:
@@ -315,7 +315,7 @@ def _inputs(
 
 
 def _folders(store: Store, files: list[str]) -> list[str]:
-    """The files, or, where everything in a folder goes, the folder."""
+    """The files, or, if everything in a folder is removed, the folder."""
     going = set(files)
     by_folder: dict[str, list[str]] = {}
     for name in files:

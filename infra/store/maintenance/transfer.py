@@ -1,11 +1,10 @@
-"""Copying artifacts, with all that they were made from, to another store.
+"""Copies artifacts, with all that they were made from, to another store.
 
 Invariants: an artifact comes after everything it was made from, its files before its markers, and every file
 is compared with the digest that its marker states while it is copied. So the target is a sound store at every
-moment, and an interrupted copy can be resumed. Files that a unit has used up are not copied, their marks are.
-What no marker names (logs, leases, attempts without result)
-is not copied, and neither are the units of a finished part. A marker that the target has already is left as
-it is: the same fingerprint is the same work.
+moment, and an interrupted copy can be resumed. Files of a unit that were used up are not copied; their marks
+are. What no marker names (logs, leases, attempts without result) is not copied, and neither are the units of
+a finished part. A marker that the target has already is left as it is: the same fingerprint is the same work.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _ORDER = {"unit": 0, "checkpoint": 1, "manifest": 2}
 
 @dataclass
 class Amount:
-    """What was copied, and what was there already; bytes are those of files that markers name."""
+    """The amount that was copied, and that was there already; bytes are those of files that markers name."""
 
     artifacts: int = 0
     files: int = 0
@@ -33,9 +32,9 @@ class Amount:
 
 
 def closure(store: Store, roots: Iterable[tuple[str, int | None]]) -> list[tuple[Contents, int | None]]:
-    """The artifacts that are stored among `roots` (place and, of a trajectory, step) and all that they
-    were made from, inputs first, each with the furthest step that is wanted of it. StoreError for a marker
-    that cannot be read."""
+    """The artifacts that are stored among `roots` (place and, for a trajectory, step) and all that they were
+    made from, inputs first, each with the furthest step that is wanted of it. StoreError for a marker that
+    cannot be read."""
     opened: dict[str, Contents] = {}
 
     def inputs_of(path: str) -> list[tuple[str, int | None]]:
@@ -73,7 +72,7 @@ def copy_artifacts(
     """Copies artifacts (`closure`) and the records of the documents that they were made from.
 
     `on_bytes` is called for every file that is done, copied or found. StoreError for a file that is missing,
-    or is not what its marker states: nothing that names it is written then."""
+    or is not what its marker states: no marker that names it is written then."""
     amount = Amount()
     target.initialise()
     documents: set[str] = set()

@@ -1,9 +1,9 @@
-"""Re-checking what is stored: every marker, and every file that a marker names, piece by piece.
+"""Checks again what is stored: every marker, and every file that a marker names, piece by piece.
 
-Invariants: `verify` only reads. `withdraw` takes markers away, and keeps each below `damaged/`; files stay
-where they are. What is withdrawn is what names a damaged file, so the next run finds it missing and makes it
-again. Stages that read a damaged artifact are named and kept: they compared what they read with its digests
-when they read it.
+Invariants: `verify` only reads. `withdraw` moves markers below `damaged/`; files stay where they are. It
+withdraws the markers that name a damaged file, so the next run finds the artifact missing and makes it again.
+Stages that read a damaged artifact are named and kept: they compared what they read with its digests when
+they read it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Damage:
 
 @dataclass
 class Verified:
-    """What was looked at, and what was found. `names`: artifact -> name of the stage's part; `readers`:
-    artifact -> those made from it."""
+    """The result of a verification: what was read, and which damage was found. `names`: artifact -> name of
+    the stage's part; `readers`: artifact -> the artifacts made from it."""
 
     markers: int = 0
     files: int = 0
@@ -55,8 +55,8 @@ class Verified:
     readers: dict[str, list[str]] = field(default_factory=dict)
 
     def rerun(self) -> list[dict[str, str]]:
-        """Parts whose artifact is damaged, then those that were made from them, nearest first: `{"name",
-        "artifact", "because"}`."""
+        """The parts whose artifact is damaged, then those that were made from them, nearest first:
+        `{"name", "artifact", "because"}`."""
         damaged = [damage.artifact for damage in self.damages if not damage.history]
         found = {artifact: "damaged" for artifact in damaged if ARTIFACT.match(artifact)}
         queue = deque(found)
@@ -87,7 +87,8 @@ def verify(
     chosen: Iterable[str] | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verified:
-    """Reads everything.
+    """Reads and checks everything.
+
 
     Args:
         chosen: artifacts to check; all of the store, with its records of runs and inputs, by default.
@@ -170,8 +171,8 @@ def _read_markers(
 
 
 def _read_records(store: Store, pool: ThreadPoolExecutor, found: Verified) -> None:
-    """Records of runs and of documents outside have no files; they must be JSON, and a list of documents
-    makes its digest."""
+    """Checks the records of runs and of documents outside the store, which have no files: they must be JSON,
+    and a list of documents must make its digest."""
     paths = [f"inputs/{name}" for name in store.names("inputs")]
     paths += [
         f"runs/{pipeline}/{name}"
@@ -197,7 +198,7 @@ def _read_records(store: Store, pool: ThreadPoolExecutor, found: Verified) -> No
 
 
 def _look(file: CheckedFile) -> str:
-    """What is wrong with the size or the list of digests of a file; empty when nothing is."""
+    """The problem with the size or the list of digests of a file; empty when there is none."""
     try:
         file.check_size()
         file.digests  # noqa: B018  (they are loaded and compared here)
@@ -213,7 +214,7 @@ def _damage(entry: _Named, what: str, pieces: tuple[int, ...] = ()) -> Damage:
 def _side_by_side(
     pool: ThreadPoolExecutor, tasks: Iterable[T], work: Callable[[T], R]
 ) -> Iterator[tuple[T, R]]:
-    """Results in the order of the tasks, of which few are begun ahead."""
+    """Yields each task with its result, in order; few tasks are begun ahead."""
     pending: deque[tuple[T, Future[R]]] = deque()
     for task in tasks:
         pending.append((task, pool.submit(work, task)))
@@ -225,8 +226,8 @@ def _side_by_side(
 
 
 def withdraw(store: Store, damages: Iterable[Damage]) -> list[str]:
-    """Takes the markers of what is damaged away, and keeps them below `damaged/<time>/`; their paths. A
-    checkpoint whose rows of metrics alone are damaged stays: what it holds is sound."""
+    """Moves the markers of what is damaged below `damaged/<time>/` and returns their paths. A checkpoint of
+    which only the rows of metrics are damaged stays: its files are sound."""
     gone = sorted({marker for damage in damages if not damage.history for marker in damage.markers})
     quarantine(store, reversed(gone))  # a manifest goes before the checkpoint that it names
     return gone

@@ -1,4 +1,4 @@
-"""Reading what is committed: manifests, checkpoints, units, files.
+"""Reads what is committed: manifests, checkpoints, units, files.
 
 Invariant: a file is reached only through the marker that names it, and its content is checked against the
 digests that the marker states. What a marker says is itself checked before it is used: no name in it leads
@@ -54,27 +54,27 @@ class Checkpoint:
 
     @property
     def files(self) -> dict[str, FileRecord]:
-        """Name in the folder -> record."""
+        """The records of the files, by name in the folder."""
         return self.marker.files
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The checkpoint's name in messages."""
         return f"checkpoint {self.step} of {self.artifact.path} in the store {self.artifact.store.url}"
 
     def open(self, name: str) -> CheckedFile:
-        """A file of the checkpoint, for reading in parts, checked."""
+        """A file of the checkpoint, to be read in parts, and checked."""
         if name not in self.files:
             raise DamagedError(f"{self.name} has no file '{name}'; it has {', '.join(sorted(self.files))}")
         return self.artifact.store.reader(f"{self.folder}/{name}", self.files[name])
 
     def damaged(self, error: DamagedError) -> DamagedCheckpoint:
-        """What is wrong with a file, as the checkpoint's error."""
+        """The error about a file, as an error about the checkpoint."""
         return DamagedCheckpoint(str(error), self.artifact.path, self.step)
 
     def check(self, *, content: bool = True) -> None:
-        """Every file is there with its length; with `content`, all of it is read and compared too. Several
-        at a time. DamagedCheckpoint names the first that differs."""
+        """Checks that every file is there with its length; with `content`, also reads and compares all of it.
+        Checks several files at a time. DamagedCheckpoint names the first that differs."""
         with ThreadPoolExecutor(FETCHES, "check") as pool:
             checks = [
                 pool.submit(file.check if content else file.check_size) for file in map(self.open, self.files)
@@ -89,8 +89,8 @@ class Checkpoint:
                     check.cancel()
 
     def validation_loss(self, metric: str) -> float | None:
-        """`val_loss` (mean held-out loss over the sources) or `val_loss/<source>`; None for any other, and
-        when it was not measured at this very step."""
+        """The metric `val_loss` (mean held-out loss over the sources) or `val_loss/<source>`; None for any
+        other metric, and when it was not measured at this very step."""
         losses: dict[str, float] = self.facts.get("validation") or {}
         if not losses or self.facts.get("validation_step") != self.step:
             return None
@@ -101,7 +101,7 @@ class Checkpoint:
 
 class Artifact:
     """The folder of one fingerprint. `step` chooses the manifest of a training artifact; None is the only
-    one of the others."""
+    manifest of other artifacts."""
 
     def __init__(self, store: Store, path: str, step: int | None = None) -> None:
         self.store = store
@@ -126,26 +126,27 @@ class Artifact:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The committed manifest. StoreError when there is none, or it is not one."""
+        """The committed manifest. StoreError when it is missing, or is not a manifest."""
         what = f"'{self.manifest_path}' in the store {self.store.url}"
         return check_manifest(self.store.read_json(self.manifest_path), self.step, what)
 
     @cached_property
     def identity(self) -> Identity:
-        """What was hashed into the fingerprint. StoreError when it cannot be read."""
+        """The content that was hashed into the fingerprint. StoreError when it cannot be read."""
         path = f"{self.path}/identity.json"
         return check(Identity, self.store.read_json(path), f"'{path}' in the store {self.store.url}")
 
     @property
     def readable_identity(self) -> Identity | None:
-        """The same; None when it cannot be read."""
+        """The identity; None when it cannot be read."""
         try:
             return self.identity
         except StoreError:
             return None
 
     def metric(self, *path: str) -> float:
-        """A number among the metrics of the manifest. DamagedError, which names it, where there is none."""
+        """A number among the metrics of the manifest. DamagedError, which names the metric, if it is not a
+        number."""
         value: Any = self.manifest.metrics
         for name in path:
             value = value.get(name) if isinstance(value, dict) else None
@@ -160,7 +161,7 @@ class Artifact:
         return self.manifest.place(self.path, name)
 
     def open(self, name: str) -> CheckedFile:
-        """A file of the manifest, for reading in parts or as a stream, checked."""
+        """A file of the manifest, to be read in parts or as a stream, and checked."""
         files = self.manifest.files
         if name not in files:
             raise StoreError(
@@ -169,22 +170,22 @@ class Artifact:
         return self.store.reader(self.stored_name(name), files[name])
 
     def bytes(self, name: str) -> bytes:
-        """Content of a file of the manifest, checked."""
+        """The checked content of a file of the manifest."""
         return self.open(name).bytes()
 
     def json(self, name: str) -> Any:
-        """A JSON file of the manifest. DamagedError when it is none."""
+        """The content of a JSON file of the manifest. DamagedError when it is not JSON."""
         with self._naming(name):
             return parse_json(self.bytes(name))
 
     def document(self, name: str, model: type[M]) -> M:
-        """A JSON file of the manifest as its model. DamagedError when it is none."""
+        """A JSON file of the manifest as its model. DamagedError when it does not fit the model."""
         with self._naming(name):
             return checked(model, self.json(name))
 
     @contextmanager
     def _naming(self, name: str) -> Iterator[None]:
-        """Content that is not what it must be becomes a DamagedError with the place of the file."""
+        """Turns an error about the content of a file into a DamagedError with the place of the file."""
         try:
             yield
         except ForeignError as error:
@@ -192,12 +193,12 @@ class Artifact:
             raise DamagedError(f"{where} is damaged: {error}") from error
 
     def local(self, name: str) -> Path:
-        """A local file with the checked content: the stored file itself, or a copy in the cache. All of it
-        is compared with its digests, once per process; use `open` for parts of a large one."""
+        """A local file with the checked content: the stored file itself, or a copy in the cache. All of it is
+        compared with its digests, once per process; use `open` for parts of a large file."""
         return local_file(self.open(name))
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps of the committed checkpoints; one listing, no marker is read."""
+        """The steps of the committed checkpoints. Takes one listing; no marker is read."""
         names = self.store.names(f"{self.path}/checkpoints")
         return [
             int(name.removesuffix(".json"))
@@ -206,7 +207,7 @@ class Artifact:
         ]
 
     def marker_path(self, step: int) -> str:
-        """What makes the checkpoint of a step complete."""
+        """The place of the marker that makes the checkpoint of a step complete."""
         return f"{self.path}/checkpoints/{step:08d}.json"
 
     def checkpoint(self, step: int) -> Checkpoint:
@@ -216,12 +217,12 @@ class Artifact:
         return Checkpoint(self, step, f"{self.path}/attempts/{marker.attempt}/{marker.folder}", marker)
 
     def withdraw(self, step: int) -> None:
-        """Takes the marker of a damaged checkpoint away, after the manifest of a segment that ended there:
-        it is not complete any more."""
+        """Moves the marker of a damaged checkpoint away, after the manifest of a segment that ended there, so
+        that the checkpoint is not complete any more."""
         quarantine(self.store, [Artifact(self.store, self.path, step).manifest_path, self.marker_path(step)])
 
     def manifest_steps(self) -> list[int]:
-        """Steps at which this trajectory was brought to a committed end."""
+        """The steps at which this trajectory was brought to a committed end."""
         names = self.store.names(self.path)
         return [
             int(name[len("manifest-") : -len(".json")])
@@ -230,8 +231,8 @@ class Artifact:
         ]
 
     def history(self, marker: CheckpointMarker | Manifest | None = None) -> Iterator[dict[str, Any]]:
-        """Rows of metrics, in order, over all attempts that led to the manifest (or to the checkpoint
-        whose marker is given)."""
+        """Yields the rows of metrics, in order, over all attempts that led to the manifest (or to the
+        checkpoint whose marker is given)."""
         for entry in (marker or self.manifest).history:
             yield from decode(
                 self.store.reader(f"{self.path}/attempts/{entry.path}", entry).bytes(), entry.path
@@ -243,7 +244,7 @@ def quarantine(store: Store, markers: Iterable[str]) -> None:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     for path in markers:
         kept = f"damaged/{stamp}/{path}"
-        if store.is_local:  # where a folder, a pipe or a terabyte may be in its place
+        if store.is_local:  # on disk, a folder, a pipe or a terabyte may be in its place
             store.move_aside(path, kept)
         elif (data := store.read_if_there(path)) is not None:
             store.write_once(kept, data)
@@ -251,9 +252,9 @@ def quarantine(store: Store, markers: Iterable[str]) -> None:
 
 
 def local_file(file: CheckedFile) -> Path:
-    """A local file with the checked content of a stored one: itself, or a copy in `cache_folder`, named by
-    its digest. A copy that is there already is compared with the digest once per process, and made again
-    where it differs."""
+    """A local file with the checked content of a stored one: the stored file itself, or a copy in
+    `cache_folder`, named by its digest. An existing copy is compared with the digest once per process, and
+    made again if it differs."""
     if not file.remote:
         file.ensure()
         return file.place
@@ -272,9 +273,9 @@ def local_file(file: CheckedFile) -> Path:
 
 
 def cache_folder() -> Path:
-    """`APERTUS_CACHE`, else a folder of this user's below the temporary one; made if it is missing.
-    StoreError where another user could have put something into it: what is copied there is used
-    long after it was compared."""
+    """The folder `APERTUS_CACHE`, else one of this user's below the temporary folder; created if it is
+    missing. StoreError when another user could have put something into it: the copies there are used long
+    after they were compared."""
     stated = os.environ.get("APERTUS_CACHE")
     cache = Path(stated or Path(tempfile.gettempdir()) / f"apertus-cache-{os.getuid()}")
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -293,14 +294,14 @@ _compared_here: set[tuple[str, int, int, int]] = set()
 
 
 def _state(copy: Path) -> tuple[str, int, int, int]:
-    """A copy as it is now: what it was when this process compared it, unless somebody has touched it
+    """The present state of a copy: that in which this process compared it, unless somebody has touched it
     since."""
     seen = copy.stat()
     return str(copy), seen.st_size, seen.st_mtime_ns, seen.st_ino
 
 
 def _is_copy(target: Path, file: CheckedFile) -> bool:
-    """Whether the content of `file` is there."""
+    """Whether `target` has the content of `file`."""
     try:
         state = _state(target)
         if state not in _compared_here and target.stat().st_size == file.size:

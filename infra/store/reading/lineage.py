@@ -1,4 +1,4 @@
-"""What an artifact was made from, read from the store alone.
+"""Traces what an artifact was made from, from the store alone.
 
 Invariant: the answer needs no recipe: `identity.json` of every artifact names its inputs by their place in
 the store.
@@ -19,8 +19,7 @@ from infra.store.store import Store, StoreError
 
 @dataclass(frozen=True)
 class Ancestor:
-    """One artifact of a lineage. `manifest` is None where a checkpoint was read before its stage had
-    ended."""
+    """One artifact of a lineage. `manifest` is None if a checkpoint was read before its stage had ended."""
 
     path: str
     step: int | None
@@ -37,7 +36,7 @@ class Ancestor:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The resolved spec as the manifest records it; empty where there is none."""
+        """The resolved spec as the manifest records it; empty without a manifest."""
         return self.manifest.execution.spec if self.manifest else {}
 
     @property
@@ -47,11 +46,11 @@ class Ancestor:
 
     @property
     def inputs(self) -> dict[str, Input]:
-        """What it was made from, by role."""
+        """The inputs of the artifact, by role."""
         return self.identity.inputs
 
     def source(self, role: str) -> dict[str, Any]:
-        """What was recorded of the documents of an input: url, format, language, license, as far as the
+        """The recorded facts about the documents of an input: url, format, language, license, as far as the
         recipe stated them."""
         spec = {**self.identity.spec, **self.recorded}
         kind, _, index = role.partition(":")
@@ -70,14 +69,14 @@ class Ancestor:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of this part up to the step that was read; 0 for what does not train."""
+        """Optimizer steps of this part up to the step that was read; 0 for a part that does not train."""
         if self.step is not None and "global_batch_size" in self.spec:
             return self.step - int(self.spec.get("start_step", 0))
         return 0
 
     @property
     def tokens(self) -> int:
-        """Tokens that these steps consumed."""
+        """The tokens that `steps` consumed."""
         return _tokens_at(self.spec, self.step) if self.step is not None else 0
 
     @property
@@ -86,19 +85,20 @@ class Ancestor:
 
 
 Counts = Callable[[str, Input], bool]
-"""Whether an input, by its role, is followed."""
+"""A function that says whether an input is followed, by its role."""
 
 
 def of_weights(role: str, read: Input) -> bool:
-    """Whether weights began as those of an input: of a parent, or of what was merged or exported."""
+    """Whether the weights began as those of an input: a parent, or a checkpoint that was merged or
+    exported."""
     return read.step is not None and role.split(":")[0] in ("parent", "checkpoint", "base")
 
 
 def lineage(
     store: Store, path: str, step: int | None = None, counts: Counts = lambda role, read: True
 ) -> list[Ancestor]:
-    """An artifact and all that it was made from, through the inputs that count, inputs first. `step`: of a
-    checkpoint. StoreError when a part of it is gone."""
+    """An artifact and all that it was made from, through the inputs that count, inputs first. `step`: that of
+    a checkpoint. StoreError when a part of the lineage is gone."""
     identities, reached = _ancestry(store, path, step, counts)
 
     def manifest(place: str, at: int | None) -> Manifest | None:
@@ -116,8 +116,8 @@ def lineage(
 
 
 def tokens_before(store: Store, path: str) -> int:
-    """Tokens that the lineage of a part had trained on when it began; of several checkpoints that it was made
-    from, the most. StoreError when a part of it is gone."""
+    """The tokens that the lineage of a part had trained on when the part began; the most, if it was made from
+    several checkpoints. StoreError when a part of the lineage is gone."""
     identities, reached = _ancestry(store, path, None, of_weights)
     found = dict.fromkeys(reached, 0)
     for place in reached:
@@ -130,7 +130,7 @@ def tokens_before(store: Store, path: str) -> int:
 
 
 def _tokens_at(spec: Mapping[str, Any], step: int) -> int:
-    """Tokens that a part itself has consumed at a step."""
+    """The tokens that a part itself has consumed at a step."""
     if "global_batch_size" not in spec:
         return 0
     return (
@@ -143,8 +143,8 @@ def _tokens_at(spec: Mapping[str, Any], step: int) -> int:
 def _ancestry(
     store: Store, path: str, step: int | None, counts: Counts
 ) -> tuple[dict[str, Identity], dict[str, set[int | None]]]:
-    """What an artifact was made from, through the inputs that count: identities, and the steps at which each
-    is read, inputs first."""
+    """An artifact and all that it was made from, through the inputs that count: their identities, and the
+    steps at which each is read, inputs first."""
     identities: dict[str, Identity] = {}
 
     def inputs_of(place: str) -> list[tuple[str, int | None]]:

@@ -1,13 +1,13 @@
-"""Reading parts of large files: a local one by position, a stored one in pieces that a bounded local cache
-keeps.
+"""Reads parts of large files: of a local file by position, of a stored file in pieces that a bounded local
+cache keeps.
 
 Invariants:
-- Opening reads nothing. What is held in memory and on disk does not grow with the files, but for 33 bytes per
-  MiB of those that are read (`infra.store.records`): `reader.OPEN_FILES` descriptors, `CACHE_BYTES` of
-  pieces.
-- A part has exactly the bytes that were asked for, or reading it fails. Those of a stored file were compared
-  with the digests of the pieces they belong to (`infra.store.files.reader`); a local file that is no
-  artifact's (`LocalFile`) has none.
+- Opening reads nothing. What is held in memory and on disk does not grow with the files, except for 33 bytes
+  per MiB of the files that are read (`infra.store.records`): `reader.OPEN_FILES` descriptors, `CACHE_BYTES`
+  of pieces.
+- A part has exactly the bytes that were asked for, or reading it fails. The bytes of a stored file were
+  compared with the digests of the pieces they belong to (`infra.store.files.reader`); a local file that
+  belongs to no artifact (`LocalFile`) has no digests.
 - Safe in several threads: pieces of a network store are fetched side by side.
 """
 
@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 
 class LocalFile:
-    """A local file. Raises FileNotFoundError when there is none; StoreError when it has become shorter
-    since."""
+    """A local file. FileNotFoundError when it does not exist; StoreError when it has become shorter since it
+    was opened."""
 
     def __init__(self, path: Path | str) -> None:
         self.name = str(path)
@@ -44,7 +44,7 @@ class LocalFile:
         self.remote = False
 
     def read(self, start: int, stop: int) -> bytes:
-        file = descriptor(self.name)  # held while reading: another thread may put it out of the cache
+        file = descriptor(self.name)  # held while reading: another thread may evict it from the cache
         data = os.pread(file.number, stop - start, start)
         if len(data) < stop - start:
             raise StoreError(
@@ -54,10 +54,10 @@ class LocalFile:
 
 
 class BlockCache:
-    """Pieces of stored files, checked before they are put here, in one unnamed file below `folder`, the
-    least recently used replaced first. It goes with the process, however that ends. A disk that takes no
-    more makes it smaller, and is logged. Without a folder it is in the system's temporary one.
-    `block_bytes`: the longest piece that it keeps."""
+    """A cache of pieces of stored files, checked before they are put here, in one unnamed file below `folder`
+    (by default the system's temporary folder). The least recently used piece is replaced first. The file
+    disappears with the process, however that ends. A full disk makes the cache smaller, and is logged.
+    `block_bytes`: the longest piece that is kept."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class BlockCache:
         ), (self.folder,)
 
     def __len__(self) -> int:
-        """Number of pieces."""
+        """The number of pieces."""
         return len(self._slots)
 
     @functools.cached_property
@@ -89,7 +89,7 @@ class BlockCache:
         return tempfile.TemporaryFile(dir=self.folder, prefix="pieces-")
 
     def get(self, file: str, piece: int, begin: int, end: int) -> bytes | None:
-        """Bytes [begin, end) of a piece, or None where it is not kept."""
+        """Bytes [begin, end) of a piece, or None if the piece is not kept."""
         with self._lock:
             slot = self._slots.get((file, piece))
             if slot is None:
@@ -98,7 +98,7 @@ class BlockCache:
             return os.pread(self._file.fileno(), end - begin, slot * self.block_bytes + begin)
 
     def put(self, file: str, piece: int, data: bytes | memoryview) -> None:
-        """Keeps a piece; one that is longer than `block_bytes` is not kept."""
+        """Keeps a piece, unless it is longer than `block_bytes`."""
         with self._lock:
             self.fetched_bytes += len(data)
             if (file, piece) in self._slots or len(data) > self.block_bytes:
@@ -123,12 +123,11 @@ class BlockCache:
 
 
 class StoredFile:
-    """A file of an artifact. DamagedError when what is read of it is not what the manifest states.
+    """A file of an artifact. DamagedError when the content that is read is not what the manifest states.
 
     Args:
-        cache: of its pieces, for a store elsewhere; None reads a checked copy of the whole
-        (`Artifact.local`). A file on local disk is read
-            where it lies.
+        cache: keeps the pieces, if the store is remote; None reads a checked copy of the whole file
+            (`Artifact.local`). A file on local disk is read where it lies.
     """
 
     def __init__(self, artifact: Artifact, name: str, cache: BlockCache | None) -> None:

@@ -1,11 +1,11 @@
-"""What a store holds: its artifacts, the markers of each, the files that each marker names, and what each
-artifact was made from.
+"""Lists what a store holds: its artifacts, the markers of each, the files that each marker names, and what
+each artifact was made from.
 
-Verification, garbage collection, transfer and lineage work on this, so that they agree on what belongs to
+Verification, garbage collection, transfer and lineage use this module, so that they agree on what belongs to
 what.
 
-Invariant: one listing, and one read per marker. A file is named by its place in the store; what this program
-does not know it never counts as anything's.
+Invariant: one listing, and one read per marker. A file is named by its place in the store; a file that this
+program does not know never counts as belonging to anything.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from infra.store.store import Store
 
 MarkerKind = Literal["unit", "checkpoint", "manifest"]
 LISTING_BYTES = 2**32
-"""What the listing of a store may carry, some million names: bounds the time of the one call that object
-storage needs for it."""
+"""The most bytes that the listing of a store may carry, some million names: bounds the time of the one call
+that object storage needs for it."""
 ARTIFACT = re.compile(r"^(?!(?:inputs|runs|reports|protected|damaged)/)([a-z][a-z0-9_]*)/([0-9a-f]{32})$")
 _DOCUMENT = re.compile(
     r"identity\.json|manifest[^/]*\.json|checkpoints/[^./][^/]*\.json"
@@ -44,7 +44,7 @@ _STEP = re.compile(r"(?:checkpoints/|manifest-)(\d+)\.json")
 
 @dataclass(frozen=True)
 class Listed:
-    """One stored file: size in bytes, and unix time of its last change where the storage tells it."""
+    """One stored file: size in bytes, and unix time of its last change if the storage tells it."""
 
     size: int
     modified: float | None
@@ -58,9 +58,9 @@ class Marker:
     path: str
     step: int | None
     data: bytes  # as stored
-    files: dict[str, FileRecord]  # that it names, by place in the store
-    rows: dict[str, FileRecord]  # of metrics, likewise
-    attempts: frozenset[str]  # whose logs belong to it
+    files: dict[str, FileRecord]  # those that the marker names, by place in the store
+    rows: dict[str, FileRecord]  # files with rows of metrics, likewise
+    attempts: frozenset[str]  # those whose logs belong to the marker
 
     @property
     def all_files(self) -> dict[str, FileRecord]:
@@ -75,7 +75,7 @@ class Marker:
 
 @dataclass
 class Contents:
-    """An artifact's folder."""
+    """The contents of an artifact's folder."""
 
     path: str
     files: dict[str, Listed]  # by place in the store
@@ -87,7 +87,7 @@ class Contents:
 
     @property
     def name(self) -> str:
-        """Of the part, as the run that made it called it."""
+        """The name of the part in the run that made it."""
         return self.identity.name if self.identity else ""
 
     @property
@@ -96,22 +96,23 @@ class Contents:
 
     @property
     def begun(self) -> bool:
-        """Whether it has more than what attempts left that came to nothing."""
+        """Whether the folder has more than the remains of attempts that came to nothing."""
         return bool(self.identity or self.markers or self.damaged)
 
     @property
     def knows_inputs(self) -> bool:
-        """Whether it is known what it was made from. Where nothing is committed yet, nothing was made."""
+        """Whether it is known what the artifact was made from. If nothing is committed yet, nothing was
+        made."""
         return self.identity is not None or not (self.markers or self.damaged)
 
     @property
     def inputs(self) -> list[tuple[str, int | None]]:
-        """Place and, of a checkpoint, step of every artifact that it was made from."""
+        """The place and, for a checkpoint, the step of every artifact that this one was made from."""
         return [(read.place, read.step) for read in self._inputs if read.place is not None]
 
     @property
     def documents(self) -> set[str]:
-        """Digests of the documents outside the store that it was made from."""
+        """The digests of the documents outside the store that the artifact was made from."""
         return {read.fingerprint for read in self._inputs if read.place is None}
 
     @property
@@ -119,7 +120,7 @@ class Contents:
         return list(self.identity.inputs.values()) if self.identity else []
 
     def used_up(self, marker: Marker) -> set[str]:
-        """The files of a unit that were used up and removed, which their marks say."""
+        """The files of a unit that were used up and removed, according to their marks."""
         return {name for name in marker.files if used_path(name) in self.files}
 
     @property
@@ -129,8 +130,8 @@ class Contents:
 
 
 def list_files(store: Store, path: str = "") -> dict[str, Listed]:
-    """All files below a folder, or of the whole store, by place in the store; so is a folder that stands
-    where a document should. OSError when a part of it cannot be listed."""
+    """All files below a folder, or of the whole store, by place in the store. Includes a folder in the place
+    of a document. OSError when a folder cannot be listed."""
     root = store.full(path) if path else store.root
     begin = len(store.root) + 1
 
@@ -152,7 +153,7 @@ def list_files(store: Store, path: str = "") -> dict[str, Listed]:
 
 
 def time_of(store: Store, path: str) -> float | None:
-    """When a file was written, by the storage's clock, where it says so."""
+    """The unix time at which a file was written, by the storage's clock; None if it does not tell."""
     return _modified(store.call(f"looking for '{path}'", lambda: store.fs.info(store.full(path))))
 
 
@@ -182,7 +183,7 @@ def open_contents(
     """Reads the documents of an artifact.
 
     Args:
-        files: its part of a listing that was made before.
+        files: the files of the artifact in a listing that was made before.
         each: calls a function for each of many names; `map` of an executor reads side by side.
     """
     contents = Contents(path, list_files(store, path) if files is None else files)
@@ -242,12 +243,12 @@ def _read(store: Store, path: str, name: str) -> Identity | Reference | Marker:
 def reach(
     inputs_of: Callable[[str], Iterable[tuple[str, int | None]]], roots: Iterable[tuple[str, int | None]]
 ) -> dict[str, set[int | None]]:
-    """`roots` and all that they were made from, inputs first: the steps at which each artifact is read, by
-    its place.
+    """The artifacts in `roots` and all that they were made from, inputs first: the steps at which each is
+    read, by its place.
 
     Args:
-        inputs_of: place and, of a checkpoint, step of what the artifact in a place was made from; asked once
-            for each.
+        inputs_of: the place and, for a checkpoint, the step of every input of the artifact in a place; called
+            once per place.
     """
     steps: dict[str, set[int | None]] = {}
     order: list[str] = []

@@ -1,1 +1,1 @@
-"""Calls of the filesystem that a store is on: tried again, timed, atomic."""
+"""Makes the calls of the filesystem that a store is on: tried again, timed, atomic."""

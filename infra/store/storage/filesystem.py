@@ -1,10 +1,11 @@
-"""Calls of the filesystem that a store is on: tried again, timed, never outside the root, and write-once.
+"""Makes the calls of the filesystem that a store is on: tried again, timed, never outside the root, and
+write-once.
 
 Invariants: a file appears whole or not at all, and the first writer of a file wins (`write_once`). No answer
 comes from a cache of listings. A read has exactly the bytes that were asked for.
 
-Everything goes through `Filesystem.call` (tries again, limits the time of a try, counts the seconds), in few
-ways:
+Everything goes through `Filesystem.call` (it tries again, limits the time of a try and counts the seconds),
+in a few ways:
 
     here            `info` (exists, size), `ls` (names), `cat_file` (read_bytes, read_range), `pipe_file`
                     (write_once), `rm` (remove)
@@ -39,15 +40,15 @@ from infra.store.storage import local
 from infra.store.storage.retry import Retry, WrongLength
 from specs.foreign import ForeignError, check_regular
 
-SLOWEST = 2**20  # bytes per second: what a large transfer may take beyond the time of a small one
+SLOWEST = 2**20  # bytes per second: bounds the time of a large transfer beyond that of a small one
 
 T = TypeVar("T")
 _clock_lock = threading.Lock()
 
 
 class Filesystem:
-    """A folder on an fsspec filesystem, whichever. Paths are relative to it, with `/`. `seconds` is the
-    time during which at least one call was under way."""
+    """A folder on any fsspec filesystem. Paths are relative to it, with `/`. `seconds` is the time during
+    which at least one call was under way."""
 
     def __init__(self, fs: fsspec.AbstractFileSystem, root: str, *, retry: Retry | None = None) -> None:
         self.fs = fs
@@ -67,27 +68,27 @@ class Filesystem:
         return self.root if self.is_local else str(self.fs.unstrip_protocol(self.root))
 
     def full(self, path: str) -> str:
-        """Path on the filesystem. StoreError for a path that would leave the store."""
+        """The path on the filesystem. StoreError for a path that would leave the store."""
         full = f"{self.root}/{inside(path, 'a call')}"
         if self.is_local and self._leads_out(path):
             raise StoreError(f"'{path}' leads out of the store through a link")
         return full
 
     def _leads_out(self, path: str) -> bool:
-        """Whether a path is outside of the store where all links are followed."""
+        """Whether a path is outside the store when all links are followed."""
         parts = list(accumulate([self.root, *path.split("/")], os.path.join))
         if not any(map(os.path.islink, parts)):
             return False
         return not Path(parts[-1]).resolve().is_relative_to(Path(self.root).resolve())
 
     def location(self, path: str) -> str:
-        """What other libraries open: a local path, or a URL with its protocol."""
+        """The path that other libraries open: a local path, or a URL with its protocol."""
         full = self.full(path)
         return full if self.is_local else str(self.fs.unstrip_protocol(full))
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Counts the time inside as storage time, once where several calls overlap."""
+        """Counts the time inside as storage time, once when several calls overlap."""
         with _clock_lock:
             self._calls_under_way += 1
             if self._calls_under_way == 1:
@@ -101,7 +102,7 @@ class Filesystem:
                     self.seconds += time.perf_counter() - self._since
 
     def call(self, what: str, function: Callable[[], T], *, size: int = 0) -> T:
-        """One call of the filesystem. `size`: bytes that it carries.
+        """Makes one call of the filesystem. `size`: the bytes that it carries.
 
         Raises:
             StorageError: it failed until the tries were used up, or the disk is full.
@@ -113,14 +114,14 @@ class Filesystem:
             )
 
     def again(self, what: str, function: Callable[[], T]) -> T:
-        """The same for a function that makes calls itself, and finds their answers wrong."""
+        """Like `call`, for a function that makes calls itself, and may find their answers wrong."""
         with self.timed():
             return self.retry.call(f"{what} in the store {self.url}", function)
 
-    # What there is
+    # Looking up
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file, or None where there is none."""
+        """The size of a file in bytes, or None if it does not exist."""
         full = self.full(path)
 
         def ask() -> int:
@@ -136,7 +137,7 @@ class Filesystem:
         return self.size(path) is not None
 
     def names(self, path: str) -> list[str]:
-        """Sorted names in a folder (empty: the root); none when there is no such folder. Temporary and
+        """The sorted names in a folder (empty: the root); none when there is no such folder. Temporary and
         hidden files are left out."""
         full = self.full(path) if path else self.root
 
@@ -156,7 +157,7 @@ class Filesystem:
     # Reading
 
     def read_if_there(self, path: str) -> bytes | None:
-        """Content of a small file, or None where there is none: one request."""
+        """The content of a small file, or None if it does not exist, in one request."""
         full = self.full(path)
         try:
             return self.call(f"reading '{path}'", lambda: self._content(path, full))
@@ -173,11 +174,11 @@ class Filesystem:
         return data
 
     def damaged(self, path: str, error: Exception) -> DamagedError:
-        """What is said of a file that does not hold what it should."""
+        """The error for a file that does not hold what it should."""
         return DamagedError(f"'{path}' in the store {self.url} is damaged: {error}; {FIX}")
 
     def read_bytes(self, path: str) -> bytes:
-        """Content of a small file. StoreError where there is none."""
+        """The content of a small file. StoreError if it does not exist."""
         data = self.read_if_there(path)
         if data is None:
             raise DamagedError(f"'{path}' is not in the store {self.url}")
@@ -208,13 +209,13 @@ class Filesystem:
             raise DamagedError(f"'{path}' is not in the store {self.url}") from error
 
     def read_whole(self, path: str) -> bytes:
-        """Content of a file of which no digest is stated: its length is compared, so that an answer that
-        was cut is asked for again."""
+        """The content of a file of which no digest is stated: its length is compared, so that a truncated
+        answer is asked for again."""
         size = self.size(path)
         return self.read_bytes(path) if size is None else self.read_range(path, 0, size)
 
     def check_whole(self, path: str, data: bytes) -> None:
-        """WrongLength, which is met with another try, when the store has more or fewer bytes of a file
+        """Raises WrongLength, which is met with another try, when the store has more or fewer bytes of a file
         than it gave."""
         if (has := self.size(path)) != len(data):
             raise WrongLength(
@@ -224,12 +225,11 @@ class Filesystem:
     # Writing
 
     def write_once(self, path: str, data: bytes) -> bool:
-        """Writes a small file whole or not at all. False when it was there already, which then stays as it
-        is.
+        """Writes a small file whole or not at all. False when it exists already; it then stays as it is.
 
-        Exclusive on local disk, and where the storage has conditional writes; elsewhere two writers at the
-        same moment may both be told True, and the later one's content stays. Trying again after an answer
-        that was lost is safe: what is there is compared with `data`, so a content that matters to one writer
+        The write is exclusive on local disk, and on storage with conditional writes; elsewhere two writers at
+        the same moment may both be told True, and the later one's content stays. Trying again after a lost
+        answer is safe: the stored content is compared with `data`, so a content that matters to one writer
         only must say whose it is.
         """
         full = self.full(path)
@@ -241,14 +241,14 @@ class Filesystem:
         if found is None:
             self._create(path, full, data)
             found = self._found(path, data)
-        # by a storage whose writes are not atomic: nobody else writes a part of our bytes
+        # torn by a storage whose writes are not atomic: nobody else writes a part of our bytes
         if found is None or _is_torn(found, data):
             self.call(f"writing '{path}'", lambda: self._pipe(full, data, "overwrite"))
             found = self._found(path, data)
         return found == data
 
     def _found(self, path: str, data: bytes) -> bytes | None:
-        """What is there where `data` is to be, whole."""
+        """The whole content of the file that is to hold `data`; None if it does not exist."""
 
         def ask() -> bytes | None:
             found = self.read_if_there(path)
@@ -269,8 +269,8 @@ class Filesystem:
         return self.call(f"writing '{path}'", link)
 
     def _create(self, path: str, full: str, data: bytes) -> None:
-        """A conditional write where the filesystem has one. Whatever is there afterwards counts, so a
-        conflict is no error."""
+        """Writes conditionally, if the filesystem can. What is stored afterwards counts, so a conflict is no
+        error."""
 
         def create() -> None:
             try:
@@ -279,7 +279,7 @@ class Filesystem:
                 return
             except NotImplementedError:
                 self._pipe(full, data, "overwrite")
-            # a lost answer, or a server whose conflict is an error of another name: what is there decides
+            # a lost answer, or a server whose conflict is an error of another name: what is stored decides
             except OSError:
                 if not self.exists(path):
                     raise
@@ -290,7 +290,7 @@ class Filesystem:
         self.in_folder(full, lambda: self.fs.pipe_file(full, data, mode=mode))
 
     def in_folder(self, full: str, write: Callable[[], object]) -> None:
-        """Calls `write`, which writes the file `full`; where that needs the folder to exist, it is made."""
+        """Calls `write`, which writes the file `full`; creates the folder if that is needed."""
         try:
             write()
         except FileNotFoundError:
@@ -300,7 +300,7 @@ class Filesystem:
             write()
 
     def replace(self, path: str, data: bytes) -> None:
-        """Puts a small file in the place of another one, at once. For what is not a commit marker."""
+        """Puts a small file in the place of another one, at once. For files that are not commit markers."""
         full = self.full(path)
         if self.is_local:
             self.call(f"writing '{path}'", lambda: local.replace(Path(full), data))
@@ -322,8 +322,7 @@ class Filesystem:
                 self.fs.pipe_file(full, data)
 
     def move_aside(self, path: str, target: str) -> None:
-        """Moves a file, or whatever is in its place; nothing happens when there is nothing. On local
-        disk."""
+        """Moves a file on local disk, or whatever is in its place; nothing happens when nothing is there."""
         folder, name = Path(self.full(path.rpartition("/")[0])), one_name(path.rpartition("/")[2], "a call")
         if not os.path.lexists(folder / name):
             return

@@ -1,8 +1,8 @@
-"""All files below a folder, on any filesystem.
+"""Lists all files below a folder, on any filesystem.
 
-Invariant: a folder that cannot be listed is an error, never an empty one. fsspec's own walk leaves it out
-(`on_error="omit"`, below the first folder whatever is asked for), and who removes, copies or fingerprints by
-such a listing acts on a part of it.
+Invariant: a folder that cannot be listed is an error, never an empty one. fsspec's own walk leaves such a
+folder out (`on_error="omit"`, below the first folder whatever is asked for), and code that removes, copies or
+fingerprints by such a listing acts on a part of the files.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ def tree(
     enter: Callable[[str], bool] = lambda folder: True,
     as_file: Callable[[str], bool] = lambda folder: False,
 ) -> Entries:
-    """Details of the files below a folder, by full name; links to folders are not followed.
+    """The details of the files below a folder, by full name; links to folders are not followed.
 
     Args:
-        call: makes each request: given the folder and the function that asks. enter: whether files below a
-        folder are wanted. Not asked where the filesystem lists all of a tree at once, as object storage does.
+        call: makes each request, given the folder and the function that asks.
+        enter: whether files below a folder are wanted. Not asked if the filesystem lists all of a tree at
+            once, as object storage does.
         as_file: whether a folder is itself one of the entries, and not entered.
 
     Raises:
-        OSError: a folder cannot be listed. One that is not there, or not any more, has no files.
+        OSError: a folder cannot be listed. A folder that does not exist, or not any more, has no files.
     """
     if _lists_trees(fs):
         return dict(call(root, lambda: fs.find(root, detail=True)))

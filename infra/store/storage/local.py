@@ -1,12 +1,12 @@
-"""Small files on local disk, written atomically and durably.
+"""Writes small files on local disk, atomically and durably.
 
 Invariants:
 - A name appears with its whole content, which is on disk by then unless `durable` is false, or not at all.
 - `write_once` never replaces a file: a hard link of a synced temporary file fails where the name exists. On a
   filesystem without hard links claim files make one writer at a time look and rename. They are numbered, each
-  is created once (O_EXCL), and none is removed before the name is there; one that another writer has found
-  there for `CLAIM_LOOKS` looks belongs to a writer that died, and of those who wait the one that creates the
-  next continues.
+  is created once (O_EXCL), and none is removed before the name is there; a claim that another writer has
+  found there for `CLAIM_LOOKS` looks belongs to a writer that died, and the waiting writer that creates the
+  next claim continues.
 - A sync that fails is an error at once. Linux marks the pages that it could not write as clean, so that a
   second sync succeeds without them (Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
 """
@@ -30,7 +30,7 @@ CLAIM_PAUSE = 0.02
 
 
 def write_once(path: Path, data: bytes) -> bool:
-    """False where the name existed with another content."""
+    """Writes a new file. False when the name exists already."""
     with _temporary(path, data) as temporary:
         try:
             os.link(temporary, path)
@@ -46,7 +46,7 @@ def write_once(path: Path, data: bytes) -> bool:
 
 
 def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Puts `data` in the place of what was there."""
+    """Writes a file in the place of the one that was there, if any."""
     with _temporary(path, data, durable=durable) as temporary:
         os.replace(temporary, path)
     if durable:
@@ -54,8 +54,8 @@ def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def sync(number: int, path: Path) -> None:
-    """Makes what was written to an open file durable. StorageError, which is never met with another try,
-    where that fails."""
+    """Makes what was written to an open file durable. StorageError, which is never met with another try, when
+    that fails."""
     try:
         os.fsync(number)
     except OSError as error:
@@ -65,7 +65,7 @@ def sync(number: int, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable, where the filesystem can sync a folder. StorageError as `sync`."""
+    """Makes the names in a folder durable, if the filesystem can sync a folder. StorageError as in `sync`."""
     number = os.open(folder, os.O_RDONLY)
     try:
         sync(number, folder)

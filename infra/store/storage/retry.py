@@ -1,10 +1,10 @@
-"""What is done about storage that fails, stalls or answers wrongly.
+"""Handles storage that fails, stalls or answers wrongly.
 
 Invariant: a call either gives its answer or ends in bounded time, with an error that says what was tried. An
 error that another try may mend (of the network, the server, a time-out, throttling, an answer of the wrong
 length) is met with another try after an exponentially growing, randomly shortened pause (Brooker,
-"Exponential Backoff And Jitter", 2015); one that says something of the file or of us (it is not there, it is
-there already, it is not ours, the disk is full) is not.
+"Exponential Backoff And Jitter", 2015); an error about the file or the user (it does not exist, it exists
+already, it is not ours, the disk is full) is not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 FINAL_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FINAL_NUMBERS = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOSYS, errno.ELOOP, errno.EMLINK, errno.EOPNOTSUPP}
-# of botocore and aiohttp, which are no OSErrors; by name, since this module imports neither
+# errors of botocore and aiohttp, which are no OSErrors; by name, since this module imports neither
 NETWORK_ERRORS = {
     "HTTPClientError",
     "ConnectionError",
@@ -41,8 +41,8 @@ NETWORK_ERRORS = {
 
 
 class StorageError(MaskedError, OSError):
-    """The storage did not do what was asked for, for as long as it was asked. The message says what and
-    what to do."""
+    """Storage that did not do what was asked of it in any try. The message says what failed and what to
+    do."""
 
 
 class WrongLength(OSError):
@@ -72,8 +72,8 @@ def _sleep(seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Retry:
-    """How often and how long. `first`, `longest` and `stall` are in seconds: the first pause, the longest
-    one, and how long one try may take (`APERTUS_STORE_TIMEOUT`, 120 by default). `sleep` and `chance`
+    """The rules of trying a call again. `first`, `longest` and `stall` are in seconds: the first pause, the
+    longest one, and how long one try may take (`APERTUS_STORE_TIMEOUT`, 120 by default). `sleep` and `chance`
     (uniform in [0, 1)) are injected by tests."""
 
     attempts: int = 7
@@ -84,14 +84,14 @@ class Retry:
     chance: Callable[[], float] = random.random
 
     def pause(self, number: int) -> float:
-        """Seconds after try `number`, from 1: between half and all of `first` x 2^(number - 1), at most
-        `longest`."""
+        """The seconds to wait after try `number`, from 1: between half and all of `first` x 2^(number - 1),
+        at most `longest`."""
         return min(self.longest, self.first * 2 ** (number - 1)) * (0.5 + 0.5 * self.chance())
 
     def call(self, what: str, function: Callable[[], T], *, guard: float | None = None) -> T:
-        """What `function` returns. `guard`: seconds beyond `stall` after which a try counts as failed, its
-        thread left behind; None for a call that cannot be left (a write on local disk would continue beside
-        the next try).
+        """Calls `function` and returns its result. `guard`: seconds beyond `stall` after which a try counts
+        as failed, its thread left behind; None for a call that cannot be left (a write on local disk would
+        continue beside the next try).
 
         Raises:
             StorageError: every try failed, or the disk is full. Errors that no other try can mend are passed
@@ -126,7 +126,7 @@ class Retry:
 
 
 def _within(seconds: float, function: Callable[[], T]) -> T:
-    """What `function` returns in a thread of its own; TimeoutError when that takes longer."""
+    """Calls `function` in a thread of its own and returns its result; TimeoutError when that takes longer."""
     results: list[T] = []
     errors: list[BaseException] = []
 

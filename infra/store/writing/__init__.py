@@ -1,1 +1,1 @@
-"""One attempt at one part: who may work at it, what it writes, and which of its checkpoints stay."""
+"""Decides who may work at a part, writes what an attempt makes, and keeps or removes its checkpoints."""

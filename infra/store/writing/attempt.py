@@ -1,8 +1,8 @@
-"""Writing: one attempt at one part.
+"""Writes what one attempt at one part makes.
 
 Invariant: an attempt writes below its own folder only; what it wrote becomes visible when a marker
-(`manifest.json`, a checkpoint's, a unit's) is written, after every file that the marker names. So an attempt
-that was thought dead cannot damage anything.
+(`manifest.json`, that of a checkpoint or of a unit) is written, after every file that the marker names. So an
+attempt that was thought dead cannot damage anything.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Attempt:
         self._before = Seconds(startup=0.0, compute=0.0, storage=0.0)
         self._resumed_from: list[str] = []
         self._begun = time.monotonic()
-        # By the clocks of two machines, perhaps.
+        # The two times may be from the clocks of two machines.
         self._startup = max(0.0, time.time() - job.launched_at) if job.launched_at else 0.0
         if job.resume_step is not None:
             marker = self.artifact.checkpoint(job.resume_step).marker
@@ -101,8 +101,8 @@ class Attempt:
         )
 
     def check_lease(self) -> None:
-        """LeaseLost when another attempt has taken over, while this one was paused, say. Asked before a
-        marker is written or taken away; one listing."""
+        """Raises LeaseLost when another attempt has taken over, for example while this one was paused. Called
+        before a marker is written or removed; takes one listing."""
         if self.job.lease is not None:
             require(self.store, self.job.path, self.job.lease, self.job.attempt)
 
@@ -119,7 +119,7 @@ class Attempt:
     # Files of the artifact
 
     def folder(self, name: str = "") -> str:
-        """Path in the store of this attempt's folder, or of something in it."""
+        """The path in the store of this attempt's folder, or of something in it."""
         return f"{self.job.path}/attempts/{self.job.attempt}" + (
             f"/{inside(name, 'an attempt')}" if name else ""
         )
@@ -141,7 +141,7 @@ class Attempt:
     # Units: restartable pieces of a stage's work
 
     def unit(self, key: str) -> Unit | None:
-        """The committed unit of that key, by whichever attempt, or None."""
+        """The committed unit with a key, by any attempt, or None."""
         path = f"{self.job.path}/units/{key}.json"
         unit = self.store.read_json_if_there(path)
         if unit is None:
@@ -156,8 +156,8 @@ class Attempt:
         return unit
 
     def unit_files(self, key: str, unit: Unit) -> dict[str, Path]:
-        """Local paths of the files of a unit, content checked: the stored ones, or copies of them.
-        DamagedError names one that differs."""
+        """The local paths of the files of a unit, with checked content: the stored files, or copies of them.
+        DamagedError names a file that differs."""
         try:
             return {
                 name: local_file(self.store.reader(record.path, record))
@@ -167,8 +167,8 @@ class Attempt:
             raise DamagedError(f"{error} (unit {key})") from error
 
     def commit_unit(self, key: str, *, files: dict[str, Path] | None = None, data: Any = None) -> Unit:
-        """Uploads the files of a unit, then makes it visible. The unit as committed, which may be another
-        attempt's."""
+        """Uploads the files of a unit, then makes it visible. Returns the committed unit, which may be
+        another attempt's."""
         records = {}
         for name, local in (files or {}).items():
             stored = self.folder("/".join(filter(None, ("units", key, self.worker, name))))
@@ -179,7 +179,7 @@ class Attempt:
         return self.committed_unit(key)
 
     def remove_unit(self, key: str) -> None:
-        """Takes a unit away that others have used up: its marker, then its files."""
+        """Removes a unit that others have used up: its marker, then its files."""
         if (unit := self.unit(key)) is None:
             return
         self.check_lease()
@@ -187,7 +187,7 @@ class Attempt:
         self._remove(unit.files.values())
 
     def remove_files(self, unit: Unit, names: Iterable[str]) -> None:
-        """Takes files of a unit away that others have used up, and leaves a mark: they are not lost."""
+        """Removes files of a unit that others have used up, and leaves a mark for each: they are not lost."""
         records = [unit.files[name] for name in names]
         for record in records:
             self.store.overwrite(used_path(record.path), b"")
@@ -203,23 +203,23 @@ class Attempt:
 
     @staticmethod
     def checkpoint_folder(step: int) -> str:
-        """Name, inside the attempt, of the folder that a checkpoint is written to."""
+        """The name, inside the attempt, of the folder that a checkpoint is written to."""
         return f"step-{step:08d}"
 
     def add_metrics(self, row: dict[str, Any]) -> None:
-        """A row of the training history; kept with the next checkpoint."""
+        """Adds a row to the training history; it is stored with the next checkpoint."""
         self._rows.append(row)
 
     def commit_checkpoint(
         self, step: int, facts: dict[str, Any], *, files: dict[str, FileRecord]
     ) -> Checkpoint:
-        """Makes files in `checkpoint_folder(step)` a checkpoint; the checkpoint as committed, which may be
-        another attempt's.
+        """Makes files in `checkpoint_folder(step)` a checkpoint. Returns the committed checkpoint, which may
+        be another attempt's.
 
         Args:
-            facts: consumed tokens and samples, last losses. files: name in the folder -> record, of every
-            file, as `Store.writer` gave it to whichever process wrote it. Nothing is listed
-                or read here.
+            facts: consumed tokens and samples, last losses.
+            files: the record of every file, by name in the folder, as `Store.writer` gave it to the process
+                that wrote it. Nothing is listed or read here.
         """
         if not files:
             raise StoreError(
@@ -252,7 +252,7 @@ class Attempt:
     # The end
 
     def seconds(self) -> Seconds:
-        """Start-up, compute and storage time of this part so far, over the attempts that it continues."""
+        """The start-up, compute and storage time of this part so far, over the attempts that it continues."""
         storage = self.store.seconds
         compute = max(0.0, time.monotonic() - self._begun - storage)
         return Seconds(
@@ -302,8 +302,8 @@ def _now() -> str:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """Of Python and the libraries; looking them up takes 30 ms, and they do not change while a process
-    runs."""
+    """The versions of Python and the libraries; looking them up takes 30 ms, and they do not change while a
+    process runs."""
     versions = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:

@@ -1,4 +1,4 @@
-"""Who works at a part: of two runs that want the same one, one works and the others wait.
+"""Decides who works at a part: of several runs that want the same part, one works and the others wait.
 
 Below the folder of the artifact:
 
@@ -7,13 +7,14 @@ Below the folder of the artifact:
                                 it has released
 
 Invariants: no data depend on a lease; attempts never share a path and markers are written once, whoever holds
-what. A lease saves double work, and it fences: who lost it commits, prunes and withdraws nothing any more.
-Nobody compares wall clocks: a lease is over when its counter stood still for `seconds` on the observer's own
-monotonic clock. Nobody waits for a lease while holding it, and what is over is cleaned up by the next holder.
+what. A lease saves double work, and it fences: an attempt that lost it commits, prunes and withdraws nothing
+any more. Nobody compares wall clocks: a lease is over when its counter has stood still for `seconds` on the
+observer's own monotonic clock. Nobody waits for a lease while holding it, and a lease that is over is cleaned
+up by the next holder.
 
-A claim is believed when it is the newest and names its writer on being read again, after a pause where
-storage is remote: exclusive writes are not to be relied on everywhere. Where two were believed nevertheless,
-the one that the claim does not name finds out at a beat.
+A claim is believed when it is the newest and names its writer when it is read again, after a pause if the
+storage is remote: exclusive writes cannot be relied on everywhere. If two claims were believed nevertheless,
+the writer that the claim does not name finds out at a beat.
 
 Calls of storage: a look is a listing and at most two reads of some hundred bytes; a claim is a write, a
 listing, a read, and two removals where there was a holder before; a beat is a listing and a write; a check
@@ -54,9 +55,9 @@ class LeaseLost(StoreError):
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds, and the clock they are taken on. `seconds`: without a beat for so long, the holder counts
-    as dead. `look`: between two looks of one that waits. `settle`: between a claim on remote storage and
-    reading it again."""
+    """Durations in seconds, and the clock that measures them. `seconds`: the time without a beat after which
+    the holder counts as dead. `look`: the time between two looks of a waiting observer. `settle`: the time
+    between a claim on remote storage and reading it again."""
 
     seconds: float = field(default_factory=lambda: _stated_seconds())
     look: float = 3.0
@@ -73,8 +74,8 @@ def _stated_seconds() -> float:
 
 
 class Holder(BaseModel):
-    """What a claim states. `since` is for people; the rest identifies the launcher's process on its
-    machine."""
+    """The holder that a claim states. `since` is for people; the rest identifies the launcher's process on
+    its machine."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -89,7 +90,7 @@ class Holder(BaseModel):
 
     @classmethod
     def here(cls, attempt: str, seconds: float) -> Holder:
-        """This process."""
+        """This process as the holder."""
         boot, namespace = liveness.machine()
         return cls(
             attempt=attempt,
@@ -107,17 +108,18 @@ class Holder(BaseModel):
 
     @property
     def on_this_machine(self) -> bool:
-        """Whether its process can be looked up from here."""
+        """Whether the holder's process can be looked up from this one."""
         return bool(self.boot) and (self.boot, self.namespace) == liveness.machine()
 
     @property
     def gone(self) -> bool:
-        """Whether it ran on this machine, and its process is no more. Of another machine nothing is known."""
+        """Whether the holder ran on this machine, and its process has ended. Of other machines nothing is
+        known."""
         return self.on_this_machine and not liveness.is_running(self.pid, self.started)
 
 
 class Beat(Foreign):
-    """The holder's own file."""
+    """The content of the holder's own file."""
 
     count: int = 0  # grows from beat to beat
     released: bool = False
@@ -125,7 +127,8 @@ class Beat(Foreign):
 
     @classmethod
     def read(cls, data: bytes) -> Beat:
-        """What a beat says; of one that is not there yet, or is damaged, nothing but that it changes."""
+        """The beat that `data` states; a default one if there is no file yet, or it is damaged: only its
+        changes are then looked at."""
         try:
             return checked(cls, parse_json(data))
         except ForeignError:
@@ -134,8 +137,9 @@ class Beat(Foreign):
 
 @dataclass(frozen=True)
 class Seen:
-    """What a look found: the newest generation (0: there was none), its holder, and whether the part is
-    free to be claimed. `why` it is free though nobody released it, or what is waited for; for people."""
+    """The result of a look: the newest generation (0: there was none), its holder, and whether the part is
+    free to be claimed. `why`: why it is free although nobody released it, or what is waited for; for
+    people."""
 
     generation: int
     holder: Holder | None
@@ -153,7 +157,7 @@ class Leases:
         self._silence = Silence(2 * self.timing.look, self.timing.clock)
 
     def look(self) -> Seen:
-        """The state now. StoreError for a claim that is none."""
+        """The present state. StoreError for a claim that is damaged."""
         while True:
             names = self.store.names(_folder(self.path))
             generation = _newest(names)
@@ -205,7 +209,8 @@ class Leases:
 
 
 class Lease:
-    """A lease that was claimed. Entered, it beats in a thread until it is left, which releases it."""
+    """A lease that was claimed. Inside its `with` block, it beats in a thread; the end of the block releases
+    it."""
 
     def __init__(self, store: Store, path: str, generation: int, holder: Holder, timing: Timing) -> None:
         self.store = store
@@ -229,7 +234,7 @@ class Lease:
         self.release()
 
     def when_lost(self, call: Callable[[str], None]) -> None:
-        """`call(reason)` as soon as the lease is known to be lost, from another thread or at once."""
+        """Calls `call(reason)` as soon as the lease is known to be lost, from another thread or at once."""
         with self._lock:
             self._on_lost = call
             lost = self.lost
@@ -237,13 +242,13 @@ class Lease:
             call(lost)
 
     def stage_started(self, pipe: int) -> None:
-        """From now on the beat names the pipe (its inode) that the stage's processes have as standard
-        input. Whoever takes over on this machine gives them the time to end."""
+        """Makes the beat name, from now on, the pipe (by its inode) that the stage's processes have as
+        standard input. An attempt that takes over on this machine gives them the time to end."""
         self._pipe = pipe
         self._beats.now()
 
     def check(self) -> None:
-        """LeaseLost when the lease is another attempt's."""
+        """Raises LeaseLost when the lease is another attempt's."""
         try:
             require(self.store, self.path, self.generation, self.holder.attempt)
         except LeaseLost as error:
@@ -258,7 +263,8 @@ class Lease:
         self._write(released=False)
 
     def release(self) -> None:
-        """Lets the next one have it. When storage refuses, others find out by the time of the lease."""
+        """Lets the next attempt have the lease. When the storage refuses, others find out after the time of
+        the lease."""
         if self.lost:
             return
         try:
@@ -280,13 +286,13 @@ class Lease:
             self.beat()
         except LeaseLost:
             pass  # `check` has reported it
-        except Exception as error:  # storage; the next beat may reach it
+        except Exception as error:  # the storage failed; the next beat may reach it
             logger.warning("no beat for the lease of %s: %s", self.path, error)
 
 
 def require(store: Store, path: str, generation: int, attempt: str) -> None:
-    """LeaseLost when the lease of the part at `path` is not that attempt's in that generation any more.
-    One listing."""
+    """Raises LeaseLost when the lease of the part at `path` is not that attempt's in that generation any
+    more. Takes one listing."""
     names = store.names(_folder(path))
     newest = _newest(names)
     others = any(
@@ -302,8 +308,8 @@ def require(store: Store, path: str, generation: int, attempt: str) -> None:
 
 
 def holder_of(store: Store, path: str) -> Holder | None:
-    """Who seems to work at a part now: a single look, which cannot tell whether a process of another
-    machine still lives."""
+    """The holder that seems to work at a part now, by a single look, which cannot tell whether a process of
+    another machine still lives."""
     try:
         seen = Leases(store, path).look()
     except StoreError:
@@ -327,7 +333,7 @@ def _beat_file(generation: int, attempt: str) -> str:
 
 
 def _generation(name: str) -> int:
-    """Of a file in the folder; 0 for one that does not belong there."""
+    """The generation of a file in the folder; 0 for a file that does not belong there."""
     match = _FILE.fullmatch(name)
     return int(match[1]) if match else 0
 

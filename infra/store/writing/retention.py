@@ -1,14 +1,16 @@
-"""Which checkpoints of a training artifact stay, and taking the others away.
+"""Decides which checkpoints of a training artifact stay, and removes the others.
 
-Whoever starts from a checkpoint says so in a small file beside it, `references/<step>-<fingerprint>.json`,
-written once, before it starts: a run for all that its plan contains, a branch for its point, every attempt
-for what it reads. So pruning reads one folder, however large the store is. What removes an artifact for good
-removes the references that it has written (`referrer` names it).
+Everything that starts from a checkpoint says so in a small file beside it,
+`references/<step>-<fingerprint>.json`, written once, before it starts: a run for all checkpoints in its plan,
+a branch for its starting point, every attempt for what it reads. So pruning reads one folder, however large
+the store is. When an artifact is removed for good, so are the references that it has written (`referrer`
+names it).
 
-Invariants: a checkpoint is removed only after a newer one is committed. Never removed: the newest, what is
-referred to, ends of finished segments. A marker goes before its files, so that a checkpoint that is half
-removed is none. Whoever refers looks for the marker afterwards (`hold`), whoever prunes for references after
-the marker went: one of the two sees the other, and the marker comes back if it is the pruner.
+Invariants: a checkpoint is removed only after a newer one is committed. The newest checkpoint, those that are
+referred to, and the ends of finished segments are never removed. A marker is removed before its files, so
+that a half-removed checkpoint does not count as one. A referrer looks for the marker after it has written its
+reference (`hold`), a pruner for references after it has removed the marker: one of the two sees the other,
+and if it is the pruner, it puts the marker back.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ def refer(store: Store, path: str, step: int, referrer: str) -> None:
 
 
 def hold(store: Store, path: str, step: int, referrer: str) -> None:
-    """The same for a checkpoint that is there. StoreError when it is not, since it was pruned before its
-    pruner could see the reference."""
+    """Like `refer`, for a checkpoint that has to exist. StoreError when it does not, since it was pruned
+    before its pruner could see the reference."""
     refer(store, path, step, referrer)
     if not store.exists(Artifact(store, path).marker_path(step)):
         raise StoreError(
@@ -46,7 +48,7 @@ def hold(store: Store, path: str, step: int, referrer: str) -> None:
 
 
 def referred_steps(store: Store, path: str) -> set[int]:
-    """Steps of an artifact that others start from, or are planned to. One listing."""
+    """The steps of an artifact that others start from, or are planned to start from. Takes one listing."""
     return {
         int(step)
         for name in store.names(f"{path}/references")
@@ -57,10 +59,10 @@ def referred_steps(store: Store, path: str) -> set[int]:
 def prune(
     artifact: Artifact, *, keep: int, kept: Callable[[int], bool], before: Callable[[], None] = lambda: None
 ) -> list[int]:
-    """Removes checkpoints; the steps removed. Called after a commit.
+    """Removes checkpoints and returns their steps. Called after a commit.
 
     Args:
-        keep: newest checkpoints that stay.
+        keep: how many of the newest checkpoints stay.
         kept: whether the checkpoint of a step stays for another reason.
         before: called before each removal; an error there leaves the rest as it is.
     """
@@ -79,7 +81,7 @@ def prune(
             continue
         data = store.read_bytes(marker)
         store.remove(marker)
-        if step in referred_steps(store, artifact.path):  # since the listing above
+        if step in referred_steps(store, artifact.path):  # written since the listing above
             store.write_once(marker, data)
             continue
         store.remove(folder)
