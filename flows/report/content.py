@@ -11,9 +11,10 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from flows.planning.graph import Input
+from flows.planning.graph import Input, Node
 from flows.planning.mixtures import by_size, corpora, learned_in
 from flows.planning.mixtures import shares as mixture_shares
+from flows.planning.parts.consumed_samples import ancestry_of
 from flows.planning.plan import Plan, Step
 from flows.report.classifiers import Classified
 from flows.report.experiments import Experiment, experiment
@@ -39,6 +40,7 @@ from specs.stages.evaluate_reward import EvaluateRewardStage
 from specs.stages.evaluate_tokenizers import EvaluateTokenizersStage
 from specs.stages.gates import Measuring
 from specs.stages.mixture import MixturePart
+from specs.stages.training import Segment
 from specs.tokenizer_comparison import Comparison
 
 FOLDED = 4  # least number of variants of a stage that share one box of the graph
@@ -125,7 +127,7 @@ def _part(plan: Plan, step: Step, notes: list[str]) -> Part:
             "launch": node.launch.to_json(),
         },
         metrics=metrics,
-        passes=_passes(artifact, done),
+        passes=_fact(artifact, done, "passes"),
         seconds=document.seconds.model_dump() if document and document.seconds else {},
         files={name: record.size for name, record in document.files.items()} if document else {},
         versions=document.versions if isinstance(document, Manifest) else {},
@@ -133,10 +135,11 @@ def _part(plan: Plan, step: Step, notes: list[str]) -> Part:
     )
 
 
-def _passes(artifact: Artifact, step: int | None) -> dict[str, float]:
-    """Passes over each corpus, by fingerprint, from new weights to a checkpoint."""
+def _fact(artifact: Artifact, step: int | None, name: str) -> dict[str, float]:
+    """The numbers that a checkpoint states as a fact: `passes` over each corpus, by fingerprint, from new
+    weights; `epochs` of each corpus, by name, in the samples of its mixture. Empty without the checkpoint."""
     try:
-        return numbers(artifact.checkpoint(step).facts.get("passes")) if step is not None else {}
+        return numbers(artifact.checkpoint(step).facts.get(name)) if step is not None else {}
     except StoreError:
         return {}
 
@@ -263,9 +266,9 @@ def _mixtures(plan: Plan, parts: dict[str, Part]) -> dict[str, list[Share]]:
             continue
         read = {entry.fingerprint: entry for entry in corpora(plan.graph, node.name)}
         trained = [
-            part
+            _epochs(plan, plan.graph.nodes[part.name], part, node)
             for part in parts.values()
-            if "mixture" in part.inputs and part.inputs["mixture"].name == node.name
+            if part.done_steps and "mixture" in part.inputs and part.inputs["mixture"].name == node.name
         ]
         sizes = {
             entry.name: parts[entry.name].metrics.get("train", {}).get("tokens") for entry in read.values()
@@ -281,13 +284,26 @@ def _mixtures(plan: Plan, parts: dict[str, Part]) -> dict[str, list[Share]]:
     return found
 
 
-def _share(entry: Input, share: float, parts: dict[str, Part], trained: list[Part]) -> Share:
+def _epochs(plan: Plan, node: Node, part: Part, mixture: Node) -> dict[str, float]:
+    """The passes over each corpus, by name, that a segment and its ancestry have made through a mixture.
+    Sequences of another length or packing draw from the beginning of the mixture, so their passes add up."""
+    most: dict[tuple[str, int, str], float] = {}
+    for segment, step in ancestry_of(plan.graph, node, (node.start_step or 0) + part.done_steps):
+        read = segment.inputs.get("mixture")
+        if read is None or read.name != mixture.name or not isinstance(segment.part, Segment):
+            continue
+        for name, epochs in _fact(segment.artifact(plan.store), step, "epochs").items():
+            key = name, segment.part.sequence_length, segment.part.packing
+            most[key] = max(most.get(key, 0.0), epochs)
+    found = dict.fromkeys((name for name, _, _ in most), 0.0)
+    for (name, _, _), epochs in most.items():
+        found[name] += epochs
+    return found
+
+
+def _share(entry: Input, share: float, parts: dict[str, Part], trained: list[dict[str, float]]) -> Share:
     corpus = parts[entry.name].metrics.get("train", {}) if entry.name in parts else {}
-    through = [
-        value
-        for part in trained
-        if (value := numbers(part.metrics.get("epochs")).get(entry.name)) is not None
-    ]
+    through = [epochs[entry.name] for epochs in trained if entry.name in epochs]
     in_all = [part.passes[entry.fingerprint] for part in parts.values() if entry.fingerprint in part.passes]
     return Share(
         entry.name, share, corpus.get("tokens"), max(through, default=None), max(in_all, default=None)

@@ -62,6 +62,20 @@ def test_totals_states_and_mixtures(planned: Planned) -> None:
     assert (export.reads, export.after) == (["cooldown", "tokenizer"], ["evaluate"])
 
 
+def test_passes_through_a_mixture_add_up_over_lengths_and_not_over_the_segments_of_one(
+    planned: Planned,
+) -> None:
+    run = collect(trained(planned("stages.cooldown.mixture=main", "stages.cooldown.sequence_length=64")))
+    lengths = {
+        part.settings["part"]["sequence_length"]
+        for part in run.parts
+        if "mixture" in part.inputs and part.inputs["mixture"].name == "main"
+    }
+    assert len(lengths) == 2
+    assert run.mixtures["main"][0].passes == 0.5 + 0.5  # the facts of every checkpoint
+    assert run.mixtures["second"][0].passes == 0.5
+
+
 def test_a_gate_that_is_not_met_is_shown_as_failed(planned: Planned) -> None:
     plan = planned()
     finish(plan, metrics={"perplexity": 2000.0})
