@@ -19,7 +19,7 @@ from specs.repeats import Repeats
 from specs.sparse_attention import SparseAttention
 
 MOST = 2**24
-"""Limit of a width, a number of heads and a vocabulary: thousands of times that of any model."""
+"""Limit of a width, a number of heads and a vocabulary: over a hundred times that of any model."""
 FLAVOURS: dict[str, dict[str, int | float]] = {
     # For CPUs. Weights as small as the large models' would keep a narrow model on a plateau for most of a
     # short run.

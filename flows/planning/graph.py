@@ -104,7 +104,7 @@ class Graph:
     notes: list[str] = field(default_factory=list)  # for readers of the plan
     tasks: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # suite -> name -> its tasks
     trajectories: dict[str, Trajectory] = field(default_factory=dict)  # by phase
-    best: dict[str, int] = field(default_factory=dict)  # `@best:` reference -> its current step
+    best: dict[str, int] = field(default_factory=dict)  # its current step, by `@best:` reference
     models: dict[str, HubModel] = field(default_factory=dict)  # `hf:` reference -> the Hugging Face model
     unavailable: dict[str, Unavailable] = field(default_factory=dict)  # declared inputs by name
 

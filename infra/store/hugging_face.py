@@ -63,7 +63,7 @@ TOKENIZER_FILES = [
     "special_tokens_map.json",
     "chat_template.jinja",
 ]
-FOLDER_FILES = [*TOKENIZER_FILES, "generation_config.json"]  # of a folder that is kept as it is
+FOLDER_FILES = [*TOKENIZER_FILES, "generation_config.json"]  # copied with another architecture's folder
 SMALL_FILES = ["*.json", "*.jinja", "README.md"]
 INDEX = "model.safetensors.index.json"
 MOST_BYTES = 2**20  # the longest small file; a tokenizer and an index may be longer

@@ -178,8 +178,8 @@ def products(segment: Segment) -> int:
 
 def recomputation(segment: Segment) -> int:
     """The operations per token of recomputation in the backward pass, not part of `training`. full: every
-    layer; selective: every second product, which are keys, the output projection of attention and the lower
-    half of the feed-forward, and for Mamba-2 also the step sizes; memory_budget: at most the share that is
+    layer; selective: every second product, which are keys, the output projection of attention and one matrix
+    of the feed-forward, and for Mamba-2 also the step sizes; memory_budget: at most the share that is
     not kept; objectives in `OF_SCORES`: always the logits."""
     model, once = segment.model, forward(segment.model, segment.sequence_length)
     layers = once.projections + once.scores + once.scans

@@ -164,4 +164,4 @@ def _counted(processes: int, size: int) -> Requests:
 
 
 REQUESTS: Callable[[int, int], Requests] = _counted
-"""Maps (processes, bytes of the checkpoint) to the requests of writing it once."""
+"""Maps (processes, bytes of the checkpoint) to the requests that it takes, from writing to deletion."""
