@@ -95,13 +95,14 @@ def _until(true: Callable[[], bool]) -> None:
 
 
 def _workers(folder: Path, task: int) -> list[str]:
-    """The processes of a task of a job array whose work is below a folder."""
+    """The processes that work on a task of a job array, with a store below a folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
             variables = (process / "environ").read_bytes().split(b"\0")
             arguments = (process / "cmdline").read_bytes()
-            if f"SLURM_ARRAY_TASK_ID={task}".encode() in variables and bytes(folder) in arguments:
+            works = b"apertus_model.work.worker" in arguments and bytes(folder) in arguments
+            if works and f"SLURM_ARRAY_TASK_ID={task}".encode() in variables:
                 found.append(process.name)
     return found
 
@@ -183,9 +184,9 @@ def test_the_unit_of_a_killed_worker_is_submitted_again(
     log = bench.folder / "scratch/corpus/array/first/work/logs/1_1.txt"
 
     def kill() -> None:
+        _until(lambda: _workers(bench.folder, 1))  # Slurm calls a task running before it begins
         with log.open("a") as file:
             file.write("the last words\n")
-        assert _workers(bench.folder, 1)
         cluster.ask("scancel", "--full", "--signal=KILL", "1_1")
         _until(lambda: not _workers(bench.folder, 1))  # Slurm kills later than it answers
         stuck.document_is_a_file()
