@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,14 +46,19 @@ def stored_bytes(artifact: Artifact) -> dict[str, bytes]:
     return {name: artifact.bytes(name) for name in sorted(artifact.manifest.files)}
 
 
+def workers() -> Iterator[Path]:
+    """The folders in /proc of all workers that stages have on this machine."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if b"apertus_model.work.worker" in (folder / "cmdline").read_bytes():
+                yield folder
+
+
 def children(pid: int) -> list[int]:
     """Workers that a process has started."""
     found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(stat[1]) == pid and b"apertus_model.work.worker" in (folder / "cmdline").read_bytes():
+    for folder in workers():
+        with contextlib.suppress(OSError, IndexError):  # it has ended
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
                 found.append(int(folder.name))
-        except (OSError, ValueError, IndexError):
-            continue
     return found

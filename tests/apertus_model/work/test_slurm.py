@@ -23,7 +23,7 @@ from infra import slurm
 from infra.slurm import SlurmMissing
 from infra.store import Artifact
 from specs.errors import StageError
-from tests.apertus_model.attempts import stored_bytes, units_of
+from tests.apertus_model.attempts import stored_bytes, units_of, workers
 from tests.apertus_model.work.asking import workers_answer_as_a_local_run
 from tests.infra.fake_slurm import write_fake_slurm
 from tests.infra.slurm import little_slurm
@@ -97,12 +97,11 @@ def _until(true: Callable[[], bool]) -> None:
 def _workers(folder: Path, task: int) -> list[str]:
     """The processes that work on a task of a job array, with a store below a folder."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in workers():
         with contextlib.suppress(OSError):  # it has ended
             variables = (process / "environ").read_bytes().split(b"\0")
-            arguments = (process / "cmdline").read_bytes()
-            works = b"apertus_model.work.worker" in arguments and bytes(folder) in arguments
-            if works and f"SLURM_ARRAY_TASK_ID={task}".encode() in variables:
+            ours = bytes(folder) in (process / "cmdline").read_bytes()
+            if ours and f"SLURM_ARRAY_TASK_ID={task}".encode() in variables:
                 found.append(process.name)
     return found
 
@@ -125,6 +124,7 @@ class Stuck(threading.Thread):
         try:
             _until(lambda: len(self.bench.store.names("corpus/array/units")) == 1)
             _until(lambda: self.cluster.tasks()["1_1"] == "RUNNING")
+            _until(lambda: _workers(self.bench.folder, 1))  # Slurm calls a task running before it begins
             self.then()
         except BaseException as error:
             self.error = error
@@ -184,7 +184,7 @@ def test_the_unit_of_a_killed_worker_is_submitted_again(
     log = bench.folder / "scratch/corpus/array/first/work/logs/1_1.txt"
 
     def kill() -> None:
-        _until(lambda: _workers(bench.folder, 1))  # Slurm calls a task running before it begins
+        assert _workers(bench.folder, 1)
         with log.open("a") as file:
             file.write("the last words\n")
         cluster.ask("scancel", "--full", "--signal=KILL", "1_1")
