@@ -69,19 +69,18 @@ def open_work(job: Job, attempt: Attempt) -> Work:
     return work
 
 
-def commit_result(work: Work, key: str, attempt: Attempt) -> Unit:
-    """Computes a unit and commits it. If that fails because another worker was quicker, so that the unit's
-    inputs may have been removed, returns that worker's unit."""
+def commit_result(work: Work, key: str, attempt: Attempt) -> None:
+    """Computes a unit and commits it. An error counts for nothing if another worker was quicker: the unit's
+    inputs may then have been removed."""
     try:
         result = work.run(key)
     except Exception:
-        if (unit := attempt.unit(key)) is not None:
-            return unit
-        raise
-    unit = attempt.commit_unit(key, files=result.files, data=result.data)
+        if attempt.unit(key) is None:
+            raise
+        return
+    attempt.commit_unit(key, files=result.files, data=result.data)
     for path in result.files.values():
         path.unlink()
-    return unit
 
 
 def spans(total: int, size: int) -> list[Span]:

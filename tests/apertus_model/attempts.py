@@ -25,6 +25,10 @@ class StopsAfterOneUnit(Attempt):
         super().__init__(job)
         self.seen: set[str] = set()
 
+    def commit_unit(self, key: str, **more: Any) -> None:
+        super().commit_unit(key, **more)
+        self.committed_unit(key)
+
     def committed_unit(self, key: str) -> Unit:
         unit = super().committed_unit(key)
         self.seen.add(key)

@@ -166,9 +166,9 @@ class Attempt:
         except DamagedError as error:
             raise DamagedError(f"{error} (unit {key})") from error
 
-    def commit_unit(self, key: str, *, files: dict[str, Path] | None = None, data: Any = None) -> Unit:
-        """Uploads the files of a unit, then makes it visible. Returns the committed unit, which may be
-        another attempt's."""
+    def commit_unit(self, key: str, *, files: dict[str, Path] | None = None, data: Any = None) -> None:
+        """Uploads the files of a unit, then makes it visible, unless another attempt was quicker. The unit is
+        not read again: whoever waits for it may have used and removed it by then."""
         records = {}
         for name, local in (files or {}).items():
             stored = self.folder("/".join(filter(None, ("units", key, self.worker, name))))
@@ -176,7 +176,6 @@ class Attempt:
         self.check_lease()
         unit = Unit(attempt=self.job.attempt, data=data, files=records)
         self.store.write_once(f"{self.job.path}/units/{key}.json", to_json(unit))
-        return self.committed_unit(key)
 
     def remove_unit(self, key: str) -> None:
         """Removes a unit that others have used up: its marker, then its files."""

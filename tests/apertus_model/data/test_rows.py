@@ -66,7 +66,8 @@ def test_no_rows_make_no_files(attempt: Attempt) -> None:
 def test_a_unit_holds_a_row_for_each_item_and_is_checked_when_it_is_read(attempt: Attempt) -> None:
     rows = [{"i": i, "text": "zwölf\n\u2028"} for i in range(3)]
     result = write_unit((4, 7), rows, attempt.workdir / "u.jsonl")
-    stored = attempt.commit_unit("u", files=result.files)
+    attempt.commit_unit("u", files=result.files)
+    stored = attempt.committed_unit("u")
     unit = CommittedUnit(attempt, "u")
     assert list(read_units([unit, unit])) == rows * 2
     with pytest.raises(AssertionError, match="3 rows for 2 items"):

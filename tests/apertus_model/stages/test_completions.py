@@ -125,10 +125,10 @@ def test_special_tokens_do_not_enter_the_text(bench: Any, tokenizer: Artifact) -
 
 def test_neither_units_nor_a_restart_change_a_completion(bench: Any, tokenizer: Artifact) -> None:
     class Killed(Attempt):
-        def commit_unit(self, key: str, **more: Any) -> dict[str, Any]:
+        def commit_unit(self, key: str, **more: Any) -> None:
             if key.startswith("completions-00000002"):
                 raise KeyboardInterrupt
-            return super().commit_unit(key, **more)
+            super().commit_unit(key, **more)
 
     model, prompts = put_model(bench, tokenizer), _prompts(bench, *PROMPTS)
     whole = _run(bench, model, prompts, "whole").bytes("completions-00000.jsonl")

@@ -8,7 +8,7 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.work import Result, Work, run_units
 from apertus_model.work.units import commit_result, open_work, spans, units_of
-from infra.store import Attempt
+from infra.store import Attempt, Store
 from tests.apertus_model.corpora import corpus_spec
 
 
@@ -48,10 +48,27 @@ def test_a_unit_that_was_committed_is_not_computed_again(attempt: Attempt) -> No
 
 def test_of_two_who_commit_a_unit_the_first_one_wins_and_no_file_is_written_twice(attempt: Attempt) -> None:
     other = Attempt(attempt.job, worker="w")
-    one = commit_result(Squares(attempt, ["2"]), "2", attempt)
-    assert commit_result(Squares(other, ["2"]), "2", other) == one
+    commit_result(Squares(attempt, ["2"]), "2", attempt)
+    one = attempt.committed_unit("2")
+    commit_result(Squares(other, ["2"]), "2", other)
+    assert other.committed_unit("2") == one
     assert sorted(attempt.store.names(attempt.folder("units/2"))) == ["square", "w"]
     assert not (attempt.workdir / "2").exists()
+
+
+def test_a_unit_may_be_used_and_removed_as_soon_as_it_is_committed(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_once = Store.write_once
+
+    def used_at_once(store: Store, path: str, data: bytes) -> bool:
+        won = write_once(store, path, data)
+        store.remove(path)
+        return won
+
+    monkeypatch.setattr(Store, "write_once", used_at_once)
+    commit_result(Squares(attempt, ["2"]), "2", attempt)
+    assert attempt.unit("2") is None
 
 
 def test_a_worker_opens_the_work_of_a_stage_by_its_kind(bench: Any, documents: Any, tokenizer: Any) -> None:

@@ -82,7 +82,8 @@ def test_a_marker_leads_nowhere_out_of_the_artifact(tmp_path: Path, field: str, 
 def test_a_unit_names_files_of_its_own_artifact_only(store: Store, tmp_path: Path) -> None:
     writing = attempt(store, tmp_path)
     (tmp_path / "file").write_bytes(b"x")
-    unit = writing.commit_unit("a", files={"f": tmp_path / "file"})
+    writing.commit_unit("a", files={"f": tmp_path / "file"})
+    unit = writing.committed_unit("a")
     elsewhere = unit.files["f"].model_copy(update={"path": "corpus/other/attempts/a/secret"})
     store.write_once("pretrain/f/units/b.json", to_json(unit.model_copy(update={"files": {"f": elsewhere}})))
     with pytest.raises(StoreError, match="not a path inside the artifact"):

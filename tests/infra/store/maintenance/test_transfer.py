@@ -113,7 +113,8 @@ def test_a_copy_of_unfinished_work_knows_which_files_were_used_up(tmp_path: Path
     corpus.begin()
     for name in ("used", "unused"):
         (tmp_path / name).write_bytes(b"x" * size)
-    unit = corpus.commit_unit("task", files={name: tmp_path / name for name in ("used", "unused")})
+    corpus.commit_unit("task", files={name: tmp_path / name for name in ("used", "unused")})
+    unit = corpus.committed_unit("task")
     corpus.remove_files(unit, ["used"])
     amount = copy_artifacts(source, target, closure(source, [(corpus.job.path, None)]))
     assert amount.files == 1 and not verify(source).damages and not verify(target).damages

@@ -52,7 +52,8 @@ def test_a_file_of_a_unit_that_was_used_up_is_not_missing(tmp_path: Path, marked
     store.initialise()
     corpus = attempt(store, tmp_path, CORPUS)
     (tmp_path / "part").write_bytes(b"part")
-    unit = corpus.commit_unit("task", files={"used": tmp_path / "part", "unused": tmp_path / "part"})
+    corpus.commit_unit("task", files={"used": tmp_path / "part", "unused": tmp_path / "part"})
+    unit = corpus.committed_unit("task")
     if marked:
         corpus.remove_files(unit, ["used"])
     else:

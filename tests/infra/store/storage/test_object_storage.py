@@ -73,8 +73,9 @@ def test_what_is_written_is_read_back_on_any_storage(
     local = tmp_path / "local.bin"
     local.write_bytes(Random(1).randbytes(3 * MEGABYTE))
     assert writing.unit("a") is None
-    unit = writing.commit_unit("a", files={"a.bin": local}, data=[1])
-    assert attempt(any_store, tmp_path, "second").unit("a") == unit
+    writing.commit_unit("a", files={"a.bin": local}, data=[1])
+    unit = writing.committed_unit("a")
+    assert unit.data == [1] and attempt(any_store, tmp_path, "second").unit("a") == unit
     for step in (1, 2, 3):
         save(writing, step)
     writing.put(local, "b.bin")

@@ -25,9 +25,11 @@ def test_a_unit_is_done_once_whichever_attempt_did_it(store: Store, tmp_path: Pa
     local.write_text("work")
     first, second = attempt(store, tmp_path, "first"), attempt(store, tmp_path, "second")
     assert first.unit("task-0") is None
-    committed = first.commit_unit("task-0", files={"unit.txt": local}, data={"documents": 3})
-    assert second.unit("task-0") == committed
-    assert second.commit_unit("task-0", files={"unit.txt": local}, data={"documents": 4}) == committed
+    first.commit_unit("task-0", files={"unit.txt": local}, data={"documents": 3})
+    committed = first.committed_unit("task-0")
+    assert committed.data == {"documents": 3}
+    second.commit_unit("task-0", files={"unit.txt": local}, data={"documents": 4})
+    assert second.unit("task-0") == first.unit("task-0") == committed
     assert store.read_bytes(committed.files["unit.txt"].path) == b"work"
 
 
