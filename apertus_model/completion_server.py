@@ -92,7 +92,7 @@ class ServerGenerator:
         if len(found) != count:
             raise GenerationError(
                 f"{self._client.url} gives {len(found)} completions where n: {count} are asked for. Fix:"
-                " n: 1, or a server that has n"
+                " set n: 1, or use a server that has n"
             )
         ordered = sorted(found, key=lambda choice: choice.index)
         return [self._completion(one) for one in ordered] * (self._sampling.n // count)

@@ -22,7 +22,9 @@ class DrawnPersonas:
         self._spec = spec
         self._texts = [text.strip() for text in texts_of(spec) if text.strip()]
         if not self._texts:
-            raise StageError(f"there is no persona in {spec.url}. Fix: the url or text_column of personas")
+            raise StageError(
+                f"there is no persona in {spec.url}. Fix: correct the url or text_column of personas"
+            )
 
     def of(self, prompt: Row) -> str:
         """The persona of a row of `prompts`."""

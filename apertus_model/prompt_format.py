@@ -119,7 +119,7 @@ class OtherFormat(TextFormat, TokenFormat):
             stated = generation if generation.eos_token_id is not None else config
         ends = stated.eos_token_id if stated.eos_token_id is not None else self._its.eos_token_id
         if ends is None:
-            raise GenerationError("nothing ends a turn. Fix: eos_token_id in its generation_config.json")
+            raise GenerationError("nothing ends a turn. Fix: set eos_token_id in its generation_config.json")
         self.end_ids = tuple(ends) if isinstance(ends, list) else (ends,)
         self.pad_id = self.end_ids[0]
 
@@ -156,7 +156,7 @@ def _fitting(prompt: Row, tokens: list[int], room: int) -> list[int]:
     if len(tokens) > room:
         raise GenerationError(
             f"prompt {prompt['id']} has {len(tokens):,} tokens of this model, whose context leaves room for"
-            f" {room:,} beside max_new_tokens. Fix: a lower max_new_tokens, or no long prompts"
+            f" {room:,} beside max_new_tokens. Fix: lower max_new_tokens, or drop long prompts"
         )
     return tokens
 

@@ -154,8 +154,8 @@ class ServerClient:
         if answer.status_code in PASSES or answer.status_code >= 500:
             raise MayPass(answered, asked_to_wait(answer.headers.get("Retry-After"), datetime.now(UTC)))
         raise GenerationError(
-            f"{self.url} refuses model {self._server.model!r} with {answered}. Fix: url, model, api or key of"
-            " server, or the settings of the sampling"
+            f"{self.url} refuses model {self._server.model!r} with {answered}."
+            " Fix: correct url, model, api or key of server, or the settings of the sampling"
         )
 
 

@@ -107,6 +107,6 @@ class Vllm:
         VllmError for a release of vLLM that does not return them."""
         answer = self._process.ask({"prompts": prompts, "tokens": tokens})
         if isinstance(answer, dict):
-            raise VllmError(f"{answer['error']}. Fix: a later release of vLLM")
+            raise VllmError(f"{answer['error']}. Fix: install a later release of vLLM")
         found: list[list[float]] = answer
         return found

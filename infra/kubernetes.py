@@ -37,7 +37,7 @@ def settings_of(profile: Profile, job: Job) -> KubernetesProfile:
         )
     if not re.match(r"[a-z0-9+]+://", job.store):
         raise StageError(
-            f"the store {job.store} is a folder of this machine, which pods do not see. Fix: a store on"
+            f"the store {job.store} is a folder of this machine, which pods do not see. Fix: use a store on"
             " object storage (--store)"
         )
     return profile.kubernetes

@@ -45,8 +45,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         fix = (
-            "start the pipeline where Slurm is, or state 'executor: local' and a profile with 'launcher:"
-            " local'"
+            "start the pipeline where Slurm is, or set 'executor: local' and a profile with 'launcher: local'"
         )
         raise SlurmMissing(f"this machine has no '{words[0]}'. Fix: {fix}") from error
 

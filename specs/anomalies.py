@@ -24,10 +24,12 @@ class Anomalies(Spec):
     values, once there are that many: the rule of OLMo-core's SkipStepOptimizer."""
 
     nonfinite: Literal["stop", "skip", "rollback"] = identity(
-        "stop", neutral="stop", description="at a NaN or infinity"
+        "stop", neutral="stop", description="what to do at a NaN or an infinity"
     )
     spike: Literal["ignore", "stop", "skip", "rollback"] = identity("ignore", neutral="ignore")
-    spike_threshold: float = identity(6.0, neutral=6.0, gt=0, description="in standard deviations")
+    spike_threshold: float = identity(
+        6.0, neutral=6.0, gt=0, description="how far above the mean a value spikes, in standard deviations"
+    )
     window: int = identity(128, neutral=128, ge=2, description="accepted steps that a value is compared with")
     rollback_interval: int = identity(
         100,

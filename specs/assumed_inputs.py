@@ -18,7 +18,7 @@ class DeclaredModel(Spec):
     shape: ModelSpec | None = execution(
         None,
         description=(
-            "of a model of another architecture, for estimates: the dimensions of a dense decoder, with"
+            "for a model of another architecture: dimensions for estimates, those of a dense decoder, with"
             " activation: swiglu where its feed-forward has a gate"
         ),
     )

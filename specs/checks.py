@@ -170,13 +170,13 @@ def _check_probes(path: FieldPath, memorisation: Memorisation, process: CorpusSo
     ref, planted, at = memorisation.probes, memorisation.planted, path[:-1]
     if planted is None and process.repeats is None:
         message = f"'{ref}' has no repeats:, so it has no probes"
-        yield Problem(path, message, "give that source of the corpus a repeats:, or state planted.")
+        yield Problem(path, message, "give that source of the corpus a repeats:, or set planted.")
     elif planted is not None and planted not in process.planted:
         message = f"'{ref}' plants no '{planted}'"
         yield Problem((*at, "planted"), message, did_you_mean(planted, process.planted))
     elif memorisation.exposure and (planted is None or process.planted[planted].canaries is None):
         message = "only canaries have known alternatives, among which their exposure ranks them"
-        yield Problem((*at, "exposure"), message, "state planted: with the name of canaries.")
+        yield Problem((*at, "exposure"), message, "set planted: with the name of canaries.")
 
 
 def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Iterator[Problem]:
@@ -234,13 +234,13 @@ def _check_layout(
                 yield Problem(
                     (*phase.path, "activation_checkpointing"),
                     "memory_budget is what the compiler of a layer works to, and the layers are not compiled",
-                    "state compile: true, or another activation_checkpointing.",
+                    "set compile: true, or another activation_checkpointing.",
                 )
             if parallel.async_tp and not phase.settings.compile:
                 yield Problem(
                     (*at, "async_tp"),
                     f"'{phase.name}': the compiler rewrites layers for async_tp, and they are not compiled",
-                    f"state compile: true for '{phase.stage}', or leave out async_tp.",
+                    f"set compile: true for '{phase.stage}', or leave out async_tp.",
                 )
             if parallel.pp > 1 and phase.settings.trainable:
                 yield Problem(
@@ -257,7 +257,7 @@ def _check_layout(
                 yield Problem(
                     (*phase.path, "compile"),
                     message,
-                    "leave out compile, or state activation_checkpointing: none or memory_budget.",
+                    "leave out compile, or set activation_checkpointing: none or memory_budget.",
                 )
         teacher = (
             trajectories.get(phase_of(stage.teacher, trajectories))
@@ -296,13 +296,13 @@ def _check_backend(phase: Phase, models: Iterable[ModelSpec]) -> Iterator[Proble
                 f"'{phase.name}': {backend} computes whole documents, and model.attention (sparse:"
                 f" {model.attention.sparse}) chooses keys in every head"
             )
-            yield Problem(path, message, f"state attention: auto, {' or '.join(BACKENDS)}.")
+            yield Problem(path, message, f"set attention: auto, {' or '.join(BACKENDS)}.")
         if model.method is not None and model.reads_earlier_keys and backend not in ("auto", "sdpa"):
             message = (
                 f"'{phase.name}': with model.{model.method[0]}, layers read the keys of earlier passes, for"
                 f" which {backend} has no mask"
             )
-            yield Problem(path, message, "state attention: auto or sdpa.")
+            yield Problem(path, message, "set attention: auto or sdpa.")
 
 
 def _of_teacher(launch: Launch, teacher: Trajectory | None) -> Iterator[Misfit]:
@@ -319,7 +319,7 @@ def _check_float8(
     """Checks that the linear layers of a stage can multiply in float8, if it states or inherits that."""
     if isinstance(stage, PreferenceSet) and stage.precision and stage.precision.linear != "param":
         message = "reference log-probabilities are not computed in float8: they depend on the rows of a batch"
-        yield Problem(("stages", name, "precision", "linear"), message, "state linear: param.")
+        yield Problem(("stages", name, "precision", "linear"), message, "set linear: param.")
     for phase in stage.phases(name) if isinstance(stage, TrainingStage) else ():
         trajectory = trajectories.get(phase.name)
         if trajectory is None or (linear := trajectory.precision.linear) == "param":
@@ -340,7 +340,7 @@ def _check_float8(
         elif not obstacle and cluster is not None and cluster.device.float8_flops is None:
             obstacle = f"the {cluster.gpu} of cluster.gpu has no float8; GPUs from the H100 on have it"
         if obstacle:
-            fix = "state precision: {linear: param}" + (", or other sizes." if odd else ".")
+            fix = "set precision: {linear: param}" + (", or other sizes." if odd else ".")
             yield Problem(
                 (*phase.path, "precision", "linear"),
                 f"'{phase.name}' cannot train in {linear}: {obstacle}",

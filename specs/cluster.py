@@ -117,7 +117,7 @@ class Cluster(Spec):
         description="power usage effectiveness: power of the whole data centre per watt of the machines",
     )
     storage_price: float | None = execution(
-        None, ge=0, le=1e9, description="per terabyte (10^12 bytes) and month of 30 days"
+        None, ge=0, le=1e9, description="price of storage per terabyte (10^12 bytes) and month of 30 days"
     )
     storage_bandwidth: float | None = execution(
         None,
@@ -133,7 +133,9 @@ class Cluster(Spec):
             "gigabytes (10^9 bytes) per second at which a GPU copies its part of a checkpoint to host memory"
         ),
     )
-    mean_time_between_failures: PositiveDuration | None = execution(None, description="of one node")
+    mean_time_between_failures: PositiveDuration | None = execution(
+        None, description="mean time between failures of one node"
+    )
 
     @property
     def device(self) -> Gpu:

@@ -45,16 +45,14 @@ def explain(model: type[BaseModel], document: Document, details: Any) -> Problem
             document.where(path),
         )
     if kind == "missing":
-        return Problem(path, "this field is missing", "state it.", document.where(path[:-1]))
+        return Problem(path, "this field is missing", "set it.", document.where(path[:-1]))
     if kind == "union_tag_invalid" or kind == "union_tag_not_found":
         stated_by = details["ctx"]["discriminator"]  # a function for stages, else the quoted name of a field
         tag = stated_by.strip("'") if stated_by.startswith("'") else "kind"
         choices = _CHOICES[tag]
         stated = value.get(tag) if isinstance(value, dict) else value
         fix = (
-            did_you_mean(str(stated), choices)
-            if stated is not None
-            else f"state {tag}: {', '.join(choices)}."
+            did_you_mean(str(stated), choices) if stated is not None else f"set {tag}: {', '.join(choices)}."
         )
         return Problem((*path, tag), f"{shown(stated)} is not a {tag}", fix, document.where((*path, tag)))
     message = str(details["msg"]).removeprefix("Value error, ")

@@ -72,7 +72,9 @@ class FigureSpec(Spec):
         description="variants by name in the legend: one, a list, or a map of variants to the labels of "
         "their points. A variant with `*` is every stage that matches, labelled with the matched text",
     )
-    times: str = execution("", description="for lines: metric of y's stage that multiplies the numbers on x")
+    times: str = execution(
+        "", description="for lines: the metric of y's stage that multiplies the numbers on x"
+    )
     connect: bool = execution(False, description="joins the points of a series by a line, in their order")
     front: bool = execution(False, description="draws the line of points that no other beats on both axes")
     mean: bool = execution(
@@ -82,8 +84,10 @@ class FigureSpec(Spec):
     )
     against: str = execution(
         "",
-        description="for mean: a series; the differences of the others from it are drawn, taken seed by seed:"
-        " between variants with the same label",
+        description=(
+            "with mean: the series whose differences from the others are drawn, taken seed by seed: between"
+            " variants with the same label"
+        ),
     )
     text: str = execution("", description="caption")
 

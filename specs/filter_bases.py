@@ -27,9 +27,9 @@ class Filter(Spec):
         "conversation",
         neutral="conversation",
         description=(
-            "of conversations, the text that is read. conversation: the texts of all messages in order,"
-            " thoughts and outputs of tools among them and calls as JSON, with blank lines between them;"
-            " answer: the responses of the last message or, where it has none, all of its texts"
+            "in conversations: the text that the filter reads. conversation: the texts of all messages in"
+            " order, thoughts and outputs of tools among them and calls as JSON, with blank lines between"
+            " them; answer: the responses of the last message or, where it has none, all of its texts"
         ),
     )
 
@@ -77,7 +77,7 @@ class CutoffFilter(DocumentFilter):
     @model_validator(mode="after")
     def _both_or_none(self) -> CutoffFilter:
         if (self.by is None) != (not self.cutoffs):
-            raise ValueError("`by` (a column) and `cutoffs` (its values) go together; state both or none")
+            raise ValueError("`by` (a column) and `cutoffs` (its values) go together; set both or none")
         return self
 
     def columns(self) -> list[str]:

@@ -163,7 +163,9 @@ class ScoreFilter(DocumentFilter):
     min: float | Percentile | None = identity(
         None, neutral=None, description="a number, or a percentile that the model's stage has stored: p90"
     )
-    max: float | Percentile | None = identity(None, neutral=None, description="as `min`")
+    max: float | Percentile | None = identity(
+        None, neutral=None, description="highest score that is kept, written as `min`"
+    )
     by: str | None = identity(
         None,
         neutral=None,
@@ -187,16 +189,16 @@ class ScoreFilter(DocumentFilter):
         selected = bool(self.cutoffs or self.ceilings or self.percentiles)
         if self.model is None:
             if "column" not in self.model_fields_set:
-                raise ValueError("a score filter needs a column with the score, or a model; state one")
+                raise ValueError("a score filter needs a column with the score, or a model; set one")
             if self.min is None and self.max is None and not selected:
-                raise ValueError("a score filter without min, max or cutoffs keeps everything; state one")
+                raise ValueError("a score filter without min, max or cutoffs keeps everything; set one")
         if self.percentiles and (self.model is None or self.model.from_ is None):
             raise ValueError(
-                f"{self.percentiles[0]} is a threshold that a classifier stage has stored; state model:"
+                f"{self.percentiles[0]} is a threshold that a classifier stage has stored; set model:"
                 " {from: STAGE, label: LABEL}, or a number"
             )
         if (self.by is None and (self.cutoffs or self.ceilings)) or (self.by is not None and not selected):
-            raise ValueError("`by` (a column) and `cutoffs` (its values) go together; state both or none")
+            raise ValueError("`by` (a column) and `cutoffs` (its values) go together; set both or none")
         for bound, others in ((self.min, self.cutoffs), (self.max, self.ceilings)):
             if others and isinstance(bound, str):
                 raise ValueError(f"{bound} has a threshold for each language; leave out other cut-offs")
@@ -241,7 +243,7 @@ class SampleFilter(DocumentFilter):
     @model_validator(mode="after")
     def _complete(self) -> SampleFilter:
         if (self.by is None) != (not self.rates):
-            raise ValueError("`by` (a column) and `rates` (of its values) go together; state both or none")
+            raise ValueError("`by` (a column) and `rates` (of its values) go together; set both or none")
         return self
 
     def columns(self) -> list[str]:
@@ -362,7 +364,7 @@ def a_column_for_each_score(filters: list[FilterSpec]) -> list[FilterSpec]:
     """Returns the filters. Raises ValueError if the scores of two models would be in one column."""
     columns = [step.column for step in scored(filters).values()]
     if twice := sorted({column for column in columns if columns.count(column) > 1}):
-        raise ValueError(f"two filters make the column '{twice[0]}'; state another column for one of them")
+        raise ValueError(f"two filters make the column '{twice[0]}'; set another column for one of them")
     return filters
 
 

@@ -99,7 +99,7 @@ def _check_template(text: str, needed: Collection[str], known: Collection[str]) 
 class Pairwise(Spec):
     """A comparison of the completions with the highest scores, two by two and in both orders."""
 
-    best: int = identity(5, ge=2, le=100, description="how many completions of a prompt are compared")
+    best: int = identity(5, ge=2, le=100, description="number of completions of a prompt that are compared")
     template: str = identity(
         COMPARISON,
         description="text of the question, with the fields {constitution}, {prompt}, {first}, {second}",
@@ -129,21 +129,27 @@ class Judge(Spec):
         "transformers",
         neutral="transformers",
         description=(
-            "of the model of `from`; transformers: on one GPU or none; vllm: in bfloat16, in a separate"
-            " environment, on launch.parallel.tp GPUs"
+            "engine for the model of `from`; transformers: on one GPU or none; vllm: in bfloat16, in a"
+            " separate environment, on launch.parallel.tp GPUs"
         ),
     )
     server: Server | None = identity(
         None,
         neutral=None,
-        description="in place of `from`, with `api: chat`; must return log-probabilities of the best tokens",
+        description=(
+            "server that answers in place of `from`, with `api: chat`; it must return log-probabilities of"
+            " the best tokens"
+        ),
     )
     revision: str | None = identity(
-        None, neutral=None, min_length=1, description="of the model that the server has"
+        None, neutral=None, min_length=1, description="revision of the model that the server has"
     )
     chat_template_kwargs: dict[str, bool | str] = identity(
         default_factory=dict,
-        description="for the chat template, such as enable_thinking: false, so that the reply begins at once",
+        description=(
+            "arguments for the chat template, such as enable_thinking: false, so that the reply begins at"
+            " once"
+        ),
     )
     constitution: str = execution(
         description=(
@@ -184,20 +190,20 @@ class Judge(Spec):
     def _of_digits(cls, scale: tuple[int, int]) -> tuple[int, int]:
         lowest, highest = scale
         if not 0 <= lowest < highest <= 9:
-            raise ValueError(f"[{lowest}, {highest}] is not a scale of digits; state one such as [1, 9]")
+            raise ValueError(f"[{lowest}, {highest}] is not a scale of digits; use one such as [1, 9]")
         return scale
 
     @model_validator(mode="after")
     def _one_model(self) -> Judge:
         if (self.from_ is None) == (self.server is None):
-            raise ValueError("a judge is a model or a server; state one of from, server")
+            raise ValueError("a judge is a model or a server; set one of from, server")
         if self.server is not None and self.engine != "transformers":
             raise ValueError("engine applies to the model of `from`; leave it out for a server")
         if self.server is not None and self.server.api != "chat":
-            raise ValueError("a server is asked by its own chat template; state server.api: chat")
+            raise ValueError("a server is asked by its own chat template; set server.api: chat")
         if (self.server is None) != (self.revision is None):
             raise ValueError(
-                "revision says which model a server has under its name: state it with server, and leave it"
+                "revision says which model a server has under its name: set it with server, and leave it"
                 " out with from, whose files are known"
             )
         return self

@@ -72,13 +72,13 @@ class Parallel(Spec):
         ),
     )
     sequence_parallel: bool = execution(
-        False, description="with tp: norms and residual stream are split along the sequence"
+        False, description="with tp: splits norms and residual stream along the sequence"
     )
     async_tp: bool = execution(
         False,
         description=(
-            "with sequence_parallel and compile, on GPUs of one node: matrix products begin before the gather"
-            " of their input has ended, and send their result while they compute"
+            "with sequence_parallel and compile, on GPUs of one node: lets matrix products begin before the"
+            " gather of their input has ended, and send their result while they compute"
         ),
     )
 
@@ -86,7 +86,7 @@ class Parallel(Spec):
     @classmethod
     def _shares(cls, processes: int) -> int:
         if processes == 0:
-            raise ValueError("0 processes hold no weights; state 1 or more, or -1 for all that are left")
+            raise ValueError("0 processes hold no weights; set 1 or more, or -1 for all that are left")
         return processes
 
     @property
@@ -125,19 +125,21 @@ class Workers(Spec):
         ),
     )
     units_per_job: int = execution(
-        1, ge=1, description="on a cluster: units of each worker, over which a model stays loaded"
+        1, ge=1, description="on a cluster: number of units of each worker, over which a model stays loaded"
     )
     time_limit: PositiveDuration | None = execution(
-        None, description="of each worker on a cluster; rounded up to minutes on Slurm"
+        None, description="on a cluster: time limit of each worker, rounded up to minutes on Slurm"
     )
     cpus: int | None = execution(
         None,
         ge=1,
         le=MOST_THREADS,
-        description="of each worker on a cluster; 1 by default, those of the profile where it has GPUs",
+        description=(
+            "on a cluster: CPUs of each worker; 1 by default, or those of the profile for a worker with GPUs"
+        ),
     )
     memory: str | None = execution(
-        None, pattern=r"^[1-9]\d*[KMGT]$", description="of each worker on a cluster: `8G`"
+        None, pattern=r"^[1-9]\d*[KMGT]$", description="on a cluster: memory of each worker, such as `8G`"
     )
 
 
@@ -298,7 +300,7 @@ class Checkpointing(Spec):
     each segment. A checkpoint that another artifact or the next step of a run starts from is always kept."""
 
     interval: Annotated[Annotated[int, Field(ge=1)] | Duration, BeforeValidator(_steps_or_time)] = execution(
-        100, description="between checkpoints: optimizer steps, or a time such as `30min`"
+        100, description="interval between checkpoints: optimizer steps, or a time such as `30min`"
     )
     keep: int = execution(2, ge=1, description="latest checkpoints kept, also after a segment has finished")
     keep_every: int | None = execution(

@@ -15,7 +15,7 @@ class LayerPairs(Spec):
 
     PIPELINE: ClassVar[str] = "runs two layers at a time, which a pipeline could separate"
     start: int = identity(ge=0, le=MOST_LAYERS, description="first layer of the range, from 0")
-    layers: int = identity(ge=2, le=MOST_LAYERS, multiple_of=2, description="of the range")
+    layers: int = identity(ge=2, le=MOST_LAYERS, multiple_of=2, description="number of layers in the range")
     form: Literal["paired", "dropped", "swapped"] = identity(
         "paired",
         neutral="paired",

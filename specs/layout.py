@@ -40,7 +40,7 @@ def misfits(
     if parallel.virtual_stages is not None and parallel.pp_schedule != "interleaved-1f1b":
         message = f"{parallel.pp_schedule} has one stage per process, not {parallel.virtual_stages}"
         yield Misfit(
-            "virtual_stages", message, "state pp_schedule: interleaved-1f1b, or leave out virtual_stages."
+            "virtual_stages", message, "set pp_schedule: interleaved-1f1b, or leave out virtual_stages."
         )
     if stages > 1 and model.method is not None:
         field, method = model.method
@@ -71,7 +71,7 @@ def misfits(
         yield Misfit(field, message, f"use at most {most} stage{'s' if most > 1 else ''}.")
     if parallel.async_tp and (tp == 1 or not parallel.sequence_parallel):
         message = "async_tp splits the gathers and reduce-scatters of sequence parallelism, which is off"
-        yield Misfit("async_tp", message, "state tp and sequence_parallel: true, or leave out async_tp.")
+        yield Misfit("async_tp", message, "set tp and sequence_parallel: true, or leave out async_tp.")
     pieces = (2 * cp if cp > 1 else 1) * (tp if parallel.sequence_parallel else 1)
     if sequence_length is not None and sequence_length % pieces:
         how = f"cp {cp}" + (

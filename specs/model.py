@@ -126,9 +126,11 @@ class ModelSpec(Spec):
     activation: Literal["xielu", "swiglu"] = identity(
         "xielu",
         neutral="xielu",
-        description="of the feed-forward. swiglu (arXiv 2002.05202, as in Llama) is for comparison: such a "
-        "model can be neither exported nor sampled from, since ApertusForCausalLM has no gate. Its three "
-        "matrices have as many parameters as xielu's two with 2/3 of the ffn_dim",
+        description=(
+            "activation of the feed-forward. swiglu (arXiv 2002.05202, as in Llama) is for comparison: such"
+            " a model can be neither exported nor sampled from, since ApertusForCausalLM has no gate. Its"
+            " three matrices have as many parameters as xielu's two with 2/3 of the ffn_dim"
+        ),
     )
     qk_norm: bool = identity(
         True,
@@ -198,7 +200,7 @@ class ModelSpec(Spec):
     @model_validator(mode="after")
     def _schedule_fits(self) -> ModelSpec:
         if len(self._methods) > 1:
-            raise ValueError(f"a model has one order of its layers; state one of {', '.join(self._methods)}")
+            raise ValueError(f"a model has one order of its layers; set one of {', '.join(self._methods)}")
         for name, method in self._methods.items():
             if obstacle := method.obstacle(self.n_layers):
                 raise ValueError(f"{name}: {obstacle}")
@@ -213,7 +215,7 @@ class ModelSpec(Spec):
             return None
         return (
             "with repeats, layers read the keys of earlier passes, of which sparse attention chooses"
-            " none; state attention or repeats, or repeats.keys: own"
+            " none; set attention or repeats, or repeats.keys: own"
         )
 
     @property
@@ -223,7 +225,7 @@ class ModelSpec(Spec):
             return None
         for name in ("attention", *self._methods):
             if getattr(self, name) is not None:
-                return f"no layer is computed with mamba and {name} in one model; state one of the two"
+                return f"no layer is computed with mamba and {name} in one model; set one of the two"
         if not self.qk_norm:
             return "mamba begins with the norms of queries and keys; leave out qk_norm: false"
         obstacle = self.mamba.obstacle(self.n_layers)

@@ -120,7 +120,7 @@ def refused_objective(name: str, objective: str) -> str | None:
         return None
     return (
         "sophia estimates the Hessian from labels that the model draws (Gauss-Newton-Bartlett), which needs "
-        f"cross-entropy over the tokens of a step, and not {objective}: state optimizer.name and optimizer.lr"
+        f"cross-entropy over the tokens of a step, and not {objective}: set optimizer.name and optimizer.lr"
         " of another one"
     )
 
@@ -189,8 +189,8 @@ class OptimizerSpec(Spec):
         None,
         neutral="float32",
         description=(
-            "of the moments; bfloat16 ones are computed in float32 and rounded stochastically. Only ademamix"
-            " has bfloat16"
+            "dtype of the moments; bfloat16 ones are computed in float32 and rounded stochastically. Only"
+            " ademamix has bfloat16"
         ),
     )
     eps: float | None = identity(None, neutral=None, gt=0)
@@ -257,7 +257,7 @@ class OptimizerSpec(Spec):
             )
         if before not in (None, name) and self.lr is None:
             message = f"the learning rate of the parent's optimizer {before} does not apply to {name}"
-            problems.append(Problem((*at, "lr"), message, "state optimizer.lr."))
+            problems.append(Problem((*at, "lr"), message, "set optimizer.lr."))
         if problems:
             raise SpecError(problems)
         kept = {

@@ -18,9 +18,9 @@ class LimitedPii(Spec):
     only: dict[str, Annotated[list[str], Field(min_length=1)]] = identity(
         min_length=1,
         description=(
-            "in documents whose column has one of the values: `{language: [deu, fra]}`; several columns must"
-            " all agree. A `language` filter can add the column. Any other document stays as it is, also one"
-            " without a value"
+            "replaces only in documents whose column has one of the values: `{language: [deu, fra]}`;"
+            " several columns must all agree. A `language` filter can add the column. Any other document"
+            " stays as it is, also one without a value"
         ),
     )
 

@@ -126,7 +126,7 @@ def annealed_pieces(
             message = (
                 f"'{name}' has {anneal.pieces} pieces over {anneal.over}, which is less than a batch for each"
             )
-            raise SpecError.of(path, message, "state fewer anneal.pieces.")
+            raise SpecError.of(path, message, "set fewer anneal.pieces.")
         found += [(start, f"{name}/{piece}") for piece, start in enumerate(starts, start=1) if start < end]
     return found
 
@@ -203,4 +203,4 @@ def check_steps(at: FieldPath, stage: Training, steps: int) -> None:
     for field, every in intervals.items():
         if isinstance(every, int) and steps // every > MOST_CHECKPOINTS:
             message = f"{steps // every:,} checkpoints in {steps:,} steps; the limit is {MOST_CHECKPOINTS:,}"
-            raise SpecError.of((*at, *field), message, f"state {-(-steps // MOST_CHECKPOINTS)} or more.")
+            raise SpecError.of((*at, *field), message, f"set {-(-steps // MOST_CHECKPOINTS)} or more.")

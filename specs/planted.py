@@ -22,7 +22,7 @@ LARGEST_SPACE = 2**48
 
 def _each_once(buckets: list[int]) -> list[int]:
     if twice := sorted({bucket for bucket in buckets if buckets.count(bucket) > 1}):
-        raise ValueError(f"{twice[0]} is repeated; state it once")
+        raise ValueError(f"{twice[0]} is repeated; list it once")
     return buckets
 
 
@@ -40,7 +40,7 @@ class Canaries(Spec):
     alphabet: str = identity("0123456789", min_length=2, description="characters of a secret")
     length: int = identity(ge=1, le=48, description="characters in a secret")
     count: int = identity(ge=1, le=10**6, description="number of documents")
-    seed: int = identity(28, description="of the secrets")
+    seed: int = identity(28, description="seed of the secrets")
 
     @model_validator(mode="after")
     def _drawn_from_enough(self) -> Canaries:
@@ -48,9 +48,9 @@ class Canaries(Spec):
         if unknown := [slot for slot in slots if slot not in (SECRET, NUMBER)]:
             raise ValueError(f"the template has a slot {unknown[0]}; use {SECRET} and {NUMBER}")
         if slots.count(SECRET) != 1:
-            raise ValueError(f"the template has {slots.count(SECRET)} slots {SECRET}; state one")
+            raise ValueError(f"the template has {slots.count(SECRET)} slots {SECRET}; set one")
         if len(set(self.alphabet)) < len(self.alphabet):
-            raise ValueError(f"the alphabet '{self.alphabet}' has a character twice; state each once")
+            raise ValueError(f"the alphabet '{self.alphabet}' has a character twice; list each once")
         if self.count > self.space:
             raise ValueError(
                 f"{self.count} different secrets are asked for, and {len(self.alphabet)} characters give"
@@ -100,16 +100,16 @@ class Planted(Spec):
         description="numbers of copies: the documents are shuffled and divided equally among them; those of"
         " bucket 0 are never trained on, for comparison",
     )
-    seed: int = identity(28, description="of the division")
+    seed: int = identity(28, description="seed of the division into buckets")
 
     @model_validator(mode="after")
     def _from_one_place(self) -> Planted:
         if (self.documents is None) == (self.canaries is None):
-            raise ValueError("state documents or canaries, one of both")
+            raise ValueError("set either documents or canaries")
         if self.canaries is not None and self.canaries.count < len(self.buckets):
             raise ValueError(
                 f"{self.canaries.count} documents cannot be divided among {len(self.buckets)} buckets; raise"
-                " count, or state fewer buckets"
+                " count, or set fewer buckets"
             )
         return self
 

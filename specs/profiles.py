@@ -54,8 +54,8 @@ class SlurmProfile(Spec):
     time_limit: Duration | None = execution(
         None,
         description=(
-            "of one job, rounded up to minutes; a longer stage resumes from its last checkpoint in the next"
-            " job"
+            "time limit of one job, rounded up to minutes; a longer stage resumes from its last checkpoint"
+            " in the next job"
         ),
     )
     stop_before_end: Duration = execution(
@@ -68,7 +68,7 @@ class SlurmProfile(Spec):
     cpus_per_task: int | None = execution(
         None, ge=1, description="CPUs of the one task of a node, which has all its GPUs"
     )
-    memory: Quantity | None = execution(None, description="of a node")
+    memory: Quantity | None = execution(None, description="memory of a node")
     arguments: dict[str, str | int | bool] = execution(
         default_factory=dict,
         description="further options of `sbatch`: `{account: a123, reservation: team, gpus-per-node: 4}`",
@@ -86,7 +86,7 @@ class SlurmProfile(Spec):
         if self.time_limit is not None and self.stop_before_end.seconds >= self.time_limit.seconds:
             raise ValueError(
                 f"stop_before_end is {self.stop_before_end} and time_limit {self.time_limit}: a stage would "
-                "be told to stop as it begins. Fix: state a shorter stop_before_end, or a longer time_limit"
+                "be told to stop as it begins. Fix: set a shorter stop_before_end, or a longer time_limit"
             )
         return self
 
@@ -113,18 +113,20 @@ class KubernetesProfile(Spec):
 
     image: str = execution(min_length=1)
     namespace: str = execution("default")
-    context: str | None = execution(None, description="of kubectl; the current one by default")
+    context: str | None = execution(None, description="context of kubectl; the current one by default")
     service_account: str | None = execution(None)
     gpu: str = execution("nvidia.com/gpu", description="resource name of a GPU; an empty text for none")
-    cpus: Quantity | None = execution(None, description="of a pod")
-    memory: Quantity | None = execution(None, description="of a pod")
-    shared_memory: Quantity = execution("16Gi", description="of a pod, for data workers and NCCL")
+    cpus: Quantity | None = execution(None, description="CPUs of a pod")
+    memory: Quantity | None = execution(None, description="memory of a pod")
+    shared_memory: Quantity = execution(
+        "16Gi", description="shared memory of a pod, for data workers and NCCL"
+    )
     secrets: list[str] = execution(
         default_factory=list, description="Secrets whose entries become environment variables"
     )
     volumes: list[KubernetesVolume] = execution(default_factory=list)
     labels: dict[str, str] = execution(
-        default_factory=dict, description="of Job and pods, such as the name of a queue"
+        default_factory=dict, description="labels of the Job and its pods, such as the name of a queue"
     )
     node_selector: dict[str, str] = execution(default_factory=dict)
     tolerations: list[dict[str, str | int]] = execution(default_factory=list)
@@ -160,7 +162,7 @@ class Profile(Spec):
         None, description="where the workers of a stage run whose recipe states no launch.executor"
     )
     workers: Workers | None = execution(
-        None, description="those of a stage whose recipe states no launch.workers"
+        None, description="workers of a stage whose recipe states no launch.workers"
     )
     slurm: SlurmProfile = execution(default_factory=SlurmProfile)
     kubernetes: KubernetesProfile | None = execution(None)

@@ -25,12 +25,12 @@ class PublishedScore(Spec):
         description="percent: of a metric that we store as a fraction, 61.6 for 0.616; metric: as we store it"
     )
     source: str = execution(min_length=1, description="publication and table, for people")
-    stderr: float | None = execution(None, ge=0, description="its standard error, in the same unit")
+    stderr: float | None = execution(None, ge=0, description="standard error of the score, in the same unit")
 
     @model_validator(mode="after")
     def _a_share(self) -> PublishedScore:
         if self.unit == "percent" and not 0 <= self.value <= 100:
-            raise ValueError(f"{self.value:g} is no percentage; state a value from 0 to 100, or unit: metric")
+            raise ValueError(f"{self.value:g} is no percentage; set a value from 0 to 100, or unit: metric")
         return self
 
     def compared(self, metric: str, metrics: Mapping[str, float]) -> Compared:

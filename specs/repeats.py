@@ -23,7 +23,7 @@ class Repeats(Spec):
         "runs the same layers several times, and each belongs to one stage of a pipeline"
     )
     start: int = identity(ge=0, le=MOST_LAYERS, description="first layer of the range, from 0")
-    layers: int = identity(ge=1, le=MOST_LAYERS, description="of the range")
+    layers: int = identity(ge=1, le=MOST_LAYERS, description="number of layers in the range")
     times: int = identity(ge=2, le=MOST_PASSES, description="passes through the range")
     keys: Literal["all", "own"] = identity(
         "all",

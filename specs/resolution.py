@@ -133,12 +133,12 @@ def _rewritten(name: str, stage: RewriteStage, found: dict[str, Trajectory], bes
             fix = "name a checkpoint whose layers run one after the other."
             raise SpecError.of((*at, "from"), message, fix)
         if obstacle := stage.layer_pairs.obstacle(read.model.n_layers):
-            raise SpecError.of((*at, "layer_pairs"), obstacle, "state a range inside the model.")
+            raise SpecError.of((*at, "layer_pairs"), obstacle, "set a range inside the model.")
     model = read.model.model_copy(update=stage.changes)
     if model == read.model:
         (field,) = stage.changes
         message = f"'{stage.from_}' is computed in that way already"
-        raise SpecError.of((*at, field), message, "state another, or leave out the stage.")
+        raise SpecError.of((*at, field), message, "set another, or leave out the stage.")
     if obstacle := model.attention_obstacle:
         message, _, _ = obstacle.partition(";")
         fix = "name a checkpoint whose layers read their own keys alone."
@@ -166,14 +166,14 @@ def _check_imported(phase: Phase, stage: Training) -> None:
     problems = []
     if missing := [what for what in phase.carry if what != "weights"]:
         message = f"'{phase.parent}' has weights only; there is no {' and no '.join(missing)} to carry"
-        problems.append(Problem((*phase.path, "carry"), message, "state carry: [weights]."))
+        problems.append(Problem((*phase.path, "carry"), message, "set carry: [weights]."))
     for field, unstated in (
         ("optimizer.lr", stage.optimizer.lr is None),
         ("global_batch_size", stage.global_batch_size is None),
     ):
         if unstated:
             message = f"'{phase.parent}' has weights only; there is no {field} to inherit"
-            problems.append(Problem((*phase.path, *field.split(".")), message, f"state {field}."))
+            problems.append(Problem((*phase.path, *field.split(".")), message, f"set {field}."))
     rests = {
         "global_batch_size": stage.global_batch_size,
         "mixture": stage.data,
@@ -183,7 +183,7 @@ def _check_imported(phase: Phase, stage: Training) -> None:
     for field, value in rests.items():
         if value == REST:
             message = f"'{phase.parent}' has weights only; there is no training to continue"
-            problems.append(Problem((*phase.path, field), message, f"state {field}."))
+            problems.append(Problem((*phase.path, field), message, f"set {field}."))
     if problems:
         raise SpecError(problems)
 
@@ -215,7 +215,7 @@ def _filled(
             budget = Budget(parent.planned_tokens - done, "tokens")
             if not budget.amount:
                 message = f"'{phase.parent}' is the end of '{start.phase}': nothing of its budget is left"
-                raise SpecError.of((*phase.path, "budget"), message, "state one, such as 1000 steps.")
+                raise SpecError.of((*phase.path, "budget"), message, "set one, such as 1000 steps.")
         batches = batches or {"0 samples": parent.segments[start.segment].batch}
     assert isinstance(batches, dict) and isinstance(mixtures, dict) and isinstance(budget, Budget)
     return batches, mixtures, budget
@@ -237,7 +237,7 @@ def _with_mixers(phase: Phase, new: NewMixers, model: ModelSpec) -> ModelSpec:
         message = (
             f"the convolutions of '{phase.parent}' have width {model.mamba.conv_width}, not {new.conv_width}"
         )
-        raise SpecError.of((*at, "conv_width"), message, "state the same.")
+        raise SpecError.of((*at, "conv_width"), message, "set the same width.")
     fields = new.model_dump(exclude={"initial"})
     if before:
         fields["layers"] = sorted([*before, *new.numbers(model.n_layers)])
@@ -252,7 +252,7 @@ def _check_parent(phase: Phase, start: Point, parent: Trajectory) -> None:
     at, stage = phase.path, phase.settings
     if parent.origin == "merge" and "optimizer" in phase.carry:
         message = f"'{phase.parent}' is a merge, which has no optimizer states to carry"
-        raise SpecError.of((*at, "carry"), message, "state carry: [weights].")
+        raise SpecError.of((*at, "carry"), message, "set carry: [weights].")
     if parent.origin == "import":
         _check_imported(phase, stage)
     if "optimizer" in phase.carry and stage.optimizer.name not in (None, parent.optimizer.name):
@@ -261,14 +261,14 @@ def _check_parent(phase: Phase, start: Point, parent: Trajectory) -> None:
             " cannot use"
         )
         carried = ", ".join(what for what in phase.carry if what != "optimizer")
-        raise SpecError.of((*at, "carry"), message, f"state carry: [{carried}].")
+        raise SpecError.of((*at, "carry"), message, f"set carry: [{carried}].")
     if not parent.lr_at(start.step) and (stage.schedule == REST or stage.optimizer.lr is None):
         message = (
             f"the learning rate has decayed to 0 at step {start.step} of '{start.phase}', so there is"
             " none to inherit"
         )
         field = ("schedule",) if stage.schedule == REST else ("optimizer", "lr")
-        raise SpecError.of((*at, *field), message, f"state {'.'.join(field)}.")
+        raise SpecError.of((*at, *field), message, f"set {'.'.join(field)}.")
 
 
 def _trajectory(
@@ -373,7 +373,7 @@ def _trainable(phase: Phase, model: ModelSpec, parent: Trajectory | None) -> tup
     if isinstance(phase.settings, DistillStage) and phase.settings.loss.compare != "logits":
         if not model.mamba_layers:
             message = f"no layer of '{phase.parent}' mixes tokens by Mamba-2, so there is nothing to compare"
-            raise SpecError.of((*phase.path, "loss"), message, "state mamba, or compare: logits.")
+            raise SpecError.of((*phase.path, "loss"), message, "set mamba, or compare: logits.")
         patterns = patterns or [f"layers.{layer}.attention.*" for layer in model.mamba_layers]
     found = problems(at, model, patterns)
     if patterns and getattr(phase.settings, "lora", None) is not None:
@@ -383,7 +383,7 @@ def _trainable(phase: Phase, model: ModelSpec, parent: Trajectory | None) -> tup
         missing = trained(model, patterns).keys() - trained(model, parent.trainable).keys()
         if missing:
             message = f"'{phase.parent}' has no optimizer states of {min(missing)}, which it did not train"
-            fix = "state carry: [weights], or the parent's trainable."
+            fix = "set carry: [weights], or the parent's trainable."
             found.append(Problem((*phase.path, "carry"), message, fix))
     if found:
         raise SpecError(found)

@@ -30,7 +30,7 @@ class RewardSpec(Spec):
         neutral=None,
         description=f"{', '.join(REWARDS)}, or `package.module:name` of an installed package",
     )
-    version: int | None = identity(None, neutral=None, ge=1, description="of an installed function")
+    version: int | None = identity(None, neutral=None, ge=1, description="version of an installed function")
     model: str | None = execution(
         None,
         description="folder (any fsspec URL) with a Hugging Face sequence classifier of one output",
@@ -42,11 +42,16 @@ class RewardSpec(Spec):
         None, neutral=None, description="a language model that is asked, with a constitution"
     )
     max_tokens: int = identity(
-        4096, neutral=4096, ge=1, description="of the model's input; a longer one is an error"
+        4096,
+        neutral=4096,
+        ge=1,
+        description="maximum tokens of the model's input; a longer input is an error",
     )
 
     parameters: int | None = execution(
-        None, ge=1, description="of the model, for estimates while its folder is unavailable"
+        None,
+        ge=1,
+        description="number of parameters of the model, for estimates while its folder is unavailable",
     )
 
     @property
@@ -76,12 +81,11 @@ class RewardSpec(Spec):
     def _one_source(self) -> RewardSpec:
         if [self.function, self.model, self.from_, self.judge].count(None) != 3:
             raise ValueError(
-                "a reward is a function, a model, a stage or a judge; state one of function, model, from,"
-                " judge"
+                "a reward is a function, a model, a stage or a judge; set one of function, model, from, judge"
             )
         if self.parameters is not None and self.model is None and self.judge is None:
             raise ValueError(
-                "parameters are those of a model's folder; leave them out, or state model or judge"
+                "parameters are those of a model's folder; leave them out, or set model or judge"
             )
         if self.model is not None:
             resolve_url(self.model)

@@ -44,24 +44,31 @@ class RobotsSource(Spec):
         description="globs below the url; the suffixes of parquet, arrow and warc by default",
     )
     url_column: str = identity(
-        "url", neutral="url", description="of a table: the address; without a scheme it counts as https"
+        "url",
+        neutral="url",
+        description="in a table: column with the address; an address without a scheme counts as https",
     )
     text_column: str = identity(
-        "text", neutral="text", description="of a table: the content; null where there was no answer"
+        "text",
+        neutral="text",
+        description="in a table: column with the content; null where there was no answer",
     )
     status_column: str | None = identity(
         None,
         neutral=None,
         description=(
-            "of a table: HTTP status. 2xx: the rules of the content; 4xx: all is allowed (RFC 9309); any"
-            " other: an error. Without the column, or without a value, a content counts as 200, and its"
-            " absence as an error"
+            "in a table: column with the HTTP status. 2xx: the rules of the content; 4xx: all is allowed"
+            " (RFC 9309); any other: an error. Without the column, or without a value, a content counts as"
+            " 200, and its absence as an error"
         ),
     )
     date_column: str | None = identity(
         None,
         neutral=None,
-        description="of a table: when it was fetched, as a time or ISO 8601; in UTC where no zone is stated",
+        description=(
+            "in a table: column with the time of the request, as a time or in ISO 8601; UTC where it has no"
+            " zone"
+        ),
     )
 
     _usual_globs = model_validator(mode="before")(usual_globs)
@@ -139,8 +146,8 @@ class RobotsFilter(DocumentFilter):
         "latest",
         neutral="latest",
         description=(
-            "of several answers for a host, those of the latest date, or any that excludes; without dates"
-            " all are of one date"
+            "which of several answers for a host count: those of the latest date, or any that excludes;"
+            " without dates all are of one date"
         ),
     )
     unreached: Literal["keep", "drop"] = identity(
@@ -164,9 +171,7 @@ class RobotsFilter(DocumentFilter):
     @model_validator(mode="after")
     def _one_form(self) -> RobotsFilter:
         if (self.domains is None) == (not self.snapshots):
-            raise ValueError(
-                "state `snapshots` (robots.txt files) or `domains` (a list of hosts), one of both"
-            )
+            raise ValueError("set either `snapshots` (robots.txt files) or `domains` (a list of hosts)")
         of_snapshots = {"scope", "several", "unreached", "errors"} & self.model_fields_set
         if self.domains is not None and of_snapshots:
             raise ValueError(f"{min(of_snapshots)} belongs to snapshots; `domains` lists hosts only")

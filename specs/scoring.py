@@ -37,11 +37,13 @@ class ScoreModel(Spec):
         None,
         min_length=1,
         description=(
-            "on any fsspec URL: folder with a Hugging Face sequence classifier (config.json, safetensors and"
+            "fsspec URL of a folder with a Hugging Face sequence classifier (config.json, safetensors and"
             " tokenizer), or a fastText model (.bin or .ftz)"
         ),
     )
-    label: Label = identity(description="whose probability is the score; of a regression, whose value")
+    label: Label = identity(
+        description="label whose probability is the score, or whose value for a regression"
+    )
     max_tokens: int | None = identity(
         None,
         neutral=None,
@@ -54,7 +56,7 @@ class ScoreModel(Spec):
     @model_validator(mode="after")
     def _one_of_the_two(self) -> ScoreModel:
         if (self.from_ is None) == (self.url is None):
-            raise ValueError("a model is a classifier stage or a file; state from or url")
+            raise ValueError("a model is a classifier stage or a file; set from or url")
         if self.url is not None:
             resolve_url(self.url)
         if self.max_tokens is not None and (self.url is None or self.fasttext):

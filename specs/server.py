@@ -27,7 +27,7 @@ class Server(Spec):
             " any model, is sent messages, and renders them by its own template"
         ),
     )
-    url: str = execution(description="with the path before /completions, such as http://host:8000/v1")
+    url: str = execution(description="URL with the path before /completions, such as http://host:8000/v1")
     key: str | None = execution(
         None, description="environment variable that holds the key of the server, such as SERVER_API_KEY"
     )

@@ -65,14 +65,14 @@ class Declared(Spec):
 
     tokens: Budget | None = execution(
         None,
-        description="of the corpus made from it, after its filters: `4815B tokens`",
+        description="tokens of the corpus made from the source, after its filters: `4815B tokens`",
     )
     documents: int | None = execution(None, ge=1, description="number of documents or conversations")
 
     @model_validator(mode="after")
     def _says_something(self) -> Declared:
         if self.tokens is None and self.documents is None:
-            raise ValueError("nothing is declared; state tokens or documents")
+            raise ValueError("nothing is declared; set tokens or documents")
         if self.tokens is not None and (self.tokens.unit != "tokens" or not self.tokens.amount):
             raise ValueError(f"'{self.tokens}' is not the size of a source; write for example 4815B tokens")
         return self
@@ -109,39 +109,41 @@ class SourceSpec(Spec):
         description="globs below the url; the suffixes of parquet, arrow, warc and megatron by default",
     )
     exclude: list[str] = execution(default_factory=list)
-    text_column: str = identity("text", neutral="text", description="of jsonl, parquet, arrow")
+    text_column: str = identity(
+        "text", neutral="text", description="for jsonl, parquet, arrow: column with the text"
+    )
     id_column: str | None = identity(
         None,
         neutral=None,
-        description="of jsonl, parquet, arrow: column with the name of the document",
+        description="for jsonl, parquet, arrow: column with the name of the document",
     )
     metadata: list[str] = identity(
         default_factory=list,
         neutral=[],
         description=(
-            "of jsonl, parquet, arrow: columns of single values that filters read (url, language, a score);"
-            " warc always has url and date"
+            "for jsonl, parquet, arrow: columns of single values that filters read (url, language, a"
+            " score); warc always has url and date"
         ),
     )
     html: Literal["trafilatura", "raw"] = identity(
         "trafilatura",
         neutral="trafilatura",
-        description="of warc: how the text of a page is extracted",
+        description="for warc: how the text of a page is extracted",
     )
     tokenizer: str | None = execution(
         None,
         description=(
-            "of megatron, required: the tokenizer of the tokens, as sha256:<digest of its "
-            "tokenizer.json, 12 digits or more>, compared with the corpus's; or `trusted`, which states that "
-            "they are the same"
+            "for megatron, required: the tokenizer of the tokens, as sha256:<digest of its tokenizer.json,"
+            " 12 digits or more>, compared with the corpus's; or `trusted`, which states that they are the"
+            " same"
         ),
     )
     markers: Literal["both", "end", "none"] = identity(
         "both",
         neutral="both",
         description=(
-            "of megatron: the begin- and end-of-document tokens that every document has; they are "
-            "checked, and a missing one is added"
+            "for megatron: the begin- and end-of-document tokens that every document has; they are checked,"
+            " and a missing one is added"
         ),
     )
     reader: str | None = identity(
@@ -149,22 +151,24 @@ class SourceSpec(Spec):
         neutral=None,
         pattern=rf"^{FUNCTION}$",
         description=(
-            "of documents and conversations, required: `package.module:name`, a function of an "
-            "installed package that takes (file, source, path)"
+            "for documents and conversations, required: `package.module:name`, a function of an installed"
+            " package that takes (file, source, path)"
         ),
     )
     version: int | None = identity(
         None,
         neutral=None,
         ge=1,
-        description="of the reader, required: raise it when its results change",
+        description="version of the reader, required: raise it when its results change",
     )
     limit: int | None = identity(None, neutral=None, ge=1, description="maximum number of documents")
     language: str = execution("", description="recorded for the audit")
     license: str = execution("", description="recorded for the audit")
     declared: Declared | None = execution(
         None,
-        description="its size, so that the recipe can be planned without the files; `run` still needs them",
+        description=(
+            "size of the source, so that the recipe can be planned without the files; `run` still needs them"
+        ),
     )
 
     _usual_globs = model_validator(mode="before")(usual_globs)
@@ -183,13 +187,13 @@ class SourceSpec(Spec):
             )
         if self.format in INSTALLED and (self.reader is None or self.version is None):
             raise ValueError(
-                f"{self.format} are what a function finds: state reader: package.module:name and version: 1"
+                f"{self.format} are what a function finds: set reader: package.module:name and version: 1"
             )
         if self.format in TOKENISED and not re.fullmatch(
             r"trusted|sha256:[0-9a-f]{12,64}", self.tokenizer or ""
         ):
             raise ValueError(
-                "tokens do not say what made them: state tokenizer: sha256:<digest of its tokenizer.json>, or"
+                "tokens do not say what made them: set tokenizer: sha256:<digest of its tokenizer.json>, or"
                 " trusted"
             )
         return self

@@ -30,7 +30,7 @@ class Hashed(Spec):
 
     sparse: Literal["hash"] = identity()
     buckets: int = identity(8, ge=2, le=1024, multiple_of=2)
-    seed: int = identity(0, description="of the random directions")
+    seed: int = identity(0, description="seed of the random directions")
 
     def share(self, sequence_length: float) -> float:
         """The share of the pairs of causal attention that is computed, if buckets are of equal size."""
@@ -44,7 +44,7 @@ class Dropped(Spec):
     sparse: Literal["drop"] = identity()
     queries: float = identity(0.5, ge=0, lt=1, description="share that each head leaves out")
     keys: float = identity(0.5, ge=0, lt=1, description="share that each group of heads leaves out")
-    seed: int = identity(0, description="of the sets")
+    seed: int = identity(0, description="seed of the sets")
 
     @model_validator(mode="after")
     def _drops(self) -> Dropped:

@@ -158,7 +158,7 @@ Count = Annotated[int, BeforeValidator(_count, json_schema_input_type=int | str)
 
 def _positive(duration: Duration) -> Duration:
     if duration.seconds <= 0:
-        raise ValueError(f"a duration of {duration} leaves no time; state a longer one")
+        raise ValueError(f"a duration of {duration} leaves no time; set a longer one")
     return duration
 
 

@@ -80,8 +80,8 @@ class ChatEncoder:
         found = {token: self._tokenizer.token_to_id(token) for token in CONTROL_TOKENS}
         if missing := [token for token, index in found.items() if index is None]:
             raise ChatError(
-                f"the tokenizer has no {', '.join(missing)}. Fix: one with the special tokens of the Apertus"
-                " chat format"
+                f"the tokenizer has no {', '.join(missing)}."
+                " Fix: use one with the special tokens of the Apertus chat format"
             )
         self._ids: dict[str, int] = {token: index for token, index in found.items() if index is not None}
         for token, index in self._ids.items():

@@ -58,15 +58,14 @@ class Transformer:
         pad = self._tokenizer.pad_token_id
         if pad is None:
             raise ClassifierError(
-                f"the tokenizer of {name} has no padding token, so texts cannot be read together. Fix: state"
+                f"the tokenizer of {name} has no padding token, so texts cannot be read together. Fix: set"
                 " pad_token in its tokenizer_config.json"
             )
         self.config: Any = self._model.config
         self.config.pad_token_id = pad
         if max_tokens > (most := self._most_tokens()):
             raise ClassifierError(
-                f"{name} reads {most} tokens at most, and max_tokens is {max_tokens}. Fix: state {most} or"
-                " less"
+                f"{name} reads {most} tokens at most, and max_tokens is {max_tokens}. Fix: set {most} or less"
             )
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model.to(self._device).eval()

@@ -131,12 +131,12 @@ class ConversationSamples:
         if not sum(chosen.size for chosen in kept):
             raise SourceError(
                 f"none of the {samples.dropped} conversations fits into a sequence of {sequence_length}"
-                " tokens. Fix: a larger sequence_length"
+                " tokens. Fix: raise sequence_length"
             )
         if not samples.rows:
             raise SourceError(
                 f"repeats {', '.join(map(str, repeats))} of {', '.join(str(one.size) for one in kept)}"
-                " conversations round to none. Fix: larger numbers, or more conversations"
+                " conversations round to none. Fix: raise the numbers, or add conversations"
             )
         return samples
 

@@ -106,8 +106,8 @@ def _reader(full: str) -> Callable[[BinaryIO], Iterator[Row | Rejection]]:
     if ".jsonl" in suffixes[-2:]:
         return _json_rows
     raise SourceError(
-        f"'{full}' is neither .parquet nor .jsonl (.jsonl.gz, .jsonl.zst). Fix: the include globs of the"
-        " source"
+        f"'{full}' is neither .parquet nor .jsonl (.jsonl.gz, .jsonl.zst)."
+        " Fix: correct the include globs of the source"
     )
 
 

@@ -142,11 +142,11 @@ class AllConversations:
             raise SourceError(f"{left}; training and held-out split need one group each")
         if count:
             raise SourceError(
-                f"holdout {share} holds out all {groups} groups. Fix: a smaller share or more conversations"
+                f"holdout {share} holds out all {groups} groups. Fix: lower the share, or add conversations"
             )
         least = (int(self._group.min()) + 1) / 2**64
         raise SourceError(
-            f"holdout {share} of {groups} groups of conversations holds out none. Fix: more of them, or a"
+            f"holdout {share} of {groups} groups of conversations holds out none. Fix: add some, or set a"
             f" share of {least:.4f} or more"
         )
 

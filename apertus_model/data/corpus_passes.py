@@ -153,7 +153,7 @@ class Passes:
         if not total:
             raise SourceError(
                 f"no document of {self.work.part.source.url} is left: {counts_line(self._dropped())}. Fix:"
-                " the globs, the format or the filters"
+                " check the globs, the format or the filters"
             )
         if total < 2:
             raise SourceError(
@@ -161,11 +161,11 @@ class Passes:
             )
         if not train:
             raise SourceError(
-                f"holdout {share} holds out all {total} documents. Fix: a smaller share or more documents"
+                f"holdout {share} holds out all {total} documents. Fix: lower the share, or add documents"
             )
         if not held_out:
             raise SourceError(
-                f"holdout {share} of {total} documents holds out none of them. Fix: more documents, or a"
+                f"holdout {share} of {total} documents holds out none of them. Fix: add documents, or set a"
                 f" share of {(left.least + 1) / 2**64:.4f} or more"
             )
 
@@ -209,8 +209,8 @@ class Passes:
             probes = probes_of([unit_of(self._attempt, key).data for key in keys], part.process.repeats)
             if len(probes) >= left.documents[0]:
                 raise SourceError(
-                    f"all training documents of {part.source.url} became probes. Fix: fewer probes, or more"
-                    " documents"
+                    f"all training documents of {part.source.url} became probes."
+                    " Fix: ask for fewer probes, or add documents"
                 )
         return Layout(outputs=outputs, probes=probes, shown=shown if part.process.examples else [])
 

@@ -88,7 +88,7 @@ def _load(spec: str) -> Contamination:
     questions = [question for source in parsed.against for question in texts_of(source)]
     if not questions:
         raise SourceError(
-            f"there is no question in {', '.join(source.url for source in parsed.against)}. Fix: the files of"
-            " `against`"
+            f"there is no question in {', '.join(source.url for source in parsed.against)}."
+            " Fix: correct the files of `against`"
         )
     return Contamination(questions, parsed.ngram, parsed.min_match)

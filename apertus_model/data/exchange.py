@@ -5,8 +5,8 @@ A unit writes a file for each group of cells (`CellWriter`). The file has the ro
 those of the next one, as Arrow record batches, and at the end the offsets of the cells: (cells + 1,) int64.
 
 Invariants:
-- A writer holds `memory` bytes of rows, whatever their number: beyond that, rows are spilled to local disk,
-  sorted by cell, and joined at the end. A row is held with the table in which it was added.
+- A writer that holds `memory` bytes of rows spills them to local disk, sorted by cell, for which it needs as
+  much memory again. The spills are joined at the end.
 - A cell is one range of bytes of a file, so a reader asks each file for its offsets and for one range.
 """
 

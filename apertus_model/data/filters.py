@@ -200,7 +200,7 @@ def _robots(spec: RobotsFilter, robots: Robots, document: Document) -> Drop | No
     if address is None:
         if text is not None and spec.missing == "error":
             raise SourceError(
-                f"document {document.id}: '{text}' in column '{spec.column}' has no host. Fix: missing:"
+                f"document {document.id}: '{text}' in column '{spec.column}' has no host. Fix: set missing:"
                 " keep or drop"
             )
         return _absent(spec.column, spec.missing)
@@ -251,7 +251,7 @@ def _column(document: Document, column: str, missing: Missing) -> Any:
             )
             raise SourceError(
                 f"document {document.id} has nothing in column '{column}', which a filter needs; it has"
-                f" {there}. Fix: the name of the column, or missing: keep or drop"
+                f" {there}. Fix: correct the name of the column, or set missing: keep or drop"
             )
         return None
     return value

@@ -85,8 +85,8 @@ UNREADABLE = (
 
 
 class NotAsStated(Exception):
-    """A readable file that contradicts the spec. `place`: the place in the file, such as `line 3`; `fix`: the
-    field to correct."""
+    """A readable file that contradicts the spec. `place`: the place in the file, such as `line 3`; `fix`:
+    what to do, such as `correct text_column`."""
 
     def __init__(self, found: str, fix: str, place: str = "") -> None:
         super().__init__(found, fix, place)

@@ -42,8 +42,8 @@ class Language:
             labels = sorted(language.labels)
             like = [*get_close_matches(unknown[0], labels, n=1), *labels, "none"][0]
             raise SourceError(
-                f"'{spec.model}' has {len(labels)} labels, and none is '{unknown[0]}'. Fix: languages or"
-                f" min_scores; there is '{like}'"
+                f"'{spec.model}' has {len(labels)} labels, and none is '{unknown[0]}'."
+                f" Fix: correct languages or min_scores; there is '{like}'"
             )
         return language
 

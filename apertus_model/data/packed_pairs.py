@@ -51,7 +51,7 @@ class PackedPairs:
         if pair_lengths.max(initial=0) > sequence_length:
             raise PreferenceDataError(
                 f"a pair has {pair_lengths.max()} tokens, which does not fit into a sequence of"
-                f" {sequence_length}. Fix: sequence_length, as in the stage that made the preference data"
+                f" {sequence_length}. Fix: use the sequence_length of the stage that made the preference data"
             )
         self._packed = pack(pair_lengths, sequence_length)
         self.rows = len(self._packed)

@@ -66,11 +66,11 @@ def read_parallel(part: ParallelTextPart) -> ParallelText:
     }
     count = len(found)
     if len(whole) < count and part.incomplete == "refuse":
-        fix = "add the lines, choose among them with languages:, or state incomplete: leave_out"
+        fix = "add the lines, choose among them with languages:, or set incomplete: leave_out"
         raise SourceError(f"of {count:,} lines, {_lacking(found, languages)}. Fix: {fix}")
     if len(whole) < max(2, part.lines or 0):
         wanted = f"lines: {part.lines:,} are asked for" if part.lines else "an interval needs two"
-        fix = "add lines, state fewer, or choose among the languages with languages:"
+        fix = "add lines, set fewer, or choose among the languages with languages:"
         raise SourceError(
             f"{len(whole):,} of {count:,} lines are there in each of {len(languages)} languages, and"
             f" {wanted}: {_lacking(found, languages) or 'none is incomplete'}. Fix: {fix}"

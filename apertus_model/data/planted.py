@@ -73,7 +73,7 @@ def planted_documents(part: CorpusPart) -> PlantedSets:
         if len(documents) < len(planted.buckets):
             raise SourceError(
                 f"{len(documents)} planted documents of '{name}' cannot be divided among"
-                f" {len(planted.buckets)} buckets. Fix: more documents, or fewer buckets"
+                f" {len(planted.buckets)} buckets. Fix: add documents, or set fewer buckets"
             )
         found[name] = _divided(documents, planted)
     return found

@@ -37,7 +37,7 @@ class PreferenceSets:
         self._latest = (0, self._rows_in(0))
         self.rows = sum(rows.size for rows in self._latest[1])
         if not self.rows:
-            raise StageError("no pair is left to train on. Fix: larger repeats, or more preference data")
+            raise StageError("no pair is left to train on. Fix: raise repeats, or add preference data")
 
     def place(self, i: int) -> tuple[int, int]:
         """The set and the row of sample i, i >= 0. IndexError for a negative index."""

@@ -85,7 +85,7 @@ def probes_of(found: list[dict[str, Any]], repeats: Repeats) -> list[Probe]:
         raise SourceError(
             f"{len(repeats.buckets)} buckets of {repeats.per_bucket} probes need {needed} training documents"
             f" of more than {repeats.length} tokens that begin differently; there are {candidates}. Fix:"
-            " fewer or shorter probes, or more documents"
+            " ask for fewer or shorter probes, or add documents"
         )
     chosen = sorted((key, text) for one in found for key, text in one["chosen"])[:needed]
     return [

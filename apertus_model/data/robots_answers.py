@@ -72,7 +72,7 @@ def _table(source: RobotsSource, file: BinaryIO, files: SourceSpec) -> Iterator[
             row = next(rows, None)
         except NotAsStated as error:
             raise NotAsStated(
-                error.found, f"{', '.join(COLUMNS[:-1])} or {COLUMNS[-1]}", error.place
+                error.found, f"correct {', '.join(COLUMNS[:-1])} or {COLUMNS[-1]}", error.place
             ) from error
         if row is None:
             return
@@ -82,7 +82,9 @@ def _table(source: RobotsSource, file: BinaryIO, files: SourceSpec) -> Iterator[
             continue
         content = row.metadata[source.text_column]
         if content is not None and not isinstance(content, str):
-            raise NotAsStated(f"column '{source.text_column}' holds {content!r}, not text", "text_column")
+            raise NotAsStated(
+                f"column '{source.text_column}' holds {content!r}, not text", "correct text_column"
+            )
         status = _whole_number(source.status_column, row.metadata)
         date = _date(source.date_column, row.metadata)
         yield _answer(row.text, status, date, None if content is None else content.encode())
@@ -96,7 +98,7 @@ def _whole_number(column: str | None, values: dict[str, Any]) -> int | None:
         return int(value)
     except (ValueError, TypeError, OverflowError):
         raise NotAsStated(
-            f"column '{column}' holds {str(value)[:80]!r}, not a status", "status_column"
+            f"column '{column}' holds {str(value)[:80]!r}, not a status", "correct status_column"
         ) from None
 
 
@@ -108,7 +110,7 @@ def _date(column: str | None, values: dict[str, Any]) -> int:
         return _microseconds(str(value))
     except ValueError:
         raise NotAsStated(
-            f"column '{column}' holds {str(value)[:80]!r}, not a time in ISO 8601", "date_column"
+            f"column '{column}' holds {str(value)[:80]!r}, not a time in ISO 8601", "correct date_column"
         ) from None
 
 

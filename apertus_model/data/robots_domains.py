@@ -63,7 +63,7 @@ def _load(url: str, agents: tuple[str, ...]) -> ListedDomains:
         raise SourceError(f"cannot read the domains in '{url}': {type(error).__name__}: {error}") from error
     if not domains:
         raise SourceError(
-            f"'{url}' lists no domain for the agents {', '.join(agents)}. Fix: the file, or agents"
+            f"'{url}' lists no domain for the agents {', '.join(agents)}. Fix: correct the file, or agents"
         )
     return ListedDomains(domains)
 

@@ -91,7 +91,7 @@ def _write(sources: Sequence[RobotsSource], path: Path) -> None:
         if database.execute("SELECT 1 FROM answers LIMIT 1").fetchone() is None:
             raise SourceError(
                 f"there is no answer to a request for robots.txt in {', '.join(s.url for s in sources)}. Fix:"
-                " the files of `snapshots`"
+                " correct the files of `snapshots`"
             )
         database.execute("CREATE INDEX by_origin ON answers (origin)")
         database.commit()

@@ -50,7 +50,7 @@ def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
             if isinstance(row[name], (dict, list)):
                 kind = "an object" if isinstance(row[name], dict) else "a list"
                 raise NotAsStated(
-                    f"column '{name}' holds {kind}; metadata are single values", "metadata", place
+                    f"column '{name}' holds {kind}; metadata are single values", "correct metadata", place
                 )
         text = row[source.text_column]
         identifier = None if source.id_column is None else row[source.id_column]
@@ -163,13 +163,15 @@ def _require(present: list[str], source: SourceSpec, place: str = "") -> list[st
     asked = [("text_column", source.text_column), *(("metadata", name) for name in source.metadata)]
     if source.id_column is not None:
         asked.append(("id_column", source.id_column))
-    for fix, name in asked:
+    for field, name in asked:
         if name not in present:
             raise NotAsStated(
-                f"no column '{name}'; there are {', '.join(sorted(present)) or 'none'}", fix, place
+                f"no column '{name}'; there are {', '.join(sorted(present)) or 'none'}",
+                f"correct {field}",
+                place,
             )
         if present.count(name) > 1:
-            raise NotAsStated(f"there are {present.count(name)} columns '{name}'", fix, place)
+            raise NotAsStated(f"there are {present.count(name)} columns '{name}'", f"correct {field}", place)
     return list(dict.fromkeys(name for _, name in asked))
 
 
@@ -181,16 +183,17 @@ def _columns(schema: pyarrow.Schema, source: SourceSpec) -> list[str]:
         kind = schema.field(name).type
         value = kind.value_type if types.is_dictionary(kind) else kind
         if name == source.text_column and not (_is_text(value) or types.is_null(value)):
-            raise NotAsStated(f"column '{name}' holds {kind}, not text", "text_column")
+            raise NotAsStated(f"column '{name}' holds {kind}, not text", "correct text_column")
         if name in source.metadata and not (
             (_is_text(value) and not _is_binary(value)) or _is_number(value) or types.is_temporal(value)
         ):
             raise NotAsStated(
-                f"column '{name}' holds {kind}; metadata are text, numbers, truth values or times", "metadata"
+                f"column '{name}' holds {kind}; metadata are text, numbers, truth values or times",
+                "correct metadata",
             )
         if name == source.id_column and not (_is_text(value) or types.is_integer(value)):
             raise NotAsStated(
-                f"column '{name}' holds {kind}; an identifier is text or an integer", "id_column"
+                f"column '{name}' holds {kind}; an identifier is text or an integer", "correct id_column"
             )
     return columns
 

@@ -66,7 +66,7 @@ class TokenReader(PipelineStep):
         if source.tokenizer != "trusted" and not digest.startswith(source.tokenizer.removeprefix("sha256:")):
             raise SourceError(
                 f"the tokens of {source.url} are of tokenizer {source.tokenizer}, the corpus's is"
-                f" sha256:{digest}. Fix: its tokenizer"
+                f" sha256:{digest}. Fix: use its tokenizer"
             )
         self._source = source
         self._tasks = tasks
@@ -107,13 +107,13 @@ class TokenReader(PipelineStep):
             other = {".bin": ".idx", ".idx": ".bin"}.get(PurePosixPath(path).suffix)
             if other is None:
                 raise SourceError(
-                    f"'{path}' of {self._source.url} is neither .bin nor .idx. Fix: the include globs of the"
-                    " source"
+                    f"'{path}' of {self._source.url} is neither .bin nor .idx."
+                    " Fix: correct the include globs of the source"
                 )
             if str(PurePosixPath(path).with_suffix(other)) not in everything:
                 raise SourceError(
-                    f"there is no {other} beside '{path}' of {self._source.url}. Fix: the globs of the"
-                    " source, or the file"
+                    f"there is no {other} beside '{path}' of {self._source.url}."
+                    " Fix: correct the globs of the source, or the file"
                 )
         return [path for path in self._tasks[rank] if path.endswith(".bin")]
 

@@ -57,7 +57,7 @@ def linear_config(precision: str, *, compiled: bool = False) -> Callable[..., Li
     if not emulated and not (has_cuda_capability(8, 9) or has_rocm_capability(9, 4)):
         raise Float8Error(
             f"precision.linear: {precision} needs a GPU with float8, of compute capability 8.9 or above"
-            f" (H100, B200, MI300X), and this one is {torch.cuda.get_device_name()}; state linear: param"
+            f" (H100, B200, MI300X), and this one is {torch.cuda.get_device_name()}; set linear: param"
         )
     from torchao.float8 import Float8LinearConfig
     from torchtitan.components.quantization.float8 import Float8Linear

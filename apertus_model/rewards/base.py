@@ -65,5 +65,5 @@ def check_vocabulary(name: str, tokenizer: Any, model: Any) -> None:
     if tokens > embedded:
         raise RewardError(
             f"the tokenizer of the {name} has {tokens:,} tokens, and the model embeds {embedded:,}: it is"
-            " that of another model. Fix: the tokenizer that the model was trained with"
+            " that of another model. Fix: use the tokenizer that the model was trained with"
         )

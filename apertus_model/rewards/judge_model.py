@@ -56,8 +56,8 @@ class ChatTokens:
             self.tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         if not self.tokenizer.chat_template:
             raise RewardError(
-                f"the judge {name} has no chat template, so it cannot be asked. Fix: an instruct model, or"
-                " its chat_template.jinja in the folder"
+                f"the judge {name} has no chat template, so it cannot be asked."
+                " Fix: use an instruct model, or put its chat_template.jinja in the folder"
             )
         self._ids: dict[str, list[int]] = {}
 
@@ -83,7 +83,7 @@ class ChatTokens:
             pieces = self.tokenizer.convert_ids_to_tokens(written)
             raise RewardError(
                 f"the judge {self._name} writes {answer!r} as {len(pieces)} tokens ({', '.join(pieces)}), so"
-                " the first token does not say which answer it is. Fix: a model whose tokenizer has every"
+                " the first token does not say which answer it is. Fix: use a model whose tokenizer has every"
                 " digit, and the letters A and B, as single tokens"
             )
         return self._ids[answer]
@@ -235,8 +235,8 @@ class ServerModel:
         best = found.content[0].top_logprobs if found is not None and found.content else []
         if not best:
             raise RewardError(
-                f"{self._client.url} returns no log-probabilities for model {self._server.model!r}. Fix: a"
-                " server that has them (vLLM does), or a judge from a folder"
+                f"{self._client.url} returns no log-probabilities for model {self._server.model!r}."
+                " Fix: use a server that has them (vLLM does), or a judge from a folder"
             )
         found_of = dict.fromkeys(answers, 0.0)
         for one in best:
@@ -246,7 +246,7 @@ class ServerModel:
             likeliest = ", ".join(repr(one.token) for one in best[:5])
             raise RewardError(
                 f"none of the {len(best)} best tokens of {self._client.url} is one of {', '.join(answers)};"
-                f" they begin with {likeliest}. Fix: a template that asks for nothing else,"
+                f" they begin with {likeliest}. Fix: use a template that asks for nothing else,"
                 " chat_template_kwargs that turn reasoning off, or a judge that writes every"
                 " answer as a single token"
             )

@@ -54,7 +54,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     names = sorted(set(documents.labels.tolist()))
     if len(names) < 2:
         raise ClassifierError(
-            f"all documents have the label {names[0]}; a classifier needs a second one. Fix: another source,"
+            f"all documents have the label {names[0]}; a classifier needs a second one. Fix: add a source,"
             " or the right label_column"
         )
     stored = _stored(part, names, documents)
@@ -82,7 +82,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         if not len(reference):
             raise ClassifierError(
                 f"no document of the reference has a language with a model: {', '.join(languages)}. Fix:"
-                " another reference, or leave it out"
+                " use another reference, or leave it out"
             )
         scored = _probabilities(models, reference, names)
     found: dict[str, Thresholds] = {
@@ -199,7 +199,7 @@ def _split(
             of = f" of language {language}" if language != ALL else ""
             raise ClassifierError(
                 f"label {names[index]}{of} has {int((numbers[own] == index).sum())} documents, none of them"
-                f" {what}. Fix: more documents, or another validation"
+                f" {what}. Fix: add documents, or change validation"
             )
     return own[held_out], own[~held_out]
 
@@ -251,7 +251,7 @@ def _stored(part: ClassifierPart, names: list[str], documents: Documents) -> Sto
         if ALL in languages:
             raise ClassifierError(
                 f"{len(np.flatnonzero(documents.languages == ALL))} of {len(documents)} documents state no"
-                " language, and each language has a model. Fix: a language for every document, or"
+                " language, and each language has a model. Fix: give every document a language, or set"
                 " by_language: false"
             )
     if isinstance(training, FastText):

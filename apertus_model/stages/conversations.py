@@ -62,8 +62,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         summary += f", {group}: {', '.join(named)}" if named else ""
     if not len(conversations):
         raise SourceError(
-            f"no conversation of {part.source.url} is left: {summary}. Fix: the globs, the format, the rows"
-            " or the filters"
+            f"no conversation of {part.source.url} is left: {summary}."
+            " Fix: check the globs, the format, the rows or the filters"
         )
     if part.process.count is not None and not conversations.not_chosen:
         progress.log(f"count is {part.process.count}, and there are {len(conversations)}: all are kept")

@@ -38,7 +38,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             example = next(prompt for prompt, other in shared.items() if other == first)
             raise RepeatedPromptsError(
                 f"'{part.names[first]}' and '{name}' both have pairs of {count} prompts, such as {example}."
-                f" Fix: repeated_prompts: first, which keeps them in '{part.names[first]}', or other prompts"
+                f" Fix: set repeated_prompts: first, which keeps them in '{part.names[first]}', or"
+                " other prompts"
             )
         kept = np.array([first == number for first in owners], np.bool_)
         dropped.append(int((~kept).sum()))

@@ -128,15 +128,16 @@ class Summary:
         if not self._pairs:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self._dropped.items()) or "none"
             raise RewardError(
-                f"there is no labelled pair to compare with ({reasons}). Fix: conversations whose rows have"
-                " chosen and rejected, a split that holds some, and max_tokens of the reward for their length"
+                f"there is no labelled pair to compare with ({reasons})."
+                " Fix: use conversations whose rows have chosen and rejected, a split that holds some,"
+                " and max_tokens of the reward for their length"
             )
         values = set(self._values())
         if len(values) == 1:
             raise RewardError(
                 f"the reward is {values.pop():g} for every completion of {len(self._pairs)} pairs: it is"
-                " constant, and agrees with no label. Fix: the function, the model or the template of the"
-                " reward"
+                " constant, and agrees with no label."
+                " Fix: correct the function, the model or the template of the reward"
             )
         metrics = agreement(self._pairs, seed) | dict(self._dropped)
         if self._outside:

@@ -46,7 +46,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         attempt.put(unit.files["features.parquet"], shards[-1])
     documents = sum(unit.data for unit in units)
     if not documents:
-        raise SourceError(f"there is no document in {part.source.url}. Fix: the url, the globs or the format")
+        raise SourceError(
+            f"there is no document in {part.source.url}. Fix: correct the url, the globs or the format"
+        )
     progress.log(f"{documents} documents")
     attempt.commit(metrics={"documents": documents}, facts={"shards": shards})
 
@@ -98,7 +100,7 @@ class Features:
         if not label or any(character.isspace() or character in "/," for character in label):
             raise SourceError(
                 f"'{document.file}' of {self._part.source.url}: a document has {repr(value)[:80]} in column"
-                f" '{column}', which is no label. Fix: labels without white space, / and ,"
+                f" '{column}', which is no label. Fix: use labels without white space, / and ,"
             )
         return label
 

@@ -50,8 +50,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     if len(tokenizers) > 1:
         used = ", ".join(f"{name}: {fingerprint}" for fingerprint, name in tokenizers.items())
         raise MixtureError(
-            f"the corpora were made with different tokenizers ({used}). Fix: the same `tokenizer:` in all of"
-            " their stages"
+            f"the corpora were made with different tokenizers ({used})."
+            " Fix: set the same `tokenizer:` in all of their stages"
         )
     order = sorted(weights)
     whole = integers([weights[fingerprint] for fingerprint in order])

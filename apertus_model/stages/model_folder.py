@@ -27,7 +27,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     fs, _ = fsspec.core.url_to_fs(url)
     present = [name for name in part.files if fs.exists(f"{url}/{name}")]
     if "config.json" not in present:
-        raise SourceError(f"there is no config.json in {part.url} any more")
+        raise SourceError(f"{part.url} no longer has a config.json")
     for done, name in enumerate(present):
         copy = attempt.workdir / name
         attempt.put(local_file(f"{url}/{name}", copy), name)

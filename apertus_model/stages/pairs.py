@@ -99,14 +99,15 @@ def _why_none(total: int, without: Counter[str], reward: str, lowest: float, hig
     """The message of a PairsError. `lowest` and `highest` are the extreme rewards of all completions."""
     if without["equal_rewards"] < total:
         return (
-            f"none of the {total} prompts has a pair: {dict(without)}. Fix: more completions per prompt, or"
-            " another reward"
+            f"none of the {total} prompts has a pair: {dict(without)}."
+            " Fix: sample more completions per prompt, or use another reward"
         )
     values = f"{lowest:g}" if lowest == highest else f"one value, from {lowest:g} to {highest:g} by prompt"
     return (
         f"the reward {reward} gives all completions of a prompt {values}, for each of the {total} prompts, so"
-        " it prefers none. Fix: a reward that tells the completions of a prompt apart, or completions that"
-        " differ more (completions.n, completions.temperature)"
+        " it prefers none."
+        " Fix: use a reward that tells the completions of a prompt apart, or completions that differ"
+        " more (completions.n, completions.temperature)"
     )
 
 

@@ -65,7 +65,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     summary = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
     if not facts["rows"]:
         raise PromptsError(
-            f"no prompt is left: {summary or 'there are no conversations'}. Fix: max_tokens"
+            f"no prompt is left: {summary or 'there are no conversations'}. Fix: raise max_tokens"
             f" {part.max_tokens}, max_new_tokens {part.max_new_tokens}, or other conversations"
         )
     progress.log(summary)

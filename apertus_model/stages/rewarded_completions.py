@@ -54,8 +54,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     summary = ", ".join(f"{number} {reason}" for reason, number in sorted(dropped.items())) or "none dropped"
     if not found:
         raise RewardedCompletionsError(
-            f"no completion is left: {summary}. Fix: columns '{part.reward}' and '{part.reference_rewards}',"
-            f" of {FEWEST} or more completions of the model, or a larger max_tokens"
+            f"no completion is left: {summary}."
+            f" Fix: check the columns '{part.reward}' and '{part.reference_rewards}', of {FEWEST} or more"
+            " completions of the model, or a larger max_tokens"
         )
     np.save(attempt.workdir / "rewards.npy", np.array(found, np.float32), allow_pickle=False)
     for name in names:

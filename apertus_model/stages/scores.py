@@ -49,7 +49,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     without = sum(unit.data["without"] for unit in units)
     documents = int(histogram.sum()) + without
     if not documents:
-        raise SourceError(f"there is no document in {part.source.url}. Fix: the url, the globs or the format")
+        raise SourceError(
+            f"there is no document in {part.source.url}. Fix: correct the url, the globs or the format"
+        )
     progress.log(f"{documents} documents")
     stored = work.classifier
     thresholds = stored.manifest.facts["thresholds"][part.label] if stored is not None else {}
@@ -102,7 +104,7 @@ class Scores:
                 values = np.array([value for value in found if value is not None], np.float32)
                 if not np.isfinite(values).all():
                     raise ClassifierError(
-                        f"a score of '{window[0].file}' or a file after it is not a finite number. Fix: a"
+                        f"a score of '{window[0].file}' or a file after it is not a finite number. Fix: use a"
                         " model that computes in float32"
                     )
                 histogram += np.histogram(np.clip(values, 0, 1), BINS, (0, 1))[0]

@@ -63,7 +63,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         least = -(-size // 128) * 128
         raise SourceError(
             f"the tokenizer has ids up to {size - 1}, too many for vocab_size {part.vocab_size}. Fix:"
-            f" vocab_size: {least}"
+            f" set vocab_size: {least}"
         )
     chat = tokenizer.token_to_id(END_OF_TURN) is not None
     if all(tokenizer.token_to_id(token) is not None for token in CONTROL_TOKENS) and not _has_chat_template(
@@ -102,8 +102,8 @@ def _texts(source: SourceSpec, limit: int) -> Iterator[str]:
                 return
     if not documents:
         raise SourceError(
-            f"there is no document in the files of {source.url}. Fix: its format ({source.format}) or its"
-            " globs"
+            f"there is no document in the files of {source.url}."
+            f" Fix: correct its format ({source.format}) or its globs"
         )
 
 

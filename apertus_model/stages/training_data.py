@@ -304,7 +304,7 @@ class RewardData:
         if passes > segment.max_repetition:
             raise BudgetError(
                 f"the budget is {passes:.2f} passes over {samples.rows:,} sequences of pairs, and"
-                f" max_repetition is {segment.max_repetition:g}. Fix: state budget: {whole} samples"
+                f" max_repetition is {segment.max_repetition:g}. Fix: set budget: {whole} samples"
                 f" ({whole // segment.global_batch_size} steps) or less, or a larger max_repetition"
             )
         self.identity: dict[str, Any] = {

@@ -142,7 +142,7 @@ class AnomalyDetector:
             )
         else:
             field = "nonfinite" if event.limit is None else "spike"
-            fix = f"; lower the learning rate, or state anomalies.{field}: skip or rollback"
+            fix = f"; lower the learning rate, or set anomalies.{field}: skip or rollback"
         return AnomalyError(event.text + fix)
 
     def state(self) -> AnomalyState:

@@ -119,7 +119,7 @@ class _Workers:
                 self._store.overwrite(self._alive, str(next(counts)).encode())
 
         beat()
-        with Beats(beat, 4 * BEAT_SECONDS, "sign of life for workers"):
+        with Beats(beat, 4 * BEAT_SECONDS, "heartbeat for workers"):
             yield
 
     def submit(self, keys: list[str]) -> None:

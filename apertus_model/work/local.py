@@ -35,7 +35,7 @@ def workers_here(job: Job, processes: int, *, by_count: bool = True) -> int:
     if stated is not None and 0 < there < stated * job.gpus:
         raise StageError(
             f"launch.workers.count is {stated}, with {job.gpus} GPUs for each; this machine has {there}. Fix:"
-            f" at most {there // job.gpus} workers"
+            f" use at most {there // job.gpus} workers"
         )
     return stated or (max(1, there // job.gpus) if there else processes)
 

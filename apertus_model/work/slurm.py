@@ -96,8 +96,9 @@ class JobArrays:
         lost = f"the worker of Slurm job {element} ({state})"
         if not log.exists():
             return (
-                f"{lost} left neither units nor a log in {self._folder}. Fix: a scratch folder and a store"
-                " that the nodes see at the same path (APERTUS_SCRATCH, --store), if it was not cancelled"
+                f"{lost} left neither units nor a log in {self._folder}."
+                " Fix: use a scratch folder and a store that the nodes see at the same path"
+                " (APERTUS_SCRATCH, --store), if it was not cancelled"
             )
         with log.open(encoding="utf-8", errors="replace") as file:
             lines = "".join(deque(file, LOG_LINES))

@@ -116,7 +116,7 @@ def _end_with_stage(store: Store, stated: Shares, over: threading.Event) -> None
             return
         with contextlib.suppress(Exception):  # storage that does not answer says nothing about the stage
             last = store.read_if_there(stated.alive)
-    print(f"no sign of life of the stage for {stated.lost_seconds:g} s: this worker ends", flush=True)
+    print(f"no heartbeat from the stage for {stated.lost_seconds:g} s: this worker ends", flush=True)
     os._exit(1)
 
 

@@ -209,7 +209,7 @@ def _nothing(
     if not known:
         return (
             f"there is no layout of {on}: its batch of {part.segment.global_batch_size:,} sequences, its"
-            " model or its sequences cannot be divided among them. Fix: another --nodes"
+            " model or its sequences cannot be divided among them. Fix: choose another --nodes"
         )
     if dropped:
         return f"no layout of {on} can run; of the fastest: {dropped[0].dropped}"
@@ -217,9 +217,9 @@ def _nothing(
     if least > limit:
         return (
             f"no layout of {on} fits: the smallest needs {least / 1e9:.1f} GB of a GPU that has"
-            f" {limit / 1e9:.0f} GB. Fix: more --nodes, or another --gpu"
+            f" {limit / 1e9:.0f} GB. Fix: raise --nodes, or choose another --gpu"
         )
-    return f"the recipe accepts no layout of {on}. Fix: another --nodes"
+    return f"the recipe accepts no layout of {on}. Fix: choose another --nodes"
 
 
 def _percents(speed: float | None) -> int:

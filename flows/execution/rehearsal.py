@@ -153,7 +153,7 @@ def work_of(task: Task) -> str:
 def check_gpu(gpu: str) -> None:
     """Raises StageError for a GPU without a data sheet."""
     if gpu not in GPUS:
-        raise StageError(f"there is no data sheet of a GPU {gpu!r}. Fix: one of {', '.join(GPUS)}")
+        raise StageError(f"there is no data sheet of a GPU {gpu!r}. Fix: use one of {', '.join(GPUS)}")
 
 
 def ranks_of(segment: Segment, world: int, ranks: Ranks | int | list[int]) -> list[int]:
@@ -288,13 +288,13 @@ def parts_to_rehearse(
     names = list(dict.fromkeys(part.node.stage for part in parts))
     if stage is not None and stage not in names:
         raise StageError(
-            f"no stage {stage!r} trains in this recipe. Fix: one of {', '.join(names) or 'none'}"
+            f"no stage {stage!r} trains in this recipe. Fix: use one of {', '.join(names) or 'none'}"
         )
     if number is not None and stage is None:
         raise StageError(f"--part {number} says which part of a stage. Fix: name the stage before it")
     chosen = [part for part in parts if stage in (None, part.node.stage)]
     if number is not None:
         if not 0 <= number < len(chosen):
-            raise StageError(f"stage {stage!r} has no part {number}. Fix: 0 to {len(chosen) - 1}")
+            raise StageError(f"stage {stage!r} has no part {number}. Fix: use 0 to {len(chosen) - 1}")
         chosen = [chosen[number]]
     yield from chosen

@@ -250,7 +250,7 @@ class Runner:
         if in_vain == JOBS_IN_VAIN:
             raise StageFailed(
                 f"{node.name}: {in_vain} jobs in a row ended before anything was committed, the last because "
-                f"{ended.requeue}. Fix: a longer time limit, or more frequent checkpoints (log: {log})",
+                f"{ended.requeue}. Fix: raise the time limit, or save checkpoints more often (log: {log})",
                 again=False,
             )
         without = f", without {', '.join(sorted(self._dead_nodes))}" if self._dead_nodes else ""

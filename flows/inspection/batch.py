@@ -85,7 +85,7 @@ def segment_at(name: str, nodes: list[Node], options: Options) -> Node:
     if len(phases) > 1:
         raise SpecError.of(
             (),
-            f"'{name}' has {len(phases)} steps of its own length",
+            f"'{name}' has {len(phases)} phases",
             f"name one: {', '.join(phases)}.",
             "inspect",
         )

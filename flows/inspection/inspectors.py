@@ -69,9 +69,12 @@ def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector[Any
     given |= of_corpora if chosen[0].kind != "corpus" else {}
     for option, value in given.items():
         if value is not None:
-            wanted = "a corpus" if option in of_corpora else "a stage of training"
+            wanted = "a corpus" if option in of_corpora else "a training stage"
             raise SpecError.of(
-                (), f"{option} is of {wanted}; '{name}' is {a(chosen[0].kind)}", "leave it out.", "inspect"
+                (),
+                f"{option} applies to {wanted}; '{name}' is {a(chosen[0].kind)}",
+                "leave it out.",
+                "inspect",
             )
     if trains:
         return INSPECTORS[chosen[0].kind], batch.segment_at(name, chosen, options)

@@ -356,8 +356,7 @@ def _protected(plan: Plan, records: Records) -> list[Problem]:
         before, path = records.last(node.name), ("stages", node.stage, "protect")
         if records.had_finished(node.path, node.end_step):
             message = (
-                f"'{node.name}' is protected and had finished; {node.path} is not complete in the store any"
-                " more"
+                f"'{node.name}' is protected and had finished; {node.path} is no longer complete in the store"
             )
             fix = "bring it back from a copy (apertus cp), or remove protect: true to have it made again."
             problems[node.stage] = Problem(path, message, fix)
@@ -365,7 +364,7 @@ def _protected(plan: Plan, records: Records) -> list[Problem]:
             why = (
                 step.reason
                 if before.path != node.path
-                else f"it ended at step {before.step}, and is to end at step {node.end_step}"
+                else f"it ended at step {before.step} and would now end at step {node.end_step}"
             )
             message = f"'{node.name}' is protected and would run again: {why}"
             problems[node.stage] = Problem(path, message, "undo the change, or remove protect: true.")

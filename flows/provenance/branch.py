@@ -93,7 +93,7 @@ def branch(
     plan = make(pipeline, opened)
     ref = _reference(pipeline, point, spec)
     if name in pipeline.stages:
-        raise SpecError.of((), f"there is a stage '{name}' already", "choose another name.", "--name")
+        raise SpecError.of((), f"stage '{name}' already exists", "choose another name.", "--name")
     try:
         start = point_of(ref, plan.graph.trajectories, (), plan.graph.best)
     except SpecError as error:
@@ -101,7 +101,7 @@ def branch(
     _check_kept(plan, ref, start, point)
     path = output or Path(spec).parent / f"{name}.yaml"
     if path.resolve() == Path(spec).resolve():
-        raise StoreError(f"'{path}' is the recipe that is branched; choose another name, or --output")
+        raise StoreError(f"'{path}' is the recipe to branch; choose another name, or --output")
     if not path.parent.is_dir():
         raise StoreError(f"there is no folder '{path.parent}' to write {path.name} to")
 
@@ -254,7 +254,7 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Point, overrides: lis
     if left:
         those = f"{', '.join(left)} read {ref.stage} as before"
         draft.notes.append(
-            f"{those}: a matrix states that for all of its variants; state stages that read {draft.name}"
+            f"{those}: a matrix states that for all of its variants; add stages that read {draft.name}"
         )
     segments = plan.graph.segments(start.phase)[start.segment :]
     if start.step < trajectory.steps and any(plan.steps[node.name].action != "reuse" for node in segments):

@@ -67,7 +67,7 @@ def _by_fingerprint(store: Store, text: str, match: re.Match[str]) -> Found:
     ]
     paths = [path for path in paths if ARTIFACT.match(path)]
     if len(paths) != 1:
-        what = f"fits {', '.join(paths)}; write more of it" if paths else f"is not in the store {store.url}"
+        what = f"fits {', '.join(paths)}; write more digits" if paths else f"is not in the store {store.url}"
         raise StoreError(f"'{text}' {what}")
     return Found(paths[0], int(match["step"]) if match["step"] else last_step(store, paths[0]))
 

@@ -196,7 +196,7 @@ def _summary(found: Experiment) -> str:
         over = " over seeds" if spec.mean else ""
         sentences.append(f"{'Bands' if spec.form == 'lines' else 'Whiskers'} are 95% intervals{over}.")
     if spec.front:
-        sentences.append("The broad line joins those that no other beats on both axes.")
+        sentences.append("The broad line joins those that none beats on both axes.")
     return " ".join(sentences)
 
 

@@ -125,7 +125,9 @@ def _time(part: RehearsedPart) -> Figure:
     speed = part.tokens_per_second_per_gpu
     return Figure(
         title=f"Predicted time of a step: {part.name}",
-        summary=f"{speed:,.0f} tokens per second and GPU." if speed is not None else "A rank does not build.",
+        summary=f"{speed:,.0f} tokens per second and GPU."
+        if speed is not None
+        else "A rank could not be built.",
         height=90 + ROW * len(times),
         plot=plot(
             bars,

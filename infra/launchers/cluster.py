@@ -86,7 +86,7 @@ class ClusterJob:
         if waits:
             self._begun = now
         if limit and now - self._begun > limit.seconds:
-            self.stop(f"the time limit of {limit} is over")
+            self.stop(f"the time limit of {limit} was reached")
 
 
 def nodes_of(launch: Launch, profile: Profile) -> tuple[int, int]:
@@ -95,7 +95,7 @@ def nodes_of(launch: Launch, profile: Profile) -> tuple[int, int]:
     nodes = -(-processes // most)
     if processes % nodes:
         raise StageError(
-            f"launch.processes is {processes}, which {nodes} nodes of {most} GPUs cannot share evenly. Fix: a"
-            f" multiple of {most}, or fewer"
+            f"launch.processes is {processes}, which {nodes} nodes of {most} GPUs cannot share evenly."
+            f" Fix: use a multiple of {most}, or fewer"
         )
     return nodes, processes // nodes

@@ -158,7 +158,7 @@ class Process:
             while process.poll() is None:
                 limit = self.launch.time_limit
                 if limit and time.monotonic() - begun > limit.seconds:
-                    self.stop(f"the time limit of {limit} is over")
+                    self.stop(f"the time limit of {limit} was reached")
                 time.sleep(0.05)
             self._close_stdin()  # the ranks may outlive a torchrun that was killed; they notice this
             reader.join(self.grace)

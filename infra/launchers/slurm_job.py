@@ -44,7 +44,7 @@ from specs.profiles import Profile
 from specs.redaction import redacted
 
 ENDED_BY_CLUSTER = {
-    "TIMEOUT": "its time limit was over",
+    "TIMEOUT": "its time limit was reached",
     "DEADLINE": "its deadline was over",
     "PREEMPTED": "it was preempted",
     "NODE_FAIL": "a node failed",

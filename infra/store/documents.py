@@ -252,7 +252,7 @@ def check_checkpoint(document: Any, step: int, what: str) -> CheckpointMarker:
     """The marker of the checkpoint of a step, checked."""
     marker = check(CheckpointMarker, document, what)
     if marker.step != step:
-        raise DamagedError(f"{what} is damaged: it is of step {marker.step}; {FIX}")
+        raise DamagedError(f"{what} is damaged: it states step {marker.step}; {FIX}")
     return marker
 
 
@@ -260,7 +260,7 @@ def check_manifest(document: Any, step: int | None, what: str) -> Manifest:
     """The manifest of a step of a training artifact, or (None) of another artifact, checked."""
     manifest = check(Manifest, document, what)
     if manifest.step != step:
-        raise DamagedError(f"{what} is damaged: it is of step {manifest.step}; {FIX}")
+        raise DamagedError(f"{what} is damaged: it states step {manifest.step}; {FIX}")
     return manifest
 
 

@@ -113,7 +113,7 @@ class FileRecord(Foreign):
     @model_validator(mode="after")
     def _as_many_digests_as_pieces(self) -> Self:
         if self.pieces is not None and self.piece_bytes is None:
-            raise ValueError("it states digests of pieces and not their length, piece_bytes")
+            raise ValueError("it states digests of pieces, but not their length, piece_bytes")
         if isinstance(self.pieces, list) and self.piece_bytes is not None:
             expected = _count_of_pieces(self.size, self.piece_bytes)
             if len(self.pieces) != expected:

@@ -113,7 +113,7 @@ def expand(document: Document, overrides: Iterable[str] = ()) -> Document:
         where = document.where(("extends",))
         problems.append(
             Problem(
-                ("extends",), "files are merged before overrides are applied", "state it in the file.", where
+                ("extends",), "files are merged before overrides are applied", "set it in the file.", where
             )
         )
         del document.data["extends"]

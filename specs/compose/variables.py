@@ -183,7 +183,7 @@ class Variables:
                 if name in self._open
                 else f"more than {MAX_DEPTH} variables use each other"
             )
-            self.problem(path, message, "state one of them without the others.", stated)
+            self.problem(path, message, "set one of them without the others.", stated)
             return None
         self._open.append(name)
         value: Value | None = self.fill(stated, path)

@@ -29,7 +29,7 @@ METRICS = ("accuracy", "loss", "calibration_error", "training_documents", "held_
 class LabelledSource(Spec):
     """The labels of a source: either `label` or `label_column`."""
 
-    label: Label | None = identity(None, description="of every document of the source")
+    label: Label | None = identity(None, description="label of every document of the source")
     label_column: str | None = identity(
         None,
         min_length=1,
@@ -39,7 +39,7 @@ class LabelledSource(Spec):
     @model_validator(mode="after")
     def _one_of_the_two(self) -> LabelledSource:
         if (self.label is None) == (self.label_column is None):
-            raise ValueError("a source has one label, or a column of labels; state label or label_column")
+            raise ValueError("a source has one label, or a column of labels; set label or label_column")
         return self
 
 
@@ -59,14 +59,14 @@ class FastText(Spec):
     buckets: int = identity(2_000_000, ge=1, le=2**31 - 1, description="hashed n-grams")
     min_count: int = identity(1, ge=1, description="occurrences of a word that is in the vocabulary")
     max_characters: int = identity(
-        FASTTEXT_CHARACTERS, ge=1, description="of a document that are read; the rest is cut off"
+        FASTTEXT_CHARACTERS, ge=1, description="maximum characters read of a document; the rest is cut off"
     )
 
     @model_validator(mode="after")
     def _a_range(self) -> FastText:
         if self.shortest_ngram > self.longest_ngram or (self.longest_ngram and not self.shortest_ngram):
             raise ValueError(
-                f"no n-gram has {self.shortest_ngram} to {self.longest_ngram} characters; state both, the"
+                f"no n-gram has {self.shortest_ngram} to {self.longest_ngram} characters; set both, the"
                 " shortest first"
             )
         return self
@@ -83,10 +83,12 @@ class Encoder(Spec):
         ),
     )
     max_tokens: int = identity(
-        TOKENS, ge=1, description="of a document that are read, with special tokens; the rest is cut off"
+        TOKENS,
+        ge=1,
+        description="maximum tokens read of a document, with special tokens; the rest is cut off",
     )
     precision: Literal["float32", "bfloat16"] = identity(
-        "bfloat16", description="of the encoder; its states are averaged in float32"
+        "bfloat16", description="precision of the encoder; its states are averaged in float32"
     )
 
     @field_validator("encoder")
@@ -167,7 +169,7 @@ class ClassifierStage(Gated):
     @classmethod
     def _each_once(cls, percentiles: list[float]) -> list[float]:
         if len(set(percentiles)) < len(percentiles):
-            raise ValueError(f"percentiles {percentiles} has one twice; state each once")
+            raise ValueError(f"percentiles {percentiles} lists a percentile twice; list each once")
         return sorted(percentiles)
 
     @model_validator(mode="after")
@@ -178,7 +180,7 @@ class ClassifierStage(Gated):
                 " label_column"
             )
         if self.by_language and self.language_column is None:
-            raise ValueError("by_language needs the language of each document; state language_column")
+            raise ValueError("by_language needs the language of each document; set language_column")
         if self.reference is not None and self.reference in self.sources:
             raise ValueError(
                 f"reference '{self.reference}' is trained on, so its scores say nothing of other documents;"
@@ -226,7 +228,7 @@ class ClassifierPart(Part):
     """The resolved classifier. Inputs: `source:<i>` and `reference` (features)."""
 
     training: Method = identity()
-    labels: list[str | None] = identity(description="of each source; None: in its column")
+    labels: list[str | None] = identity(description="label of each source; None: the label is in its column")
     validation: float = identity()
     balance: bool = identity()
     by_language: bool = identity(False, neutral=False)

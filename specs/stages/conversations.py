@@ -78,7 +78,7 @@ class ConversationSource(Spec):
     @model_validator(mode="after")
     def _one_size(self) -> ConversationSource:
         if self.share is not None and self.count is not None:
-            raise ValueError("share and count both say how much of the source is kept; state one")
+            raise ValueError("share and count both say how much of the source is kept; set one")
         return self
 
     @property

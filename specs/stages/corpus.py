@@ -53,7 +53,7 @@ class CorpusSource(Spec):
         True,
         neutral=True,
         description=(
-            "whether to store a few kept and dropped documents, unchanged, for `apertus inspect`; state false"
+            "whether to store a few kept and dropped documents, unchanged, for `apertus inspect`; set false"
             " if they must not be stored"
         ),
     )
@@ -129,10 +129,10 @@ class CorpusStage(Stage):
     def source_problems(self, name: str, source: SourceSpec, at: FieldPath) -> Iterator[Problem]:
         if source.declared is not None and source.declared.tokens is None:
             message = f"source '{name}' declares no tokens; the plan of a corpus needs their number"
-            yield Problem(("sources", name, "declared"), message, "state declared.tokens.")
+            yield Problem(("sources", name, "declared"), message, "set declared.tokens.")
         elif source.format in TOKENISED and (fields := needs_text(self.sources[name])):
             message = f"source '{name}' is already tokenised; {', '.join(fields)} would need its text"
-            fix = "state pii: false, and no other step; apply them before the source is tokenised."
+            fix = "set pii: false, and no other step; apply them before the source is tokenised."
             yield Problem((*at, fields[0]), message, fix)
 
 

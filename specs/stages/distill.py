@@ -49,7 +49,7 @@ class DistillLoss(Spec):
         ),
     )
     temperature: float = identity(1.0, ge=0.01, le=100, description="T")
-    weight: float = identity(1.0, gt=0, le=1, description="of the divergence beside cross-entropy")
+    weight: float = identity(1.0, gt=0, le=1, description="weight of the divergence beside cross-entropy")
 
     @model_validator(mode="after")
     def _of_logits(self) -> DistillLoss:
@@ -75,7 +75,7 @@ class DistillStage(MixtureTraining, TrainingStage):
     mamba: NewMixers | None = identity(
         None, neutral=None, description="layers of `from` whose attention becomes Mamba-2"
     )
-    seed: int = identity(28, description="of new weights")
+    seed: int = identity(28, description="seed of new weights")
     carry: CarryField = carries("weights")
     loss: DistillLoss = identity(default_factory=DistillLoss)
     top_k: int | None = identity(
@@ -93,15 +93,13 @@ class DistillStage(MixtureTraining, TrainingStage):
     @model_validator(mode="after")
     def _begins_somewhere(self) -> DistillStage:
         if (self.from_ is None) == (self.model is None):
-            raise ValueError("a student begins with a checkpoint or with new weights; state from or model")
+            raise ValueError("a student begins with a checkpoint or with new weights; set from or model")
         if self.model is not None:
             check_without_parent(self, self.model, "a distill stage with new weights")
         if self.mamba is not None and self.from_ is None:
-            raise ValueError(
-                "mamba replaces the attention of a checkpoint; state model.mamba for new weights"
-            )
+            raise ValueError("mamba replaces the attention of a checkpoint; set model.mamba for new weights")
         if self.mamba is not None and self.carry != ["weights"]:
-            raise ValueError("mamba makes new parameters, without optimizer states; state carry: [weights]")
+            raise ValueError("mamba makes new parameters, without optimizer states; set carry: [weights]")
         stated = {
             "top_k": self.top_k is not None,
             "compile": self.compile,
@@ -114,8 +112,8 @@ class DistillStage(MixtureTraining, TrainingStage):
             )
         if self.top_k is not None and self.model is not None and self.top_k >= self.model.vocab_size:
             raise ValueError(
-                f"top_k {self.top_k} leaves no word of a vocabulary of {self.model.vocab_size} out; state"
-                " less, or leave it out"
+                f"top_k {self.top_k} leaves out no word of a vocabulary of {self.model.vocab_size}; lower"
+                " it, or leave it out"
             )
         return self
 
@@ -167,7 +165,7 @@ class TeacherTokensPart(ForwardPart):
     VERSION: ClassVar[int] = 1
     packing: Packing = identity("concatenate", neutral="concatenate")
     excluded: list[int] = identity(default_factory=list, neutral=[])
-    first_sample: int = identity(description="in the mixture")
+    first_sample: int = identity(description="index of the first sample in the mixture")
     samples: int = identity()
     top_k: int = identity()
     temperature: float = identity()

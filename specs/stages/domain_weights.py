@@ -39,7 +39,7 @@ class WeightUpdate(Spec):
             " 0.01 for all sources, 0.05 and 0.001 for targets"
         ),
     )
-    largest: float = identity(5.0, gt=0, description="of a step's s_j")
+    largest: float = identity(5.0, gt=0, description="largest s_j of a step")
     smoothing: float = identity(0.0, ge=0, lt=1, description="share of the weights that stays uniform")
 
 
@@ -53,7 +53,7 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
     RESULT: ClassVar[str] = "domain_weights"
     kind: Literal["domain_weights"] = identity()
     model: ModelSpec = identity()
-    seed: int = identity(28, description="of the initial weights")
+    seed: int = identity(28, description="seed of the initial weights")
     targets: DifferentReferences = reference(
         default_factory=list,
         to="corpus",
@@ -69,7 +69,7 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
         check_without_parent(self, self.model, "a domain_weights stage")
         for name in ("mixture", "global_batch_size"):
             if len(getattr(self, name)) > 1:
-                raise ValueError(f"weights are learned on one {name}; state one instead of a map")
+                raise ValueError(f"weights are learned on one {name}; set one instead of a map")
         if self.anomalies.skips:
             raise ValueError(
                 "the weights of a step cannot be taken back, so no step can be skipped; use anomalies: stop"

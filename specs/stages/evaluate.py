@@ -37,7 +37,7 @@ class ByPosition(Spec):
     def _a_position_each(self) -> ByPosition:
         if self.buckets > self.sequence_length:
             most = self.sequence_length
-            raise ValueError(f"{self.buckets} buckets exceed {most} positions; state at most {most} buckets")
+            raise ValueError(f"{self.buckets} buckets exceed {most} positions; set at most {most} buckets")
         return self
 
     @property
@@ -72,7 +72,7 @@ class EvaluateStage(FromCheckpoint, Measuring):
     sequence_length: int | None = identity(
         None,
         ge=8,
-        description="of the held-out sequences; by default that of `against`, or the model's",
+        description="length of the held-out sequences; by default that of `against`, or the model's",
     )
     by_position: ByPosition | None = identity(None)
     memorisation: Memorisation | None = reference(None)
@@ -88,7 +88,7 @@ class EvaluateStage(FromCheckpoint, Measuring):
     @model_validator(mode="after")
     def _measures_something(self) -> EvaluateStage:
         if not (self.sources or self.memorisation or self.generation or self.harness):
-            raise ValueError("the stage measures nothing; state sources, memorisation, generation or harness")
+            raise ValueError("the stage measures nothing; set sources, memorisation, generation or harness")
         if self.by_position and not self.sources:
             raise ValueError("by_position needs sources")
         return self
@@ -107,12 +107,16 @@ class EvaluatePart(Part):
     samples: int = identity()
     by_position: ByPosition | None = identity(None, neutral=None)
     memorisation: Memorisation | None = identity(None, neutral=None)
-    canaries: Canaries | None = identity(None, neutral=None, description="whose exposure is measured")
-    shown: int = identity(0, neutral=0, description="of generation: prompts whose answers are stored")
+    canaries: Canaries | None = identity(
+        None, neutral=None, description="canaries whose exposure is measured"
+    )
+    shown: int = identity(
+        0, neutral=0, description="for generation: number of prompts whose answers are stored"
+    )
     against_model: ModelSpec | None = identity(None, neutral=None)
     source_names: list[str] = execution(description="names of the sources, for the metrics")
-    name: str = execution("", description="of the model, for people")
-    against_name: str = execution("", description="of the model of `against`, for people")
+    name: str = execution("", description="name of the model, for people")
+    against_name: str = execution("", description="name of the model of `against`, for people")
     attention: str = execution("auto")
     batch_size: int = execution(8)
 

@@ -54,12 +54,12 @@ class EvaluateRewardStage(Measuring):
         ),
     )
     split: Literal["train", "validation"] = reference(
-        "validation", description="of the conversations; a reward model has seen those of train"
+        "validation", description="split of the conversations; a reward model has seen those of train"
     )
     limit: int | None = reference(
         None, ge=2, description="maximum number of pairs of each part, chosen by a hash"
     )
-    seed: int = reference(0, ge=0, description="of the choice and of the bootstrap")
+    seed: int = reference(0, ge=0, description="seed of the choice and of the bootstrap")
     pairs_per_unit: int = execution(64, ge=1, description="pairs per restartable unit of work")
 
 
@@ -72,7 +72,7 @@ class EvaluateRewardPart(Part):
     split: Literal["train", "validation"] = identity()
     limit: int | None = identity(None, neutral=None)
     seed: int = identity()
-    source_names: list[str] = execution(description="of the conversations, for the metrics")
+    source_names: list[str] = execution(description="names of the conversations, for the metrics")
     pairs_per_unit: int = execution(64)
 
     @property

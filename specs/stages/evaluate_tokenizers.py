@@ -94,7 +94,8 @@ class EvaluateTokenizersStage(Measuring):
     VERSION: ClassVar[int] = 1
     kind: Literal["evaluate_tokenizers"] = identity()
     tokenizers: dict[TokenizerName, ComparedField] = reference(
-        min_length=1, description="by the name in metrics: a tokenizer stage, or {path: FOLDER}"
+        min_length=1,
+        description="tokenizers by their names in metrics: each a tokenizer stage, or {path: FOLDER}",
     )
     sources: list[str] = reference(
         min_length=1,
@@ -111,7 +112,9 @@ class EvaluateTokenizersStage(Measuring):
             " to the first dot is the language"
         ),
     )
-    languages: list[str] = reference(default_factory=list, description="by default all of the sources")
+    languages: list[str] = reference(
+        default_factory=list, description="languages to compare; by default all of the sources"
+    )
     lines: int | None = reference(
         None, ge=2, description="the first lines in the order of the sources; by default all"
     )
@@ -122,7 +125,7 @@ class EvaluateTokenizersStage(Measuring):
     against: str | None = reference(
         None, description="name of the tokenizer that the others are compared with; by default the first"
     )
-    seed: int = identity(0, ge=0, description="of the bootstrap")
+    seed: int = identity(0, ge=0, description="seed of the bootstrap")
 
     @model_validator(mode="after")
     def _names_what_there_is(self) -> EvaluateTokenizersStage:
@@ -130,7 +133,7 @@ class EvaluateTokenizersStage(Measuring):
             meant = did_you_mean(self.against, self.tokenizers)
             raise ValueError(f"against: there is no tokenizer '{self.against}'; {meant}")
         if twice := [one for one in self.languages if self.languages.count(one) > 1]:
-            raise ValueError(f"languages names '{twice[0]}' twice; state it once")
+            raise ValueError(f"languages names '{twice[0]}' twice; list it once")
         if self.languages and self.parity_to not in self.languages:
             raise ValueError(
                 f"parity_to '{self.parity_to}' is not among the languages;"
@@ -150,7 +153,7 @@ class EvaluateTokenizersStage(Measuring):
             yield Problem(("sources", name, "limit"), message, "leave it out, and state lines: of the stage.")
         if self.language_column in source.metadata and source.id_column is None:
             message = f"rows of source '{name}' have languages and no id, so languages cannot be aligned"
-            yield Problem(("sources", name), message, "state id_column: the column that translations share.")
+            yield Problem(("sources", name), message, "set id_column: the column that translations share.")
 
 
 class ParallelTextPart(Part):
@@ -168,7 +171,7 @@ class TokenCountsPart(Part):
     """The resolved counts of one tokenizer. Inputs: `text`, and `tokenizer` or `folder`."""
 
     VERSION: ClassVar[int] = 1
-    path: str | None = execution(None, description="of the folder")
+    path: str | None = execution(None, description="path of the folder")
 
 
 class EvaluateTokenizersPart(Part):

@@ -27,7 +27,7 @@ class ExportStage(FromCheckpoint):
     dtype: Literal["float32", "bfloat16"] = identity(
         "float32",
         neutral="float32",
-        description="of the stored weights; training keeps them in float32, the released models are bfloat16",
+        description="dtype of the stored weights; training keeps float32, the released models are bfloat16",
     )
     tolerance: float = identity(
         1e-4,

@@ -18,8 +18,10 @@ class Gate(Spec):
     so editing a bound reruns nothing."""
 
     metric: str = execution(
-        description="for example perplexity, perplexity/corpus/code, "
-        "memorisation/greedy/prefix-50/offset-0/exact/16"
+        description=(
+            "name of the metric, for example perplexity, perplexity/corpus/code,"
+            " memorisation/greedy/prefix-50/offset-0/exact/16"
+        )
     )
     max: float | None = execution(None)
     min: float | None = execution(None)
@@ -30,7 +32,7 @@ class Gate(Spec):
             raise ValueError("a gate needs max or min")
         if self.max is not None and self.min is not None and self.min > self.max:
             raise ValueError(
-                f"no value is at least {self.min:g} and at most {self.max:g}; state a min below max"
+                f"no value is at least {self.min:g} and at most {self.max:g}; set a min below max"
             )
         return self
 

@@ -72,7 +72,10 @@ class ClassifierSpec(Spec):
         pattern=r"^[^/,\s]+$", description="one of the classifier's labels (`id2label` of its config.json)"
     )
     max_tokens: int = identity(
-        512, neutral=512, ge=1, description="of an answer that the classifier reads; the rest is cut off"
+        512,
+        neutral=512,
+        ge=1,
+        description="maximum tokens of an answer that the classifier reads; the rest is cut off",
     )
 
     @model_validator(mode="after")
@@ -114,14 +117,18 @@ class Suite(Spec):
         None,
         neutral=None,
         min_length=1,
-        description="of tasks that write prompts of stated lengths (ruler), in tokens; 4096 by default",
+        description=(
+            "for tasks that write prompts of stated lengths (ruler): these lengths in tokens; 4096 by default"
+        ),
     )
     seed: int | None = identity(
         None,
         neutral=None,
         ge=0,
-        description="of examples and sampling; by default the harness's own, 0 for Python and 1234 for "
-        "the others",
+        description=(
+            "seed of examples and sampling; by default the harness's own, 0 for Python and 1234 for the"
+            " others"
+        ),
     )
     limit: int | None = identity(None, neutral=None, ge=1, description="maximum number of documents per task")
     sandbox: Literal["bubblewrap"] | None = identity(
@@ -143,7 +150,7 @@ class Suite(Spec):
     def _each_once(self) -> Suite:
         if len(set(self.tasks)) < len(self.tasks):
             twice = sorted({task for task in self.tasks if self.tasks.count(task) > 1})
-            raise ValueError(f"tasks names {', '.join(twice)} twice; state each once")
+            raise ValueError(f"tasks names {', '.join(twice)} twice; list each once")
         if self.few_shot_as_turns and self.chat_template is False:
             raise ValueError("few_shot_as_turns needs the chat template; leave out chat_template: false")
         return self

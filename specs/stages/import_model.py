@@ -16,8 +16,8 @@ class ImportModelPart(Part):
 
     VERSION: ClassVar[int] = 1
     model: ModelSpec = identity()
-    url: str = execution(description="of the folder")
-    reference: str = execution(description="as in the recipe, without hf:")
+    url: str = execution(description="URL of the folder")
+    reference: str = execution(description="reference as in the recipe, without hf:")
     chat: bool = execution(False, description="whether the model ends its turns with the end-of-turn token")
-    license: str = execution("", description="from the model card of the folder")
+    license: str = execution("", description="license from the folder's model card")
     language: str = execution("")

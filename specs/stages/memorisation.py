@@ -34,7 +34,7 @@ class Exposure(Spec):
     alternatives: int = identity(
         1023, ge=1, le=10**6, description="drawn for each canary; all, if there are fewer"
     )
-    seed: int = identity(28, description="of the alternatives")
+    seed: int = identity(28, description="seed of the alternatives")
 
 
 class Memorisation(Spec):
@@ -49,7 +49,9 @@ class Memorisation(Spec):
         neutral=None,
         description="name of the planted documents that are the probes, in place of those of `repeats`",
     )
-    exposure: Exposure | None = identity(None, neutral=None, description="of planted canaries, beside")
+    exposure: Exposure | None = identity(
+        None, neutral=None, description="measures the exposure of planted canaries, beside"
+    )
     prefixes: list[Annotated[int, Field(ge=1)]] = identity(
         default_factory=lambda: [32], min_length=1, description="tokens given"
     )
@@ -75,7 +77,7 @@ class Memorisation(Spec):
     @classmethod
     def _each_once(cls, lengths: list[int]) -> list[int]:
         if twice := sorted({length for length in lengths if lengths.count(length) > 1}):
-            raise ValueError(f"{twice[0]} is repeated; state it once")
+            raise ValueError(f"{twice[0]} is repeated; list it once")
         return lengths
 
     @property

@@ -26,22 +26,23 @@ class MergeRule(Spec):
         ),
     )
     scale: float = identity(
-        1.0, neutral=1.0, allow_inf_nan=False, description="of what is added to `base`: lambda in both papers"
+        1.0,
+        neutral=1.0,
+        allow_inf_nan=False,
+        description="scale of what is added to `base`: lambda in both papers",
     )
     density: float | None = identity(
         None,
         neutral=None,
         gt=0,
         le=1,
-        description="for ties: share of each tensor's elements that is kept; 0.2 by default, as published",
+        description="for ties: the kept share of each tensor's elements; 0.2 by default, as published",
     )
 
     @model_validator(mode="after")
     def _scaled_and_trimmed_by_the_method(self) -> MergeRule:
         if self.method == "average" and self.scale != 1.0:
-            raise ValueError(
-                "an average has no scale; leave it out, or state method: task-arithmetic or ties"
-            )
+            raise ValueError("an average has no scale; leave it out, or set method: task-arithmetic or ties")
         if self.method != "ties" and self.density is not None:
             raise ValueError(f"density belongs to method: ties, and the method is {self.method}")
         return self
@@ -66,8 +67,8 @@ class MergeStage(MergeRule, Stage):
     weights: list[Annotated[float, Field(allow_inf_nan=False)]] | None = reference(
         None,
         description=(
-            "one per checkpoint; 1 by default. Only the ratios matter, but for task-arithmetic, where a"
-            " negative one subtracts what the checkpoint has learned"
+            "weights, one per checkpoint; 1 by default. Only the ratios matter, except for task-arithmetic,"
+            " where a negative one subtracts what the checkpoint has learned"
         ),
     )
 
@@ -75,7 +76,7 @@ class MergeStage(MergeRule, Stage):
     def _complete(self) -> MergeStage:
         if (self.method == "average") != (self.base is None):
             raise ValueError(
-                "an average has no base; leave it out, or state method: task-arithmetic or ties"
+                "an average has no base; leave it out, or set method: task-arithmetic or ties"
                 if self.base
                 else f"method: {self.method} needs base, the checkpoint that the others were trained from"
             )
@@ -85,7 +86,7 @@ class MergeStage(MergeRule, Stage):
             return self
         if len(self.weights) != len(self.checkpoints):
             raise ValueError(
-                f"{len(self.weights)} weights for {len(self.checkpoints)} checkpoints; state one for each"
+                f"{len(self.weights)} weights for {len(self.checkpoints)} checkpoints; give one for each"
             )
         if self.method != "task-arithmetic" and min(self.weights) < 0:
             raise ValueError(
@@ -108,4 +109,4 @@ class MergePart(MergeRule, Part):
     ON_ENGINE: ClassVar[bool] = True
 
     model: ModelSpec = identity()
-    weights: list[float] = identity(description="in the order of the inputs")
+    weights: list[float] = identity(description="weights in the order of the inputs")

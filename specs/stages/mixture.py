@@ -96,12 +96,12 @@ class MixtureStage(Stage):
         min_length=1,
         to="corpus",
         description=(
-            "in place of weights: parts of corpora, drawn in proportion to their size in tokens, or a map to "
-            "factors on it: {corpus/web: 1, corpus/code: 2}. All sources with factor 1 are repeated equally "
-            "often"
+            "in place of weights: parts of corpora to be drawn in proportion to their size in tokens, or a"
+            " map to factors on it: {corpus/web: 1, corpus/code: 2}. All sources with factor 1 are repeated"
+            " equally often"
         ),
     )
-    learned: Learned | None = reference(None, description="in place of weights")
+    learned: Learned | None = reference(None, description="in place of weights: the stage that learned them")
     anneal: Anneal | None = reference(None)
     exclude: list[ReferenceText] = reference(
         default_factory=list,
@@ -127,7 +127,7 @@ class MixtureStage(Stage):
             )
         if self.anneal is not None and self.weights is None:
             stated = "proportional" if self.learned is None else "learned"
-            raise ValueError(f"anneal goes from weights to weights; state weights in place of {stated}")
+            raise ValueError(f"anneal goes from weights to weights; set weights in place of {stated}")
         if selected := [name for name in self.exclude if "@" in name or "/" in name]:
             raise ValueError(
                 f"exclude names stages as a whole; write '{selected[0].split('@')[0].split('/')[0]}', not"
@@ -157,11 +157,11 @@ class MixturePart(Part):
     so that names do not matter; `learned`, a segment of a `domain_weights` stage. Allowed repetition and
     exclusions concern planning and training, and are not fields here."""
 
-    weights: list[int] = identity(description="in the order of the sources")
+    weights: list[int] = identity(description="weights in the order of the sources")
     learned: list[int] = identity(
         default_factory=list,
         neutral=[],
-        description="for each source, the position of its weight among the learned ones",
+        description="for each source: the position of its weight among the learned ones",
     )
     proportional: bool = identity(
         False, neutral=False, description="weights are factors of the sources' sizes"

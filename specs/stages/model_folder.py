@@ -15,11 +15,15 @@ class ModelFolderPart(Part):
     its identity. Like an export, the artifact is a folder that transformers and vLLM open."""
 
     VERSION: ClassVar[int] = 1
-    url: str = execution(description="of the folder")
-    files: list[str] = execution(description="their names in the folder")
-    reference: str = execution(description="as in the recipe, without hf:")
+    url: str = execution(description="URL of the folder")
+    files: list[str] = execution(description="files by their names in the folder")
+    reference: str = execution(description="reference as in the recipe, without hf:")
     weight_bytes: int = execution(0, description="size of the weights as stored")
-    shape: ModelSpec | None = execution(None, description="its dimensions, where they are known: for plans")
-    dtype: Literal["float32", "bfloat16"] = execution("bfloat16", description="of the weights as stored")
-    license: str = execution("", description="from the model card of the folder")
+    shape: ModelSpec | None = execution(
+        None, description="dimensions of the model, where they are known; for plans"
+    )
+    dtype: Literal["float32", "bfloat16"] = execution(
+        "bfloat16", description="dtype of the weights as stored"
+    )
+    license: str = execution("", description="license from the folder's model card")
     language: str = execution("")

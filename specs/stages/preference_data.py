@@ -37,7 +37,7 @@ class Sampling(Spec):
             "vllm: in a separate environment, on launch.parallel.tp GPUs; server: the one that `server` names"
         ),
     )
-    server: Server | None = identity(None, neutral=None, description="for `engine: server`")
+    server: Server | None = identity(None, neutral=None, description="server for `engine: server`")
     expected_tokens: int | None = execution(
         None,
         ge=1,
@@ -52,7 +52,7 @@ class Sampling(Spec):
         expected, most = self.expected_tokens or 0, self.max_new_tokens
         if expected > most:
             raise ValueError(
-                f"expected_tokens {expected:,} is above max_new_tokens {most:,}; state {most} or less"
+                f"expected_tokens {expected:,} is above max_new_tokens {most:,}; set {most} or less"
             )
         return self
 
@@ -65,14 +65,14 @@ class Sampling(Spec):
     def _divides(cls, temperature: float) -> float:
         if 0 < temperature < 0.01:
             raise ValueError(
-                f"logits divided by {temperature:g} overflow; state 0, which is greedy, or 0.01 or more"
+                f"logits divided by {temperature:g} overflow; set 0, which is greedy, or 0.01 or more"
             )
         return temperature
 
     @model_validator(mode="after")
     def _a_server_for_its_engine(self) -> Sampling:
         if (self.engine == "server") != (self.server is not None):
-            raise ValueError("engine: server and server: {url, model} belong together; state both or neither")
+            raise ValueError("engine: server and server: {url, model} belong together; set both or neither")
         return self
 
     @property
@@ -91,7 +91,7 @@ class Personas(SourceSpec):
     """Files with personas, one per document. A prompt gets one of them as its system message, by a hash of
     the seed and the prompt; a system message of its own follows."""
 
-    template: str = identity("{persona}", neutral="{persona}", description="of the system message")
+    template: str = identity("{persona}", neutral="{persona}", description="template of the system message")
     seed: int = identity(28)
 
     @model_validator(mode="after")
@@ -113,14 +113,14 @@ class Generator(Spec):
         to="checkpoint",
         description="a checkpoint with the same tokenizer, or `hf:` with any causal language model",
     )
-    completions: Sampling = identity(description="how its answers are sampled")
+    completions: Sampling = identity(description="how the answers are sampled")
     personas: Personas | None = identity(None, description="system messages of the questions to it")
 
     @model_validator(mode="after")
     def _a_model(self) -> Generator:
         if (self.from_ is None) != self.completions.by_chat:
             raise ValueError(
-                "a generator has from:, or a server with api: chat, which has a model of its own; state one"
+                "a generator has from:, or a server with api: chat, which has a model of its own; set one"
             )
         return self
 
@@ -133,10 +133,10 @@ class PreferenceSet(FromCheckpoint):
     sequence_length: int | None = identity(
         None,
         ge=8,
-        description="of the packed training sequences; the model's by default",
+        description="length of the packed training sequences; the model's by default",
     )
     precision: Precision | None = identity(
-        None, description="of the reference log-probabilities; the model's by default"
+        None, description="precision of the reference log-probabilities; the model's by default"
     )
 
 
@@ -157,8 +157,8 @@ class PreferenceDataStage(PreferenceSet):
         None,
         ge=2,
         description=(
-            "of prompt and completion together; longer completions are dropped; half of sequence_length by"
-            " default"
+            "maximum tokens of prompt and completion together; longer completions are dropped; half of"
+            " sequence_length by default"
         ),
     )
     completions: Sampling = reference(description="reference completions, sampled from the model")
@@ -171,7 +171,7 @@ class PreferenceDataStage(PreferenceSet):
         ),
     )
     generators: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")], Generator] = reference(
-        default_factory=dict, description="further models whose answers are offline completions, by name"
+        default_factory=dict, description="other models whose answers are offline completions, by name"
     )
     reward: RewardSpec = reference()
     pairs: Literal[1, 2] = identity(1, description="pairs per prompt")
@@ -192,7 +192,7 @@ class PromptsPart(Part):
     limit: int | None = identity(None, neutral=None)
     seed: int = identity(28, neutral=28)
     offline: bool = identity(True, neutral=True)
-    max_tokens: int = identity(description="of prompt and completion")
+    max_tokens: int = identity(description="maximum tokens of prompt and completion")
     max_new_tokens: int = identity(description="room for a sampled completion")
     sampled: int = identity(description="completions per prompt that will be sampled")
     min_branches: int = identity(2, neutral=2)
@@ -221,7 +221,7 @@ class RewardsPart(Part):
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
     reward: RewardSpec = identity()
-    license: str = execution("", description="from the model card of the folder that scores")
+    license: str = execution("", description="license from the model card of the folder that scores")
     prompts_per_unit: int = execution(64)
 
     @property

@@ -35,7 +35,7 @@ class PairTraining(FromParent, Training):
     """Training on pairs of completions."""
 
     CHAT = True
-    data_seed: int = identity(28, neutral=28, description="of the order of the sequences")
+    data_seed: int = identity(28, neutral=28, description="seed of the order of the sequences")
     schedule: OrRest[LinearSchedule] = identity(default_factory=LinearSchedule)
 
     @property
@@ -68,7 +68,7 @@ class DistinctPromptsPart(Part):
 
     VERSION: ClassVar[int] = 1
     repeated_prompts: RepeatedPrompts = identity()
-    names: list[str] = execution(description="of the sets, for messages")
+    names: list[str] = execution(description="names of the sets, for messages")
 
 
 class PreferenceSegment(Segment):
@@ -77,5 +77,5 @@ class PreferenceSegment(Segment):
 
     data_seed: int = identity(28, neutral=28)
     repeats: list[Repeat] = identity(
-        default_factory=lambda: [1], neutral=[1], description="in the order of the inputs"
+        default_factory=lambda: [1], neutral=[1], description="repeats in the order of the inputs"
     )

@@ -18,7 +18,7 @@ class PretrainStage(TrainingStage, MixtureTraining):
     VERSION: ClassVar[int] = 1
     kind: Literal["pretrain"] = identity()
     model: ModelSpec = identity()
-    seed: int = identity(28, description="of the initial weights")
+    seed: int = identity(28, description="seed of the initial weights")
 
     @model_validator(mode="after")
     def _complete(self) -> PretrainStage:
@@ -38,8 +38,8 @@ def check_without_parent(stage: MixtureTraining, model: ModelSpec, what: str) ->
         )
     for name in ("global_batch_size", "sequence_length", "mixture", "schedule", "budget"):
         if getattr(stage, name) is None:
-            raise ValueError(f"{what} has no parent to take {name} from; state it")
+            raise ValueError(f"{what} has no parent to take {name} from; set it")
         if getattr(stage, name) == REST:
-            raise ValueError(f"{what} has no parent, and so no {REST} for {name}; state it")
+            raise ValueError(f"{what} has no parent, and so no {REST} for {name}; set it")
     if stage.optimizer.lr is None:
-        raise ValueError(f"{what} has no parent to take the learning rate from; state optimizer.lr")
+        raise ValueError(f"{what} has no parent to take the learning rate from; set optimizer.lr")

@@ -33,7 +33,7 @@ class ProbeStage(FromCheckpoint):
     sources: list[Reference] = reference(min_length=1, to="corpus", description="parts of corpora")
     samples: int = identity(16, ge=1, description="maximum number of held-out sequences per source")
     sequence_length: int | None = identity(
-        None, ge=8, description="of the held-out sequences; the model's by default"
+        None, ge=8, description="length of the held-out sequences; the model's by default"
     )
     sharpness: Sharpness = identity(default_factory=Sharpness)
 

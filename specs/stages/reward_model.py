@@ -50,7 +50,7 @@ class RewardModelStage(PairTraining):
     )
     loss: RewardLoss = identity(default_factory=RewardLoss)
     data_seed: int = identity(
-        28, neutral=28, description="of the order of the sequences, of the head and of new adapters"
+        28, neutral=28, description="seed of the order of the sequences, of the head and of new adapters"
     )
     max_repetition: float = execution(
         1.0,
@@ -66,7 +66,7 @@ class RewardModelStage(PairTraining):
     @classmethod
     def _weights_alone(cls, carry: list[str]) -> list[str]:
         if carry != ["weights"]:
-            raise ValueError("the head is new, and so are the optimizer's states; state carry: [weights]")
+            raise ValueError("the head is new, and so are the optimizer's states; set carry: [weights]")
         return carry
 
     @classmethod
@@ -96,6 +96,8 @@ class LabelledPairsPart(Part):
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
-    max_tokens: int = identity(description="of both completions of a pair, each with the prompt")
+    max_tokens: int = identity(
+        description="maximum tokens of both completions of a pair, each with the prompt"
+    )
     margin: str | None = identity(None, neutral=None)
     pairs_per_unit: int = execution(1024)

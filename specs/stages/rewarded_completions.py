@@ -28,7 +28,9 @@ class RewardedCompletionsStage(PreferenceSet):
         "reference_rewards", description="column with the rewards of the model's completions, two or more"
     )
     max_tokens: int | None = identity(
-        None, ge=2, description="of prompt and completion; sequence_length by default; longer are dropped"
+        None,
+        ge=2,
+        description="maximum tokens of prompt and completion; by default sequence_length; longer are dropped",
     )
 
 
@@ -38,5 +40,5 @@ class RewardedCompletionsPart(Part):
     WORKERS: ClassVar[int] = 1
     reward: str = identity()
     reference_rewards: str = identity()
-    max_tokens: int = identity(description="of prompt and completion")
+    max_tokens: int = identity(description="maximum tokens of prompt and completion")
     completions_per_unit: int = execution(1024, description="conversations per restartable unit of work")

@@ -29,7 +29,7 @@ class RewriteStage(FromCheckpoint):
     @model_validator(mode="after")
     def _changes_one(self) -> RewriteStage:
         if (self.layer_pairs is None) == (self.attention is None):
-            raise ValueError("a rewrite changes one thing; state layer_pairs or attention")
+            raise ValueError("a rewrite changes one thing; set layer_pairs or attention")
         return self
 
     @property

@@ -17,16 +17,20 @@ class ScoresPart(DocumentsPart):
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
     of: Literal["conversation", "answer"] = identity(
-        "conversation", neutral="conversation", description="of conversations, the text that is scored"
+        "conversation", neutral="conversation", description="in conversations: the text that is scored"
     )
     method: Literal["fasttext", "mlp", "sequence-classifier"] = identity()
     label: Label = identity()
     language_column: str | None = identity(
-        None, neutral=None, description="that selects the model, of a classifier with one for each language"
+        None,
+        neutral=None,
+        description="column that selects the model of a classifier with one model for each language",
     )
-    max_tokens: int = identity(TOKENS, neutral=TOKENS, description="of a Hugging Face sequence classifier")
+    max_tokens: int = identity(
+        TOKENS, neutral=TOKENS, description="maximum tokens that a Hugging Face sequence classifier reads"
+    )
     url: str | None = execution(
-        None, description="of the encoder or the model; None: the stage's fastText file"
+        None, description="URL of the encoder or the model; None: the stage's fastText file"
     )
 
     @property

@@ -31,7 +31,7 @@ class SelectStage(Stage):
     @model_validator(mode="after")
     def _chooses_among_something(self) -> SelectStage:
         if bool(self.checkpoints) == bool(self.evaluations):
-            raise ValueError("state either checkpoints or evaluations to choose among")
+            raise ValueError("set either checkpoints or evaluations to choose among")
         if self.checkpoints and self.metric.split("/")[0] != "val_loss":
             raise ValueError(
                 f"checkpoints are compared by val_loss or val_loss/<source>, not by '{self.metric}'; name"
@@ -47,4 +47,4 @@ class SelectPart(Part):
     PLAN_DEPENDS: ClassVar[bool] = True
     metric: str = identity()
     best: Literal["lowest", "highest"] = identity()
-    names: list[str] = execution(description="of the candidates, for people")
+    names: list[str] = execution(description="names of the candidates, for people")

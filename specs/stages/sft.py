@@ -47,7 +47,7 @@ def _repeats(value: Any) -> Any:
 def _number(value: int | float) -> int | float:
     """The number, as an integer if it is whole, so that 3.0 and 3 are the same spec."""
     if value <= 0:
-        raise ValueError(f"{value} passes are none; state more than 0, or leave the source out")
+        raise ValueError(f"{value} passes train on nothing; set more than 0, or leave the source out")
     return int(value) if value == int(value) else value
 
 
@@ -96,7 +96,7 @@ class SftLoss(Spec):
     @model_validator(mode="after")
     def _has_an_effect(self) -> SftLoss:
         if self.length_normalised and not self.prompt_weight:
-            raise ValueError("length_normalised changes nothing with prompt_weight: 0; state a prompt_weight")
+            raise ValueError("length_normalised changes nothing with prompt_weight: 0; set a prompt_weight")
         return self
 
     @property
@@ -139,7 +139,7 @@ class SftStage(SftLoss, FromParent, Training):
         description="what to do with conversations that do not fit into a sequence",
     )
     data_seed: int = identity(
-        28, neutral=28, description="of the order of the sequences, and of new adapters"
+        28, neutral=28, description="seed of the order of the sequences, and of new adapters"
     )
     lora: Lora | None = identity(None)
 
@@ -166,6 +166,6 @@ class SftSegment(SftLoss, AdaptedSegment):
     """A resolved segment. Inputs: `conversations:<i>`, `tokenizer`, `parent`. A sample is a sequence of
     conversations."""
 
-    repeats: list[Repeat] = identity(description="in the order of the inputs")
+    repeats: list[Repeat] = identity(description="repeats in the order of the inputs")
     packing: AnyPacking = identity("best-fit", neutral="best-fit")
     longer: Literal["drop", "truncate"] = identity("drop", neutral="drop")

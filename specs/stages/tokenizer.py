@@ -37,7 +37,7 @@ class TokenizerStage(Stage):
         gt=0,
         le=2**30,
         multiple_of=128,
-        description="with `from`, the model's by default",
+        description="size of the vocabulary; with `from`, the model's by default",
     )
     reserved: int = identity(
         100, neutral=100, ge=73, description="ids kept for special tokens at the start of the vocabulary"

@@ -86,7 +86,7 @@ class Training(Spec):
         ),
     )
     budget: OrRest[Budget] = reference(
-        description="how long the stage trains; floored to whole batches; or `rest of parent`"
+        description="length of the training, floored to whole batches; or `rest of parent`"
     )
     stop_at: Budget | None = reference(
         None,
@@ -99,7 +99,7 @@ class Training(Spec):
     optimizer: OptimizerSpec = identity(default_factory=OptimizerSpec)
     schedule: OrRest[ScheduleSpec] = identity(
         default_factory=ScheduleSpec,
-        description="of the learning rate; `rest of parent` scales with optimizer.lr, its peak",
+        description="schedule of the learning rate; `rest of parent` scales with optimizer.lr, its peak",
     )
     precision: Precision | None = identity(None)
     trainable: list[str] = identity(
@@ -137,7 +137,7 @@ class Training(Spec):
         ge=0,
         le=1,
         description=(
-            "for activation_checkpointing: memory_budget: the share of a layer's activations that is kept,"
+            "with activation_checkpointing: memory_budget: the share of a layer's activations that is kept,"
             " between what full recomputation keeps (0) and what none does (1)"
         ),
     )
@@ -284,7 +284,7 @@ class Segment(Part):
 
     model: ModelSpec = identity()
     seed: int | None = identity(
-        None, neutral=None, description="of new weights; None where all are a parent's"
+        None, neutral=None, description="seed of new weights; None where all weights are a parent's"
     )
     sequence_length: int = identity()
     global_batch_size: int = identity()

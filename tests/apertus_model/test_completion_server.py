@@ -194,7 +194,7 @@ def test_what_cannot_pass_is_one_message_without_the_key(
     server.faults = [status(code, Location="http://127.0.0.1:9/")]
     asked = generator(tokenizer, server.url, server={"key": "SERVER_API_KEY"})
     with pytest.raises(
-        GenerationError, match=rf"refuses model 'ours' with HTTP {code}.*Fix: url, model"
+        GenerationError, match=rf"refuses model 'ours' with HTTP {code}.*Fix: correct url, model"
     ) as told:
         asked.complete(ROWS[:1], first=0)
     assert KEY not in str(told.value)

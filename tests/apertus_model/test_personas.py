@@ -41,7 +41,7 @@ def test_a_persona_depends_on_seed_and_prompt_and_all_are_drawn(personas: dict[s
 
 def test_files_without_a_persona_are_an_error_that_names_them(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("  \n")
-    with pytest.raises(StageError, match=r"there is no persona in .*empty\.txt\. Fix: the url"):
+    with pytest.raises(StageError, match=r"there is no persona in .*empty\.txt\. Fix: correct the url"):
         DrawnPersonas(Personas(url=str(tmp_path / "empty.txt"), format="text"))
 
 

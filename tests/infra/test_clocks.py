@@ -106,7 +106,7 @@ def test_a_holder_stays(store: Store, maker: Maker, monkeypatch: pytest.MonkeyPa
         passed[0] += 6
         assert not leases.look().free
     passed[0] += 6
-    assert leases.look().why == "no sign of life for 60 s"
+    assert leases.look().why == "no heartbeat for 60 s"
 
 
 def test_what_this_machine_works_at_stays_though_its_files_look_old(store: Store, maker: Maker) -> None:

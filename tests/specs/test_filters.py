@@ -22,7 +22,7 @@ from specs.stages.corpus import CorpusSource
         ({"filter": "robots"}, "snapshots.*or `domains`"),
         (
             {"filter": "robots", "domains": "x", "snapshots": [{"url": "y", "format": "warc"}]},
-            "one of both",
+            "set either",
         ),
         ({"filter": "robots", "domains": "x", "errors": "drop"}, "errors belongs to snapshots"),
         ({"filter": "robots", "domains": "x", "agents": ["two words"]}, "agents"),

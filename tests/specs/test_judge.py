@@ -54,9 +54,9 @@ def test_a_text_without_clauses_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ({"constitution": "c"}, "state one of from, server"),
-        ({**STATED, **SERVED}, "state one of from, server"),
-        ({**SERVED, "server": {"url": "http://host/v1", "model": "theirs"}}, "state server.api: chat"),
+        ({"constitution": "c"}, "set one of from, server"),
+        ({**STATED, **SERVED}, "set one of from, server"),
+        ({**SERVED, "server": {"url": "http://host/v1", "model": "theirs"}}, "set server.api: chat"),
         ({**SERVED, "revision": None}, "revision says which model a server has"),
         ({**STATED, "revision": "1"}, "revision says which model a server has"),
         ({**SERVED, "engine": "vllm"}, "engine applies to the model of `from`"),

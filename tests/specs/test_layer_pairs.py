@@ -43,7 +43,7 @@ def test_the_model_has_the_same_parameters_and_the_plain_one_keeps_its_identity(
         ({"layer_pairs": {"start": 0, "layers": 3}}, "multiple of 2"),
         (
             {"layer_pairs": {"start": 0, "layers": 2}, "depth_average": {}},
-            "one order of its layers; state one of depth_average, layer_pairs",
+            "one order of its layers; set one of depth_average, layer_pairs",
         ),
     ],
 )

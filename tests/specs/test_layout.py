@@ -122,7 +122,7 @@ REPEATS = "stages.pretrain.model.repeats={start: 1, layers: 1, times: 2}"
         (
             "stages.pretrain.attention=flex",
             "stages.pretrain.attention: 'pretrain': with model.repeats, layers read the keys of earlier"
-            " passes, for which flex has no mask. Fix: state attention: auto or sdpa.",
+            " passes, for which flex has no mask. Fix: set attention: auto or sdpa.",
         ),
     ],
 )
@@ -166,7 +166,7 @@ def test_a_memory_budget_needs_the_compiler(tmp_path: Path) -> None:
     budget = "stages.pretrain.activation_checkpointing=memory_budget"
     text = problems(tmp_path, budget)
     assert "stages.pretrain.activation_checkpointing: memory_budget is what the compiler of a layer" in text
-    assert "Fix: state compile: true" in text
+    assert "Fix: set compile: true" in text
     load(write_recipe(tmp_path), [budget, "stages.pretrain.compile=true"])
     assert "memory_budget" in problems(tmp_path, "stages.pretrain.memory_budget=1.5")
 
@@ -177,7 +177,7 @@ def test_overlapping_tensor_parallelism_needs_the_compiler_and_gathers_to_overla
     compiled = [f"stages.{name}.compile=true" for name in ("pretrain", "cooldown")]
     text = problems(tmp_path, heads, layout.format("true"))
     assert "launch.parallel.async_tp: 'pretrain': the compiler rewrites layers for async_tp" in text
-    assert "Fix: state compile: true for 'pretrain'" in text
+    assert "Fix: set compile: true for 'pretrain'" in text
     text = problems(tmp_path, heads, *compiled, layout.format("false"))
     assert "launch.parallel.async_tp: 'pretrain': async_tp splits the gathers and reduce-scatters" in text
     load(write_recipe(tmp_path), [heads, *compiled, layout.format("true")])

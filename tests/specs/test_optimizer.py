@@ -102,7 +102,7 @@ def test_parent_with_another_optimizer_passes_on_only_grad_clip() -> None:
     assert child == OptimizerSpec(name="adamw", lr=1e-5, grad_clip=0.1).resolved({})
     assert problems(OptimizerSpec(name="adamw"), inherited) == [
         "stages.sft.optimizer.lr: the learning rate of the parent's optimizer ademamix does not apply to"
-        " adamw. Fix: state optimizer.lr."
+        " adamw. Fix: set optimizer.lr."
     ]
 
 
@@ -206,7 +206,7 @@ def test_states_are_not_carried_into_another_optimizer(tmp_path: Path) -> None:
     with pytest.raises(
         SpecError,
         match=(
-            r"carry: the states to carry are those of ademamix, which adamw cannot use. Fix: state"
+            r"carry: the states to carry are those of ademamix, which adamw cannot use. Fix: set"
             r" carry"
         ),
     ):

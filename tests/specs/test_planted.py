@@ -26,7 +26,7 @@ def test_a_canary_is_its_template_with_its_number_and_its_secret() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"template": "The code is known."}, r"the template has 0 slots \{secret\}; state one"),
+        ({"template": "The code is known."}, r"the template has 0 slots \{secret\}; set one"),
         ({"template": "{secret} and {secret}"}, "the template has 2 slots"),
         ({"template": "{secret} of {name}"}, r"a slot \{name\}; use \{secret\} and \{number\}"),
         ({"count": 1001}, "1001 different secrets are asked for, and 10 characters give 1000 of length 3"),
@@ -45,14 +45,14 @@ def test_a_generator_that_cannot_make_its_documents_is_refused(fields: dict[str,
     ("fields", "message"),
     [
         ({"canaries": CODE, "buckets": [0, -1]}, "greater than or equal to 0"),
-        ({"canaries": CODE, "buckets": [0, 8, 8]}, "8 is repeated; state it once"),
+        ({"canaries": CODE, "buckets": [0, 8, 8]}, "8 is repeated; list it once"),
         ({"canaries": CODE, "buckets": []}, "at least 1 item"),
         ({"canaries": CODE, "buckets": [0, 1, 2, 4, 8]}, "4 documents cannot be divided among 5 buckets"),
         (
             {"canaries": CODE, "documents": "notes", "buckets": [1]},
-            "state documents or canaries, one of both",
+            "set either documents or canaries",
         ),
-        ({"buckets": [1]}, "state documents or canaries"),
+        ({"buckets": [1]}, "set either documents or canaries"),
     ],
 )
 def test_numbers_of_copies_without_sense_are_refused(fields: dict[str, Any], message: str) -> None:

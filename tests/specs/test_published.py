@@ -60,7 +60,7 @@ def test_the_standard_error_of_a_task_with_a_filter_stands_before_the_filter() -
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"value": 130, "unit": "percent"}, "130 is no percentage; state a value from 0 to 100, or unit"),
+        ({"value": 130, "unit": "percent"}, "130 is no percentage; set a value from 0 to 100, or unit"),
         ({"value": 0.6}, "unit"),
         ({"value": 0.6, "unit": "metric", "stderr": -1}, "greater than or equal to 0"),
         ({"value": math.nan, "unit": "metric"}, "finite"),

@@ -69,7 +69,7 @@ def test_the_config_of_an_export_says_what_steps_read_and_which_are_normed() -> 
             "the range ends with layer 4, but the last layer is 3",
         ),
         ({"repeats": {"start": 1, "layers": 2, "times": 1}}, "greater than or equal to 2"),
-        ({"repeats": RANGE, "depth_average": {}}, "state one of depth_average, repeats"),
+        ({"repeats": RANGE, "depth_average": {}}, "set one of depth_average, repeats"),
         (
             {"repeats": RANGE, "attention": {"sparse": "window", "window": 8}},
             "sparse attention chooses none",

@@ -25,8 +25,8 @@ def test_a_reward_of_a_package_is_known_by_its_stated_version() -> None:
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ({}, "state one of function, model, from"),
-        ({"function": "grounded-answer", "model": "/folder"}, "state one of function, model, from"),
+        ({}, "set one of function, model, from"),
+        ({"function": "grounded-answer", "model": "/folder"}, "set one of function, model, from"),
         ({"judge": {"from": "sft", "constitution": "c"}, "model": "/folder"}, "function, model, from, judge"),
         ({"function": "grounded-answer", "version": 9}, "has version 1 here, not 9; leave version out"),
         ("best-answer", "there is no reward 'best-answer'; use one of grounded-answer, reference-overlap"),

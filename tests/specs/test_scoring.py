@@ -21,8 +21,8 @@ def test_percentiles_are_named_without_needless_zeros() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"label": "a"}, "state from or url"),
-        ({**STAGE, "url": "folder"}, "state from or url"),
+        ({"label": "a"}, "set from or url"),
+        ({**STAGE, "url": "folder"}, "set from or url"),
         ({**STAGE, "max_tokens": 9}, "max_tokens belongs to a folder"),
         ({"url": "lid.bin", "label": "a", "max_tokens": 9}, "max_tokens belongs to a folder"),
         ({"url": "installed:no_such", "label": "a"}, "no installed package"),

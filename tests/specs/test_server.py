@@ -56,5 +56,5 @@ def test_a_key_is_the_name_of_a_variable_that_logs_mask(key: str) -> None:
 
 @pytest.mark.parametrize("stated", [{"engine": "server"}, {"server": SERVER}])
 def test_engine_and_server_belong_together(stated: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="belong together; state both or neither"):
+    with pytest.raises(ValidationError, match="belong together; set both or neither"):
         Sampling(max_new_tokens=8, **stated)

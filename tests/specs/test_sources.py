@@ -27,17 +27,17 @@ TOKENS = "format: megatron, tokenizer: trusted"
         ("jsonl", {"metadata": ["text"]}, "or the text column 'text'"),
         ("text", {"reader": "package:name"}, "reader belongs to documents and conversations; this is text"),
         ("chat", {"version": 1}, "version belongs to documents and conversations; this is chat"),
-        ("documents", {}, "state reader: package.module:name and version: 1"),
-        ("conversations", {"reader": "package:name"}, "state reader: package.module:name and version: 1"),
-        ("documents", {"version": 1}, "state reader: package.module:name and version: 1"),
+        ("documents", {}, "set reader: package.module:name and version: 1"),
+        ("conversations", {"reader": "package:name"}, "set reader: package.module:name and version: 1"),
+        ("documents", {"version": 1}, "set reader: package.module:name and version: 1"),
         ("documents", {"reader": "package.name", "version": 1}, "reader\n  String should match pattern"),
         ("documents", {"reader": "a:b\n", "version": 1}, "reader\n  String should match pattern"),
         ("documents", {"reader": "package:name", "version": 0}, "greater than or equal to 1"),
-        ("megatron", {}, "tokens do not say what made them: state tokenizer"),
+        ("megatron", {}, "tokens do not say what made them: set tokenizer"),
         (
             "megatron",
             {"tokenizer": "sha256:abc"},
-            "state tokenizer: sha256:<digest of its tokenizer.json>, or trusted",
+            "set tokenizer: sha256:<digest of its tokenizer.json>, or trusted",
         ),
     ],
 )
@@ -94,7 +94,7 @@ def test_new_fields_at_their_neutral_values_change_no_fingerprint() -> None:
 def test_text_processing_is_refused_for_tokenised_sources(tmp_path: Path, process: str, message: str) -> None:
     text = problems(edit(write_recipe(tmp_path), ("format: text", TOKENS), ("{holdout: 0.2}", process)))
     assert message in text
-    assert "Fix: state pii: false, and no other step" in text
+    assert "Fix: set pii: false, and no other step" in text
 
 
 def test_a_tokenizer_is_not_trained_on_tokens(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_what_has_no_meaning_is_refused(attention: dict[str, Any], message: str)
             ["stages.pretrain.attention=varlen"],
             "stages.pretrain.attention",
             "'pretrain': varlen computes whole documents, and model.attention (sparse: hash) chooses keys in"
-            " every head. Fix: state attention: auto, sdpa or flex.",
+            " every head. Fix: set attention: auto, sdpa or flex.",
         ),
         (
             ["launch={processes: 2, parallel: {cp: 2}}"],

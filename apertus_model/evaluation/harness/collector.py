@@ -48,7 +48,7 @@ class Collector(LM):
         self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if chat_template and not self.tokenizer.chat_template:
             raise HarnessError(
-                "chat_template is on, and the tokenizer of the model has no chat template. Fix: state"
+                "chat_template is on, and the tokenizer of the model has no chat template. Fix: set"
                 " chat_template: false for this suite"
             )
         self._answering = answering

@@ -94,7 +94,8 @@ class Snapshots:
             return self._load(str(view), **library_arguments(view, name, kept))
         except (OSError, ValueError, RuntimeError, TypeError) as error:
             raise HarnessError(
-                f"{called} cannot be read: {type(error).__name__}: {error}. Fix: its files in {self.folder}"
+                f"{called} cannot be read: {type(error).__name__}: {error}."
+                f" Fix: replace its files in {self.folder}"
             ) from error
 
     def get(self, url: str, **_: Any) -> _Response:

@@ -74,7 +74,9 @@ def evaluate(
     catalogue = Catalogue(*own)
     if missing := sorted(name for name in suite.tasks if name not in catalogue):
         where = "the harness or in include" if include else "the harness"
-        raise HarnessError(f"there is no task {', '.join(missing)} in {where}. Fix: its name, or include")
+        raise HarnessError(
+            f"there is no task {', '.join(missing)} in {where}. Fix: correct its name, or include"
+        )
     asking = _check_scored(catalogue, suite, sandbox is not None, classifier is not None)
     drawn = seeds(suite)
     with (
@@ -106,7 +108,8 @@ def evaluate(
             )
         except KeyError as error:
             raise HarnessError(
-                f"the tasks {named} cannot be run: a document has no column {error}. Fix: the data set"
+                f"the tasks {named} cannot be run: a document has no column {error}."
+                " Fix: correct the data set"
             ) from error
         except (OSError, ValueError, TypeError, AssertionError, ImportError, TemplateError) as error:
             raise HarnessError(f"the tasks {named} cannot be run: {type(error).__name__}: {error}") from error
@@ -139,7 +142,7 @@ def _check_scored(catalogue: Catalogue, suite: Suite, sandbox: bool, classifier:
         raise HarnessError(f"{', '.join(unsafe)} would run code of the model outside of a sandbox")
     asking = {one.task for one in needs if one.classified}
     if asking and not classifier:
-        raise HarnessError(f"{', '.join(sorted(asking))} would ask a web service. Fix: state classifier")
+        raise HarnessError(f"{', '.join(sorted(asking))} would ask a web service. Fix: set classifier")
     return asking
 
 

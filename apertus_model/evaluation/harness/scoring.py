@@ -62,9 +62,7 @@ class CodeEval:
             k: values that exceed the number of programs of a problem are left out.
         """
         if self._sandbox is None:
-            raise HarnessError(
-                "code that a model wrote runs in a sandbox only. Fix: state sandbox: bubblewrap"
-            )
+            raise HarnessError("code that a model wrote runs in a sandbox only. Fix: set sandbox: bubblewrap")
         programs = [
             f"{program}\n{tests}"
             for tests, candidates in zip(references, predictions, strict=True)

@@ -39,7 +39,7 @@ def branch(
             metavar="STAGE@REF", help="pretrain@step=1200, pretrain@tokens=7.0T, sft@best:val_loss"
         ),
     ],
-    name: Annotated[str, typer.Option("--name", help="of the new pipeline and its stage")],
+    name: Annotated[str, typer.Option("--name", help="name of the new pipeline and its stage")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="<name>.yaml beside SPEC by default")
     ] = None,
@@ -70,7 +70,7 @@ def diff(
             metavar="A", help="SPEC, SPEC:STAGE, a run, RUN:PART, RUN@TIME, or kind/fingerprint[@step=N]"
         ),
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="the same; :STAGE is another stage of the spec of A")],
+    b: Annotated[str, typer.Argument(metavar="B", help="as A; :STAGE names another stage of the spec of A")],
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -52,9 +52,13 @@ def forget(
 @app.command()
 def gc(
     store: StoreOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only show; the default without --yes")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show what would be removed; the default without --yes")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="remove the files shown")] = False,
-    grace: Annotated[str, typer.Option(metavar="TIME", help="keep younger files: 90s, 30m, 2h, 1d")] = "1d",
+    grace: Annotated[
+        str, typer.Option(metavar="TIME", help="keep files younger than this: 90s, 30m, 2h, 1d")
+    ] = "1d",
     as_json: JsonOption = False,
 ) -> None:
     """Show the files that no named run reaches; remove them with --yes."""
@@ -71,7 +75,9 @@ def gc(
 
 @app.command()
 def cp(
-    what: Annotated[str, typer.Argument(metavar="SPEC|RUN", help="a recipe, or one of `apertus runs`")],
+    what: Annotated[
+        str, typer.Argument(metavar="SPEC|RUN", help="a recipe, or a run that `apertus runs` lists")
+    ],
     target: Annotated[str, typer.Argument(metavar="TARGET_STORE", help="folder or fsspec URL")],
     stages: Annotated[
         list[str] | None,

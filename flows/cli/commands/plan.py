@@ -28,7 +28,7 @@ def plan(
     overrides: SetOption = None,
     check_sources: Annotated[
         bool,
-        typer.Option("--check-sources", help="look for declared inputs at remote urls, too"),
+        typer.Option("--check-sources", help="also look for declared inputs at remote URLs"),
     ] = False,
     against: Annotated[
         str | None,
@@ -36,7 +36,9 @@ def plan(
     ] = None,
     details: Annotated[
         bool,
-        typer.Option("--details", help="each part, variant and use of data; memory by part; checkpoints"),
+        typer.Option(
+            "--details", help="show each part, variant and use of data, memory by part, and checkpoints"
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -42,26 +42,32 @@ def rehearse(
     stage: Annotated[str | None, typer.Argument(metavar="[STAGE]", help="every one by default")] = None,
     part: Annotated[
         int | None,
-        typer.Option(metavar="N", help="of the stage, from 0; all by default, with --search the longest"),
+        typer.Option(
+            metavar="N", help="part of the stage, counted from 0; all by default, the longest with --search"
+        ),
     ] = None,
     rank: Annotated[
         int | None,
         typer.Option(
             metavar="R",
-            help="one process; by default the first of a pipeline's first, second and last stage",
+            help="rehearse this rank; by default, the first of a pipeline's first, second and last stage",
         ),
     ] = None,
     all_kinds: Annotated[
-        bool, typer.Option("--all-kinds-of-ranks", help="every position in the layout whose work differs")
+        bool, typer.Option("--all-kinds-of-ranks", help="rehearse every rank whose work differs")
     ] = False,
     gpu: Annotated[
-        str | None, typer.Option(metavar="GPU", help="as in `cluster.gpu`, which is the default; else H100")
+        str | None,
+        typer.Option(metavar="GPU", help="the GPU, as in `cluster.gpu`, which is the default; else H100"),
     ] = None,
     search: Annotated[
         bool, typer.Option("--search", help="find the fastest layouts of STAGE whose memory fits the GPU")
     ] = False,
     nodes: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="with --search; as many as STAGE has by default")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="number of nodes for --search; as many as STAGE has by default"
+        ),
     ] = None,
     report: Annotated[
         Path | None,
@@ -74,7 +80,7 @@ def rehearse(
     """Build ranks of the training at their real number of processes and run a step of each, without GPUs:
     memory, collectives, FLOPs and waits, and a predicted time."""
     if rank is not None and all_kinds:
-        raise StageError("--rank and --all-kinds-of-ranks exclude each other. Fix: leave one out")
+        raise StageError("--rank and --all-kinds-of-ranks cannot be combined. Fix: leave one out")
     if search and (stage is None or rank is not None or all_kinds):
         raise StageError(
             "--search compares layouts of one stage, and chooses the ranks itself. Fix: name a STAGE, and"
@@ -83,7 +89,7 @@ def rehearse(
     if search and report is not None:
         raise StageError("--report draws ranks, and --search compares layouts. Fix: leave one out")
     if nodes is not None and not search:
-        raise StageError("--nodes is of a search. Fix: add --search, or change launch.processes by --set")
+        raise StageError("--nodes needs --search. Fix: add --search, or change launch.processes by --set")
     made = make_plan(spec, store, overrides, ask_network=False)
     cluster = made.pipeline.cluster
     chosen = gpu or (cluster.gpu if cluster else DEFAULT_GPU)

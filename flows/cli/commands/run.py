@@ -35,7 +35,7 @@ def run(
         typer.Option(
             envvar="APERTUS_PROFILE",
             metavar="FILE",
-            help="facts about the cluster on which stages run; only this machine by default",
+            help="profile of the cluster that runs the stages; this machine by default",
         ),
     ] = None,
 ) -> None:

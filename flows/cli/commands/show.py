@@ -63,9 +63,11 @@ def report(
 def inspect(
     spec: SpecArgument,
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="a part of a corpus, a mixture, or a stage of training")
+        str, typer.Argument(metavar="NAME", help="a part of a corpus, a mixture, or a training stage")
     ],
-    step: Annotated[int | None, typer.Option(help="of training, from 1; the first by default")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="training step, counted from 1; the first by default")
+    ] = None,
     sample: Annotated[
         int | None, typer.Option(min=0, help="one training sample by its index, in place of a step")
     ] = None,
@@ -78,10 +80,10 @@ def inspect(
         typer.Option(metavar="ID", help="id, URL or hash of a document of a corpus: what became of it"),
     ] = None,
     samples: Annotated[
-        int, typer.Option(min=1, help="over which the shares of a mixture are counted")
+        int, typer.Option(min=1, help="number of samples over which the shares of a mixture are counted")
     ] = 100_000,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write what would be printed as a page")
+        Path | None, typer.Option(metavar="FILE", help="write an HTML page instead of printing")
     ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
@@ -107,7 +109,7 @@ def inspect(
 @app.command()
 def schema(
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="write here instead of printing")
+        Path | None, typer.Option("--output", "-o", help="file to write to instead of printing")
     ] = None,
 ) -> None:
     """Print the JSON Schema of a pipeline file, which editors use to complete and check it."""

@@ -28,7 +28,7 @@ from specs.recipe import load
 @app.command("verify")
 def verify_command(
     spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="check the artifacts of SPEC")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="check all of the store")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="check the whole store")] = False,
     fix: Annotated[
         bool, typer.Option("--fix", help="withdraw what is damaged, so that the next run makes it again")
     ] = False,
@@ -40,7 +40,7 @@ def verify_command(
     damaged."""
     if (spec is None) == (not everything):
         raise SpecError.of(
-            (), "verify checks a recipe or all of a store", "name a SPEC, or give --all and --store"
+            (), "verify checks either a recipe or a whole store", "name a SPEC, or give --all and --store"
         )
     chosen = None
     if spec is None:
@@ -53,7 +53,7 @@ def verify_command(
             chosen = {node.path for node in graph.nodes.values() if opened.names(node.path)}
         except StoreError as error:
             errors.print(
-                f"the recipe cannot be resolved, so all of the store is checked: {escape(str(error))}",
+                f"the recipe cannot be resolved, so the whole store is checked: {escape(str(error))}",
                 soft_wrap=True,
             )
     if opened.format() is None:

@@ -82,7 +82,7 @@ def cluster_size(context: Context) -> Iterator[Advice]:
                 "cluster-size",
                 node.stage,
                 f"{node.name} is one process that shares the model among {shared} GPUs of its node, and a"
-                f" node has {cluster.gpus_per_node}: state launch.parallel.tp: {cluster.gpus_per_node} or"
+                f" node has {cluster.gpus_per_node}: set launch.parallel.tp: {cluster.gpus_per_node} or"
                 f" less for '{node.stage}'",
                 {"processes": shared, "gpus": cluster.gpus_per_node},
             )
@@ -197,7 +197,7 @@ def sampling_memory(context: Context) -> Iterator[Advice]:
             + f" needs {wanted / (enough or 1) / 1e9:.1f} GB"
         )
         if held.role == "reward_model":
-            fix, enough = "its layers cannot be divided among GPUs; state a smaller reward model", None
+            fix, enough = "its layers cannot be divided among GPUs; use a smaller reward model", None
         elif enough is None:
             fix = f"all {cluster.gpus_per_node} of a node together are too small"
         yield Advice(

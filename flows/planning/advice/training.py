@@ -189,7 +189,7 @@ def goldfish_off(context: Context) -> Iterator[Advice]:
                 "goldfish-off",
                 usage.stage,
                 f"'{usage.source}' has been seen {usage.passes:.1f} times at the end of '{usage.stage}',"
-                " which trains on all of its labels; state goldfish: {}",
+                " which trains on all of its labels; set goldfish: {}",
                 {"source": usage.source, "passes": usage.passes},
             )
 
@@ -256,7 +256,7 @@ def tokens_per_batch(context: Context) -> Iterator[Advice]:
                     stage,
                     f"'{phase.name}' inherits {batch} sequences per step, whose length changes from"
                     f" {parent.sequence_length:,} to {trajectory.sequence_length:,}: {after:,} tokens per"
-                    f" step in place of {before:,}; state global_batch_size,"
+                    f" step in place of {before:,}; set global_batch_size,"
                     f" {max(1, before // trajectory.sequence_length)} for as many tokens as before",
                     {"tokens_per_step_before": before, "tokens_per_step": after, "global_batch_size": batch},
                 )
@@ -272,6 +272,6 @@ def not_deterministic(context: Context) -> Iterator[Advice]:
                 "not-deterministic",
                 stage,
                 f"'{phase.name}' trains {trajectory.steps:,} steps without deterministic kernels: after an"
-                " interruption it ends in other bits; leave out deterministic: false where that matters",
+                " interruption it ends with other bits; leave out deterministic: false where that matters",
                 {"steps": trajectory.steps},
             )

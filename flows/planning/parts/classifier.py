@@ -105,7 +105,7 @@ def scores(builder: Builder, name: str, source: str) -> dict[str, Input]:
         at: FieldPath = ("stages", name, "sources", source, "filters", step)
         if chosen.column in builder.pipeline.sources[source].metadata:
             message = f"source '{source}' already has column '{chosen.column}', which the filter adds"
-            builder.problem((*at, "column"), message, "state another column.")
+            builder.problem((*at, "column"), message, "set another column.")
         part, inputs = _scores_part(builder, stage.files_per_task, name, source, chosen, at)
         label = f"{name}/{source}/scores-{step + 1}"
         found[f"scores:{step}"] = reads(builder.node(label, name, part, inputs, kind="scores"))
@@ -188,7 +188,7 @@ def _check_stage(
             )
     if chosen.percentiles and chosen.by is not None and classifier.language_column is None:
         message = f"'{stage}' states no language_column, so its percentiles are not by language"
-        builder.problem((*at, "by"), message, "state language_column there, or leave out by.")
+        builder.problem((*at, "by"), message, "set language_column there, or leave out by.")
 
 
 def _folder(builder: Builder, key: str, url: str, path: FieldPath) -> Input:

@@ -144,7 +144,9 @@ def _add_in_order(builder: Builder, name: str, add_part: Callable[[str, dict[str
         if ref.stage == name:
             if source in waiting:
                 cycle = " -> ".join(f"{name}/{one}" for one in [*waiting[waiting.index(source) :], source])
-                raise SpecError.of(path, f"parts are compared in a circle: {cycle}", "leave one of them out.")
+                raise SpecError.of(
+                    path, f"the parts compared form a cycle: {cycle}", "leave one of them out."
+                )
             add(source)
         near = [one.identity_fields() for one in other.sources[source].filters]
         if isinstance(step, NearDuplicatesFilter) and step.identity_fields() not in near:

@@ -34,8 +34,8 @@ def add_teacher(
         message = f"the vocabulary of '{stage.teacher}' has {words}"
         builder.problem(path, message, "give both one vocab_size, and one tokenizer.")
     if stage.top_k is not None and stage.top_k >= student.vocab_size:
-        message = f"top_k {stage.top_k} leaves no word of a vocabulary of {student.vocab_size} out"
-        builder.problem((*phase.path, "top_k"), message, "state less, or leave it out.")
+        message = f"top_k {stage.top_k} leaves out no word of a vocabulary of {student.vocab_size}"
+        builder.problem((*phase.path, "top_k"), message, "lower it, or leave it out.")
     full = student.model_copy(update={"mamba": None})
     if stage.loss.compare != "logits" and (others := different_fields(trajectory.model, full)):
         message = f"'{stage.teacher}' and the student with attention in all layers differ in {others}"

@@ -186,7 +186,7 @@ def _check_probes(builder: Builder, memorisation: Memorisation, path: FieldPath)
     if total > length:
         needed = f"offset {offset}, prefix {prefix} and suffix {suffix} are {total} tokens"
         message = f"{needed}, but the probes of '{memorisation.probes}' have {length}"
-        fix = f"state a sum of {length} at most, or a larger repeats.length of the corpus."
+        fix = f"set a sum of {length} at most, or a larger repeats.length of the corpus."
         builder.problem(path, message, fix)
 
 
@@ -197,7 +197,7 @@ def _check_length(builder: Builder, length: int | None, trajectory: Trajectory, 
     if length is not None and length > limit:
         trained = f"the model was trained on {context:,} at most"
         message = f"sequences of {length:,} tokens, and {trained}; the limit is {EXTRAPOLATION} times that"
-        builder.problem(path, message, f"state {limit} or less.")
+        builder.problem(path, message, f"set {limit} or less.")
 
 
 def _length(builder: Builder, stage: EvaluateStage, trajectory: Trajectory) -> int:
@@ -237,7 +237,7 @@ def _generation(
     at: FieldPath = ("stages", name, "generation")
     if generation.sampling.by_chat:
         message = f"with api: chat a server may have any model; this stage measures {stage.from_}"
-        builder.problem((*at, "sampling", "server", "api"), message, "state api: completions.")
+        builder.problem((*at, "sampling", "server", "api"), message, "set api: completions.")
     room = (*at, "sampling", "max_new_tokens")
     check_room(builder, room, generation.sampling, context, "context length")
     if checkpoint is None:
@@ -294,14 +294,14 @@ def _compare(
             if own_value != value:
                 differ = f"'{stage.against}' has {field} {value}, this stage {own_value}"
                 message = f"{differ}; forgetting needs the same held-out text"
-                builder.problem(("stages", name, field), message, f"state {field}: {value}.")
+                builder.problem(("stages", name, field), message, f"set {field}: {value}.")
     if "completions" in inputs and "completions" in other.inputs:
         answers = (inputs["completions"], other.inputs["completions"])
         sampled = [builder.graph.nodes[read.node or ""].part.identity_fields() for read in answers]
         alike = inputs["prompts"].fingerprint == other.inputs["prompts"].fingerprint
         if not alike or sampled[0] != sampled[1]:
             message = f"'{stage.against}' and this stage differ in prompts or sampling"
-            builder.problem(path, message, "state the same generation: in both.")
+            builder.problem(path, message, "set the same generation: in both.")
         if "rewards" in inputs and "rewards" in other.inputs:
             inputs["against_rewards"] = other.inputs["rewards"]
             inputs["against_completions"] = other.inputs["completions"]
@@ -373,7 +373,7 @@ def _check_losses(builder: Builder, name: str, stage: SelectStage, read: list[In
         elif interval and step % interval and step != node.end_step and ref.best is None:
             measured = f"held-out loss is measured every {interval} steps and at step {node.end_step}"
             message = f"'{ref}' is step {step}, but {measured}"
-            builder.problem(path, message, "name such a step, or state another validation.interval.")
+            builder.problem(path, message, "name such a step, or set another validation.interval.")
 
 
 def add_export(builder: Builder, name: str) -> None:

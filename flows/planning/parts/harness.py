@@ -176,7 +176,7 @@ class _Checked:
             try:
                 tasks = resolve(catalogue, known)
             except HarnessError as error:
-                self.builder.problem(path, str(error), "state other tasks.")
+                self.builder.problem(path, str(error), "name other tasks.")
                 continue
             members = [task for one in tasks.values() for task in one]
             self.needs.members[key] = {name: [task.name for task in found] for name, found in tasks.items()}
@@ -194,7 +194,7 @@ class _Checked:
                 builder.problem(
                     self.at,
                     f"the tasks read {shown}, and datasets is not stated",
-                    "state datasets: FOLDER, and put each at FOLDER/<its name>.",
+                    "set datasets: FOLDER, and put each at FOLDER/<its name>.",
                 )
             return
         for name in names:
@@ -261,10 +261,10 @@ class _Checked:
                 reasons.setdefault((task.refusal, "leave it out."), []).append(task.task)
             if task.runs_code and suite.sandbox is None:
                 why = "it runs the code that the model writes"
-                reasons.setdefault((why, "state sandbox: bubblewrap."), []).append(task.task)
+                reasons.setdefault((why, "set sandbox: bubblewrap."), []).append(task.task)
             if task.classified and suite.classifier is None:
                 why = "it asks a web service about each answer"
-                fix = "state classifier: {model: FOLDER, label: LABEL}, a local classifier in its place."
+                fix = "set classifier: {model: FOLDER, label: LABEL}, a local classifier in its place."
                 reasons.setdefault((why, fix), []).append(task.task)
         if suite.sandbox is not None and shutil.which("bwrap") is None:
             self.builder.graph.notes.append(

@@ -62,10 +62,12 @@ def check_other_models(builder: Builder) -> None:
             what = f"'{ref}' is a {model.architecture}"
             if isinstance(stage, PreferenceDataStage) and path == ("stages", name, "from"):
                 message = f"{what}, whose reference log-probabilities the training engine cannot compute"
-                builder.problem(path, message, f"state the model that will be trained, and sampler: {ref}.")
+                builder.problem(
+                    path, message, f"name the model that will be trained, and set sampler: {ref}."
+                )
             elif isinstance(stage, TokenizerStage):
                 message = f"{what}; only the tokenizer of an Apertus is imported with its model"
-                builder.problem(path, message, "state path: and its folder instead of from.")
+                builder.problem(path, message, "set path: and its folder instead of from.")
             elif isinstance(stage, EvaluateStage):
                 _check_evaluated(builder, name, stage, what)
             elif not isinstance(stage, PreferenceDataStage):

@@ -177,17 +177,17 @@ def _check_pairs(builder: Builder, stage: PreferenceDataStage, at: FieldPath) ->
     sampling = stage.completions
     if sampling.n < 2:
         message = f"no prompt has a pair with {sampling.n} sampled completion, even with offline ones"
-        builder.problem((*at, "completions", "n"), message, "state 2 or more.")
+        builder.problem((*at, "completions", "n"), message, "set 2 or more.")
     if sampling.temperature == 0 and not stage.offline and not stage.generators:
         message = "no prompt has a pair: at temperature 0 all of its completions are the same"
-        builder.problem((*at, "completions", "temperature"), message, "raise it, or state offline: true.")
+        builder.problem((*at, "completions", "temperature"), message, "raise it, or set offline: true.")
 
 
 def check_room(builder: Builder, path: FieldPath, sampling: Sampling, room: int, what: str) -> None:
     """Checks that a prompt has room for at least one token: it shares `room` tokens with its completion."""
     if sampling.max_new_tokens >= room:
         message = f"max_new_tokens {sampling.max_new_tokens:,} leaves no room for a prompt in {what} {room:,}"
-        builder.problem(path, message, f"state max_new_tokens below {room}, or a larger {what}.")
+        builder.problem(path, message, f"set max_new_tokens below {room}, or a larger {what}.")
 
 
 def add_prompts(
@@ -324,7 +324,7 @@ def _judge_inputs(
         builder.problem(at, message, "name an instruct model.")
     if reward.max_tokens > context:
         message = f"max_tokens {reward.max_tokens:,} is above the context {context:,} of '{judge.from_}'"
-        builder.problem((*path, "max_tokens"), message, f"state {context} or less.")
+        builder.problem((*path, "max_tokens"), message, f"set {context} or less.")
     builder.sampled((*path, "judge", "engine"), model, judge.engine)
     return inputs | {"judge": reads(model)}
 
@@ -373,16 +373,16 @@ def check_preferences(builder: Builder, stage: PreferenceTraining, phase: Phase,
         if trajectory.sequence_length != part.sequence_length:
             own = trajectory.sequence_length
             message = f"'{name}' has sequence_length {part.sequence_length}, this stage {own}"
-            builder.problem((*at, "preferences"), message, f"state sequence_length: {part.sequence_length}.")
+            builder.problem((*at, "preferences"), message, f"set sequence_length: {part.sequence_length}.")
         if trajectory.precision != part.precision:
             precisions = f"{part.precision.param}, this stage computes in {trajectory.precision.param}"
             message = f"the log-probabilities of '{name}' are in {precisions}"
-            builder.problem((*at, "preferences"), message, "state the same precision in both.")
+            builder.problem((*at, "preferences"), message, "set the same precision in both.")
         for role, read in _of_kind(builder, name, "prompts", "rewarded_completions").inputs.items():
             first = owners.setdefault(read.fingerprint, name) if role.startswith("conversations:") else name
             if first != name and stage.repeated_prompts == "error":
                 message = f"'{first}' and '{name}' both take prompts from '{read.name}'"
-                fix = "name other prompts in one of them, or state repeated_prompts: first."
+                fix = "name other prompts in one of them, or set repeated_prompts: first."
                 builder.problem((*at, "preferences"), message, fix)
 
 

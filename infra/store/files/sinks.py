@@ -197,7 +197,7 @@ class SpoolSink:
             self._spool.write(part)
         except OSError as error:
             raise StorageError(
-                error.errno, f"cannot collect '{self._path}' in {_scratch()} before it is stored: {error}"
+                error.errno, f"cannot buffer '{self._path}' in {_scratch()} before it is stored: {error}"
             ) from error
         self._size += len(part)
 

@@ -164,8 +164,8 @@ def remove(
     chosen = found.items
     if new := sorted(_records(store) - found.records):
         raise StoreError(
-            f"run '{new[0].split('/')[0]}' was recorded since the store was surveyed; nothing was removed,"
-            " give the command again"
+            f"run '{new[0].split('/')[0]}' was recorded since the store was surveyed; nothing was removed."
+            " Run the command again"
         )
     order = {"manifest": 0, "checkpoints": 1, "units": 2}
     markers = [
@@ -198,7 +198,7 @@ def _compare_clocks(store: Store, clock: Callable[[], float]) -> None:
     if written is not None and (ahead := here - written) > CLOCK_AHEAD:
         raise StoreError(
             f"this machine's clock is {ahead:,.0f} s ahead of that of the store {store.url}, "
-            "so what is young looks old; nothing was removed. Fix: set the clock"
+            "so young files look old; nothing was removed. Fix: set the clock"
         )
 
 

@@ -284,8 +284,8 @@ def cache_folder() -> Path:
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
         raise StoreError(
             f"the cache folder {cache} belongs to user {found.st_uid} and has mode"
-            f" {stat.S_IMODE(found.st_mode):o}; it has to be user {os.getuid()}'s, and nobody else's to write"
-            f" to. Fix: chmod go-w {cache}, or set APERTUS_CACHE to another folder"
+            f" {stat.S_IMODE(found.st_mode):o}; it must belong to user {os.getuid()}, and nobody else may"
+            f" write to it. Fix: chmod go-w {cache}, or set APERTUS_CACHE to another folder"
         )
     return cache
 

@@ -118,7 +118,7 @@ class BlockCache:
                 self._unused = iter(())
                 size = len(self._slots) * self.block_bytes >> 20
                 logger.warning(
-                    "the disk of %s takes no more: the cache of pieces stays at %d MiB", self.folder, size
+                    "the disk of %s is full: the cache of pieces stays at %d MiB", self.folder, size
                 )
 
 

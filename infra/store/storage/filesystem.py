@@ -308,7 +308,7 @@ class Filesystem:
         self.call(f"writing '{path}'", lambda: self._pipe(full, data, "overwrite"), size=len(data))
         if self._found(path, data) != data:
             raise StoreError(
-                f"'{path}' was written to the store {self.url} and reads as something else; try again"
+                f"'{path}' was written to the store {self.url} and reads back as other bytes; run again"
             )
 
     def overwrite(self, path: str, data: bytes) -> None:

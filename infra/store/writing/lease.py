@@ -9,8 +9,8 @@ Below the folder of the artifact:
 Invariants: no data depend on a lease; attempts never share a path and markers are written once, whoever holds
 what. A lease saves double work, and it fences: an attempt that lost it commits, prunes and withdraws nothing
 any more. Nobody compares wall clocks: a lease is over when its counter has stood still for `seconds` on the
-observer's own monotonic clock. Nobody waits for a lease while holding it, and a lease that is over is cleaned
-up by the next holder.
+observer's own monotonic clock. No thread waits for a lease while it holds another, so there are no deadlocks.
+The next holder removes the files of a lease that is over.
 
 A claim is believed when it is the newest and names its writer when it is read again, after a pause if the
 storage is remote: exclusive writes cannot be relied on everywhere. If two claims were believed nevertheless,
@@ -69,7 +69,9 @@ class Timing:
 def _stated_seconds() -> float:
     stated = os.environ.get("APERTUS_LEASE_SECONDS") or "60"
     if not re.fullmatch(r"\d{1,5}(\.\d+)?", stated) or not 1 <= float(stated) <= LONGEST:
-        raise StoreError(f"APERTUS_LEASE_SECONDS is '{stated}'. Fix: seconds between 1 and {LONGEST:,}")
+        raise StoreError(
+            f"APERTUS_LEASE_SECONDS is '{stated}'. Fix: set it to seconds between 1 and {LONGEST:,}"
+        )
     return float(stated)
 
 
@@ -173,7 +175,7 @@ class Leases:
         if state.released:
             return Seen(generation, holder, True)
         if expired:
-            return Seen(generation, holder, True, f"no sign of life for {holder.seconds:g} s")
+            return Seen(generation, holder, True, f"no heartbeat for {holder.seconds:g} s")
         if holder.gone:
             ending = state.pipe is not None and liveness.reads_pipe(state.pipe)
             return Seen(

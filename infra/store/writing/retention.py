@@ -41,7 +41,7 @@ def hold(store: Store, path: str, step: int, referrer: str) -> None:
     refer(store, path, step, referrer)
     if not store.exists(Artifact(store, path).marker_path(step)):
         raise StoreError(
-            f"checkpoint {step} of {path} is not in the store {store.url} any more: it was pruned, or"
+            f"checkpoint {step} of {path} is no longer in the store {store.url}: it was pruned, or"
             f" withdrawn as damaged, before {referrer} could refer to it. Plan again: that names the steps"
             " that were kept"
         )

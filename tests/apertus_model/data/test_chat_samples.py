@@ -211,7 +211,7 @@ def test_counts_are_those_of_the_decimal_number(tmp_path: Path, times: float, nu
 def test_repeats_that_round_to_nothing_are_refused(tmp_path: Path) -> None:
     shards = [_shards(tmp_path, [[1, 20, 21]] * 3)]
     with pytest.raises(
-        SourceError, match=r"repeats 0\.1 of 3 conversations round to none\. Fix: larger numbers"
+        SourceError, match=r"repeats 0\.1 of 3 conversations round to none\. Fix: raise the numbers"
     ):
         _open(shards, [0.1])
 

@@ -93,7 +93,7 @@ def test_the_summary_counts_the_copies_with_the_end_of_each_document() -> None:
     [
         (["one", "two", "one"], r"planted documents 'id-one' of events and 'id-one' of events have the same"),
         (["one", " "], r"document .*\.jsonl/1 of .*, which is planted as 'events', is rejected: empty"),
-        (["one"], "1 planted documents of 'events' cannot be divided among 2 buckets. Fix: more documents"),
+        (["one"], "1 planted documents of 'events' cannot be divided among 2 buckets. Fix: add documents"),
     ],
 )
 def test_texts_that_cannot_be_planted_are_refused(tmp_path: Path, texts: list[str], message: str) -> None:

@@ -27,7 +27,7 @@ def test_documents_are_judged_by_their_address(judge: Judge, tmp_path: Path) -> 
     assert (drop.excluded.domain, drop.excluded.agents) == ("a.example", ("GPTBot",))
     assert judge({**spec, "agents": ["CCBot"]}, url="https://a.example/private/1") is None
     assert judge(spec, url="https://a.example/") is judge(spec, url="https://b.example/private") is None
-    with pytest.raises(SourceError, match=r"has no host\. Fix: missing: keep or drop"):
+    with pytest.raises(SourceError, match=r"has no host\. Fix: set missing: keep or drop"):
         judge(spec, url="https:///private")
     with pytest.raises(SourceError, match="nothing in column 'url'"):
         judge(spec)

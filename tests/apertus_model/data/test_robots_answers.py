@@ -147,8 +147,11 @@ def test_an_archive_that_is_cut_off_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": CLOSED}, r"a\.jsonl', line 2: no column 'url'.*Fix: url_column, text_column"),
-        ({**ROWS[0], "status": "fine"}, "column 'status' holds 'fine', not a status. Fix: status_column"),
+        ({"text": CLOSED}, r"a\.jsonl', line 2: no column 'url'.*Fix: correct url_column, text_column"),
+        (
+            {**ROWS[0], "status": "fine"},
+            "column 'status' holds 'fine', not a status. Fix: correct status_column",
+        ),
         ({**ROWS[0], "date": "20 January"}, "column 'date' holds '20 January', not a time in ISO 8601"),
         ({**ROWS[0], "text": 7}, "column 'text' holds 7, not text"),
     ],
@@ -162,7 +165,7 @@ def test_a_file_with_another_schema_half_way_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"url": ["a.example"], "text": [CLOSED]}), tmp_path / "0.parquet")
     pq.write_table(pa.table({"domain": ["b.example"], "text": [CLOSED]}), tmp_path / "1.parquet")
     with pytest.raises(
-        SourceError, match=r"1\.parquet': no column 'url'; there are domain, text\. Fix: url_column"
+        SourceError, match=r"1\.parquet': no column 'url'; there are domain, text\. Fix: correct url_column"
     ):
         list(answers(_source(tmp_path, "parquet")))
     pq.write_table(pa.table({"url": ["b.example"], "text": [b"bytes"]}), tmp_path / "1.parquet")

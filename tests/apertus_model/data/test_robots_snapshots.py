@@ -159,7 +159,9 @@ def test_equal_contents_are_stored_once_and_the_files_are_read_once(tmp_path: Pa
 
 
 def test_snapshots_without_an_answer_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"no answer .*snapshot\.jsonl\. Fix: the files of `snapshots`"):
+    with pytest.raises(
+        SourceError, match=r"no answer .*snapshot\.jsonl\. Fix: correct the files of `snapshots`"
+    ):
         _robots(tmp_path, [])
     assert not (tmp_path / "scratch.sqlite").exists()
     robots = _robots(tmp_path, [("a.example", 200, CLOSED, None)])  # what was left behind harms nothing

@@ -168,9 +168,15 @@ def test_a_tokenizer_is_trained_on_any_container(
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"body": ["x"], "stars": [2.0]}, "no column 'text'; there are body, stars. Fix: text_column"),
-        ({"text": [1, 2], "stars": [2.0, 3.0]}, "column 'text' holds int64, not text. Fix: text_column"),
-        ({"text": ["x"]}, "no column 'stars'; there are text. Fix: metadata"),
+        (
+            {"body": ["x"], "stars": [2.0]},
+            "no column 'text'; there are body, stars. Fix: correct text_column",
+        ),
+        (
+            {"text": [1, 2], "stars": [2.0, 3.0]},
+            "column 'text' holds int64, not text. Fix: correct text_column",
+        ),
+        ({"text": ["x"]}, "no column 'stars'; there are text. Fix: correct metadata"),
         ({"text": ["x"], "stars": [[1.0]]}, "column 'stars' holds list<.*>; metadata are text, numbers"),
         ({"text": ["x"], "stars": ["many"]}, "column 'stars' holds 'many', which is not a number"),
     ],

@@ -174,7 +174,8 @@ def test_missing_column_is_named_with_existing_ones(
     with pytest.raises(
         SourceError,
         match=(
-            rf"rows\.{kind}'.*: no column '{name}'; there are body, good, key, score, tags, url. Fix: {field}"
+            rf"rows\.{kind}'.*: no column '{name}'; there are body, good, key, score, tags, url."
+            rf" Fix: correct {field}"
         ),
     ):
         _read(tmp_path, kind, write(TABLE), **{**COLUMNS, field: value})
@@ -182,7 +183,9 @@ def test_missing_column_is_named_with_existing_ones(
 
 @pytest.mark.parametrize(("kind", "write"), CONTAINERS)
 def test_list_is_not_accepted_as_metadata(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
-    with pytest.raises(SourceError, match=r"column 'tags' holds (a )?list.*; metadata are .*Fix: metadata"):
+    with pytest.raises(
+        SourceError, match=r"column 'tags' holds (a )?list.*; metadata are .*Fix: correct metadata"
+    ):
         _read(tmp_path, kind, write(TABLE), text_column="body", metadata=["tags"])
 
 
@@ -190,10 +193,11 @@ def test_list_is_not_accepted_as_metadata(tmp_path: Path, kind: str, write: Call
 def test_columns_of_other_types_are_refused_by_type(
     tmp_path: Path, kind: str, write: Callable[..., bytes]
 ) -> None:
-    with pytest.raises(SourceError, match=r"column 'score' holds double, not text. Fix: text_column"):
+    with pytest.raises(SourceError, match=r"column 'score' holds double, not text. Fix: correct text_column"):
         _read(tmp_path, kind, write(TABLE), text_column="score")
     with pytest.raises(
-        SourceError, match=r"column 'score' holds double; an identifier is text or an integer. Fix: id_column"
+        SourceError,
+        match=r"column 'score' holds double; an identifier is text or an integer. Fix: correct id_column",
     ):
         _read(tmp_path, kind, write(TABLE), text_column="body", id_column="score")
 

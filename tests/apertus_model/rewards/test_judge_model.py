@@ -90,7 +90,7 @@ def test_a_digit_of_several_tokens_is_refused(tmp_path: Path) -> None:
     document = json.loads(path.read_text())
     document["normalizer"] = {"type": "Replace", "pattern": {"String": "7"}, "content": "se"}
     path.write_text(json.dumps(document))
-    with pytest.raises(RewardError, match=r"theirs writes '7' as 2 tokens \(s, e\).*Fix: a model whose"):
+    with pytest.raises(RewardError, match=r"theirs writes '7' as 2 tokens \(s, e\).*Fix: use a model whose"):
         opened(folder).ask(["?"], DIGITS)
 
 

@@ -391,7 +391,7 @@ def test_filters_that_leave_nothing_are_named(
         {"filter": "length", "min_characters": 10**6},
     ]
     message = (
-        "60 conversations read, dropped: 30 score, 30 length. Fix: the globs, the format, the rows or the"
+        "60 conversations read, dropped: 30 score, 30 length. Fix: check the globs, the format, the rows"
     )
     with pytest.raises(SourceError, match=message):
         bench.run("conversations", "c", _spec(folder, filters=filters), {"tokenizer": tokenizer})

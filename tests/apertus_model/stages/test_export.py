@@ -275,7 +275,7 @@ def test_a_budget_of_more_than_one_pass_is_refused_with_the_steps_of_one(stages:
     if not Artifact(stages.store, "labelled_pairs/pairs").complete:
         put_pairs(stages)
     spec = segment("reward_model", end_step=9, global_batch_size=2)
-    with pytest.raises(BudgetError, match=r"passes over . sequences .* state budget: . samples \(. steps\)"):
+    with pytest.raises(BudgetError, match=r"passes over . sequences .* set budget: . samples \(. steps\)"):
         RewardData(stages.store, {"pairs": stages.ref("labelled_pairs/pairs")}, spec)
 
 

@@ -126,7 +126,7 @@ def test_an_imported_vocabulary_that_is_too_large_is_refused_with_the_fix(
     bench: Any, tokenizer: Artifact
 ) -> None:
     with pytest.raises(
-        SourceError, match=r"ids up to 511, too many for vocab_size 384\. Fix: vocab_size: 512"
+        SourceError, match=r"ids up to 511, too many for vocab_size 384\. Fix: set vocab_size: 512"
     ):
         bench.run(
             "tokenizer",
@@ -195,7 +195,7 @@ def test_an_id_beyond_the_vocabulary_is_refused_though_there_are_few_tokens(
     (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
     (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
     with pytest.raises(
-        SourceError, match=r"ids up to 600, too many for vocab_size 512\. Fix: vocab_size: 640"
+        SourceError, match=r"ids up to 600, too many for vocab_size 512\. Fix: set vocab_size: 640"
     ):
         bench.run("tokenizer", "imported", {"path": str(folder), "vocab_size": 512, "bytes_per_source": 1})
 

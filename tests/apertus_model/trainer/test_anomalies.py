@@ -99,7 +99,7 @@ def test_the_policy_stops_after_so_many_events_and_says_what_to_do() -> None:
     error = detector.error(event)
     assert isinstance(error, ValueError)  # not worth another try
     assert (
-        str(error) == "step 7: the grad norm is not finite; training stops; lower the learning rate, or state"
+        str(error) == "step 7: the grad norm is not finite; training stops; lower the learning rate, or set"
         " anomalies.nonfinite: skip or rollback"
     )
 

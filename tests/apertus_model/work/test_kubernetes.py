@@ -112,7 +112,7 @@ def test_a_pod_has_a_share_by_its_index_and_the_gpus_of_a_model(bench: Any) -> N
 
 def test_pods_need_a_store_that_they_see_and_an_image(bench: Any) -> None:
     job = _job(bench)
-    with pytest.raises(StageError, match=r"which pods do not see. Fix: a store on object storage"):
+    with pytest.raises(StageError, match=r"which pods do not see. Fix: use a store on object storage"):
         IndexedJobs(job.model_copy(update={"store": "/folder"}))
     with pytest.raises(StageError, match=r"no profile states. Fix: run with --profile"):
         IndexedJobs(job.model_copy(update={"profile": job.profile.model_copy(update={"kubernetes": None})}))

@@ -173,7 +173,7 @@ def test_a_node_has_as_many_workers_as_gpus_allow_and_each_its_own(
     assert local.workers_here(_job(bench, 2, 2), 1) == 2
     seen = [local._environment(_job(bench, 2, None), number)["CUDA_VISIBLE_DEVICES"] for number in range(3)]
     assert seen == ["0,1", "2,3", "6,7"]
-    with pytest.raises(StageError, match=r"count is 4, with 2 GPUs for each; .* has 6. Fix: at most 3"):
+    with pytest.raises(StageError, match=r"count is 4, with 2 GPUs for each; .* has 6. Fix: use at most 3"):
         local.workers_here(_job(bench, 2, 4), 1)
 
 

@@ -46,7 +46,7 @@ def test_a_worker_ends_when_its_stage_gives_no_sign_of_life(bench: Any) -> None:
         time.sleep(0.05)
     assert watched.wait(60.0) == 1
     assert watched.stdout is not None
-    assert watched.stdout.read() == "no sign of life of the stage for 1 s: this worker ends\n"
+    assert watched.stdout.read() == "no heartbeat from the stage for 1 s: this worker ends\n"
 
 
 def _begin(bench: Any, job: Job, *shares: list[str]) -> str:

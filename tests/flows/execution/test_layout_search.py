@@ -107,7 +107,7 @@ def test_without_a_layout_one_message_says_why(part: PartEstimate) -> None:
     ):
         searched(part, runs, nodes=37)
     with pytest.raises(
-        StageError, match=r"on 1 GPUs fits: the smallest needs .* has 40 GB. Fix: more --nodes"
+        StageError, match=r"on 1 GPUs fits: the smallest needs .* has 40 GB. Fix: raise --nodes"
     ):
         search("apertus-8b", part, PATH, "A100-40GB", 1, 1, lambda layout: "no", run=runs)
     assert runs.ranks == []
@@ -153,7 +153,7 @@ def test_a_layout_is_described_by_its_degrees_of_parallelism() -> None:
     [
         (["--search"], "Fix: name a STAGE"),
         (["pretrain", "--search", "--rank", "1"], "leave out --rank"),
-        (["pretrain", "--nodes", "4"], "--nodes is of a search. Fix: add --search"),
+        (["pretrain", "--nodes", "4"], "--nodes needs --search. Fix: add --search"),
         (["pretrain", "--search", "--report", "page.html"], "--report draws ranks"),
         (["corpus", "--search"], "no stage 'corpus' trains in this recipe"),
         (["pretrain", "--search", "--nodes", "37"], "there is no layout of pretrain/1 on 148 GPUs"),

@@ -247,12 +247,12 @@ def test_a_part_that_does_not_build_ends_with_one_message_and_code_1(tiny: str, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["corpus"], "no stage 'corpus' trains in this recipe. Fix: one of pretrain, cooldown"),
-        (["pretrain", "--part", "9"], "stage 'pretrain' has no part 9. Fix: 0 to"),
+        (["corpus"], "no stage 'corpus' trains in this recipe. Fix: use one of pretrain, cooldown"),
+        (["pretrain", "--part", "9"], "stage 'pretrain' has no part 9. Fix: use 0 to"),
         (["--part", "0"], "--part 0 says which part of a stage. Fix: name the stage before it"),
         (["cooldown", "--rank", "1"], "there is no rank 1: the part has 1 processes"),
-        (["cooldown", "--rank", "0", "--all-kinds-of-ranks"], "exclude each other. Fix: leave one out"),
-        (["cooldown", "--gpu", "H1000"], "no data sheet of a GPU 'H1000'. Fix: one of"),
+        (["cooldown", "--rank", "0", "--all-kinds-of-ranks"], "cannot be combined. Fix: leave one out"),
+        (["cooldown", "--gpu", "H1000"], "no data sheet of a GPU 'H1000'. Fix: use one of"),
         (["cooldown", "--set", "stages.cooldown.launch.mfuu=1"], "mfuu"),
     ],
 )

@@ -40,10 +40,10 @@ def test_what_is_not_there_is_said_with_the_way_to_it(built: Plan, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("main", {"step": 3}, r"--step is of a stage of training; 'main' is a mixture"),
-        ("corpus/notes", {"sample": 3}, r"--sample is of a stage of training; 'corpus/notes' is a corpus"),
-        ("pretrain", {"reason": "kept"}, r"--reason is of a corpus; 'pretrain' is a pretrain"),
-        ("main", {"document": "a"}, r"--document is of a corpus; 'main' is a mixture"),
+        ("main", {"step": 3}, r"--step applies to a training stage; 'main' is a mixture"),
+        ("corpus/notes", {"sample": 3}, r"--sample applies to a training stage; 'corpus/notes' is a corpus"),
+        ("pretrain", {"reason": "kept"}, r"--reason applies to a corpus; 'pretrain' is a pretrain"),
+        ("main", {"document": "a"}, r"--document applies to a corpus; 'main' is a mixture"),
         (
             "pretrain",
             {"step": 1, "sample": 0},

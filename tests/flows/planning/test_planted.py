@@ -38,7 +38,7 @@ PLANTED = """\
         ),
         (
             "stages.planted.sources.notes.planted.codes.canaries.template=no slot",
-            r"planted\.codes\.canaries: the template has 0 slots \{secret\}; state one",
+            r"planted\.codes\.canaries: the template has 0 slots \{secret\}; set one",
         ),
         (
             "stages.planted.sources.notes.planted.codes.canaries.count=101",
@@ -54,7 +54,7 @@ PLANTED = """\
         ),
         (
             "stages.exposed.memorisation={probes: planted}",
-            r"\.probes: 'planted' has no repeats:, so it has no probes\. Fix: .* or state planted",
+            r"\.probes: 'planted' has no repeats:, so it has no probes\. Fix: .* or set planted",
         ),
         (
             "stages.exposed.gates=[{metric: memorisation/exposure/8, max: 3}]",

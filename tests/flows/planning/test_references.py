@@ -97,7 +97,7 @@ REFUSED = [
         "stages.recalled.memorisation.prefixes=[4,17]",
         (
             "stages.recalled.memorisation: offset 0, prefix 17 and suffix 8 are 25 tokens, but the probes of "
-            "'probes' have 24. Fix: state a sum of 24 at most, or a larger repeats.length of the corpus."
+            "'probes' have 24. Fix: set a sum of 24 at most, or a larger repeats.length of the corpus."
         ),
     ),
     (
@@ -119,20 +119,20 @@ REFUSED = [
         "stages.evaluate.by_position={sequence_length: 100000}",
         (
             "evaluate.by_position.sequence_length: sequences of 100,000 tokens, and the model was trained on"
-            " 32 at most; the limit is 16 times that. Fix: state 512 or less."
+            " 32 at most; the limit is 16 times that. Fix: set 512 or less."
         ),
     ),
     ("stages.evaluate.sequence_length=513", "stages.evaluate.sequence_length: sequences of 513 tokens"),
     ("stages.sharp.sequence_length=513", "stages.sharp.sequence_length: sequences of 513 tokens"),
     (
         "stages.evaluate.by_position={sequence_length: 16, buckets: 17}",
-        "stages.evaluate.by_position: 17 buckets exceed 16 positions; state at most 16 buckets",
+        "stages.evaluate.by_position: 17 buckets exceed 16 positions; set at most 16 buckets",
     ),
     (
         "stages.preferences.completions.n=1",
         (
             "stages.preferences.completions.n: no prompt has a pair with 1 sampled completion, even with"
-            " offline ones. Fix: state 2 or more."
+            " offline ones. Fix: set 2 or more."
         ),
     ),
     (
@@ -146,7 +146,7 @@ REFUSED = [
         "stages.preferences.max_tokens=16",
         (
             "stages.preferences.max_tokens: max_new_tokens 16 leaves no room for a prompt in max_tokens 16. "
-            "Fix: state max_new_tokens below 16, or a larger max_tokens."
+            "Fix: set max_new_tokens below 16, or a larger max_tokens."
         ),
     ),
     (
@@ -169,7 +169,7 @@ REFUSED = [
     ),
     (
         "stages.probes.sources.notes.repeats.buckets=[0, 2, 2]",
-        "repeats.buckets: 2 is repeated; state it once",
+        "repeats.buckets: 2 is repeated; list it once",
     ),
     (
         "stages.pretrain.checkpoint.milestones=[-3]",
@@ -187,7 +187,7 @@ REFUSED = [
         "stages.sft.budget=10000000 steps stages.sft.checkpoint.interval=2",
         (
             "stages.sft.checkpoint.interval: 5,000,000 checkpoints in 10,000,000 steps; the limit is"
-            " 1,000,000. Fix: state 10 or more."
+            " 1,000,000. Fix: set 10 or more."
         ),
     ),
     (
@@ -322,11 +322,11 @@ PROTECTED = "stages.pretrain.protect=true"
         ),
         (
             "stages.pretrain.budget=30 steps",
-            r"'pretrain/3' is protected.*it ended at step 16, and is to end at step 30",
+            r"'pretrain/3' is protected.*it ended at step 16 and would now end at step 30",
         ),
         (
             "stages.pretrain.budget=14 steps",
-            r"'pretrain/3' is protected.*it ended at step 16, and is to end at step 14",
+            r"'pretrain/3' is protected.*it ended at step 16 and would now end at step 14",
         ),
     ],
 )

@@ -180,7 +180,7 @@ def test_a_branch_omits_parts_after_its_point_that_are_not_trained_yet(
             "pretrain@last",
             [],
             (
-                r"'pretrain@step=16' is the end of 'pretrain': nothing of its budget is left. Fix: state one,"
+                r"'pretrain@step=16' is the end of 'pretrain': nothing of its budget is left. Fix: set one,"
                 r" such as 1000 steps"
             ),
         ),

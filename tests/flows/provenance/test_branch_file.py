@@ -55,5 +55,5 @@ def test_a_file_is_never_written_over_another_and_twice_is_once(
     with pytest.raises(StoreError, match=r"other\.yaml' exists and is another file"):
         branched("pretrain@step=11")
     assert (recipe.parent / "other.yaml").read_text() == text
-    with pytest.raises(StoreError, match="is the recipe that is branched"):
+    with pytest.raises(StoreError, match="is the recipe to branch"):
         branched("pretrain@step=12", name="tiny")

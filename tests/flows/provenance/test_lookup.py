@@ -12,7 +12,7 @@ def test_a_name_that_fits_several_artifacts_is_refused_with_all_of_them(store: S
     for kind, fingerprint in (("corpus", "a" * 32), ("corpus", "a" * 31 + "b"), ("export", "a" * 32)):
         store.write_once(f"{kind}/{fingerprint}/identity.json", b"{}")
     with pytest.raises(
-        StoreError, match=f"fits corpus/{'a' * 32}, corpus/{'a' * 31}b, export/{'a' * 32}; write more of it"
+        StoreError, match=f"fits corpus/{'a' * 32}, corpus/{'a' * 31}b, export/{'a' * 32}; write more digits"
     ):
         find(store, "aaaaaa")
     assert find(store, "export/aaaaaa") == [Found(f"export/{'a' * 32}", None)]

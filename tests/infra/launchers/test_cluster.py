@@ -22,6 +22,6 @@ def test_processes_are_divided_evenly_among_as_few_nodes_as_they_need(
 def test_processes_that_cannot_be_divided_are_refused() -> None:
     with pytest.raises(
         StageError,
-        match=r"launch.processes is 5, which 2 nodes of 4 GPUs cannot share evenly. Fix: a multiple of 4",
+        match=r"launch.processes is 5, which 2 nodes of 4 GPUs cannot share evenly. Fix: use a multiple of 4",
     ):
         nodes_of(Launch(processes=5), Profile(gpus_per_node=4))

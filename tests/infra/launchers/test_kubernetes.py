@@ -110,7 +110,7 @@ def test_secrets_are_named_and_never_copied(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_store_on_this_machine_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match=r"which pods do not see. Fix: a store on object storage"):
+    with pytest.raises(StageError, match=r"which pods do not see. Fix: use a store on object storage"):
         launch_job(
             a_job(tmp_path, store=str(tmp_path)), Launch(processes=1, threads=1), PROFILE, distributed=True
         )
@@ -191,7 +191,7 @@ def test_what_a_job_waits_for_nodes_does_not_count_for_its_time_limit(
     (cluster.folder / "deleted").unlink()
     cluster.say("Pending", "Running")
     ended = a_kubernetes_job(tmp_path, processes=8, time_limit=Duration(0.3)).run(print, print)
-    assert (ended.code, ended.stopped) == (1, "the time limit of 0.3s is over")
+    assert (ended.code, ended.stopped) == (1, "the time limit of 0.3s was reached")
 
 
 def test_what_the_cluster_refuses_is_an_error_with_its_words(cluster: Pretended, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_a_stage_that_was_stopped_before_it_began_never_begins(tmp_path: Path) -
 
 def test_the_time_limit_stops_a_stage(tmp_path: Path) -> None:
     ended = Script(tmp_path, ENDS_WITH_STDIN, time_limit=Duration(0.5)).go()
-    assert ended.stopped == "the time limit of 0.5s is over"
+    assert ended.stopped == "the time limit of 0.5s was reached"
 
 
 def test_run_waits_for_grandchildren_that_hold_the_output(tmp_path: Path) -> None:

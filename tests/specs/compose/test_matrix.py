@@ -138,7 +138,7 @@ def test_an_override_reaches_a_variant_with_dots_in_its_name() -> None:
 def test_overrides_that_reach_no_variant_are_errors() -> None:
     grid = "stages: {align: {lr: 1, matrix: {lr: [2, 3]}}}\n"
     assert problems(grid, "stages.align.lr=4", "stages.align-5.lr=1", "stages.aling.lr=1", "extends=x") == [
-        "--set extends=x: extends: files are merged before overrides are applied. Fix: state it in the file.",
+        "--set extends=x: extends: files are merged before overrides are applied. Fix: set it in the file.",
         (
             "--set stages.align-5.lr=1: the override matches nothing: there is no stage 'align-5'. Fix: did"
             " you mean 'align-3'?"

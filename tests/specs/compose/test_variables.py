@@ -145,7 +145,7 @@ def test_mistakes_in_variables_are_reported_with_all_others() -> None:
             "base.yaml:1: variables.spare: nothing uses this variable. Fix: remove it, or write ${spare}"
             " where it is meant."
         ),
-        "base.yaml:20: stages.cooldown.budget: this field is missing. Fix: state it.",
+        "base.yaml:20: stages.cooldown.budget: this field is missing. Fix: set it.",
         "base.yaml:24: stages.cooldown.bugdet: there is no field 'bugdet' here. Fix: did you mean 'budget'?",
     ]
 
@@ -156,14 +156,14 @@ def test_mistakes_in_variables_are_reported_with_all_others() -> None:
         (
             "variables:\n  a: ${b}\n  b: x ${c}\n  c: ${a}\nx: ${a} ${b}\n",
             (
-                "f.yaml:2: variables.a: the variables form a cycle: a -> b -> c -> a. Fix: state one of them"
+                "f.yaml:2: variables.a: the variables form a cycle: a -> b -> c -> a. Fix: set one of them"
                 " without the others."
             ),
         ),
         (
             "variables: {a: '${a}'}\nx: ${a}\n",
             (
-                "f.yaml:1: variables.a: the variables form a cycle: a -> a. Fix: state one of them without"
+                "f.yaml:1: variables.a: the variables form a cycle: a -> a. Fix: set one of them without"
                 " the others."
             ),
         ),

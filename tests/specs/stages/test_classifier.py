@@ -41,9 +41,9 @@ def test_metrics_are_known_where_sources_have_whole_labels() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sources": {"one": {}}}, "state label or label_column"),
-        ({"sources": {"one": {"label": "a", "label_column": "b"}}}, "state label or label_column"),
-        ({"percentiles": [90, 90.0]}, "has one twice"),
+        ({"sources": {"one": {}}}, "set label or label_column"),
+        ({"sources": {"one": {"label": "a", "label_column": "b"}}}, "set label or label_column"),
+        ({"percentiles": [90, 90.0]}, "lists a percentile twice"),
         ({"percentiles": [100]}, "less than 100"),
         ({"training": {"method": "fasttext", "shortest_ngram": 3, "longest_ngram": 2}}, "3 to 2 characters"),
         ({"training": {"method": "mlp", "encoder": "installed:no_such"}}, "no installed package"),

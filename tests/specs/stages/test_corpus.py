@@ -28,7 +28,7 @@ def test_steps_that_need_text_are_named() -> None:
 
 
 def test_a_bucket_of_probes_is_stated_once() -> None:
-    with pytest.raises(ValidationError, match="2 is repeated; state it once"):
+    with pytest.raises(ValidationError, match="2 is repeated; list it once"):
         Repeats(buckets=[0, 2, 2], per_bucket=1, length=8)
 
 

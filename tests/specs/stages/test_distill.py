@@ -26,8 +26,8 @@ STAGE = """\
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("stages.student.from=cooldown", "state from or model"),
-        ("stages.student.model=null", "state from or model"),
+        ("stages.student.from=cooldown", "set from or model"),
+        ("stages.student.model=null", "set from or model"),
         ("stages.student.global_batch_size=null", "a distill stage with new weights has no parent to take"),
         ("stages.student.model.head=reward", "pretraining needs the logits of a vocabulary"),
         ("stages.student.teacher=corpus", "stage 'corpus' is a corpus; one of"),
@@ -35,7 +35,7 @@ STAGE = """\
         ("stages.student.loss.weight=0", "greater than 0"),
         ("stages.student.loss.temperature=0", "greater than or equal to 0.01"),
         ("stages.student.loss.direction=both", "'forward' or 'reverse'"),
-        ("stages.student.top_k=512", "leaves no word of a vocabulary of 512 out"),
+        ("stages.student.top_k=512", "leaves out no word of a vocabulary of 512"),
         ("stages.student.optimizer.name=sophia", "needs cross-entropy over the tokens of a step, and not"),
         (
             "stages.student.launch={processes: 2, parallel: {tp: 2}}",

@@ -76,7 +76,7 @@ def test_the_stage_and_its_mixtures_are_read(tmp_path: Path) -> None:
         ),
         ("stages.learned.weights={corpus/notes: 1}", "a mixture has either weights"),
         ("stages.learned.learned=null", "a mixture has either weights"),
-        ("stages.learned.anneal={to: {corpus/notes: 1}, over: 2 steps}", "state weights in place of learned"),
+        ("stages.learned.anneal={to: {corpus/notes: 1}, over: 2 steps}", "set weights in place of learned"),
         ("stages.learned.learned.from=pretrain", "stage 'pretrain' is a pretrain; domain_weights is needed"),
         ("stages.learned.learned.from=prox", "there is no stage 'prox'. Fix: did you mean 'proxy'?"),
         ("stages.swapped.learned.sources={corpus/notes: corpus/page}", "has no part 'page'"),

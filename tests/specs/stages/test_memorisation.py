@@ -52,7 +52,7 @@ def test_a_decoding_is_one_continuation_without_an_end() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prefixes": [50, 100, 50]}, "50 is repeated; state it once"),
+        ({"prefixes": [50, 100, 50]}, "50 is repeated; list it once"),
         ({"offsets": []}, "at least 1 item"),
         ({"prefixes": [0]}, "greater than or equal to 1"),
         ({"nucleus": {"top_p": 0}}, "greater than 0"),

@@ -13,7 +13,7 @@ from specs.stages.merge import MergeStage
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ([1.0], "1 weights for 2 checkpoints; state one for each"),
+        ([1.0], "1 weights for 2 checkpoints; give one for each"),
         ([1.0, 2.0, 3.0], "3 weights for 2 checkpoints"),
         ([0.0, 0.0], "must not all be zero"),
         ([1.7e308, 1.7e308], "their sum must be finite"),
@@ -34,7 +34,7 @@ def test_a_weight_may_be_zero_and_none_is_needed(weights: list[float] | None) ->
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"base": "c"}, "an average has no base; leave it out, or state method"),
+        ({"base": "c"}, "an average has no base; leave it out, or set method"),
         ({"scale": 0.5}, "an average has no scale"),
         ({"density": 0.2}, "density belongs to method: ties, and the method is average"),
         ({"method": "ties"}, "method: ties needs base, the checkpoint that the others were trained from"),

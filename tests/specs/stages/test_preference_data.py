@@ -17,14 +17,14 @@ def test_a_temperature_is_zero_or_divides_logits(temperature: float) -> None:
 
 @pytest.mark.parametrize("temperature", [1e-300, 0.0099])
 def test_a_temperature_by_which_logits_overflow_is_refused(temperature: float) -> None:
-    with pytest.raises(ValidationError, match=r"overflow; state 0, which is greedy, or 0\.01 or more"):
+    with pytest.raises(ValidationError, match=r"overflow; set 0, which is greedy, or 0\.01 or more"):
         Sampling(max_new_tokens=1, temperature=temperature)
 
 
 def test_expected_lengths_are_possible_and_no_part_of_what_is_sampled() -> None:
     expected = Sampling(max_new_tokens=8, expected_tokens=8, expected_prompt_tokens=100)
     assert expected.identity_fields() == Sampling(max_new_tokens=8).identity_fields()
-    with pytest.raises(ValidationError, match="expected_tokens 9 is above max_new_tokens 8; state 8 or less"):
+    with pytest.raises(ValidationError, match="expected_tokens 9 is above max_new_tokens 8; set 8 or less"):
         Sampling(max_new_tokens=8, expected_tokens=9)
 
 
@@ -44,7 +44,7 @@ SERVER = {"engine": "server", "server": {"url": "http://host/v1", "model": "big"
     ("stated", "told"),
     [
         ({"completions": {"max_new_tokens": 1}}, "a generator has from:, or a server with api: chat"),
-        ({"from": "sft", "completions": {"max_new_tokens": 1, **SERVER}}, "state one"),
+        ({"from": "sft", "completions": {"max_new_tokens": 1, **SERVER}}, "set one"),
     ],
 )
 def test_a_generator_has_one_model(stated: dict[str, Any], told: str) -> None:

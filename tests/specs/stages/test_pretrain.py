@@ -22,9 +22,9 @@ def without(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("stage", "message"),
     [
-        (without("sequence_length"), "no parent to take sequence_length from; state it"),
-        (without("global_batch_size"), "no parent to take global_batch_size from; state it"),
-        ({**STAGE, "optimizer": {}}, "no parent to take the learning rate from; state optimizer.lr"),
+        (without("sequence_length"), "no parent to take sequence_length from; set it"),
+        (without("global_batch_size"), "no parent to take global_batch_size from; set it"),
+        ({**STAGE, "optimizer": {}}, "no parent to take the learning rate from; set optimizer.lr"),
         *(
             ({**STAGE, name: "rest of parent"}, f"no parent, and so no rest of parent for {name}")
             for name in ("global_batch_size", "mixture", "schedule", "budget")

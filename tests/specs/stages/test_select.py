@@ -13,8 +13,8 @@ from specs.stages.select import SelectStage
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "state either checkpoints or evaluations"),
-        ({"checkpoints": ["a"], "evaluations": ["e"]}, "state either checkpoints or evaluations"),
+        ({}, "set either checkpoints or evaluations"),
+        ({"checkpoints": ["a"], "evaluations": ["e"]}, "set either checkpoints or evaluations"),
         (
             {"checkpoints": ["a", "b"], "metric": "perplexity"},
             "compared by val_loss or val_loss/<source>, not by 'perplexity'",

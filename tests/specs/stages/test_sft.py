@@ -33,7 +33,9 @@ def test_a_weight_of_other_tokens_needs_a_weighted_loss(weight: float, objective
 @pytest.mark.parametrize("number", [0, -1, 0.0, -0.5])
 def test_a_source_is_not_seen_less_than_not_at_all(number: float) -> None:
     fields = {"kind": "sft", "from": "base", "budget": "4 steps", "conversations": {"chat/a": number}}
-    with pytest.raises(ValidationError, match="passes are none; state more than 0, or leave the source out"):
+    with pytest.raises(
+        ValidationError, match="passes train on nothing; set more than 0, or leave the source out"
+    ):
         SftStage.model_validate(fields)
 
 

@@ -243,6 +243,6 @@ def test_a_classifier_adds_to_the_metrics_of_an_own_task(tmp_path: Path) -> None
 
 def test_without_a_classifier_no_service_is_asked(tmp_path: Path) -> None:
     with pytest.raises(
-        HarnessError, match=r"realtoxicityprompts would ask a web service\. Fix: state classifier"
+        HarnessError, match=r"realtoxicityprompts would ask a web service\. Fix: set classifier"
     ):
         ask(tmp_path, Suite(tasks=["realtoxicityprompts"]), Scripted(answered))

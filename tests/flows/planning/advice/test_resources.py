@@ -173,4 +173,4 @@ stages:
         None,
     )
     assert advice.numbers["memory_bytes"] == pytest.approx(282_399_457_920, rel=0.03)
-    assert advice.message.endswith("cannot be divided among GPUs; state a smaller reward model")
+    assert advice.message.endswith("cannot be divided among GPUs; use a smaller reward model")

@@ -204,7 +204,7 @@ def test_a_model_for_each_language_reads_the_language_of_what_it_scores(scored: 
     assert isinstance(part, ScoresPart)
     assert (part.language_column, part.source.metadata) == ("language", ["language"])
     assert changed(one, plan) == {"quality", "corpus/web/scores-1", "corpus/web"}
-    with pytest.raises(SpecError, match="by_language needs the language of each document; state language_"):
+    with pytest.raises(SpecError, match="by_language needs the language of each document; set language_"):
         scored("stages.quality.by_language=true", "stages.quality.language_column=null")
     with pytest.raises(
         SpecError, match="has a model for each language, and documents of format text have no"

@@ -110,12 +110,12 @@ def test_a_part_is_made_after_those_whose_conversations_count_as_seen(chat: PLAN
         (
             "[{filter: exact-duplicates, not_in: [chat/questions]}]",
             "[]",
-            r"not_in\[0\]: parts are compared in a circle: chat/questions -> chat/questions\. Fix: leave one",
+            r"not_in\[0\]: the parts compared form a cycle: chat/questions -> chat/questions\. Fix: leave",
         ),
         (
             "[{filter: exact-duplicates, not_in: [chat/others]}]",
             "[{filter: exact-duplicates, not_in: [chat/questions]}]",
-            r"in a circle: chat/questions -> chat/others -> chat/questions",
+            r"form a cycle: chat/questions -> chat/others -> chat/questions",
         ),
         (
             "[{filter: exact-duplicates, not_in: [corpus/notes]}]",
@@ -177,7 +177,7 @@ def test_a_corpus_is_made_after_those_whose_documents_count_as_seen(
         (
             "[{filter: exact-duplicates, not_in: [corpus/more]}]",
             "[{filter: exact-duplicates, not_in: [corpus/notes]}]",
-            r"not_in\[0\]: parts are compared in a circle: corpus/notes -> corpus/more -> corpus/notes",
+            r"not_in\[0\]: the parts compared form a cycle: corpus/notes -> corpus/more -> corpus/notes",
         ),
         (
             "[{filter: exact-duplicates, not_in: [corpus/other]}]",

@@ -33,7 +33,7 @@ def test_the_context_is_the_longest_on_the_way_and_forgetting_is_measured_on_the
     assert isinstance(parts["evaluate-qrpo"], EvaluatePart) and parts["evaluate-qrpo"].sequence_length == 48
     with pytest.raises(
         SpecError,
-        match=r"evaluate-qrpo.samples: 'evaluate-sft' has samples 3, this stage 64; .* Fix: state samples: 3",
+        match=r"evaluate-qrpo.samples: 'evaluate-sft' has samples 3, this stage 64; .* Fix: set samples: 3",
     ):
         chat("stages.evaluate-sft.samples=3")
 

@@ -94,7 +94,7 @@ def test_all_that_is_missing_is_one_message_with_the_commands(planned: Planned, 
         ("{tasks: [arc_easy, ai2_arc]}", "arc_easy and ai2_arc both have the task arc_easy"),
         (
             "{tasks: [realtoxicityprompts]}",
-            "realtoxicityprompts cannot be run: it asks a web service about each answer.*state classifier:",
+            "realtoxicityprompts cannot be run: it asks a web service about each answer.*set classifier:",
         ),
         (
             "{tasks: [cruxeval_input], sandbox: bubblewrap}",

@@ -169,7 +169,7 @@ def test_lineage_of_the_answers_names_the_folder_and_its_licence(planned: Planne
             "stages.bad.from",
             "which probe cannot read",
         ),
-        ('  bad: {{kind: tokenizer, from: "hf:OTHER"}}\n', "stages.bad.from", "state path: and its folder"),
+        ('  bad: {{kind: tokenizer, from: "hf:OTHER"}}\n', "stages.bad.from", "set path: and its folder"),
         (
             "  bad: {{kind: select, evaluations: [ours, other], metric: reward/mean}}\n",
             "stages.other.from",
@@ -179,7 +179,7 @@ def test_lineage_of_the_answers_names_the_folder_and_its_licence(planned: Planne
             '  bad: {{kind: preference_data, from: "hf:OTHER", prompts: [chat], reward: reference-overlap,\n'
             "    completions: {{max_new_tokens: 8}}}}\n",
             "stages.bad.from",
-            "and sampler: hf:",
+            "and set sampler: hf:",
         ),
         (
             '  bad: {{kind: evaluate, from: "hf:OTHER", sources: [corpus/notes]}}\n',
@@ -248,7 +248,7 @@ def test_completions_of_a_server_with_its_own_model_read_no_model(planned: Plann
     told = refused(
         planned, f"stages.ours.generation.sampling={{max_new_tokens: 8, {server.replace('MODE', 'chat')}}}"
     )
-    assert "stages.ours.generation.sampling.server.api" in told and "state api: completions" in told
+    assert "stages.ours.generation.sampling.server.api" in told and "set api: completions" in told
 
 
 def test_a_key_in_the_place_of_its_name_is_refused_and_not_repeated(planned: Planned) -> None:

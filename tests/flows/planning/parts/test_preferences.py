@@ -188,14 +188,17 @@ def test_sets_with_prompts_of_the_same_conversations_are_refused_with_the_fix(
     assert (
         "stages.qrpo.preferences: 'preferences' and 'further' both take prompts from 'chat/questions'" in told
     )
-    assert "state repeated_prompts: first" in told
+    assert "set repeated_prompts: first" in told
     both(tmp_path, store, "stages.qrpo.repeated_prompts=first", prompts="chat")
 
 
 @pytest.mark.parametrize(
     ("stated", "told"),
     [
-        ("{preferences: 1, further: 0}", "0 passes are none; state more than 0, or leave the source out"),
+        (
+            "{preferences: 1, further: 0}",
+            "0 passes train on nothing; set more than 0, or leave the source out",
+        ),
         ("[preferences, thrid]", "there is no stage 'thrid'"),
         (
             "[preferences, sft]",

@@ -108,7 +108,7 @@ def test_attention_becomes_sparse_and_full_again_before_an_export(tmp_path: Path
     assert cast(ExportPart, nodes["folder"].part).model == plain
     with pytest.raises(SpecError, match="'pretrain' is computed in that way already"):
         planned(tmp_path, store, "stages.few.attention=full", stages=SPARSE)
-    with pytest.raises(SpecError, match="changes one thing; state layer_pairs or attention"):
+    with pytest.raises(SpecError, match="changes one thing; set layer_pairs or attention"):
         planned(tmp_path, store, "stages.few.layer_pairs={start: 0, layers: 2}", stages=SPARSE)
     with pytest.raises(SpecError, match="its attention is sparse"):
         planned(tmp_path, store, "stages.folder.from=trained", stages=SPARSE)

@@ -91,7 +91,7 @@ def test_a_merge_carries_no_optimizer(chat: Planned) -> None:
     with pytest.raises(
         SpecError,
         match=(
-            r"carry: 'merged' is a merge, which has no optimizer states to carry. Fix: state carry:"
+            r"carry: 'merged' is a merge, which has no optimizer states to carry. Fix: set carry:"
             r" \[weights\]"
         ),
     ):

@@ -83,7 +83,8 @@ def test_a_folder_that_others_can_write_is_refused(
     folder.chmod(mode)
     monkeypatch.setattr(os, "getuid", lambda: me + stranger)
     with pytest.raises(
-        StoreError, match=rf"belongs to user {me} and has mode {mode:o}; it has to be user {me + stranger}'s"
+        StoreError,
+        match=rf"belongs to user {me} and has mode {mode:o}; it must belong to user {me + stranger}",
     ):
         local_file(stored)
     assert os.listdir(folder) == []

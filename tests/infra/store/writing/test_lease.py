@@ -143,7 +143,7 @@ def test_a_holder_on_another_machine_is_taken_over_when_its_counter_stands_still
         clock.sleep(3.0)
         waited += 3.0
     assert 60.0 < waited <= 66.0
-    assert seen.why == "no sign of life for 60 s"
+    assert seen.why == "no heartbeat for 60 s"
     assert observer.claim("second", seen) is not None
     with pytest.raises(LeaseLost, match="taken over by attempt second"):
         lost.beat()
@@ -285,7 +285,9 @@ def test_attempts_made_without_a_launcher_need_no_lease(store: Store, tmp_path: 
 @pytest.mark.parametrize("stated", ["soon", "0", "-5", "1e9", "nan"])
 def test_seconds_that_are_none_are_a_message(monkeypatch: pytest.MonkeyPatch, stated: str) -> None:
     monkeypatch.setenv("APERTUS_LEASE_SECONDS", stated)
-    with pytest.raises(StoreError, match=r"APERTUS_LEASE_SECONDS is .* Fix: seconds between 1 and 86,400"):
+    with pytest.raises(
+        StoreError, match=r"APERTUS_LEASE_SECONDS is .* Fix: set it to seconds between 1 and 86,400"
+    ):
         Timing()
 
 

@@ -108,7 +108,7 @@ def test_a_checkpoint_referenced_during_removal_is_kept_or_its_reader_gets_an_er
         if len(asked) == 2:  # 10 is gone, and it is the turn of 30
             hold(store, PATH, 30, "cooldown/a")
             with pytest.raises(
-                StoreError, match=f"checkpoint 10 of {PATH} is not in the store .* any more: it was pruned"
+                StoreError, match=f"checkpoint 10 of {PATH} is no longer in the store .*: it was pruned"
             ):
                 hold(store, PATH, 10, "cooldown/a")
 
