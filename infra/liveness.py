@@ -7,7 +7,7 @@ that end a run.
 - A process of this machine: its process id and its start time (`is_running`).
 
 Invariant: nobody compares clocks of two machines; an observer measures on its own monotonic clock how long a
-sign of life did not change.
+heartbeat did not change.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import Path
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that end a run. They may be sent to all processes of the run at once."""
-BEAT_SECONDS = 5.0  # between two signs of life in a file
-# without a sign of life until its writer counts as gone: shared folders are slow at times
+BEAT_SECONDS = 5.0  # between two heartbeats in a file
+# without a heartbeat until its writer counts as gone: shared folders are slow at times
 LOST_SECONDS = 600.0
 ROOT = Path(__file__).parents[1]
 _guards: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this process ends
@@ -109,7 +109,7 @@ def beats_in_file(file: Path) -> Iterator[None]:
 
 
 class Silence:
-    """The time for which a sign of life has not changed.
+    """The time for which a heartbeat has not changed.
 
     Two looks further apart than `longest_gap` seconds count as `longest_gap` apart: an observer that slept,
     or could not look, does not take its own absence for that of the observed process.

@@ -187,7 +187,7 @@ class SourceSpec(Spec):
             )
         if self.format in INSTALLED and (self.reader is None or self.version is None):
             raise ValueError(
-                f"{self.format} are what a function finds: set reader: package.module:name and version: 1"
+                f"format {self.format} needs a function: set reader: package.module:name and version: 1"
             )
         if self.format in TOKENISED and not re.fullmatch(
             r"trusted|sha256:[0-9a-f]{12,64}", self.tokenizer or ""

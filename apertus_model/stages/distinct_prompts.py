@@ -39,7 +39,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             raise RepeatedPromptsError(
                 f"'{part.names[first]}' and '{name}' both have pairs of {count} prompts, such as {example}."
                 f" Fix: set repeated_prompts: first, which keeps them in '{part.names[first]}', or"
-                " other prompts"
+                " use other prompts"
             )
         kept = np.array([first == number for first in owners], np.bool_)
         dropped.append(int((~kept).sum()))

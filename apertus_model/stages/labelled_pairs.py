@@ -67,8 +67,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     if not metrics["train"].get("pairs"):
         raise LabelledPairsError(
             f"no pair is left to train on: {summary}."
-            f" Fix: set a larger sequence_length than {part.max_tokens}, or conversations whose rows have"
-            " chosen and rejected"
+            f" Fix: set a larger sequence_length than {part.max_tokens}, or use conversations whose rows"
+            " have chosen and rejected"
         )
     progress.log(summary)
     facts = attempt.input_artifact("conversations:0").manifest.facts

@@ -66,7 +66,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     if not facts["rows"]:
         raise PromptsError(
             f"no prompt is left: {summary or 'there are no conversations'}. Fix: raise max_tokens"
-            f" {part.max_tokens}, max_new_tokens {part.max_new_tokens}, or other conversations"
+            f" {part.max_tokens}, lower max_new_tokens {part.max_new_tokens}, or use other conversations"
         )
     progress.log(summary)
     first = attempt.input_artifact("conversations:0").manifest.facts

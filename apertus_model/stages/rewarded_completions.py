@@ -56,7 +56,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         raise RewardedCompletionsError(
             f"no completion is left: {summary}."
             f" Fix: check the columns '{part.reward}' and '{part.reference_rewards}', of {FEWEST} or more"
-            " completions of the model, or a larger max_tokens"
+            " completions of the model, or raise max_tokens"
         )
     np.save(attempt.workdir / "rewards.npy", np.array(found, np.float32), allow_pickle=False)
     for name in names:

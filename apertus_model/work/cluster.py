@@ -73,7 +73,7 @@ def run_on_cluster(
     if not keys:
         return
     shared = _Workers(jobs, attempt)
-    with shared.sign_of_life(), stop.cooperating():
+    with shared.heartbeat(), stop.cooperating():
         try:
             shared.submit(keys)
             while shared.waiting:
@@ -110,7 +110,7 @@ class _Workers:
         self._losses: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def sign_of_life(self) -> Iterator[None]:
+    def heartbeat(self) -> Iterator[None]:
         """A context in which a thread keeps rewriting `alive`."""
         counts = itertools.count()
 

@@ -9,7 +9,7 @@ divided among as many workers as its GPUs allow.
 
 Invariants:
 - No two workers write the same path, so one that was thought dead damages nothing.
-- A worker ends with its stage: at the end of its standard input; or when the sign of life in the store has
+- A worker ends with its stage: at the end of its standard input; or when the heartbeat in the store has
   not changed for `lost_seconds`.
 """
 

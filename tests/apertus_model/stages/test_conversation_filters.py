@@ -392,6 +392,7 @@ def test_filters_that_leave_nothing_are_named(
     ]
     message = (
         "60 conversations read, dropped: 30 score, 30 length. Fix: check the globs, the format, the rows"
+        " or the"
     )
     with pytest.raises(SourceError, match=message):
         bench.run("conversations", "c", _spec(folder, filters=filters), {"tokenizer": tokenizer})

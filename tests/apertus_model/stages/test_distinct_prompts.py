@@ -51,7 +51,7 @@ def distinct(bench: Any, repeated: str, sets: dict[str, list[str]] = SETS) -> Ar
 def test_a_prompt_of_two_sets_is_an_error_that_names_both_and_the_fix(bench: Any) -> None:
     message = (
         r"'standard' and 'controversial' both have pairs of 2 prompts, such as c\. Fix: set repeated_prompts:"
-        r" first, which keeps them in 'standard', or other prompts"
+        r" first, which keeps them in 'standard', or use other prompts"
     )
     with pytest.raises(RepeatedPromptsError, match=message):
         distinct(bench, "error")

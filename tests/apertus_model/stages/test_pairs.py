@@ -106,6 +106,7 @@ def test_a_constant_reward_is_an_error_that_names_it(bench: Any, second: float, 
     constant = [{"offline": [value], "sampled": [value, value]} for value in (1.0, second)]
     message = (
         f"the reward grounded-answer gives all completions of a prompt {problem}.*Fix: use a reward that"
+        " tells"
     )
     with pytest.raises(PairsError, match=message):
         _run(bench, constant, fingerprint=f"pairs{second}")

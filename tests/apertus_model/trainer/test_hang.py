@@ -1,4 +1,4 @@
-"""A process without a sign of life says where it is, and ends. A whole run of which a rank hangs:
+"""A process without a heartbeat says where it is, and ends. A whole run of which a rank hangs:
 tests/e2e/test_hang.py."""
 
 import signal
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 
-def test_a_process_that_shows_no_sign_of_life_leaves_its_stacks_and_ends(tmp_path: Path) -> None:
+def test_a_process_that_shows_no_heartbeat_leaves_its_stacks_and_ends(tmp_path: Path) -> None:
     program = """
 import signal, sys, threading, time
 import apertus_model.trainer.hang as hang

@@ -34,7 +34,7 @@ def _shares(job: Job, *shares: list[str], lost_seconds: float = 600.0) -> Shares
     return Shares(job=job, shares=list(shares), alive=f"{job.path}/alive", lost_seconds=lost_seconds, cpus=1)
 
 
-def test_a_worker_ends_when_its_stage_gives_no_sign_of_life(bench: Any) -> None:
+def test_a_worker_ends_when_its_stage_sends_no_heartbeat(bench: Any) -> None:
     stated = _shares(bench.job("corpus", "c", {}, {}, attempt="first", workers=1), [], lost_seconds=1.0)
     bench.store.overwrite(stated.alive, b"0")
     words = [sys.executable, "-c", WATCHED, bench.store.url, stated.model_dump_json()]

@@ -39,7 +39,10 @@ def test_lost_result_of_a_protected_stage_is_reported(planned: Planned, store: S
     part = "pretrain/1" if what == "pretrain" else "pretrain/2"
     with pytest.raises(
         SpecError,
-        match=rf"'{part}' is protected and had finished; pretrain/\w+ is no longer complete .* Fix: bring",
+        match=(
+            rf"'{part}' is protected and had finished; pretrain/\w+ is no longer complete in the store\."
+            r" Fix: bring it back"
+        ),
     ):
         planned(PROTECTED)
     assert planned().steps[part].action != "reuse"

@@ -110,7 +110,8 @@ def test_a_part_is_made_after_those_whose_conversations_count_as_seen(chat: PLAN
         (
             "[{filter: exact-duplicates, not_in: [chat/questions]}]",
             "[]",
-            r"not_in\[0\]: the parts compared form a cycle: chat/questions -> chat/questions\. Fix: leave",
+            r"not_in\[0\]: the parts compared form a cycle: chat/questions -> chat/questions\."
+            r" Fix: leave one",
         ),
         (
             "[{filter: exact-duplicates, not_in: [chat/others]}]",
