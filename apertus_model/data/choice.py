@@ -1,8 +1,8 @@
 """Chooses two completions of a prompt as a pair.
 
-The rule is that of the Apertus report (section 4.1.4 and the published recipe): rewards become quantiles
-among the reference rewards, those of the completions that the model itself sampled; one of the best
-completions is paired with one of the worst.
+The rule is that of the published code (swiss-ai/posttraining, prepare_train_dataset_swissaiformat.py; report,
+section 4.1.4): rewards become quantiles among the reference rewards, those of the completions that the model
+itself sampled; one of the best completions is paired with one of the worst.
 
 Invariant: the chosen completion of a pair has a higher reward than the rejected one, and different tokens.
 """
@@ -20,8 +20,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Candidate:
-    """A completion that can be chosen. Candidates are ordered: offline ones, then sampled ones, each in
-    stored order."""
+    """A completion that can be chosen."""
 
     text: str
     tokens: tuple[int, ...]
@@ -51,18 +50,27 @@ def quantiles(rewards: Sequence[float], reference: Sequence[float]) -> list[floa
     return (places / len(reference)).tolist()
 
 
-def choose(candidates: Sequence[Candidate], *, reference: int, worst_quantile: float) -> Pair:
+def random_of(seed: int, prompt: str) -> Random:
+    """The random numbers of a prompt's pairs, a function of the seed and the prompt's id."""
+    return Random(hashlib.blake2b(json.dumps([seed, prompt]).encode(), person=b"apertus-pair").digest())
+
+
+def choose(candidates: Sequence[Candidate], random: Random, *, reference: int, worst_quantile: float) -> Pair:
     """The pair of a prompt: (chosen, rejected).
 
     A completion is among the best when no reference reward is above its own (quantile 1), among the worst
-    when its quantile is at most `worst_quantile` or 1 / `reference`, and in the middle otherwise. The chosen
-    completion is the first of the best, else of the middle, else of the worst; the rejected one is the first
-    of the worst, else of the middle, else of the best, with a different reward. When both come from the same
-    class, the one with the higher reward is chosen. Completions with the tokens of an earlier one are
-    skipped.
+    when its quantile is at most `worst_quantile` or 1 / `reference`, and in the middle otherwise. Each class
+    is ordered by quantile, the highest first; completions of equal quantile are shuffled, so that the order
+    of the generators has no influence. The chosen completion is the first of the best, else of the middle,
+    else of the worst; the rejected one is the first of the worst, so the best of them, else of the middle,
+    else of the best.
+
+    Beyond the published rule, completions with the tokens of an earlier one are skipped, the two rewards
+    differ, and of two completions of one class the one with the higher reward is chosen.
 
     Args:
-        candidates: completions that are short enough, in order.
+        candidates: completions that are short enough.
+        random: orders completions of equal quantile.
         reference: number of reference rewards.
         worst_quantile: see above.
 
@@ -71,31 +79,38 @@ def choose(candidates: Sequence[Candidate], *, reference: int, worst_quantile: f
     """
     if reference < 2:
         raise NoPair("few_reference_rewards")
-    different = distinct(candidates)
-    if len(different) < 2:
+    ordered = distinct(candidates)
+    if len(ordered) < 2:
         raise NoPair("few_different_completions")
+    random.shuffle(ordered)
+    ordered.sort(key=lambda one: -one.quantile)
     limit = max(worst_quantile, 1 / reference)
-    best = [one for one in different if one.quantile >= 1]
-    worst = [one for one in different if one.quantile <= limit and one.quantile < 1]
-    middle = [one for one in different if limit < one.quantile < 1]
-    chosen = [*best, *middle, *worst][0]
-    rejected = next((one for one in [*worst, *middle, *best] if one.reward != chosen.reward), None)
-    if rejected is None:
-        raise NoPair("equal_rewards")
-    return (chosen, rejected) if chosen.reward > rejected.reward else (rejected, chosen)
+    best = [one for one in ordered if one.quantile >= 1]
+    worst = [one for one in ordered if one.quantile <= limit and one.quantile < 1]
+    middle = [one for one in ordered if limit < one.quantile < 1]
+    return _pair(ordered[0], [*worst, *middle, *best], "equal_rewards")
 
 
-def choose_further(candidates: Sequence[Candidate], taken: Pair, *, seed: int, prompt: str) -> Pair:
-    """Another pair, drawn at random (by a hash of seed and prompt): one unused completion of quantile >= 0.5
-    and one below. NoPair when one of the two kinds is missing."""
-    random = Random(hashlib.blake2b(json.dumps([seed, prompt]).encode(), person=b"apertus-pair").digest())
+def choose_further(candidates: Sequence[Candidate], taken: Pair, random: Random) -> Pair:
+    """Another pair, of unused completions drawn at random: one of quantile >= 0.5 and one below, or two of
+    the same half when the other has none. NoPair when fewer than two rewards are left."""
     gone = {one.tokens for one in taken}
     left = [one for one in distinct(candidates) if one.tokens not in gone]
+    random.shuffle(left)
     upper = [one for one in left if one.quantile >= 0.5]
     lower = [one for one in left if one.quantile < 0.5]
-    if not upper or not lower:
+    if not left:
         raise NoPair("no_further_pair")
-    return random.choice(upper), random.choice(lower)
+    return _pair([*upper, *lower][0], [*lower, *upper], "no_further_pair")
+
+
+def _pair(first: Candidate, others: Sequence[Candidate], otherwise: str) -> Pair:
+    """`first` and the first of `others` with a different reward, the higher reward first. NoPair with the
+    reason `otherwise` when all have the same reward."""
+    second = next((one for one in others if one.reward != first.reward), None)
+    if second is None:
+        raise NoPair(otherwise)
+    return (first, second) if first.reward > second.reward else (second, first)
 
 
 def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:

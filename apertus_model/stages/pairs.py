@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from apertus_model.data.choice import Candidate, NoPair, Pair, choose, choose_further, quantiles
+from apertus_model.data.choice import Candidate, NoPair, Pair, choose, choose_further, quantiles, random_of
 from apertus_model.data.offline import generated_by, offline_completions
 from apertus_model.data.rows import Row, Rows, same_rows, to_line
 from apertus_model.data.sequence_writer import SequenceWriter
@@ -134,10 +134,11 @@ def candidates_of(
 def pairs_of(part: PairsPart, prompt: Row, candidates: list[Candidate], reference: int) -> list[Pair]:
     """The pairs of a prompt, at most `part.pairs`. NoPair when there is none."""
     short = [one for one in candidates if len(prompt["tokens"]) + len(one.tokens) <= part.max_tokens]
-    pairs = [choose(short, reference=reference, worst_quantile=part.worst_quantile)]
+    random = random_of(part.seed, prompt["id"])
+    pairs = [choose(short, random, reference=reference, worst_quantile=part.worst_quantile)]
     if part.pairs > 1:
         try:
-            pairs.append(choose_further(short, pairs[0], seed=part.seed, prompt=prompt["id"]))
+            pairs.append(choose_further(short, pairs[0], random))
         except NoPair:
             pass
     return pairs

@@ -232,7 +232,7 @@ class RewardsPart(Part):
 class PairsPart(Part):
     """The resolved pairs. Inputs: `prompts`, `completions`, `generated:<i>`, `rewards`."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     pairs: int = identity()
     worst_quantile: float = identity()
     max_tokens: int = identity()

@@ -155,12 +155,25 @@ def test_answers_of_generators_are_offline_completions_with_their_model(bench: A
     reward = {"function": "tests.apertus_model.stages.test_pairs:by_text", "version": 1}
     rewards = bench.run("rewards", "r", {"reward": reward}, {**inputs, "tokenizer": prompts})
     assert list(Rows(rewards)) == [{"id": "p", "offline": [0.0, 1.0, 9.0, 5.0], "sampled": [4.0, 6.0]}]
-    artifact = bench.run("pairs", "q", PART, {**inputs, "rewards": rewards})
-    [row] = [json.loads(line) for line in artifact.bytes("pairs.jsonl").splitlines()]
-    more = {"origin": "offline", "model": "hf:a", "persona": "persona a"}
-    assert row["chosen"] == {"text": "best", "reward": 9.0, "quantile": 1.0, **more}
-    assert row["rejected"] == {"text": "own", "reward": 0.0, "quantile": 0.0, "origin": "offline"}
-    artifact = bench.run("pairs", "q2", PART | {"pairs": 2}, {**inputs, "rewards": rewards})
+    sides: dict[str, dict[str, Any]] = {}
+    for seed in range(12):
+        artifact = bench.run("pairs", f"q{seed}", PART | {"seed": seed}, {**inputs, "rewards": rewards})
+        [row] = [json.loads(line) for line in artifact.bytes("pairs.jsonl").splitlines()]
+        sides |= {row[side]["text"]: {"side": side, **row[side]} for side in ("chosen", "rejected")}
+    best, middle = (
+        {"text": "best", "reward": 9.0, "quantile": 1.0},
+        {"text": "middle", "reward": 5.0, "quantile": 0.5},
+    )
+    assert sides.pop("best") == {
+        "side": "chosen",
+        **best,
+        "origin": "offline",
+        "model": "hf:a",
+        "persona": "persona a",
+    }
+    assert sides.pop("middle") == {"side": "rejected", **middle, "origin": "offline", "model": "hf:b"}
+    assert {text: one["side"] for text, one in sides.items()} == {"s2": "chosen", "s1": "rejected"}
+    artifact = bench.run("pairs", "further", PART | {"pairs": 2}, {**inputs, "rewards": rewards})
     further = json.loads(artifact.bytes("pairs.jsonl").splitlines()[1])
     assert further["rejected"]["quantile"] < 0.5 <= further["chosen"]["quantile"]
 
