@@ -52,7 +52,7 @@ test-all: lint docs
 	$(BIN)/python -m pytest --crashes -n $(AT_ONCE) -o faulthandler_timeout=4000 --junitxml=test-all.xml; status=$$?; $(BIN)/python -m tools.record test-all.xml > docs/test_all.md; exit $$status
 
 gpu-check: $(TEST_READY)
-	@TESTS_ON=gpu $(BIN)/python -m pytest tests/gpu -o junit_family=xunit1 --junitxml=gpu-check.xml; status=$$?; $(BIN)/python -m tools.gpu_check gpu-check.xml gpu-check.md; exit $$status
+	@TESTS_ON=gpu $(BIN)/python -m pytest tests/gpu -o junit_family=xunit1 --junitxml=gpu-check.xml; status=$$?; $(BIN)/python -m tools.gpu_check gpu-check.xml docs/gpu_check.md; exit $$status
 
 docs: $(DOCS_READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

@@ -1,4 +1,4 @@
-"""Writes the table of `make gpu-check`: `python -m tools.gpu_check RESULT.xml gpu-check.md`.
+"""Writes the table of `make gpu-check`: `python -m tools.gpu_check RESULT.xml docs/gpu_check.md`.
 
 RESULT.xml is in JUnit's format, as `pytest --junitxml` writes it. The measurements of a check are properties
 of its test case.
