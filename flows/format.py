@@ -79,13 +79,21 @@ SHOWN = 3
 
 
 def headline(metrics: dict[str, Any]) -> str:
-    """The few numbers that say how a part turned out."""
+    """The few numbers that say how a part turned out, and the documents or conversations that it rejected."""
     found = [
         f"{name.replace('_', ' ')} {in_full(metrics[name])}"
         for name in HEADLINES
         if isinstance(metrics.get(name), (int, float))
     ]
-    return ", ".join(found[:SHOWN])
+    return ", ".join([*found[:SHOWN], *_rejected(metrics.get("rejected"))])
+
+
+def _rejected(counts: Any) -> list[str]:
+    """The documents that a part could not use, by reason, such as `12 rejected (10 empty, 2 not_utf8)`."""
+    if not isinstance(counts, dict) or not (total := sum(counts.values())):
+        return []
+    reasons = sorted((name for name in counts if counts[name]), key=lambda name: (-counts[name], name))
+    return [f"{total:,} rejected ({', '.join(f'{counts[name]:,} {name}' for name in reasons)})"]
 
 
 def describe(row: ProgressRow) -> str:

@@ -32,6 +32,17 @@ from apertus_model.data.found import (
 )
 from specs.sources import SourceSpec
 
+JSON_TYPES: dict[str, tuple[set[type], str]] = {
+    "text_column": ({str}, ", not text"),
+    "id_column": ({str, int}, "; an identifier is text or an integer"),
+    "metadata": ({str, int, float, bool}, "; metadata are single values"),
+}
+"""What a column of JSON may hold beside null, by the field that names the column; and the end of the message
+about another value."""
+JSON_NAMES: dict[type, str] = {
+    **{dict: "an object", list: "a list", str: "text", bool: "a truth value"},
+    **dict.fromkeys((int, float), "a number"),
+}
 ROWS_PER_BATCH = 4096
 BATCH_BYTES = 2**25
 READ_BYTES = 2**20
@@ -46,17 +57,18 @@ def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
             continue
         place = f"line {number}"
         _require(list(row), source, place)
-        for name in source.metadata:
-            if isinstance(row[name], (dict, list)):
-                kind = "an object" if isinstance(row[name], dict) else "a list"
-                raise NotAsStated(
-                    f"column '{name}' holds {kind}; metadata are single values", "correct metadata", place
-                )
-        text = row[source.text_column]
+        metadata = {name: row[name] for name in source.metadata}
         identifier = None if source.id_column is None else row[source.id_column]
-        yield _document(
-            text if isinstance(text, str) else None, identifier, {name: row[name] for name in source.metadata}
-        )
+        for field, name, value in (
+            ("text_column", source.text_column, row[source.text_column]),
+            ("id_column", source.id_column, identifier),
+            *(("metadata", name, value) for name, value in metadata.items()),
+        ):
+            kinds, required = JSON_TYPES[field]
+            if value is not None and type(value) not in kinds:
+                message = f"column '{name}' holds {JSON_NAMES[type(value)]}{required}"
+                raise NotAsStated(message, f"correct {field}", place)
+        yield _document(row[source.text_column], identifier, metadata)
 
 
 def json_rows(

@@ -12,6 +12,7 @@ same text gives the same bytes.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 " not have"
             )
     else:
-        texts = [list(_texts(source, part.bytes_per_source)) for source in part.sources]
+        rejected = Counter[str]()
+        texts = [list(_texts(source, part.bytes_per_source, rejected)) for source in part.sources]
+        metrics["rejected"] = dict(rejected)
         progress.update(0, 1, "tokenizers")
         tokenizer = train([text for source in texts for text in source], part.vocab_size, part.reserved)
         folder = attempt.workdir
@@ -97,14 +100,15 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     attempt.commit(metrics={"vocab_size": part.vocab_size, "tokens": size, **metrics}, facts=facts)
 
 
-def _texts(source: SourceSpec, limit: int) -> Iterator[str]:
-    """Yields documents of a source up to `limit` bytes of UTF-8, the last one cut. SourceError when there is
-    no document."""
+def _texts(source: SourceSpec, limit: int, rejected: Counter[str]) -> Iterator[str]:
+    """Yields documents of a source up to `limit` bytes of UTF-8, the last one cut, and counts what is
+    rejected. SourceError when there is no document."""
     fs, root = open_source(source)
     left, documents = limit, 0
     for file in list_source(source).files:
         for found in read_documents(source, fs, root, file.path):
             if isinstance(found, Rejection):
+                rejected[found.reason] += 1
                 continue
             encoded = found.text.encode()
             piece = encoded[:left].decode("utf-8", errors="ignore")
@@ -114,8 +118,9 @@ def _texts(source: SourceSpec, limit: int) -> Iterator[str]:
             if left <= 0 or documents == source.limit:
                 return
     if not documents:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(rejected.items()))
         raise SourceError(
-            f"there is no document in the files of {source.url}."
+            f"there is no document in the files of {source.url}; rejected: {reasons or 'none'}."
             f" Fix: correct its format ({source.format}) or its globs"
         )
 
@@ -123,7 +128,7 @@ def _texts(source: SourceSpec, limit: int) -> Iterator[str]:
 def _bytes_per_token(tokenizer: Tokenizer, texts: list[str]) -> float:
     """The bytes per token of the training text; special tokens are not counted."""
     tokens = sum(len(encoded.ids) for encoded in tokenizer.encode_batch(texts, add_special_tokens=False))
-    return round(sum(len(text.encode()) for text in texts) / tokens, 4)
+    return round(sum(len(text.encode()) for text in texts) / max(1, tokens), 4)
 
 
 def _import(url: str, workdir: Path) -> Path:

@@ -62,6 +62,13 @@ def test_each_source_gives_at_most_its_bytes(bench: Any, documents: Path) -> Non
     ]
 
 
+def test_a_source_cut_inside_its_first_character_trains_a_tokenizer(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\u00e9")
+    sources = [{"url": str(tmp_path), "format": "text"}]
+    artifact = bench.run("tokenizer", "t", {"sources": sources, "vocab_size": 512, "bytes_per_source": 1})
+    assert artifact.manifest.metrics["bytes_per_token"] == [0]
+
+
 def test_an_existing_folder_is_taken_over_unchanged(bench: Any, tokenizer: Artifact) -> None:
     folder = _folder(tokenizer)
     artifact = bench.run(
