@@ -189,17 +189,17 @@ def test_a_source_of_which_nothing_is_left_says_where_it_went(
 
 
 @pytest.mark.parametrize(
-    "filters", [[], [{"filter": "length", "min_characters": 1}, {"filter": "duplicates"}]]
+    "filters", [[], [{"filter": "length", "min_characters": 1}, {"filter": "exact-duplicates"}]]
 )
 def test_a_source_of_which_everything_is_rejected_says_why(
     bench: Any, tokenizer: Artifact, tmp_path: Path, filters: list[Any]
 ) -> None:
-    for name, content in {"a": b" \n", "b": b"\xef\xbb\xbf", "c": b"\xff"}.items():
+    for name, content in {"a.txt": b" \n", "b.txt": b"\xef\xbb\xbf", "c.txt": b"\xff"}.items():
         (tmp_path / name).write_bytes(content)
     message = r"no document of .* is left: 0 documents \(0 bytes\) read, rejected: 2 empty, 1 not_utf8\. Fix"
     with pytest.raises(SourceError, match=message):
         bench.run("corpus", "c", corpus_spec(tmp_path, filters=filters), {"tokenizer": tokenizer})
-    sources = [{"url": str(tmp_path), "format": "text"}]
+    sources = [{"url": str(tmp_path), "format": "text", "include": ["*.txt"]}]
     with pytest.raises(
         SourceError, match=r"no document in the files .*; rejected: 2 empty, 1 not_utf8\. Fix"
     ):
