@@ -79,13 +79,16 @@ SHOWN = 3
 
 
 def headline(metrics: dict[str, Any]) -> str:
-    """The few numbers that say how a part turned out, and the documents or conversations that it rejected."""
+    """The few numbers that say how a part turned out, and what it rejected or set aside."""
     found = [
         f"{name.replace('_', ' ')} {in_full(metrics[name])}"
         for name in HEADLINES
         if isinstance(metrics.get(name), (int, float))
     ]
-    return ", ".join([*found[:SHOWN], *_rejected(metrics.get("rejected"))])
+    found = [*found[:SHOWN], *_rejected(metrics.get("rejected"))]
+    if state := metrics.get("set_aside"):  # of an imported tokenizer
+        found.append(f"{' and '.join(state)} set aside")
+    return ", ".join(found)
 
 
 def _rejected(counts: Any) -> list[str]:

@@ -239,7 +239,8 @@ def _values(column: pyarrow.Array) -> list[Any]:
     buffers."""
     if types.is_dictionary(column.type):
         column.validate(full=True)
-        column = column.dictionary_decode()
+        entries = _values(column.dictionary)
+        return [None if index is None else entries[index] for index in column.indices.to_pylist()]
     if types.is_string(column.type) or types.is_large_string(column.type):
         # The same buffers, seen as bytes: their structure is checked here, and UTF-8 row by row.
         column = column.view(pyarrow.binary() if types.is_string(column.type) else pyarrow.large_binary())

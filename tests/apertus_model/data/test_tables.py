@@ -256,6 +256,25 @@ def test_columns_of_other_types_are_refused_by_type(
             _read(tmp_path, kind, content, **fields)
 
 
+def test_an_entry_of_a_dictionary_is_held_once_however_many_rows_have_it(tmp_path: Path) -> None:
+    entries = pyarrow.array(["x" * 2**20, "short"])
+    indices = pyarrow.array([0] * 100 + [1, None], pyarrow.int32())
+    table = pyarrow.table({"text": pyarrow.DictionaryArray.from_arrays(indices, entries)})
+    buffer = io.BytesIO()
+    with pyarrow.ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_table(table)  # as one batch
+    before = pyarrow.default_memory_pool()
+    pool = pyarrow.proxy_memory_pool(before)
+    pyarrow.set_memory_pool(pool)
+    try:
+        found = _read(tmp_path, "arrow", buffer.getvalue())
+    finally:
+        pyarrow.set_memory_pool(before)
+    assert found[-1] == Rejection("empty")
+    assert [len(one.text) for one in found if isinstance(one, SourceDocument)] == [2**20] * 100 + [5]
+    assert pool.max_memory() < 20 * 2**20
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
     with pytest.raises(SourceError, match="there are 2 columns 'text'"):
