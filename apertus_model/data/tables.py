@@ -30,6 +30,7 @@ from apertus_model.data.found import (
     SourceDocument,
     encodable,
 )
+from specs.foreign import shown
 from specs.sources import SourceSpec
 
 JSON_TYPES: dict[str, tuple[set[type], str]] = {
@@ -39,10 +40,6 @@ JSON_TYPES: dict[str, tuple[set[type], str]] = {
 }
 """What a column of JSON may hold beside null, by the field that names the column; and the end of the message
 about another value."""
-JSON_NAMES: dict[type, str] = {
-    **{dict: "an object", list: "a list", str: "text", bool: "a truth value"},
-    **dict.fromkeys((int, float), "a number"),
-}
 ROWS_PER_BATCH = 4096
 BATCH_BYTES = 2**25
 READ_BYTES = 2**20
@@ -66,8 +63,9 @@ def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
         ):
             kinds, required = JSON_TYPES[field]
             if value is not None and type(value) not in kinds:
-                message = f"column '{name}' holds {JSON_NAMES[type(value)]}{required}"
-                raise NotAsStated(message, f"correct {field}", place)
+                raise NotAsStated(
+                    f"column '{name}' holds {shown(value)}{required}", f"correct {field}", place
+                )
         yield _document(row[source.text_column], identifier, metadata)
 
 

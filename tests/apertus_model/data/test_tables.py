@@ -226,9 +226,7 @@ def test_missing_column_is_named_with_existing_ones(
 
 @pytest.mark.parametrize(("kind", "write"), CONTAINERS)
 def test_list_is_not_accepted_as_metadata(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
-    with pytest.raises(
-        SourceError, match=r"column 'tags' holds (a )?list.*; metadata are .*Fix: correct metadata"
-    ):
+    with pytest.raises(SourceError, match=r"column 'tags' holds .*; metadata are .*Fix: correct metadata"):
         _read(tmp_path, kind, write(TABLE), text_column="body", metadata=["tags"])
 
 
@@ -250,9 +248,7 @@ def test_columns_of_other_types_are_refused_by_type(
         if isinstance(value, allowed) and (field == "metadata" or not isinstance(value, bool)):
             assert len(_read(tmp_path, kind, content, **fields)) == 1
             continue
-        with pytest.raises(
-            SourceError, match=rf"column 'value' holds [^,;]*{message}\. Fix: correct {field}"
-        ):
+        with pytest.raises(SourceError, match=rf"column 'value' holds [^;]+{message}\. Fix: correct {field}"):
             _read(tmp_path, kind, content, **fields)
 
 
