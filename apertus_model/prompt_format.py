@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Required, TypedDict
 
 from jinja2 import TemplateError
-from tokenizers import Tokenizer
 
 from apertus_model.chat import ChatEncoder
 from apertus_model.chat.messages import usual_messages, usual_tools
 from apertus_model.data.rows import Row
+from apertus_model.tokenizer_files import open_folder, open_tokenizer
 from specs.errors import StageError
 from specs.foreign import checked, parse_json, read_local
 from specs.hugging_face_files import MOST, Generation, OtherConfig
@@ -41,7 +41,7 @@ class TextFormat:
 
     def __init__(self, tokenizer: Path) -> None:
         """`tokenizer`: the tokenizer.json of the prompts."""
-        self.encoder = ChatEncoder(Tokenizer.from_file(str(tokenizer)))
+        self.encoder = ChatEncoder(open_tokenizer(tokenizer))
 
     def written(self, text: str, finished: bool) -> Completion:
         """An answer with the tokens of its text, and with the end of the turn if the model ended it."""
@@ -100,11 +100,9 @@ class OtherFormat(TextFormat, TokenFormat):
     """
 
     def __init__(self, folder: Path, tokenizer: Path, max_new_tokens: int) -> None:
-        from transformers import PreTrainedTokenizerFast
-
         super().__init__(tokenizer)
-        try:  # this class keeps tokenizer.json as it is; AutoTokenizer may build another
-            self._its: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        try:
+            self._its: Any = open_folder(folder, as_written=True)
         except Exception as error:  # errors of many kinds
             raise GenerationError(
                 f"transformers cannot open the tokenizer of the model: {type(error).__name__}: {error}"

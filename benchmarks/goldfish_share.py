@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from apertus_model.data.goldfish import TABLE_SEED, TABLE_SIZE
+from apertus_model.tokenizer_files import open_tokenizer
 
 VOCABULARY = 131_072
 RESERVED = 1000
@@ -148,7 +149,7 @@ def main() -> None:
     suffixes = {"text": (".md", ".rst", ".txt"), "code": (".py",)}
     texts = {name: list(installed(of_kind, options.megabytes * 10**6)) for name, of_kind in suffixes.items()}
     if options.tokenizer:
-        tokenizer, order = Tokenizer.from_file(options.tokenizer), np.arange(VOCABULARY)
+        tokenizer, order = open_tokenizer(Path(options.tokenizer)), np.arange(VOCABULARY)
     else:
         tokenizer, order = trained([text for kind in texts.values() for text in kind])
     kinds |= {

@@ -79,13 +79,24 @@ SHOWN = 3
 
 
 def headline(metrics: dict[str, Any]) -> str:
-    """The few numbers that say how a part turned out."""
+    """The few numbers that say how a part turned out, and what it rejected or set aside."""
     found = [
         f"{name.replace('_', ' ')} {in_full(metrics[name])}"
         for name in HEADLINES
         if isinstance(metrics.get(name), (int, float))
     ]
-    return ", ".join(found[:SHOWN])
+    found = [*found[:SHOWN], *_rejected(metrics.get("rejected"))]
+    if state := metrics.get("set_aside"):  # of an imported tokenizer
+        found.append(f"{' and '.join(state)} set aside")
+    return ", ".join(found)
+
+
+def _rejected(counts: Any) -> list[str]:
+    """The documents that a part could not use, by reason, such as `12 rejected (10 empty, 2 not_utf8)`."""
+    if not isinstance(counts, dict) or not (total := sum(counts.values())):
+        return []
+    reasons = sorted((name for name in counts if counts[name]), key=lambda name: (-counts[name], name))
+    return [f"{total:,} rejected ({', '.join(f'{counts[name]:,} {name}' for name in reasons)})"]
 
 
 def describe(row: ProgressRow) -> str:

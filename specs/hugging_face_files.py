@@ -124,6 +124,16 @@ class TokenizerConfig(Foreign):
     chat_template: str | list[dict[str, str]] | None = None
 
 
+class Shard(Foreign):
+    filename: str
+
+
+class SavedDataset(Foreign):
+    """The fields of `state.json`, which `datasets` writes beside the shards of a data set, that are read."""
+
+    shards: list[Shard] | None = Field(None, alias="_data_files")
+
+
 class Index(Foreign):
     """`model.safetensors.index.json`: the file of every weight."""
 

@@ -90,7 +90,7 @@ class SourceSpec(Spec):
     `completion`, or with `prompt`, `chosen` and `rejected`. `conversations`: `reader` finds the conversations
     in a file.
 
-    Text, code, JSONL and WARC files may be compressed (.gz, .bz2, .xz, .zst).
+    Text, code, JSONL and WARC files may be compressed (.gz, .bz2, .xz, .zst), whatever their name.
 
     A dataset of the Hugging Face hub is its files: `hf://datasets/<name>@<revision>/<folder>`, as `parquet`.
     No script of a dataset is run.

@@ -1,8 +1,8 @@
 """Encodes conversations as tokens, with a mask of the trained tokens.
 
 Invariants:
-- The tokens are those of the rendered text. Only the template makes control tokens: text inside a message, a
-  tool or its output that spells one is encoded as text.
+- The tokens are those of the rendered text, as transformers tokenises it. Only the template makes control
+  tokens: text inside a message, a tool or its output that spells one is encoded as text.
 - The text of the assistant is trained: everything after `<|assistant_start|>` up to and including
   `<|assistant_end|>`, except outputs of tools. A token with characters of both is not trained.
 
@@ -28,6 +28,7 @@ from tokenizers import Tokenizer
 
 from apertus_model.chat.messages import Block, ConversationError, Message, normal_tools, normalise
 from apertus_model.chat.template import CONTROL_TOKENS, END_OF_TURN, TOOLS_END, TURN, render
+from apertus_model.tokenizer_files import set_state_aside
 from specs.errors import StageError
 
 PROMPT, TRAINED, TOOL_OUTPUT = 0, 1, 2
@@ -69,13 +70,16 @@ class ChatEncoder:
         end_of_turn_id: id of `<|assistant_end|>`.
 
     Raises:
-        ChatError: the tokenizer lacks a control token of the chat format, or would find one in plain text.
+        ChatError: the tokenizer lacks a control token of the chat format, would find one in plain text, or
+            has one that changes the text beside it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        # what begins a text is marked as such; here a control token precedes every text
+        self._tokenizer = Tokenizer.from_str(
+            tokenizer.to_str().replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+        )
+        set_state_aside(self._tokenizer)
         self._tokenizer.encode_special_tokens = True
         found = {token: self._tokenizer.token_to_id(token) for token in CONTROL_TOKENS}
         if missing := [token for token, index in found.items() if index is None]:
@@ -90,7 +94,21 @@ class ChatEncoder:
                     f"the tokenizer finds {token} in plain text. Fix: mark it as special in its"
                     " tokenizer.json"
                 )
+        self._check_alone()
         self.end_of_turn_id = self._ids[END_OF_TURN]
+
+    def _check_alone(self) -> None:
+        """ChatError for a control token whose options make the tokens of a text depend on its neighbours."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        for index in self._ids.values():
+            options = {name: getattr(added[index], name) for name in ("lstrip", "rstrip", "single_word")}
+            options["normalized"] = added[index].normalized and self._tokenizer.normalizer is not None
+            if stated := [name for name, value in options.items() if value]:
+                raise ChatError(
+                    f"the tokenizer states {', '.join(stated)} for {added[index].content}, so the text beside"
+                    " it would have other tokens in inference than in training. Fix: set these options to"
+                    " false in the added_tokens of its tokenizer.json"
+                )
 
     def encode(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from apertus_model.tokenizer_files import open_folder
 from specs.errors import StageError
 
 STEP = 64  # lengths of forward passes are multiples of this, or the largest length
@@ -48,7 +49,7 @@ class Transformer:
         logging.disable_progress_bar()
         safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         try:
-            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **safe)
+            self._tokenizer: Any = open_folder(folder)
             self._model: Any = getattr(transformers, model).from_pretrained(
                 folder, dtype=precision, use_safetensors=True, **safe
             )

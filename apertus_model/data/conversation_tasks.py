@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from apertus_model.chat.encoder import ChatEncoder
 from apertus_model.chat.messages import ConversationError
@@ -31,6 +30,7 @@ from apertus_model.data.megatron import TokenFileWriter, token_dtype
 from apertus_model.data.pii import Replacer
 from apertus_model.data.rejects import RejectsWriter, Removed, url_of
 from apertus_model.data.scored import StoredScores, with_thresholds
+from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work.units import Result
 from specs.filters import labels
 from specs.sources import SourceSpec
@@ -108,7 +108,7 @@ class _TaskWriter:
         self._replacer = Replacer(tasks.process.replaced)
         self._replaces = limited_to(tasks.process.replaced_only)
         self._without_personal_data = PersonalData(self._replacer)
-        self._encoder = ChatEncoder(Tokenizer.from_file(str(tasks.tokenizer)))
+        self._encoder = ChatEncoder(open_tokenizer(tasks.tokenizer))
         self._records: list[tuple[Any, ...]] = []
         self._compared: dict[int, list[NDArray[np.uint64]]] = {step: [] for step in self._judge.buckets}
         names = ["tokens.bin", "tokens.idx", "masks.bin", "lines.jsonl", "index.npy", "rejects.parquet"]

@@ -175,8 +175,8 @@ class Passes:
         names = labels(self.work.steps)
         for number in range(len(self.work.plan.spans)):
             for batch in self.work.span(number).read(["step"]):
-                for step in [*batch.gone[batch.gone >= 0], *batch.step[batch.gone < 0]]:
-                    dropped[names[step]] += step >= 0
+                steps = [*batch.gone[batch.gone >= 0], *batch.step[batch.gone < 0]]
+                dropped.update(names[step] for step in steps if 0 <= step < len(names))
         return {**self._read_counts(), DROPPED: dict(dropped)}
 
     def _layout(self, left: Tally, shown: list[Duplicate]) -> Layout:

@@ -122,7 +122,7 @@ def _whole_file(file: BinaryIO, source: SourceSpec) -> Parsed:
         yield content
         return
     try:
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         yield Rejection("not_utf8")
         return

@@ -17,13 +17,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
-from tokenizers import Tokenizer
 
 from apertus_model.data.documents import open_source, read_documents
 from apertus_model.data.duplicates import text_hash
 from apertus_model.data.found import Rejection
 from apertus_model.data.permutation import KeyedPermutation
 from apertus_model.data.probes import PROBES, StoredProbe, StoredProbes
+from apertus_model.tokenizer_files import open_tokenizer
 from infra.store import Artifact
 from infra.store.inputs import SourceError, list_source
 from specs.base import canonical_json
@@ -90,7 +90,7 @@ def tokenised(sets: PlantedSets, encode: Encode) -> PlantedSets:
 def encoder(tokenizer_file: Path, bos_id: int) -> Encode:
     """A function from the text of a document to its tokens, without the end-of-document token. Text that
     spells a special token is encoded as text."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer = open_tokenizer(tokenizer_file)
     tokenizer.encode_special_tokens = True
     return lambda text: [bos_id, *tokenizer.encode(text, add_special_tokens=False).ids]
 

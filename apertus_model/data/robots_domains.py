@@ -16,11 +16,10 @@ from pathlib import PurePosixPath
 import fsspec
 
 from apertus_model.data.addresses import Address, parse
+from apertus_model.data.compressed import SUFFIXES, decompressed
 from apertus_model.data.robots_rules import LISTED, Exclusion, product
 from infra.store.inputs import SourceError
 from specs.sources import resolve_url
-
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 class ListedDomains:
@@ -48,8 +47,8 @@ class ListedDomains:
 def _load(url: str, agents: tuple[str, ...]) -> ListedDomains:
     wanted = {product(agent) for agent in agents}
     try:
-        with fsspec.open(resolve_url(url), "rb", compression="infer") as file:
-            text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        with fsspec.open(resolve_url(url), "rb") as file:
+            text = io.TextIOWrapper(decompressed(file, url), encoding="utf-8-sig", newline="")
             listed = (
                 domain for domain, agent in _rows(url, text) if agent is None or product(agent) in wanted
             )
@@ -71,7 +70,7 @@ def _load(url: str, agents: tuple[str, ...]) -> ListedDomains:
 def _rows(url: str, text: io.TextIOWrapper) -> Iterator[tuple[str, str | None]]:
     """The domains, each with the agent that it excludes, or None in a list that names no agents."""
     path = PurePosixPath(url)
-    suffix = (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix
+    suffix = (path.with_suffix("") if path.suffix in SUFFIXES else path).suffix
     if suffix == ".csv":
         rows = csv.DictReader(text)
         if not {"domain", "agent"} <= set(rows.fieldnames or ()):

@@ -32,6 +32,7 @@ from apertus_model.data.selection import CHARACTERS, DROPPED
 from apertus_model.data.shuffle import DOCUMENTS, REJECTED, shuffle_keys, token_column
 from apertus_model.data.span import Batch, SpanReader, blocks, unit_of
 from apertus_model.data.verdicts import MOST_PARTS, is_held_out
+from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work import Result
 from infra.store import Artifact, Attempt
 from specs.filters import FilterSpec, NearDuplicatesFilter, labels
@@ -268,6 +269,6 @@ class Scatter:
             name = f"{int(texts[at]):016x}"
             if name not in self._texts:
                 if self._tokenizer is None:
-                    self._tokenizer = Tokenizer.from_file(str(self._work.tokenizer.local("tokenizer.json")))
+                    self._tokenizer = open_tokenizer(self._work.tokenizer.local("tokenizer.json"))
                 ids = np.frombuffer(values[at].as_buffer(), self._work.dtype)[1:-1]
                 self._texts[name] = cut(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))

@@ -30,8 +30,16 @@ from apertus_model.data.found import (
     SourceDocument,
     encodable,
 )
+from specs.foreign import shown
 from specs.sources import SourceSpec
 
+JSON_TYPES: dict[str, tuple[set[type], str]] = {
+    "text_column": ({str}, ", not text"),
+    "id_column": ({str, int}, "; an identifier is text or an integer"),
+    "metadata": ({str, int, float, bool}, "; metadata are single values"),
+}
+"""What a column of JSON may hold beside null, by the field that names the column; and the end of the message
+about another value."""
 ROWS_PER_BATCH = 4096
 BATCH_BYTES = 2**25
 READ_BYTES = 2**20
@@ -46,17 +54,19 @@ def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
             continue
         place = f"line {number}"
         _require(list(row), source, place)
-        for name in source.metadata:
-            if isinstance(row[name], (dict, list)):
-                kind = "an object" if isinstance(row[name], dict) else "a list"
-                raise NotAsStated(
-                    f"column '{name}' holds {kind}; metadata are single values", "correct metadata", place
-                )
-        text = row[source.text_column]
+        metadata = {name: row[name] for name in source.metadata}
         identifier = None if source.id_column is None else row[source.id_column]
-        yield _document(
-            text if isinstance(text, str) else None, identifier, {name: row[name] for name in source.metadata}
-        )
+        for field, name, value in (
+            ("text_column", source.text_column, row[source.text_column]),
+            ("id_column", source.id_column, identifier),
+            *(("metadata", name, value) for name, value in metadata.items()),
+        ):
+            kinds, required = JSON_TYPES[field]
+            if value is not None and type(value) not in kinds:
+                raise NotAsStated(
+                    f"column '{name}' holds {shown(value)}{required}", f"correct {field}", place
+                )
+        yield _document(row[source.text_column], identifier, metadata)
 
 
 def json_rows(
@@ -227,7 +237,8 @@ def _values(column: pyarrow.Array) -> list[Any]:
     buffers."""
     if types.is_dictionary(column.type):
         column.validate(full=True)
-        column = column.dictionary_decode()
+        entries = _values(column.dictionary)
+        return [None if index is None else entries[index] for index in column.indices.to_pylist()]
     if types.is_string(column.type) or types.is_large_string(column.type):
         # The same buffers, seen as bytes: their structure is checked here, and UTF-8 row by row.
         column = column.view(pyarrow.binary() if types.is_string(column.type) else pyarrow.large_binary())

@@ -25,6 +25,7 @@ from apertus_model.data.readers import SourceReader
 from apertus_model.data.scored import ScoreColumn, StoredScores, with_thresholds
 from apertus_model.data.selection import Selection
 from apertus_model.data.tokenised import TokenReader, TokenWriter
+from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work.units import Result
 from specs.sources import TABLES, TOKENISED, SourceSpec
 from specs.stages.corpus import CorpusSource, needs_text
@@ -65,7 +66,7 @@ class DocumentTokeniser(PipelineStep):
 def _open(path: Path) -> Tokenizer:
     """A stored tokenizer, opened once per process: opening one for each task takes time, and memory that the
     library does not give back."""
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = open_tokenizer(path)
     tokenizer.encode_special_tokens = True
     return tokenizer
 

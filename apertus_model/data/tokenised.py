@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 
 from apertus_model.data.documents import open_source
 from apertus_model.data.megatron import TokenFile, TokenFileWriter, token_dtype
+from apertus_model.tokenizer_files import open_tokenizer
 from infra.store.inputs import SourceError
 from specs.sources import SourceSpec
 
@@ -180,7 +181,7 @@ class TokenWriter(PipelineStep):
 
 def _open(path: Path, markers: tuple[str, str]) -> tuple[Tokenizer, int, int, int]:
     """A tokenizer, one more than its highest id, and the ids of its begin- and end-of-document token."""
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = open_tokenizer(path)
     bos, eos = (tokenizer.token_to_id(marker) for marker in markers)
     assert bos is not None and eos is not None, "the tokenizer stage states both tokens"
     return tokenizer, 1 + max(tokenizer.get_vocab().values()), bos, eos

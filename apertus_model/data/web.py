@@ -63,8 +63,9 @@ def warc(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
         if page is None:
             yield Rejection("not_html" if len(content) <= RECORD_BYTES else "too_large")
             continue
+        text = page["text"].removeprefix("\ufeff")
         try:
-            text = text_of_page(page["text"]) if record.kind == "response" else page["text"]
+            text = text_of_page(text) if record.kind == "response" else text
         except Exception:  # pages break the extractor in as many ways
             yield Rejection("extraction_failed")
             continue

@@ -1,9 +1,8 @@
 """Counts the tokens that one tokenizer makes of each line of parallel text, and measures its use of its
 vocabulary.
 
-Invariants: counts are of the text alone: no special token is added, nothing is cut off or padded, whatever
-the tokenizer's file says. A word is text between white space; it is whole when exactly one token
-covers any of its characters.
+Invariants: counts are of the text alone: no special token is added. A word is text between white space; it is
+whole when exactly one token covers any of its characters.
 """
 
 from __future__ import annotations
@@ -38,14 +37,6 @@ SCHEMA = pyarrow.schema(
 )
 """`counts.parquet`: a row for each line of each language, language by language."""
 _WORD = re.compile(r"\S+")
-
-
-def open_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, without the truncation and padding that the file may state."""
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 @dataclass

@@ -14,6 +14,7 @@ import torch
 
 from apertus_model.files import copy_folder
 from apertus_model.rewards.base import RewardError, Scored, TooLongError, check_vocabulary, plain
+from apertus_model.tokenizer_files import open_folder
 from specs.rewards import CLASSIFIER_FILES
 
 BATCH = 16
@@ -28,16 +29,13 @@ class SequenceClassifier:
             AutoConfig,
             AutoModelForSequenceClassification,
             AutoModelForTokenClassification,
-            AutoTokenizer,
         )
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
+            self._tokenizer: Any = open_folder(folder)
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             # transformers has no sequence classification for Apertus: see specs.hugging_face.architecture
             self._by_token = config.architectures == ["ApertusForTokenClassification"]

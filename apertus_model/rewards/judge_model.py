@@ -22,6 +22,7 @@ from pydantic import Field
 
 from apertus_model.rewards.base import RewardError, TooLongError, check_vocabulary
 from apertus_model.server_client import ServerClient
+from apertus_model.tokenizer_files import open_folder
 from apertus_model.vllm_client import Vllm
 from specs.foreign import Foreign
 from specs.judge import Judge
@@ -49,11 +50,9 @@ class ChatTokens:
     """
 
     def __init__(self, folder: Path, name: str, max_tokens: int, arguments: Template) -> None:
-        from transformers import PreTrainedTokenizerFast
-
         self._name, self._max_tokens, self._arguments = name, max_tokens, arguments
         with opening(name):
-            self.tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+            self.tokenizer: Any = open_folder(folder, as_written=True)
         if not self.tokenizer.chat_template:
             raise RewardError(
                 f"the judge {name} has no chat template, so it cannot be asked."

@@ -28,6 +28,7 @@ from apertus_model.model.model import ApertusModel, model_config
 from apertus_model.model_card import model_card
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
+from apertus_model.tokenizer_files import open_folder
 from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt, Checkpoint
@@ -135,9 +136,7 @@ def end_of_turn(facts: dict[str, Any]) -> int:
 
 def check_tokenizer(folder: Path, part: ExportPart) -> None:
     """Raises ExportError when transformers opens a tokenizer with ids that the model has no embedding for."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    tokenizer = open_folder(folder)
     if len(tokenizer) > part.model.vocab_size:
         raise ExportError(
             f"the tokenizer has {len(tokenizer):,} ids, the model {part.model.vocab_size:,} embeddings"

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from apertus_model.chat import ChatEncoder
 from apertus_model.data.conversations import Conversation, ConversationShards
@@ -35,6 +34,7 @@ from apertus_model.data.stream import Split
 from apertus_model.progress import Progress
 from apertus_model.stages.prompts import COPIED_FACTS
 from apertus_model.stop import StopSignal
+from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work import Result, run_units
 from apertus_model.work.units import Span, units_of
 from infra.store import Attempt
@@ -109,7 +109,7 @@ class PairReader:
         self._part = LabelledPairsPart.model_validate(job.spec)
         self._folder = attempt.workdir
         self._encoder = ChatEncoder(
-            Tokenizer.from_file(str(attempt.input_artifact("tokenizer").local("tokenizer.json")))
+            open_tokenizer(attempt.input_artifact("tokenizer").local("tokenizer.json"))
         )
         self._units: dict[str, tuple[Split, int, ConversationShards, Span]] = {}
         for split in SPLITS:

@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from apertus_model.chat import ChatEncoder
 from apertus_model.chat.messages import response_of
@@ -40,6 +39,7 @@ from apertus_model.data.rows import Row, write_rows, write_unit
 from apertus_model.data.stream import Split
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
+from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work import Result, run_units
 from apertus_model.work.units import Span, units_of
 from infra.store import Attempt
@@ -82,9 +82,7 @@ class ConversationReader(ABC):
 
     def __init__(self, job: Job, attempt: Attempt, split: Split, per_unit: int) -> None:
         self._folder = attempt.workdir
-        self._tokenizer = Tokenizer.from_file(
-            str(attempt.input_artifact("tokenizer").local("tokenizer.json"))
-        )
+        self._tokenizer = open_tokenizer(attempt.input_artifact("tokenizer").local("tokenizer.json"))
         self._encoder = ChatEncoder(self._tokenizer)
         self._units: dict[str, tuple[ConversationShards, Span]] = {}
         for number in range(sum(role.startswith("conversations:") for role in job.inputs)):

@@ -12,9 +12,10 @@ import fsspec
 from tokenizers import Tokenizer
 
 from apertus_model.data.rows import Rows
-from apertus_model.evaluation.token_counts import Counts, open_tokenizer
+from apertus_model.evaluation.token_counts import Counts
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
+from apertus_model.tokenizer_files import open_tokenizer
 from infra.store import Attempt
 from infra.store.inputs import SourceError
 from specs.job import Job

@@ -2,7 +2,7 @@
 
 Artifact: `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`: a
 folder for `AutoTokenizer.from_pretrained`. An imported tokenizer keeps its chat template; without one, it
-gets ours if it has the special tokens of our template.
+gets ours if it has the special tokens of our template. It loses its run-time state (metric `set_aside`).
 
 Invariants: encoding only adds the begin-of-document token in front; decoding restores the text exactly (no
 normaliser, byte level); ids of special tokens are those of Apertus (`apertus_model.data.vocabulary`); the
@@ -12,6 +12,7 @@ same text gives the same bytes.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from apertus_model.data.documents import Rejection, open_source, read_documents
 from apertus_model.data.vocabulary import BOS, EOS, PAD, config_files, train
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
+from apertus_model.tokenizer_files import open_folder, set_state_aside
 from infra.store import Attempt
 from infra.store.hugging_face import TOKENIZER_FILES
 from infra.store.inputs import SourceError, list_source
@@ -33,22 +35,36 @@ from specs.job import Job
 from specs.sources import SourceSpec, resolve_url
 from specs.stages.tokenizer import TokenizerPart
 
+TRIED = " A\tb\n\n \u00c9 e\u0301 \ufb01 \uff11234 \u65e5\u672c don't <x>  \u2581y \U0001f917 "
+"""A text with what normalisers and pre-tokenisers change: spaces, case, accents, widths, digits, scripts."""
+
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the stage. SourceError for a source without text, or a folder that holds no usable tokenizer."""
+    """Runs the stage. SourceError for a source without text, or a folder that holds no usable tokenizer, or
+    that transformers opens as another one."""
     part = TokenizerPart.model_validate(job.spec)
     metrics: dict[str, Any] = {}
     if part.path is not None:
         folder = _import(part.path, attempt.workdir)
         specials = _special_tokens(folder, part.path)
         tokenizer = _load(folder / "tokenizer.json", part.path)
+        if state := set_state_aside(tokenizer):
+            tokenizer.save(str(folder / "tokenizer.json"))
+            progress.log(
+                f"tokenizer.json of {part.path} states {', '.join(state)}, which would change the tokens of"
+                " texts: set aside"
+            )
+        metrics["set_aside"] = state
+        _check_as_transformers(tokenizer, folder, part.path)
         if unknown := [token for token in specials.values() if tokenizer.token_to_id(token) is None]:
             raise SourceError(
                 f"the tokenizer folder {part.path} states {', '.join(unknown)}, which its tokenizer.json does"
                 " not have"
             )
     else:
-        texts = [list(_texts(source, part.bytes_per_source)) for source in part.sources]
+        rejected = Counter[str]()
+        texts = [list(_texts(source, part.bytes_per_source, rejected)) for source in part.sources]
+        metrics["rejected"] = dict(rejected)
         progress.update(0, 1, "tokenizers")
         tokenizer = train([text for source in texts for text in source], part.vocab_size, part.reserved)
         folder = attempt.workdir
@@ -84,14 +100,15 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     attempt.commit(metrics={"vocab_size": part.vocab_size, "tokens": size, **metrics}, facts=facts)
 
 
-def _texts(source: SourceSpec, limit: int) -> Iterator[str]:
-    """Yields documents of a source up to `limit` bytes of UTF-8, the last one cut. SourceError when there is
-    no document."""
+def _texts(source: SourceSpec, limit: int, rejected: Counter[str]) -> Iterator[str]:
+    """Yields documents of a source up to `limit` bytes of UTF-8, the last one cut, and counts what is
+    rejected. SourceError when there is no document."""
     fs, root = open_source(source)
     left, documents = limit, 0
     for file in list_source(source).files:
         for found in read_documents(source, fs, root, file.path):
             if isinstance(found, Rejection):
+                rejected[found.reason] += 1
                 continue
             encoded = found.text.encode()
             piece = encoded[:left].decode("utf-8", errors="ignore")
@@ -101,8 +118,9 @@ def _texts(source: SourceSpec, limit: int) -> Iterator[str]:
             if left <= 0 or documents == source.limit:
                 return
     if not documents:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(rejected.items()))
         raise SourceError(
-            f"there is no document in the files of {source.url}."
+            f"there is no document in the files of {source.url}; rejected: {reasons or 'none'}."
             f" Fix: correct its format ({source.format}) or its globs"
         )
 
@@ -110,7 +128,7 @@ def _texts(source: SourceSpec, limit: int) -> Iterator[str]:
 def _bytes_per_token(tokenizer: Tokenizer, texts: list[str]) -> float:
     """The bytes per token of the training text; special tokens are not counted."""
     tokens = sum(len(encoded.ids) for encoded in tokenizer.encode_batch(texts, add_special_tokens=False))
-    return round(sum(len(text.encode()) for text in texts) / tokens, 4)
+    return round(sum(len(text.encode()) for text in texts) / max(1, tokens), 4)
 
 
 def _import(url: str, workdir: Path) -> Path:
@@ -138,6 +156,27 @@ def _load(file: Path, url: str) -> Tokenizer:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
         raise SourceError(f"{file.name} of the tokenizer folder {url} cannot be read: {error}") from error
+
+
+def _check_as_transformers(tokenizer: Tokenizer, folder: Path, url: str) -> None:
+    """SourceError when transformers, which opens what a folder states, makes other tokens than its
+    tokenizer.json: a model would read others than it was trained on."""
+    try:
+        theirs = open_folder(folder)
+    except Exception as error:  # errors of many kinds
+        raise SourceError(
+            f"transformers cannot open the tokenizer folder {url}: {type(error).__name__}: {error}"
+        ) from error
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    for text in (TRIED, TRIED.lstrip(), *(f"a {token} b{token}c" for token in added)):
+        ours = tokenizer.encode(text, add_special_tokens=False).ids
+        if theirs(text, add_special_tokens=False)["input_ids"] != ours:
+            raise SourceError(
+                f"transformers opens the tokenizer folder {url} as {type(theirs).__name__}, whose tokens of"
+                f" {text!r} are not those of its tokenizer.json. Fix: set tokenizer_class:"
+                " PreTrainedTokenizerFast in its tokenizer_config.json, and the options of its"
+                " added_tokens_decoder as in tokenizer.json"
+            )
 
 
 def _stated(file: Path, url: str = "") -> dict[str, Any]:

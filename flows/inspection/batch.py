@@ -99,9 +99,8 @@ def segment_at(name: str, nodes: list[Node], options: Options) -> Node:
 
 def collect(plan: Plan, node: Node, options: Options) -> Batch:
     """The first samples of a step of training, decoded."""
-    from tokenizers import Tokenizer
-
     from apertus_model.stages.training_data import open_data
+    from apertus_model.tokenizer_files import open_tokenizer
 
     segment = node.part
     assert isinstance(segment, Segment)
@@ -112,7 +111,7 @@ def collect(plan: Plan, node: Node, options: Options) -> Batch:
         segment.model_copy(update={"validation": segment.validation.model_copy(update={"interval": 0})}),
     )
     tokenizer_artifact = artifact(plan, plan.graph.nodes[node.inputs["tokenizer"].name])
-    tokenizer = Tokenizer.from_str(tokenizer_artifact.bytes("tokenizer.json").decode())
+    tokenizer = open_tokenizer(tokenizer_artifact.local("tokenizer.json"))
     step = options.step if options.step is not None else node.start_step + 1
     begin, count = segment.sample_at(step - 1), segment.global_batch_size
     if options.sample is not None:

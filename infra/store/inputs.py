@@ -28,7 +28,8 @@ from infra.store.storage.listing import tree
 from infra.store.store import CHUNK, Store, StoreError
 from specs.base import canonical_json
 from specs.errors import StageError
-from specs.foreign import ForeignError, check_regular, checked
+from specs.foreign import ForeignError, check_regular, checked, parse_json, read_local
+from specs.hugging_face_files import SavedDataset
 from specs.sources import SourceSpec, resolve_url
 
 STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "created")
@@ -121,11 +122,49 @@ def list_source(source: SourceSpec) -> Listing:
                 _check_regular(name, source.url)
             stamp = next((entry[key] for key in STAMPS if entry.get(key)), "")
             files.append(Listed(relative, int(entry["size"]), str(stamp)))
+    if source.format == "arrow":
+        files = _of_saved(fs, root, entries, files, source.url)
     if not files:
         raise SourceError(
             f"no file below {source.url} matches include {source.include} without exclude {source.exclude}"
         )
     return Listing(url, tuple(sorted(files, key=lambda file: file.path)))
+
+
+def _of_saved(
+    fs: AbstractFileSystem, root: str, entries: dict[str, Any], files: list[Listed], url: str
+) -> list[Listed]:
+    """The files, of a data set that `datasets` saved only its shards: `cache-*.arrow` beside them is what
+    programs computed from it. SourceError when several splits would be mixed, or the shards are not the data
+    set."""
+    found = {_join(root, file.path): file for file in files}
+    for name in entries:
+        folder, _, last = name.rpartition("/")
+        if last not in ("dataset_dict.json", "state.json"):
+            continue
+        below = {file: file[len(folder) + 1 :] for file in found if file.startswith(f"{folder}/")}
+        if last == "dataset_dict.json":
+            if len(splits := sorted({path.partition("/")[0] for path in below.values()})) > 1:
+                raise SourceError(
+                    f"{url} would mix the splits {', '.join(splits)} of a data set. Fix: name the folder of"
+                    " one as url"
+                )
+            continue
+        try:
+            content = read_local(name) if isinstance(fs, LocalFileSystem) else fs.cat_file(name)
+            shards = checked(SavedDataset, parse_json(content)).shards
+        except (OSError, ForeignError) as error:
+            raise SourceError(f"cannot read '{name}' of {url}: {error}") from error
+        if shards is None:  # of another program
+            continue
+        named = {shard.filename for shard in shards}
+        if missing := sorted(shard for shard in named if f"{folder}/{shard}" not in entries):
+            raise SourceError(
+                f"'{name}' of {url} names {missing[0]}, which is missing. Fix: copy the whole data set"
+            )
+        for file in [file for file, path in below.items() if "/" not in path and path not in named]:
+            del found[file]
+    return list(found.values())
 
 
 def _check_regular(path: str, url: str) -> None:

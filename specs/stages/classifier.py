@@ -212,7 +212,7 @@ class FeaturesPart(DocumentsPart):
     """The resolved features that a classifier reads of one source. Inputs: `documents`; `encoder` (documents
     outside the store) for embeddings."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     WORKERS: ClassVar[int] = 1
     encoder: Encoder | None = identity(None, description="None: the texts themselves")
     max_characters: int = identity()

@@ -110,7 +110,7 @@ SHARD_TOKENS = identity(
 class CorpusStage(Stage):
     """Filtered, deduplicated, shuffled and tokenised documents."""
 
-    VERSION: ClassVar[int] = 5
+    VERSION: ClassVar[int] = 6
     PART_PER_SOURCE: ClassVar[bool] = True
     kind: Literal["corpus"] = identity()
     tokenizer: Reference = reference(to="tokenizer")

@@ -159,7 +159,7 @@ class EvaluateTokenizersStage(Measuring):
 class ParallelTextPart(Part):
     """The resolved parallel text. Inputs: `source:<i>` (documents) in order."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     sources: list[SourceSpec] = identity()
     language_column: str = identity()
     languages: list[str] = identity(description="sorted; empty for all")

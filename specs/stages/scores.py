@@ -14,7 +14,7 @@ class ScoresPart(DocumentsPart):
     """The resolved scores. Inputs: `documents`; for a classifier stage `classifier` and, with embeddings,
     `encoder` (documents outside the store); else `model` (documents outside the store)."""
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     WORKERS: ClassVar[int] = 1
     of: Literal["conversation", "answer"] = identity(
         "conversation", neutral="conversation", description="in conversations: the text that is scored"

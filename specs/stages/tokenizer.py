@@ -19,7 +19,7 @@ class TokenizerStage(Stage):
     """Trains a tokenizer on `sources`, or imports the one of `path` or of the Hugging Face model of
     `from`."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     kind: Literal["tokenizer"] = identity()
     sources: list[str] = reference(default_factory=list, description="names of the pipeline's `sources:`")
     path: str | None = execution(

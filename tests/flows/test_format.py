@@ -28,6 +28,20 @@ def test_counts_in_a_headline_are_whole_and_a_sum_of_nothing_is_zero() -> None:
     assert (quantity(0), quantity(25_120)) == ("0", "25.1k")
 
 
+def test_a_headline_has_what_was_rejected_and_why_and_what_was_set_aside() -> None:
+    rejected = {"empty": 1_200, "not_json": 0, "not_utf8": 34}
+    text = "documents 5, 1,234 rejected (1,200 empty, 34 not_utf8)"
+    assert headline({"documents": 5, "rejected": rejected}) == text
+    assert headline({"vocab_size": 5, "set_aside": ["truncation", "dropout"]}) == (
+        "vocab size 5, truncation and dropout set aside"
+    )
+    assert (
+        headline({"documents": 5, "rejected": {"empty": 0}, "set_aside": []})
+        == headline({"documents": 5})
+        == "documents 5"
+    )
+
+
 def test_numbers_are_those_of_the_next_magnitude_when_they_round_to_it() -> None:
     assert [amount(value) for value in (999.9e6, 999.4e6, 1e9, 0)] == ["1B", "999M", "1B", "-"]
     assert tables.size(999.9e9) == "1 TB" and tables.energy(999.9) == "1 MWh"

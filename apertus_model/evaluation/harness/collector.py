@@ -17,9 +17,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import Task
 from lm_eval.models.huggingface import HFLM
-from transformers import AutoTokenizer
 
 from apertus_model.evaluation.harness.tasks import HarnessError
+from apertus_model.tokenizer_files import open_folder
 
 
 class Asked(NamedTuple):
@@ -45,7 +45,7 @@ class Collector(LM):
         asked for, and the tokenizer has none."""
         super().__init__()
         self.chat_template_args: dict[str, Any] = {}
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        self.tokenizer = open_folder(folder)
         if chat_template and not self.tokenizer.chat_template:
             raise HarnessError(
                 "chat_template is on, and the tokenizer of the model has no chat template. Fix: set"

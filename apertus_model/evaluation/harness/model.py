@@ -16,11 +16,11 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
-from transformers import AutoTokenizer
 
 from apertus_model.evaluation.harness.tasks import installed_version
 from apertus_model.model.hf_classes import register_own_classes
 from apertus_model.prompt_format import config_of
+from apertus_model.tokenizer_files import open_folder
 from apertus_model.vllm_client import VllmProcess
 from specs.stages.harness import MOST_ROWS, HarnessPart
 
@@ -37,6 +37,7 @@ def open_model(folder: Path, part: HarnessPart, gpus: int = 1) -> LM:
     register_own_classes()
     return BatchedModel(
         pretrained=str(folder),
+        tokenizer=open_folder(folder),
         device="cuda" if torch.cuda.is_available() else "cpu",
         dtype="auto",
         parallelize=gpus > 1,
@@ -131,7 +132,7 @@ class VllmModel(LM):
 
     def __init__(self, folder: Path, part: HarnessPart, gpus: int) -> None:
         super().__init__()
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        self.tokenizer = open_folder(folder)
         harness, length = installed_version(), part.suite.max_length
         longer = length is not None and length > config_of(folder).context
         self._process = VllmProcess(

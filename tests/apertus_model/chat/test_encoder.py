@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from apertus_model.chat import ChatEncoder, ChatError, ConversationError, render
 from apertus_model.data.vocabulary import special_tokens, train
+from tests.apertus_model.tokenizer_kinds import MODELS, NORMALIZERS, OPTIONS, PRE_TOKENIZERS, kinds, make
 
 NO, YES, TOOL = 0, 1, 2
 
@@ -171,3 +174,48 @@ def test_settings_for_batches_are_not_taken_over(tokenizer: Tokenizer) -> None:
         ChatEncoder(changed).encode(messages).tokens.tolist()
         == ChatEncoder(tokenizer).encode(messages).tokens.tolist()
     )
+
+
+def test_every_kind_of_tokenizer_gives_the_tokens_of_transformers_or_is_refused() -> None:
+    texts = [
+        "Hi there",
+        " lead and trail  ",
+        "\n\nnl\n",
+        "\u0338x",
+        "Éa\u0301 日本 1234",
+        "a<b>c",
+        "\u00a0 x\u3000",
+    ]
+    conversations = [
+        [{"role": "user", "content": one}, {"role": "assistant", "content": other}] * 2
+        for one, other in itertools.pairwise([*texts, texts[0]])
+    ]
+    for kind in kinds():
+        made = make(**kind)
+        try:
+            encoder = ChatEncoder(made)
+        except ChatError as error:
+            assert any(f"states {option}" in str(error) and kind[option] for option in OPTIONS)
+            continue
+        assert not (kind["lstrip"] or kind["rstrip"] or kind["single_word"])
+        assert not kind["normalized"] or "normalizer" not in kind
+        theirs = PreTrainedTokenizerFast(tokenizer_object=made)
+        for messages in conversations:
+            rendered = theirs(render(messages), add_special_tokens=False)["input_ids"]
+            assert encoder.encode(messages).tokens.tolist() == rendered, kind
+            prompt, answer = encoder.prompt(messages[:-1]), encoder.completion(messages[-1]["content"])
+            assert [*prompt, *answer] == rendered, kind
+
+
+def test_these_kinds_are_all_that_the_library_has() -> None:
+    def parts(module: Any, base: type) -> set[str]:
+        found = {
+            name for name, one in vars(module).items() if isinstance(one, type) and issubclass(one, base)
+        }
+        return found - {base.__name__}
+
+    assert parts(normalizers, normalizers.Normalizer) == {*NORMALIZERS, "Precompiled"}
+    assert parts(pre_tokenizers, pre_tokenizers.PreTokenizer) == set(PRE_TOKENIZERS)
+    assert parts(models, models.Model) == set(MODELS)
+    stated = json.loads(make().to_str())["added_tokens"][0]
+    assert set(stated) - {"id", "content", "special"} == set(OPTIONS)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from apertus_model.data.conversations import ConversationShards
 from apertus_model.data.corpus_plan import Probe
@@ -210,6 +211,36 @@ def test_a_corpus_that_another_program_wrote_trains_as_the_page_says(tmp_path: P
         page["eos_id"],
     )
     assert ours == theirs == page["windows"]
+
+
+def stored_file(root: Path, artifact: str, name: str) -> bytes:
+    manifest = json.loads((root / artifact / "manifest.json").read_text())
+    record = manifest["files"][name]
+    place = record.get("path", f"{artifact}/attempts/{manifest['attempt']}/{name}")
+    data = (root / place).read_bytes()
+    assert (len(data), hashlib.sha256(data).hexdigest()) == (record["size"], record["sha256"])
+    return data
+
+
+def test_a_reader_written_from_the_page_finds_the_shards_of_a_corpus(
+    expected: Artifact, tokenizer: Artifact, texts: list[str]
+) -> None:
+    root = Path(expected.store.url.removeprefix("file://"))
+    manifest = json.loads((root / expected.path / "manifest.json").read_text())
+    facts = manifest["facts"]
+    shards = [*facts["train"], *facts["validation"]]
+    assert any("path" in manifest["files"][f"{shard}.bin"] for shard in shards)
+    documents = [
+        document
+        for shard in shards
+        for document in read_documents(
+            *(stored_file(root, expected.path, f"{shard}{suffix}") for suffix in (".bin", ".idx"))
+        )
+    ]
+    assert all((ids[0], ids[-1]) == (facts["bos_id"], facts["eos_id"]) for ids in documents)
+    (root / "tokenizer.json").write_bytes(stored_file(root, tokenizer.path, "tokenizer.json"))
+    opened = Tokenizer.from_file(str(root / "tokenizer.json"))
+    assert sorted(opened.decode(ids[1:-1]) for ids in documents) == sorted(texts)
 
 
 def test_goldfish_drops_the_documented_labels() -> None:

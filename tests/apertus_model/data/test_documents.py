@@ -30,8 +30,16 @@ def _found(path: Path, content: bytes | str, **fields: Any) -> list[SourceDocume
 
 @pytest.mark.parametrize("kind", ["text", "code"])
 def test_a_file_is_a_document_to_the_last_byte(tmp_path: Path, kind: str) -> None:
-    text = "\ufeffdef f():\r\n\treturn 'ż'  \n\n"
+    text = "def f():\r\n\treturn '\ufeffż'  \n\n"
     assert _read(tmp_path / "a", text, format=kind) == [text]
+
+
+@pytest.mark.parametrize("kind", ["text", "code", "jsonl"])
+def test_a_byte_order_mark_is_no_part_of_a_document(tmp_path: Path, kind: str) -> None:
+    content = '{"text": "one"}' if kind == "jsonl" else "one"
+    assert _read(tmp_path / "a", f"\ufeff{content}", format=kind) == ["one"]
+    (nothing,) = _read(tmp_path / "b", "\ufeff", format=kind)
+    assert isinstance(nothing, Rejection)
 
 
 def test_files_that_are_not_text_are_counted(tmp_path: Path) -> None:
@@ -62,8 +70,9 @@ def test_lines_of_json_are_documents_and_broken_ones_are_counted(tmp_path: Path)
 @pytest.mark.parametrize(
     ("suffix", "compress"), [("gz", gzip.compress), ("zst", zstandard.ZstdCompressor().compress)]
 )
-def test_compressed_files_are_read_by_their_suffix(tmp_path: Path, suffix: str, compress: Any) -> None:
-    assert _read(tmp_path / f"a.jsonl.{suffix}", compress(b'{"text": "one"}\n'), format="jsonl") == ["one"]
+def test_compressed_files_are_read_whatever_their_name(tmp_path: Path, suffix: str, compress: Any) -> None:
+    for name in (f"a.jsonl.{suffix}", "a.jsonl", "a.jsonl.xz"):
+        assert _read(tmp_path / name, compress(b'{"text": "one"}\n'), format="jsonl") == ["one"]
 
 
 @pytest.mark.parametrize("read_bytes", [3, 7, 2**20])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +74,22 @@ def test_the_list_of_domains_can_lie_anywhere(judge: Judge, tmp_path: Path) -> N
     with fsspec.open(url, "w") as file:
         file.write("example.org\n")
     assert judge({"filter": "robots", "domains": url}, url="https://example.org/") is not None
+
+
+@pytest.mark.parametrize("name", ["domains.txt", "domains.csv", "domains.txt.xz"])
+def test_the_first_and_last_domain_count_whatever_the_file_begins_with_and_has_as_padding(
+    judge: Judge, tmp_path: Path, name: str
+) -> None:
+    head = "domain,agent\n" if name.endswith(".csv") else ""
+    parts = [
+        f"\ufeff{head}a.example{',*' * bool(head)}\n".encode(),
+        f"b.example{',*' * bool(head)}\n".encode(),
+    ]
+    joined = bytes(4).join(map(lzma.compress, parts)) if name.endswith(".xz") else b"".join(parts)
+    (tmp_path / name).write_bytes(joined)
+    for domain in ("a.example", "b.example"):
+        spec = {"filter": "robots", "domains": str(tmp_path / name)}
+        assert judge(spec, url=f"https://{domain}/") is not None
 
 
 def test_a_document_without_an_address_is_an_error_unless_stated(judge: Judge, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apertus_model.data import tables
-from apertus_model.data.documents import open_source, read_documents
+from apertus_model.data.documents import open_source, read_documents, texts_of
 from apertus_model.data.found import Rejection, SourceDocument
 from infra.store.inputs import SourceError, list_source
 from specs.sources import SourceSpec
@@ -91,6 +91,49 @@ def test_dataset_saved_to_disk_reads_only_its_shards(tmp_path: Path) -> None:
     assert [
         found for file in files for found in read_documents(source, *open_source(source), file)
     ] == EXPECTED
+
+
+def _texts_of(folder: Path, **fields: Any) -> list[str]:
+    return list(texts_of(SourceSpec(url=str(folder), format="arrow", **fields)))
+
+
+def test_what_programs_computed_beside_a_saved_dataset_is_not_read(tmp_path: Path) -> None:
+    datasets.disable_progress_bars()
+    texts = [f"text {number}" for number in range(9)]
+    datasets.Dataset.from_dict({"text": texts}).save_to_disk(str(tmp_path), num_shards=3)
+    datasets.load_from_disk(str(tmp_path)).map(lambda row: {"text": row["text"].upper()})
+    datasets.load_from_disk(str(tmp_path)).filter(lambda row: row["text"] > "text 4")
+    assert len(list(tmp_path.glob("cache-*.arrow"))) == 2
+    assert _texts_of(tmp_path) == datasets.load_from_disk(str(tmp_path))["text"][:] == texts
+    assert _texts_of(tmp_path, include=["data-00001*"]) == texts[3:6]
+    (tmp_path / "data-00001-of-00003.arrow").unlink()
+    with pytest.raises(
+        SourceError, match=r"state\.json' of .* names data-00001-of-00003\.arrow, which is missing"
+    ):
+        _texts_of(tmp_path)
+
+
+def test_splits_of_a_saved_dataset_are_not_mixed(tmp_path: Path) -> None:
+    datasets.disable_progress_bars()
+    splits = {name: datasets.Dataset.from_dict({"text": [name]}) for name in ("train", "test")}
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
+    for folder in (tmp_path / "saved", tmp_path):
+        with pytest.raises(
+            SourceError, match=r"would mix the splits test, train .* Fix: name the folder of one"
+        ):
+            _texts_of(folder)
+    assert _texts_of(tmp_path / "saved" / "test") == ["test"]
+    assert _texts_of(tmp_path / "saved", include=["train/*.arrow"]) == ["train"]
+
+
+def test_a_damaged_state_of_a_saved_dataset_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").write_bytes(_stream(pyarrow.table({"text": ["a"]})))
+    (tmp_path / "state.json").write_text('{"step": 3}')
+    assert _texts_of(tmp_path) == ["a"]  # of another program
+    for content in ("{", '{"_data_files": 1}'):
+        (tmp_path / "state.json").write_text(content)
+        with pytest.raises(SourceError, match=r"cannot read '.*state\.json' of "):
+            _texts_of(tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "write"), TYPED)
@@ -183,23 +226,49 @@ def test_missing_column_is_named_with_existing_ones(
 
 @pytest.mark.parametrize(("kind", "write"), CONTAINERS)
 def test_list_is_not_accepted_as_metadata(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
-    with pytest.raises(
-        SourceError, match=r"column 'tags' holds (a )?list.*; metadata are .*Fix: correct metadata"
-    ):
+    with pytest.raises(SourceError, match=r"column 'tags' holds .*; metadata are .*Fix: correct metadata"):
         _read(tmp_path, kind, write(TABLE), text_column="body", metadata=["tags"])
 
 
-@pytest.mark.parametrize(("kind", "write"), TYPED)
+@pytest.mark.parametrize(("kind", "write"), CONTAINERS)
+@pytest.mark.parametrize("value", [0.25, True, 7, ["x"], {"x": 1}, "text"], ids=str)
 def test_columns_of_other_types_are_refused_by_type(
-    tmp_path: Path, kind: str, write: Callable[..., bytes]
+    tmp_path: Path, kind: str, write: Callable[..., bytes], value: Any
 ) -> None:
-    with pytest.raises(SourceError, match=r"column 'score' holds double, not text. Fix: correct text_column"):
-        _read(tmp_path, kind, write(TABLE), text_column="score")
-    with pytest.raises(
-        SourceError,
-        match=r"column 'score' holds double; an identifier is text or an integer. Fix: correct id_column",
-    ):
-        _read(tmp_path, kind, write(TABLE), text_column="body", id_column="score")
+    content = write(pyarrow.Table.from_pylist([{"body": "one", "value": value}]))
+    roles = {
+        "text_column": (str, ", not text"),
+        "id_column": ((str, int), "; an identifier is text or an integer"),
+        "metadata": ((str, int, float, bool), "; metadata are .*"),
+    }
+    for field, (allowed, message) in roles.items():
+        fields: dict[str, Any] = {"text_column": "body"} | {
+            field: ["value"] if field == "metadata" else "value"
+        }
+        if isinstance(value, allowed) and (field == "metadata" or not isinstance(value, bool)):
+            assert len(_read(tmp_path, kind, content, **fields)) == 1
+            continue
+        with pytest.raises(SourceError, match=rf"column 'value' holds [^;]+{message}\. Fix: correct {field}"):
+            _read(tmp_path, kind, content, **fields)
+
+
+def test_an_entry_of_a_dictionary_is_held_once_however_many_rows_have_it(tmp_path: Path) -> None:
+    entries = pyarrow.array(["x" * 2**20, "short"])
+    indices = pyarrow.array([0] * 100 + [1, None], pyarrow.int32())
+    table = pyarrow.table({"text": pyarrow.DictionaryArray.from_arrays(indices, entries)})
+    buffer = io.BytesIO()
+    with pyarrow.ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_table(table)  # as one batch
+    before = pyarrow.default_memory_pool()
+    pool = pyarrow.proxy_memory_pool(before)
+    pyarrow.set_memory_pool(pool)
+    try:
+        found = _read(tmp_path, "arrow", buffer.getvalue())
+    finally:
+        pyarrow.set_memory_pool(before)
+    assert found[-1] == Rejection("empty")
+    assert [len(one.text) for one in found if isinstance(one, SourceDocument)] == [2**20] * 100 + [5]
+    assert pool.max_memory() < 20 * 2**20
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:

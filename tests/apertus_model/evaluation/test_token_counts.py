@@ -13,12 +13,12 @@ from transformers import PreTrainedTokenizerFast
 from apertus_model.data.vocabulary import train
 from apertus_model.evaluation.token_counts import (
     Counts,
-    open_tokenizer,
     read_counts,
     renyi_efficiency,
     whole_words,
     words,
 )
+from apertus_model.tokenizer_files import open_tokenizer
 from infra.store.inputs import SourceError
 
 VOCABULARY = {"<unk>": 0, "a": 1, "b": 2, "ab": 3, "c": 4, " ": 5}

@@ -188,6 +188,24 @@ def test_a_source_of_which_nothing_is_left_says_where_it_went(
         bench.run("corpus", "c", corpus_spec(documents, filters=filters), {"tokenizer": tokenizer})
 
 
+@pytest.mark.parametrize(
+    "filters", [[], [{"filter": "length", "min_characters": 1}, {"filter": "exact-duplicates"}]]
+)
+def test_a_source_of_which_everything_is_rejected_says_why(
+    bench: Any, tokenizer: Artifact, tmp_path: Path, filters: list[Any]
+) -> None:
+    for name, content in {"a.txt": b" \n", "b.txt": b"\xef\xbb\xbf", "c.txt": b"\xff"}.items():
+        (tmp_path / name).write_bytes(content)
+    message = r"no document of .* is left: 0 documents \(0 bytes\) read, rejected: 2 empty, 1 not_utf8\. Fix"
+    with pytest.raises(SourceError, match=message):
+        bench.run("corpus", "c", corpus_spec(tmp_path, filters=filters), {"tokenizer": tokenizer})
+    sources = [{"url": str(tmp_path), "format": "text", "include": ["*.txt"]}]
+    with pytest.raises(
+        SourceError, match=r"no document in the files .*; rejected: 2 empty, 1 not_utf8\. Fix"
+    ):
+        bench.run("tokenizer", "t", {"sources": sources, "vocab_size": 512, "bytes_per_source": 9})
+
+
 @pytest.mark.parametrize("workers", [1, slow(2)])
 def test_a_missing_column_ends_the_stage_with_file_and_line(
     bench: Any, tmp_path: Path, tokenizer: Artifact, workers: int

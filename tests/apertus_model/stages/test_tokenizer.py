@@ -62,6 +62,13 @@ def test_each_source_gives_at_most_its_bytes(bench: Any, documents: Path) -> Non
     ]
 
 
+def test_a_source_cut_inside_its_first_character_trains_a_tokenizer(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\u00e9")
+    sources = [{"url": str(tmp_path), "format": "text"}]
+    artifact = bench.run("tokenizer", "t", {"sources": sources, "vocab_size": 512, "bytes_per_source": 1})
+    assert artifact.manifest.metrics["bytes_per_token"] == [0]
+
+
 def test_an_existing_folder_is_taken_over_unchanged(bench: Any, tokenizer: Artifact) -> None:
     folder = _folder(tokenizer)
     artifact = bench.run(
@@ -70,6 +77,52 @@ def test_an_existing_folder_is_taken_over_unchanged(bench: Any, tokenizer: Artif
     assert artifact.bytes("tokenizer.json") == tokenizer.bytes("tokenizer.json")
     assert artifact.manifest.facts | {"vocab_size": 512} == tokenizer.manifest.facts
     assert artifact.manifest.facts["vocab_size"] == 640
+
+
+def test_run_time_state_of_an_imported_file_is_set_aside_with_a_note(
+    bench: Any, tokenizer: Artifact, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        (tmp_path / name).write_bytes(tokenizer.bytes(name))
+    changed = Tokenizer.from_file(str(tokenizer.local("tokenizer.json")))
+    changed.enable_truncation(8)
+    changed.model.dropout = 0.5
+    changed.save(str(tmp_path / "tokenizer.json"))
+    spec = {"path": str(tmp_path), "vocab_size": 512, "bytes_per_source": 1}
+    artifact = bench.run("tokenizer", "imported", spec)
+    assert json.loads(artifact.bytes("tokenizer.json")) == json.loads(tokenizer.bytes("tokenizer.json"))
+    assert artifact.manifest.metrics["set_aside"] == ["truncation", "dropout"]
+    assert f"tokenizer.json of {tmp_path} states truncation, dropout" in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"split_special_tokens": True},
+        {"tokenizer_class": "Qwen2Tokenizer"},
+        {"added_tokens_decoder": {"61": {"content": "<|system_start|>", "lstrip": True, "special": True}}},
+    ],
+)
+def test_a_folder_that_transformers_opens_as_another_tokenizer_is_refused(
+    bench: Any, tokenizer: Artifact, tmp_path: Path, stated: dict[str, Any]
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer.bytes("tokenizer.json"))
+    config = json.loads(tokenizer.bytes("tokenizer_config.json")) | stated
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        SourceError, match=r"transformers opens .* whose tokens of .* Fix: set tokenizer_class"
+    ):
+        bench.run("tokenizer", "other", {"path": str(tmp_path), "vocab_size": 512, "bytes_per_source": 1})
+
+
+def test_a_folder_that_transformers_cannot_open_is_refused(
+    bench: Any, tokenizer: Artifact, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer.bytes("tokenizer.json"))
+    config = json.loads(tokenizer.bytes("tokenizer_config.json")) | {"added_tokens_decoder": {"x": 1}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(SourceError, match="transformers cannot open the tokenizer folder"):
+        bench.run("tokenizer", "other", {"path": str(tmp_path), "vocab_size": 512, "bytes_per_source": 1})
 
 
 def test_hugging_face_renders_conversations_with_the_folder(tokenizer: Artifact) -> None:
