@@ -23,9 +23,9 @@ Layout, below the store's URL:
 
 Invariants: what no marker names is never read. A marker names every file with size and digests
 (`infra.store.records`), which were computed while the file was written (`infra.store.files.writer`) and are
-compared when it is read (`infra.store.files.reader`). A committed file is never rewritten; a marker appears
-whole or not at all, and the first writer wins. The filesystem is called only through
-`infra.store.storage.filesystem`.
+compared when it is read (`infra.store.files.reader`); a document has a checksum of its own content
+(`infra.store.documents`). A committed file is never rewritten; a marker appears whole or not at all, and the
+first writer wins. The filesystem is called only through `infra.store.storage.filesystem`.
 """
 
 from __future__ import annotations
