@@ -321,5 +321,5 @@ def unsealed(document: Any) -> tuple[Any, bool]:
 
 
 def with_checksum(data: bytes) -> bytes:
-    """The bytes that a document is stored as, from those of the document without a checksum."""
-    return to_json(sealed(json.loads(data)))
+    """The bytes that a document is stored as, from those of the document with or without its checksum."""
+    return to_json(sealed(unsealed(json.loads(data))[0]))

@@ -209,7 +209,7 @@ def _lines(rows: Iterable[dict[str, Any]]) -> bytes:
 
 
 def list_with_checksums(data: bytes) -> bytes:
-    """The bytes of a record of files with a checksum in each line, from those of one without."""
+    """The bytes of a record of files with a checksum in each line, from those with or without."""
     return _lines(unsealed(json.loads(line))[0] for line in data.splitlines())
 
 

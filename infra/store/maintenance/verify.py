@@ -101,6 +101,7 @@ def verify(
         on_progress: called with bytes done and bytes in all.
     """
     found = Verified()
+    store.without_checksum.clear()  # what was read before may have one by now
     everything = artifacts(list_files(store))
     with ThreadPoolExecutor(READERS, "verify") as pool:
         named = _read_markers(store, pool, everything, set(everything if chosen is None else chosen), found)

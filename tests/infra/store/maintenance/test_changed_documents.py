@@ -149,8 +149,9 @@ def test_documents_of_an_earlier_release_are_read_and_get_their_checksum(store: 
     found = verify(opened)
     assert (found.damages, found.without_checksum) == ([], sorted(had))
     add_checksums(opened, found.without_checksum)
+    add_checksums(opened, found.without_checksum)  # as another `verify --fix` may just have done
     assert {path: store.read_bytes(path) for path in had} == had
-    assert noticed(store) == set()
+    assert noticed(store) == set() and verify(opened).without_checksum == []
 
 
 def test_a_document_that_is_gone_when_its_checksum_is_added_stays_gone(store: Store) -> None:
