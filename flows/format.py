@@ -5,10 +5,12 @@ Invariant: nothing here knows where it is printed: a terminal, a page of Prefect
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from specs.job import ProgressRow
 
+NAMED = 6  # names in a sentence
 COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}  # by action of a plan
 ROUNDED_UP = 0.9995  # of a magnitude: from here on, three digits round up to the next magnitude
 
@@ -47,6 +49,12 @@ def in_full(value: float, digits: int = 4) -> str:
     if isinstance(value, float) and abs(value) < 10**digits - 0.5:
         return f"{value:,.{digits}g}"
     return f"{value:,.0f}"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first `NAMED` names, and how many more there are."""
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def flop(value: float) -> str:

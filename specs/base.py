@@ -27,7 +27,7 @@ from specs.redaction import without_credentials
 from specs.units import Budget, Reference
 
 Role = Literal["identity", "execution", "reference"]
-FINGERPRINT_FORMAT = 1
+FINGERPRINT_FORMAT = 1  # `apertus verify` recomputes stored fingerprints, and knows this format only
 
 
 class _NoNeutral:
@@ -184,6 +184,11 @@ def fingerprint(kind: str, version: int, fields: dict[str, Any], inputs: dict[st
         "inputs": inputs,
     }
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:32]
+
+
+def hashed_input(fingerprint: str, step: int | None) -> str:
+    """The form of an input in the fingerprint of what is made from it. `step`: that of a checkpoint."""
+    return fingerprint if step is None else f"{fingerprint}@{step}"
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from flows.format import some_of
 from flows.planning.graph import Graph, Node
 from infra.store import Artifact, Store
 from specs.stages.corpus import CorpusPart
 
 TOLERANCE = 0.05
 """The relative difference between a declared and an actual size above which a plan mentions it."""
-NAMED = 6
-"""The most unavailable inputs that the note names; the plan's rows (`--details`) and its JSON (`declared`)
-have all of them."""
 
 
 def own(graph: Graph, node: Node) -> list[str]:
@@ -45,11 +43,9 @@ def notes(
     if graph.unavailable:
         duplicates = graph.duplicates()
         count = sum(bool(unavailable) and name not in duplicates for name, unavailable in waiting.items())
-        names = list(graph.unavailable)
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         found.append(
-            f"declared, unavailable: {', '.join(names[:NAMED])}{more}; the fingerprints of {count} parts are"
-            " provisional, and running them needs the data"
+            f"declared, unavailable: {some_of(list(graph.unavailable))}; the fingerprints of {count} parts"
+            " are provisional, and running them needs the data"
         )
     for node in graph.nodes.values():
         part = node.part

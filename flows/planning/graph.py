@@ -14,7 +14,7 @@ from flows.planning.unavailable import Unavailable
 from infra.store import Artifact, Store
 from infra.store.hugging_face import HubModel
 from infra.store.inputs import Listing
-from specs.base import fingerprint
+from specs.base import fingerprint, hashed_input
 from specs.dependencies import uses
 from specs.launch import Launch
 from specs.pipeline import Pipeline
@@ -40,7 +40,7 @@ class Input:
     @property
     def hashed(self) -> str:
         """The form of the input in the fingerprint of the part that reads it."""
-        return self.fingerprint if self.step is None else f"{self.fingerprint}@{self.step}"
+        return hashed_input(self.fingerprint, self.step)
 
 
 @dataclass(frozen=True)

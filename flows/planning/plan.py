@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
+from flows.format import some_of
 from flows.planning import declared_inputs
 from flows.planning.advice import Given, advise
 from flows.planning.estimate import Estimates, estimate
@@ -22,7 +23,8 @@ from flows.planning.rerun_reason import difference
 from flows.planning.run_records import Records
 from flows.planning.source_usage import SourceUsage, available, usages
 from flows.planning.source_usage import problems as usage_problems
-from infra.store import Artifact, Store
+from infra.store import Store
+from infra.store.documents import Manifest
 from infra.store.inputs import Listing
 from infra.store.writing.lease import holder_of
 from specs.dependencies import checkpoints, order
@@ -228,14 +230,23 @@ def make(
         plan.steps[name] = replace(plan.steps[name], asked_flops=part.flops)
     plan.advice = advise(plan.graph, pipeline, plan.source_usage, plan.estimates)
     plan.graph.notes += plan.advice.notes
+    if records.problem:
+        plan.graph.notes.append(f"what changed since the last run is not known: {records.problem}")
+    if store.without_checksum:
+        documents = some_of(sorted(store.without_checksum))
+        plan.graph.notes.append(
+            f"stored without a checksum, so that a change would not be noticed: {documents};"
+            " `apertus verify --all --fix` adds it"
+        )
     return plan
 
 
 def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
-    """Decides on the action for one part, by its state in the store."""
+    """Decides on the action for one part, by its state in the store. StoreError when the part is finished and
+    its manifest is damaged: it would neither be right to reuse it, nor to make it again unasked."""
     store = plan.store
-    if node.artifact(store).complete:
-        failures = _failed_gates(plan.pipeline, node, store)
+    if (manifest := node.artifact(store).manifest_if_complete()) is not None:
+        failures = _failed_gates(plan.pipeline, node, manifest)
         return Step(node, "reuse", failures[0] if failures else "finished", True, gate_failures=failures)
     if node.end_step is not None and (usable := node.kept_steps(store)):
         ended = [step for step in node.artifact(store).manifest_steps() if step <= node.end_step]
@@ -269,12 +280,12 @@ def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
     return Step(node, "run", difference(node, records), False)
 
 
-def _failed_gates(pipeline: Pipeline, node: Node, store: Store) -> tuple[str, ...]:
+def _failed_gates(pipeline: Pipeline, node: Node, manifest: Manifest) -> tuple[str, ...]:
     stage = pipeline.stages[node.stage]
     if not isinstance(stage, Gated) or node.kind != stage.kind or not stage.gates:
         return ()
-    stored = Artifact(store, node.path).manifest.metrics
-    metrics = {name: value for name, value in stored.items() if isinstance(value, (int, float))}
+    stored = manifest.metrics.items()
+    metrics = {name: value for name, value in stored if isinstance(value, (int, float))}
     return tuple(failure for gate in stage.gates if (failure := gate.failure(metrics)) is not None)
 
 
@@ -368,4 +379,8 @@ def _protected(plan: Plan, records: Records) -> list[Problem]:
             )
             message = f"'{node.name}' is protected and would run again: {why}"
             problems[node.stage] = Problem(path, message, "undo the change, or remove protect: true.")
+        elif records.problem:
+            message = f"'{node.name}' is protected, and it is not known whether it had finished"
+            fix = "mend the store as it says, or remove protect: true."
+            problems[node.stage] = Problem(path, f"{message}: {records.problem}", fix)
     return list(problems.values())

@@ -1,6 +1,7 @@
 """The records of a pipeline's runs in the store: the parts of the last run, and protected parts.
 
-Invariant: a damaged record costs an explanation, never a plan.
+Invariant: a damaged record costs an explanation, never a plan, whose notes name the record. Only a protected
+stage does not run then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from flows.planning.graph import Graph, Node
 from infra.store import Artifact, Store, StoreError, runs
-from infra.store.documents import Protected, to_json
+from infra.store.documents import Protected
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,15 @@ class Records:
     def __init__(self, store: Store, pipeline: str) -> None:
         self.store = store
         self.pipeline = pipeline
+        self.problem = ""  # of the record of the last run, if it is damaged
 
     @cached_property
     def _last(self) -> dict[str, tuple[str, int | None]]:
         stamps = runs.stamps(self.store, self.pipeline)
         try:
             return runs.read(self.store, self.pipeline, stamps[-1]).parts if stamps else {}
-        except StoreError:
+        except StoreError as error:
+            self.problem = str(error)
             return {}
 
     def last(self, name: str) -> Record | None:
@@ -51,7 +54,7 @@ class Records:
         """Records, outside the artifact, that a part of a protected stage has finished, so that its loss is
         noticed."""
         document = Protected(name=node.name, path=node.path, step=node.end_step)
-        self.store.write_once(runs.protected_mark(node.path, node.end_step), to_json(document))
+        self.store.write_document(runs.protected_mark(node.path, node.end_step), document)
 
     def had_finished(self, path: str, step: int | None) -> bool:
         """Whether `protect` has recorded an artifact."""

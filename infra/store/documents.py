@@ -4,12 +4,19 @@ Documents are data of the store, whose writer is unknown: every reader checks a 
 is done with it. What differs from kind to kind (metrics, facts, the resolved spec) stays a dictionary, of
 which the fields that others compute with are checked.
 
+A document is stored with a checksum of its own content (`sealed`), which is compared each time it is read
+(`unsealed`): `Store.write_document` and `Store.read_document` do this, and `infra.store.inputs` for each line
+of a list of files. Documents without a checksum, from an earlier release or another program, are read;
+`apertus verify --fix` adds it. Two kinds never have one: `format.json`, of which one content is accepted, and
+the files of a lease, on which no data depend (`infra.store.writing.lease`).
+
 Invariants: a document that passes has every field that is named here, of the type that is named here. It is
-written with the fields that were stated, and with no others.
+written with the fields that were stated, its checksum, and with no others.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Annotated, Any
 
@@ -17,11 +24,13 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from infra.store.records import DamagedError, FileRecord, LocatedRecord, SingleName, StoreError, StorePath
+from specs.base import canonical_json, fingerprint, hashed_input
 from specs.foreign import Foreign, ForeignError, M, checked
 
 Count = Annotated[int, Field(ge=0, le=2**63)]
 Step = Count | None
 Document = dict[str, Any]
+CHECKSUM = "checksum"
 FIX = "`apertus verify --all --fix` withdraws it, so that it is made again"
 
 
@@ -59,6 +68,11 @@ class Input(Foreign):
     checkpoint: str | None = None
 
     @property
+    def hashed(self) -> str:
+        """The form of the input in the fingerprint of the artifact that was made from it."""
+        return hashed_input(self.fingerprint, self.step)
+
+    @property
     def place(self) -> str | None:
         """The folder of the artifact in the store; None for documents outside it."""
         return None if self.kind == "external" else self.path or f"{self.kind}/{self.fingerprint}"
@@ -82,6 +96,12 @@ class Identity(Foreign):
     name: str
     spec: Annotated[Document, _With(Hashed)]
     inputs: dict[str, Input]  # by role
+
+    @property
+    def computed_fingerprint(self) -> str:
+        """The fingerprint of what the document states, which is the name of the artifact's folder."""
+        inputs = {role: read.hashed for role, read in self.inputs.items()}
+        return fingerprint(self.kind, self.version, self.spec, inputs)
 
 
 class Split(Foreign):
@@ -282,3 +302,24 @@ def to_json(document: Any) -> bytes:
     if isinstance(document, BaseModel):
         document = document.model_dump(exclude_unset=True)
     return (json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def sealed(document: Document) -> Document:
+    """A document, of JSON values only, with its checksum: the SHA-256 of the canonical JSON of the rest."""
+    return document | {CHECKSUM: hashlib.sha256(canonical_json(document).encode()).hexdigest()}
+
+
+def unsealed(document: Any) -> tuple[Any, bool]:
+    """A stored document without its checksum, and whether it had one. ForeignError when its content is not
+    what the checksum was made from."""
+    if not isinstance(document, dict) or CHECKSUM not in document:
+        return document, False
+    content = {name: value for name, value in document.items() if name != CHECKSUM}
+    if sealed(content)[CHECKSUM] != document[CHECKSUM]:
+        raise ForeignError("its content does not match its checksum, so it was changed after it was written")
+    return content, True
+
+
+def with_checksum(data: bytes) -> bytes:
+    """The bytes that a document is stored as, from those of the document with or without its checksum."""
+    return to_json(sealed(unsealed(json.loads(data))[0]))

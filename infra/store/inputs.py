@@ -23,7 +23,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from infra.store.documents import InputFile, Lock, check, to_json
+from infra.store.documents import InputFile, Lock, check, sealed, unsealed
 from infra.store.storage.listing import tree
 from infra.store.store import CHUNK, Store, StoreError
 from specs.base import canonical_json
@@ -238,11 +238,18 @@ def lock(store: Store, listing: Listing, digest: str) -> None:
         rows = (
             InputFile(path=path, size=sizes[path], sha256=sha256) for path, sha256 in listing.contents.items()
         )
-        store.write_once(
-            f"inputs/{digest}{ROWS}", "".join(json.dumps(row.model_dump()) + "\n" for row in rows).encode()
-        )
+        store.write_once(f"inputs/{digest}{ROWS}", _lines(row.model_dump() for row in rows))
     document = Lock(url=listing.url, digest=digest, bytes=listing.bytes, files=len(listing.files))
-    store.write_once(f"inputs/{listing.key}.json", to_json(document))
+    store.write_document(f"inputs/{listing.key}.json", document)
+
+
+def _lines(rows: Iterable[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(sealed(row)) + "\n" for row in rows).encode()
+
+
+def list_with_checksums(data: bytes) -> bytes:
+    """The bytes of a record of files with a checksum in each line, from those with or without."""
+    return _lines(unsealed(json.loads(line))[0] for line in data.splitlines())
 
 
 def recorded_files(store: Store, digest: str) -> list[InputFile] | None:
@@ -252,11 +259,11 @@ def recorded_files(store: Store, digest: str) -> list[InputFile] | None:
     if not store.exists(path):
         return None
     try:
-        rows = [checked(InputFile, json.loads(line)) for line in store.read_bytes(path).splitlines()]
+        lines = [store.unsealed(path, json.loads(line)) for line in store.read_bytes(path).splitlines()]
+        rows = [checked(InputFile, line) for line in lines]
         if digest_of((row.path, row.sha256) for row in rows) == digest:
             return rows
-    except (ValueError, RecursionError):
-        pass
-    raise StoreError(
-        f"'{path}' in the store {store.url} is damaged: its files do not make the digest {digest}; delete it"
-    )
+        problem = f"its files do not make the digest {digest}"
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+    raise StoreError(f"'{path}' in the store {store.url} is damaged: {problem}; delete it")

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from infra.store.documents import Run, RunPart, to_json
-from infra.store.store import Store, StoreError
+from infra.store.documents import Run, RunPart
+from infra.store.store import PROTECTED, Store, StoreError
 from specs.foreign import ForeignError, checked
 
 FOLDER = "runs"
@@ -99,12 +99,12 @@ def write(store: Store, run: str, parts: Mapping[str, tuple[str, int | None]], s
     document = Run(
         parts={name: RunPart(path=path, step=step) for name, (path, step) in parts.items()}, spec=spec
     )
-    store.write_once(f"{FOLDER}/{run}/{next_stamp(store, run)}.json", to_json(document))
+    store.write_document(f"{FOLDER}/{run}/{next_stamp(store, run)}.json", document)
 
 
 def protected_mark(path: str, step: int | None) -> str:
     """The place of the mark, outside the artifact, that a part of a protected stage has finished."""
-    return f"protected/{path.replace('/', '-')}{'' if step is None else f'-{step}'}.json"
+    return f"{PROTECTED}/{path.replace('/', '-')}{'' if step is None else f'-{step}'}.json"
 
 
 def last(store: Store, run: str) -> Record:

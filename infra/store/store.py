@@ -23,9 +23,9 @@ Layout, below the store's URL:
 
 Invariants: what no marker names is never read. A marker names every file with size and digests
 (`infra.store.records`), which were computed while the file was written (`infra.store.files.writer`) and are
-compared when it is read (`infra.store.files.reader`). A committed file is never rewritten; a marker appears
-whole or not at all, and the first writer wins. The filesystem is called only through
-`infra.store.storage.filesystem`.
+compared when it is read (`infra.store.files.reader`); a document has a checksum of its own content
+(`infra.store.documents`). A committed file is never rewritten; a marker appears whole or not at all, and the
+first writer wins. The filesystem is called only through `infra.store.storage.filesystem`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from pydantic import BaseModel
 
-from infra.store.documents import Format, to_json
+from infra.store.documents import Format, to_json, unsealed, with_checksum
 from infra.store.files.reader import CheckedFile
 from infra.store.files.sinks import PART_BYTES
 from infra.store.files.writer import Writer
@@ -48,6 +49,7 @@ from specs.foreign import MAX_BYTES, ForeignError, check_length, checked, parse_
 from specs.redaction import without_credentials
 
 FORMAT = 3
+PROTECTED = "protected"
 CHUNK = 4 * 2**20
 TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30}  # of S3, in seconds; `Retry` tries again
 
@@ -67,6 +69,7 @@ class Store(Filesystem):
         assert PART_BYTES % piece_bytes == 0, "a part is whole pieces"
         super().__init__(fs, root, retry=retry)
         self.piece_bytes = piece_bytes
+        self.without_checksum: set[str] = set()  # documents that were read so
 
     @classmethod
     def open(cls, url: str) -> Store:
@@ -122,9 +125,12 @@ class Store(Filesystem):
             self.write_once("format.json", to_json(Format(format=FORMAT)))
 
     def damaged(self, path: str, error: Exception) -> DamagedError:
-        if path != "format.json":
+        if path == "format.json":
+            fix = f'replace it with a file that contains {{"format": {FORMAT}}}'
+        elif path.startswith(f"{PROTECTED}/"):  # withdrawn, it would protect nothing any more
+            fix = "delete it, then repeat `apertus run` of its recipe, which writes it again"
+        else:
             return super().damaged(path, error)
-        fix = f'replace it with a file that contains {{"format": {FORMAT}}}'
         return DamagedError(f"'{path}' in the store {self.url} is damaged: {error}; {fix}")
 
     def read_json(self, path: str) -> Any:
@@ -139,7 +145,8 @@ class Store(Filesystem):
         return None if found is None else found[1]
 
     def read_document(self, path: str) -> tuple[bytes, Any] | None:
-        """The bytes of a marker and their parsed content, or None when the marker is missing."""
+        """The bytes of a marker and their parsed content without its checksum, or None when the marker is
+        missing. DamagedError when it is not JSON, or its content does not match its checksum."""
         trail.append(f"'{path}' in the store {self.url}")
 
         def ask() -> tuple[bytes, Any] | None:
@@ -148,13 +155,25 @@ class Store(Filesystem):
                 if self.is_local:
                     check_length(self.size(path) or 0, MAX_BYTES)
                 data = self.read_if_there(path)
-                return None if data is None else (data, parse_json(data))
+                return None if data is None else (data, self.unsealed(path, parse_json(data)))
             except ForeignError as error:
                 if data is not None:
                     self.check_whole(path, data)
                 raise self.damaged(path, error) from error
 
         return self.again(f"reading '{path}'", ask)
+
+    def unsealed(self, path: str, document: Any) -> Any:
+        """A parsed document (in a list: one of them) without its checksum, which is compared. ForeignError
+        when it does not match; without one, `without_checksum` has the path from now on."""
+        content, checked_here = unsealed(document)
+        if not checked_here and path != "format.json":
+            self.without_checksum.add(path)
+        return content
+
+    def write_document(self, path: str, document: BaseModel) -> bool:
+        """Writes a document with its checksum, once, as `write_once` does."""
+        return self.write_once(path, with_checksum(to_json(document)))
 
     def reader(self, path: str, record: FileRecord) -> CheckedFile:
         """A file that a marker names, to be read whole or in parts, and checked. Nothing is read yet."""

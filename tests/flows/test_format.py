@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flows.cli.tables import estimate as tables
-from flows.format import amount, flop, headline, in_full, quantity
+from flows.format import amount, flop, headline, in_full, quantity, some_of
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,8 @@ def test_numbers_are_those_of_the_next_magnitude_when_they_round_to_it() -> None
     assert [amount(value) for value in (999.9e6, 999.4e6, 1e9, 0)] == ["1B", "999M", "1B", "-"]
     assert tables.size(999.9e9) == "1 TB" and tables.energy(999.9) == "1 MWh"
     assert [flop(value) for value in (6.744e24, 1e12, 0)] == ["6.74e24", "1e12", "-"]
+
+
+def test_of_many_names_the_first_six_stand_in_a_sentence() -> None:
+    assert some_of([*"abcdef"]) == "a, b, c, d, e, f"
+    assert some_of([*"abcdefgh"]) == "a, b, c, d, e, f and 2 more"

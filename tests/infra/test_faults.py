@@ -34,6 +34,7 @@ from infra.store.maintenance.verify import verify
 from infra.store.records import LocatedRecord
 from infra.store.writing.lease import Leases, Timing
 from infra.store.writing.retention import prune, refer
+from specs.base import fingerprint
 from specs.job import Job
 from tests.infra.committed import damaged
 from tests.infra.faults import HANGS, KINDS, Faults, like
@@ -45,14 +46,14 @@ PART_BYTES = 768
 MEMORY = Path("/dev/shm")
 STAMP = "20200101T000000.000000Z-one"
 Task = Callable[[Store, Path], None]
-DATA, TRAINED = "corpus/" + "c" * 32, "pretrain/" + "f" * 32
+DATA, TRAINED = (f"{kind}/{fingerprint(kind, 1, {'seed': 1}, {})}" for kind in ("corpus", "pretrain"))
 
 
 def job(store: Store, scratch: Path, path: str, **fields: Any) -> Job:
     name = uuid.uuid4().hex[:8]
-    kind, _, fingerprint = path.partition("/")
+    kind, _, made = path.partition("/")
     return Job(
-        node=kind, kind=kind, version=1, fingerprint=fingerprint, spec={}, identity={"seed": 1}, inputs={},
+        node=kind, kind=kind, version=1, fingerprint=made, spec={}, identity={"seed": 1}, inputs={},
         launch={}, store=store.url,
         path=path, attempt=name, scratch=str(scratch / name), progress=str(scratch / "progress"), **fields,
     )  # fmt: skip

@@ -17,9 +17,10 @@ from rich.progress import (
 )
 
 from flows.cli.app import JsonOption, SetOption, StoreOption, app, console, errors, print_json
+from flows.format import some_of
 from flows.planning.parts import build
 from infra.store import Store, StoreError
-from infra.store.maintenance.verify import Verified, verify, withdraw
+from infra.store.maintenance.verify import Verified, add_checksums, verify, withdraw
 from specs.errors import SpecError
 from specs.pipeline import DEFAULT_STORE
 from specs.recipe import load
@@ -30,14 +31,14 @@ def verify_command(
     spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="check the artifacts of SPEC")] = None,
     everything: Annotated[bool, typer.Option("--all", help="check the whole store")] = False,
     fix: Annotated[
-        bool, typer.Option("--fix", help="withdraw what is damaged, so that the next run makes it again")
+        bool, typer.Option("--fix", help="withdraw what is damaged, to be made again; add missing checksums")
     ] = False,
     store: StoreOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read everything that is stored and compare it with its digests. Ends with 1 when something is
-    damaged."""
+    """Read everything that is stored and compare it with its digests. Ends with 1 when something is damaged,
+    or has no checksum yet."""
     if (spec is None) == (not everything):
         raise SpecError.of(
             (), "verify checks either a recipe or a whole store", "name a SPEC, or give --all and --store"
@@ -71,11 +72,13 @@ def verify_command(
         bar = progress.add_task("verifying", total=None)
         found = verify(opened, chosen, lambda done, total: progress.update(bar, completed=done, total=total))
     withdrawn = withdraw(opened, found.damages) if fix else []
+    if fix:
+        add_checksums(opened, found.without_checksum)
     if as_json:
         print_json(to_json(opened, found, withdrawn))
     else:
-        show(console, opened, found, withdrawn)
-    if found.damages:
+        show(console, opened, found, withdrawn, fixed=fix)
+    if found.damages or (found.without_checksum and not fix):
         raise typer.Exit(1)
 
 
@@ -102,13 +105,18 @@ def to_json(store: Store, found: Verified, withdrawn: list[str]) -> dict[str, ob
         "rerun": rerun,
         "kept": kept,
         "withdrawn": withdrawn,
+        "without_checksum": found.without_checksum,
     }
 
 
-def show(console: Console, store: Store, found: Verified, withdrawn: list[str]) -> None:
+def show(console: Console, store: Store, found: Verified, withdrawn: list[str], *, fixed: bool) -> None:
     amount = (
         f"{found.markers} markers and {found.files} files of {found.bytes / 2**20:,.1f} MiB in {store.url}"
     )
+    if found.without_checksum:
+        documents = escape(some_of(found.without_checksum))
+        line = f"checksum added: {documents}" if fixed else f"no checksum: {documents}; --fix adds it"
+        console.print(line, soft_wrap=True)
     if not found.damages:
         console.print(f"{escape(amount)} are what was committed.", soft_wrap=True)
         return

@@ -1,9 +1,11 @@
-"""Checks again what is stored: every marker, and every file that a marker names, piece by piece.
+"""Checks again what is stored: every document against its checksum, every `identity.json` against the
+fingerprint in the name of its folder, and every file that a marker names, piece by piece.
 
 Invariants: `verify` only reads. `withdraw` moves markers below `damaged/`; files stay where they are. It
 withdraws the markers that name a damaged file, so the next run finds the artifact missing and makes it again.
-Stages that read a damaged artifact are named and kept: they compared what they read with its digests when
-they read it.
+The mark of a protected stage is never withdrawn: the stage would lose its protection. Stages that read a
+damaged artifact are named and kept: they compared what they read with its digests when they read it.
+`add_checksums` rewrites documents that have none, and changes nothing that they state.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from infra.store.documents import Lock, Run, check
+from infra.store.documents import FIX, Lock, Protected, Run, with_checksum
 from infra.store.files.reader import CheckedFile
-from infra.store.inputs import ROWS, recorded_files
+from infra.store.inputs import ROWS, list_with_checksums, recorded_files
 from infra.store.reading.artifact import Artifact, quarantine
 from infra.store.reading.walk import ARTIFACT, Listed, artifacts, list_files, open_contents
 from infra.store.records import StoreError
-from infra.store.store import Store
+from infra.store.store import PROTECTED, Store
+from specs.foreign import Foreign, ForeignError, checked
 
 READERS = 8
+RECORDS: dict[str, type[Foreign]] = {"inputs": Lock, PROTECTED: Protected, "runs": Run}  # by folder
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -45,7 +49,8 @@ class Damage:
 @dataclass
 class Verified:
     """The result of a verification: what was read, and which damage was found. `names`: artifact -> name of
-    the stage's part; `readers`: artifact -> the artifacts made from it."""
+    the stage's part; `readers`: artifact -> the artifacts made from it; `without_checksum`: the documents in
+    which a change would not be noticed."""
 
     markers: int = 0
     files: int = 0
@@ -53,6 +58,7 @@ class Verified:
     damages: list[Damage] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     readers: dict[str, list[str]] = field(default_factory=dict)
+    without_checksum: list[str] = field(default_factory=list)
 
     def rerun(self) -> list[dict[str, str]]:
         """The parts whose artifact is damaged, then those that were made from them, nearest first:
@@ -95,11 +101,14 @@ def verify(
         on_progress: called with bytes done and bytes in all.
     """
     found = Verified()
+    store.without_checksum.clear()  # what was read before may have one by now
     everything = artifacts(list_files(store))
     with ThreadPoolExecutor(READERS, "verify") as pool:
         named = _read_markers(store, pool, everything, set(everything if chosen is None else chosen), found)
         if chosen is None:
             _read_records(store, pool, found)
+        broken = {marker for damage in found.damages for marker in damage.markers}
+        found.without_checksum = sorted(store.without_checksum - broken)
         total, done = sum(entry.file.size for entry in named), 0
         found.files, found.bytes = len(named), total
         on_progress(0, total)
@@ -142,7 +151,12 @@ def _read_markers(
         identities[artifact] = contents.identity
         own = f"{artifact}/identity.json"
         damaged = contents.damaged
-        if contents.begun and contents.identity is None:
+        if contents.identity is not None:
+            made = f"{contents.kind}/{contents.identity.computed_fingerprint}"
+            if made != artifact:
+                why = f"what it states is hashed to {made}, which is not its folder"
+                damaged = damaged | {own: f"'{own}' in the store {store.url} is damaged: {why}; {FIX}"}
+        elif contents.begun:
             damaged = {own: f"'{own}' is not in the store {store.url}"} | damaged
         for path, why in damaged.items():
             manifests = (
@@ -171,9 +185,9 @@ def _read_markers(
 
 
 def _read_records(store: Store, pool: ThreadPoolExecutor, found: Verified) -> None:
-    """Checks the records of runs and of documents outside the store, which have no files: they must be JSON,
-    and a list of documents must make its digest."""
-    paths = [f"inputs/{name}" for name in store.names("inputs")]
+    """Checks the records of runs, of protected stages and of documents outside the store, which have no
+    files; a list of documents must make its digest."""
+    paths = [f"{folder}/{name}" for folder in ("inputs", PROTECTED) for name in store.names(folder)]
     paths += [
         f"runs/{pipeline}/{name}"
         for pipeline in store.names("runs")
@@ -186,9 +200,10 @@ def _read_records(store: Store, pool: ThreadPoolExecutor, found: Verified) -> No
             if path.endswith(ROWS):
                 recorded_files(store, path.removeprefix("inputs/").removesuffix(ROWS))
             else:
-                model = Lock if path.startswith("inputs/") else Run
-                check(model, store.read_json(path), f"'{path}' in the store {store.url}")
+                checked(RECORDS[path.split("/")[0]], store.read_json(path))
             return ""
+        except ForeignError as error:
+            return str(store.damaged(path, error))
         except StoreError as error:
             return str(error)
 
@@ -228,6 +243,14 @@ def _side_by_side(
 def withdraw(store: Store, damages: Iterable[Damage]) -> list[str]:
     """Moves the markers of what is damaged below `damaged/<time>/` and returns their paths. A checkpoint of
     which only the rows of metrics are damaged stays: its files are sound."""
-    gone = sorted({marker for damage in damages if not damage.history for marker in damage.markers})
+    named = {marker for damage in damages if not damage.history for marker in damage.markers}
+    gone = sorted(marker for marker in named if not marker.startswith(f"{PROTECTED}/"))
     quarantine(store, reversed(gone))  # a manifest goes before the checkpoint that it names
     return gone
+
+
+def add_checksums(store: Store, documents: Iterable[str]) -> None:
+    """Adds the checksum to documents that were read without one; those that are gone meanwhile stay so."""
+    for path in documents:
+        if (data := store.read_if_there(path)) is not None:
+            store.replace(path, list_with_checksums(data) if path.endswith(ROWS) else with_checksum(data))

@@ -127,8 +127,15 @@ class Artifact:
     @cached_property
     def manifest(self) -> Manifest:
         """The committed manifest. StoreError when it is missing, or is not a manifest."""
-        what = f"'{self.manifest_path}' in the store {self.store.url}"
-        return check_manifest(self.store.read_json(self.manifest_path), self.step, what)
+        return self._manifest(self.store.read_json(self.manifest_path))
+
+    def manifest_if_complete(self) -> Manifest | None:
+        """The manifest, or None when it is missing, in one request. StoreError when it is not a manifest."""
+        document = self.store.read_json_if_there(self.manifest_path)
+        return None if document is None else self._manifest(document)
+
+    def _manifest(self, document: Any) -> Manifest:
+        return check_manifest(document, self.step, f"'{self.manifest_path}' in the store {self.store.url}")
 
     @cached_property
     def identity(self) -> Identity:

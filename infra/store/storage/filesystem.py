@@ -300,7 +300,7 @@ class Filesystem:
             write()
 
     def replace(self, path: str, data: bytes) -> None:
-        """Puts a small file in the place of another one, at once. For files that are not commit markers."""
+        """Puts a small file in the place of another one, at once; never another content of a marker."""
         full = self.full(path)
         if self.is_local:
             self.call(f"writing '{path}'", lambda: local.replace(Path(full), data))

@@ -83,7 +83,7 @@ class Attempt:
 
     def begin(self) -> None:
         """Records what the fingerprint stands for, before any work."""
-        self.store.write_once(f"{self.job.path}/identity.json", to_json(self._identity()))
+        self.store.write_document(f"{self.job.path}/identity.json", self._identity())
         for read in self.job.inputs.values():
             if read.path is not None and read.step is not None:
                 hold(self.store, read.path, read.step, self.job.path)
@@ -175,7 +175,7 @@ class Attempt:
             records[name] = _located(self.store.upload(local, stored), stored)
         self.check_lease()
         unit = Unit(attempt=self.job.attempt, data=data, files=records)
-        self.store.write_once(f"{self.job.path}/units/{key}.json", to_json(unit))
+        self.store.write_document(f"{self.job.path}/units/{key}.json", unit)
 
     def remove_unit(self, key: str) -> None:
         """Removes a unit that others have used up: its marker, then its files."""
@@ -237,7 +237,7 @@ class Attempt:
             created=_now(),
         )
         self.check_lease()
-        self.store.write_once(self.artifact.marker_path(step), to_json(marker))
+        self.store.write_document(self.artifact.marker_path(step), marker)
         return self.artifact.checkpoint(step)
 
     def _flush_history(self, step: int) -> None:
@@ -288,7 +288,7 @@ class Attempt:
             created=_now(),
         )
         self.check_lease()
-        self.store.write_once(Artifact(self.store, self.job.path, step).manifest_path, to_json(manifest))
+        self.store.write_document(Artifact(self.store, self.job.path, step).manifest_path, manifest)
 
 
 def _located(record: FileRecord, path: str) -> LocatedRecord:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from infra.store.documents import Reference, to_json
+from infra.store.documents import Reference
 from infra.store.reading.artifact import Artifact
 from infra.store.records import StoreError
 from infra.store.store import Store
@@ -29,10 +29,8 @@ logger = logging.getLogger(__name__)
 def refer(store: Store, path: str, step: int, referrer: str) -> None:
     """Notes that the artifact `referrer` (`<kind>/<fingerprint>`) starts from the checkpoint of `step` of
     the artifact at `path`."""
-    store.write_once(
-        f"{path}/references/{step:08d}-{referrer.rsplit('/', 1)[-1]}.json",
-        to_json(Reference(referrer=referrer)),
-    )
+    place = f"{path}/references/{step:08d}-{referrer.rsplit('/', 1)[-1]}.json"
+    store.write_document(place, Reference(referrer=referrer))
 
 
 def hold(store: Store, path: str, step: int, referrer: str) -> None:

@@ -76,6 +76,18 @@ def written_artifact(root: Path, kind: str, files: dict[str, bytes], facts: dict
     return Artifact(Store.open(str(root)), f"{kind}/{'f' * 32}")
 
 
+def test_a_manifest_with_the_checksum_of_the_page_is_read(tmp_path: Path) -> None:
+    artifact = written_artifact(tmp_path, "corpus", {}, {"größe": 1e-05})
+    file = tmp_path / artifact.manifest_path
+    rest = json.loads(file.read_text())
+    formula = re.findall(r"`json\.dumps\(rest, ([^`]*)\)`", PAGE)
+    assert formula == ['sort_keys=True, separators=(",", ":")']
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    file.write_text(json.dumps(rest | {"checksum": digest}))
+    assert artifact.manifest.facts == {"größe": 1e-05}
+    assert artifact.store.without_checksum == set()
+
+
 def array(values: list[Any], dtype: str) -> bytes:
     header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({len(values)},), }}"
     header += " " * (-(len(header) + 11) % 64) + "\n"

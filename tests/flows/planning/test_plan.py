@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from flows.planning.plan import Plan, make
-from infra.store import Store
+from infra.store import Store, StoreError
+from infra.store.documents import to_json
+from infra.store.inputs import lock
 from infra.store.reading.artifact import quarantine
 from specs.errors import SpecError
 from specs.recipe import load
@@ -167,6 +169,68 @@ def test_withdrawn_part_is_reported(planned: Planned, store: Store) -> None:
     finish(planned(), "tokenizer")
     quarantine(store, [f"{planned().graph.nodes['tokenizer'].path}/manifest.json"])
     assert planned().steps["tokenizer"].reason == "it was damaged, and is withdrawn"
+
+
+def change_a_digit(store: Store, path: str) -> None:
+    """Adds one to the last digit of a document, which stays valid JSON."""
+    text = store.read_bytes(path).decode()
+    at = max(index for index, sign in enumerate(text) if sign.isdigit())
+    Path(store.full(path)).write_text(text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :])
+
+
+def test_a_finished_part_with_a_changed_manifest_is_neither_reused_nor_rerun(
+    planned: Planned, store: Store
+) -> None:
+    finish(planned())
+    for node in planned().graph.nodes.values():
+        path = node.artifact(store).manifest_path
+        sound = store.read_bytes(path)
+        change_a_digit(store, path)
+        with pytest.raises(StoreError, match=rf"'{path}' .* does not match its checksum.*verify --all --fix"):
+            planned()
+        Path(store.full(path)).write_bytes(sound)
+    assert to_do(planned()) == []
+
+
+def test_documents_whose_recorded_digest_has_changed_are_not_taken_for_others(
+    planned: Planned, store: Store
+) -> None:
+    plan = planned()
+    for name, listing in plan.graph.listings.items():
+        lock(store, listing, plan.graph.digests[name])
+    finish(plan)
+    [path] = [f"inputs/{name}" for name in store.names("inputs") if name.endswith(".json")]
+    change_a_digit(store, path)
+    with pytest.raises(StoreError, match=rf"'{path}' .* does not match its checksum"):
+        planned()
+
+
+def test_a_changed_record_of_the_last_run_is_named_and_a_protected_stage_waits(
+    planned: Planned, store: Store
+) -> None:
+    finish(planned())
+    [record] = store.names("runs/tiny")
+    change_a_digit(store, f"runs/tiny/{record}")
+    other = "stages.pretrain.optimizer.eps=1e-6"
+    [note] = [note for note in planned(other).graph.notes if record in note]
+    assert note.startswith("what changed since the last run is not known: 'runs/tiny/")
+    refused = rf"'pretrain/1' is protected, and it is not known whether it had finished: 'runs/tiny/{record}'"
+    with pytest.raises(SpecError, match=refused):
+        planned("stages.pretrain.protect=true", other)
+
+
+def test_documents_without_a_checksum_are_planned_with_a_note(planned: Planned, store: Store) -> None:
+    finish(planned())
+    assert not [note for note in planned().graph.notes if "checksum" in note]
+    path = f"{planned().graph.nodes['tokenizer'].path}/manifest.json"
+    store.replace(path, to_json(store.read_json(path)))
+    store.without_checksum.clear()
+    plan = planned()
+    assert to_do(plan) == []
+    assert plan.graph.notes[-1] == (
+        f"stored without a checksum, so that a change would not be noticed: {path};"
+        " `apertus verify --all --fix` adds it"
+    )
 
 
 def test_a_parent_step_that_was_not_kept_is_an_error_that_lists_the_kept_ones(planned: Planned) -> None:

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from infra.store import Attempt, Store
+from specs.base import fingerprint
 from specs.job import Job
+
+FINGERPRINT = fingerprint("corpus", 1, {"seed": 1}, {})
 
 
 def attempt(store: Store, tmp_path: Path, name: str = "first", **fields: Any) -> Attempt:
@@ -14,13 +17,13 @@ def attempt(store: Store, tmp_path: Path, name: str = "first", **fields: Any) ->
         "node": "n",
         "kind": "corpus",
         "version": 1,
-        "fingerprint": "f" * 32,
+        "fingerprint": FINGERPRINT,
         "spec": {},
         "identity": {"seed": 1},
         "inputs": {},
         "launch": {},
         "store": store.url,
-        "path": f"corpus/{'f' * 32}",
+        "path": f"corpus/{FINGERPRINT}",
         "attempt": name,
         "scratch": str(tmp_path / f"scratch-{name}"),
         "progress": str(tmp_path / "progress"),

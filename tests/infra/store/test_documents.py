@@ -3,7 +3,9 @@ refused."""
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from infra.store import Attempt, DamagedError, Store, runs
-from infra.store.documents import CheckpointMarker, Manifest, MetricsRow, Seconds, Unit, check, to_json
+from infra.store.documents import (
+    CheckpointMarker,
+    Manifest,
+    MetricsRow,
+    Seconds,
+    Unit,
+    check,
+    to_json,
+    with_checksum,
+)
 from infra.store.files.rows import decode, encode
 from infra.store.inputs import Listed, Listing, lock
 from infra.store.writing import attempt
@@ -135,7 +146,30 @@ def test_what_is_read_is_written_again_as_it_was(store: Store, tmp_path: Path) -
         f"{TRAINED}/manifest-00000010.json": Manifest,
         f"{TRAINED}/checkpoints/00000010.json": CheckpointMarker,
     }.items():
-        assert to_json(check(model, store.read_json(path), path)) == store.read_bytes(path)
+        assert with_checksum(to_json(check(model, store.read_json(path), path))) == store.read_bytes(path)
+
+
+def test_the_checksum_is_the_digest_of_the_rest_as_the_page_on_formats_says(
+    store: Store, tmp_path: Path
+) -> None:
+    write_one_of_each(store, tmp_path)
+    for file in (path for path in Path(store.root).rglob("*.json*") if "leases" not in path.parts):
+        texts = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+        for document in map(json.loads, texts):
+            if file.name == "format.json":
+                assert document == {"format": 3}
+                continue
+            stated = document.pop("checksum")
+            rest = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+            assert stated == hashlib.sha256(rest.encode()).hexdigest()
+
+
+def test_a_document_with_keys_that_are_numbers_is_read_again(store: Store) -> None:
+    stored = Unit(attempt="a", data={"n": {10: 1e-5, 9: -0.0}, "é": [2**70, 1.0, True, None]}, files={})
+    store.write_document("unit.json", stored)
+    again = store.read_json("unit.json")
+    assert again["data"] == {"n": {"10": 1e-5, "9": -0.0}, "é": [2**70, 1.0, True, None]}
+    assert store.without_checksum == set()
 
 
 MARKER: dict[str, Any] = {

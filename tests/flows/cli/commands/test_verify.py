@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from flows.cli.__main__ import app
 from infra.store import Artifact, Store
+from infra.store.documents import to_json
 from tests.infra.store.maintenance.verified import (
     CORPUS,
     change,
@@ -48,6 +49,18 @@ def test_the_command_ends_with_one_when_something_is_damaged_and_fixes_when_told
     assert names == {"rerun": ["my-corpus-c1"], "kept": ["my-pretrain-b1", "my-export-e1"]}
     assert not Artifact(store, CORPUS).complete
     assert command("--all", "--store", store.url)[0] == 0
+
+
+def test_documents_of_an_earlier_release_are_named_until_fix_adds_their_checksum(store: Store) -> None:
+    path = f"{CORPUS}/manifest.json"
+    store.replace(path, to_json(store.read_json(path)))
+    code, output = command("--all", "--store", store.url)
+    assert (code, f"no checksum: {path}; --fix adds it" in output) == (1, True)
+    assert json.loads(command("--all", "--json", "--store", store.url)[1])["without_checksum"] == [path]
+    code, output = command("--all", "--fix", "--store", store.url)
+    assert (code, f"checksum added: {path}" in output) == (0, True)
+    code, output = command("--all", "--store", store.url)
+    assert (code, "checksum" in output) == (0, False)
 
 
 def test_the_command_needs_a_recipe_or_an_existing_store(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def fill(store: Store, scratch: Path) -> str:
     store.write_once("inputs/k1.json", to_json({"digest": "d1", "url": "u"}))
     store.write_once("inputs/d1.files.jsonl", b"")
     trained = maker.training("b", [10, 20, 30], [20], (corpus, None))
-    maker.attempt("pretrain", "b", name="dead").write_bytes("half", b"x")
+    maker.attempt("pretrain", "b", (corpus, None), name="dead").write_bytes("half", b"x")
     store.write_once(f"{trained}/leases/1.json", b"{}")
     return maker.data("export", "c", (trained, 20))
 
@@ -49,8 +49,9 @@ def test_a_copy_has_what_markers_name_and_nothing_else(tmp_path: Path, bucket: s
     export = fill(source, tmp_path / "scratch")
     amount = copy_artifacts(source, target, closure(source, [(export, None)]))
     listing = list_files(target)
+    [trained] = source.names("pretrain")
     assert set(listing) == set(list_files(source)) - {
-        f"pretrain/{'b' * 32}/{name}"
+        f"pretrain/{trained}/{name}"
         for name in (
             *("leases/1.json", "attempts/dead/half", "checkpoints/00000030.json"),
             *("attempts/first/step-00000030/shard", "attempts/first/history/00000030.parquet"),
@@ -127,13 +128,14 @@ def test_what_is_damaged_is_not_copied_and_named(tmp_path: Path, damage: bytes |
     source, target = Store.open(str(tmp_path / "store")), Store.open(str(tmp_path / "target"))
     source.initialise()
     export = fill(source, tmp_path / "scratch")
-    name = f"corpus/{'a' * 32}/attempts/first/data.bin"
+    [corpus] = source.names("corpus")
+    name = f"corpus/{corpus}/attempts/first/data.bin"
     source.remove(name)
     if damage is not None:
         source.write_once(name, damage)
     with pytest.raises(StoreError, match=r"data\.bin' .*nothing that names it was copied"):
         copy_artifacts(source, target, closure(source, [(export, None)]))
-    assert not Artifact(target, f"corpus/{'a' * 32}").complete
+    assert not Artifact(target, f"corpus/{corpus}").complete
     assert not target.exists(name)
 
 

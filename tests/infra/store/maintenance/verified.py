@@ -6,27 +6,39 @@ from pathlib import Path
 from random import Random
 
 from infra.store import Attempt, Store
+from infra.store.documents import Lock, Run
+from specs.base import fingerprint
 from specs.job import InputRef, Job
 
 PIECE = 1024
 DATA = Random(1).randbytes(20 * PIECE + 5)
-CORPUS, TRAINED, EXPORT, OTHER = (
-    f"corpus/{'c1' * 16}",
-    f"pretrain/{'b1' * 16}",
-    f"export/{'e1' * 16}",
-    f"corpus/{'c2' * 16}",
-)
+NAMES: dict[str, str] = {}  # of the parts, by place
+
+
+def place(name: str, *inputs: str) -> str:
+    """The place of the part `my-<kind>-<letter>`."""
+    kind = name.split("-")[1]
+    made = fingerprint(kind, 1, {"name": name}, {f"input-{read}": read.split("/")[1] for read in inputs})
+    NAMES[f"{kind}/{made}"] = name
+    return f"{kind}/{made}"
+
+
+CORPUS, OTHER = place("my-corpus-c1"), place("my-corpus-c2")
+TRAINED = place("my-pretrain-b1", CORPUS)
+EXPORT = place("my-export-e1", TRAINED)
 
 
 def attempt(store: Store, folder: Path, path: str, *inputs: str, step: int | None = None) -> Attempt:
-    kind, _, fingerprint = path.partition("/")
+    kind, _, made = path.partition("/")
     refs = {
-        f"input-{read}": InputRef(kind=read.split("/")[0], fingerprint="0", name=read, path=read)
+        f"input-{read}": InputRef(
+            kind=read.split("/")[0], fingerprint=read.split("/")[1], name=read, path=read
+        )
         for read in inputs
     }
     job = Job(
-        node=f"my-{kind}-{fingerprint[:2]}", kind=kind, version=1, fingerprint=fingerprint, spec={},
-        identity={}, inputs=refs, launch={},
+        node=NAMES[path], kind=kind, version=1, fingerprint=made, spec={},
+        identity={"name": NAMES[path]}, inputs=refs, launch={},
         store=store.url, path=path, attempt="first", scratch=str(folder / "scratch" / path),
         progress=str(folder / "progress"),
         resume_step=step,
@@ -42,8 +54,8 @@ def stored(tmp_path: Path) -> Store:
     opened = Store.open(str(tmp_path / "store"))
     store = Store(opened.fs, opened.root, piece_bytes=PIECE)
     store.initialise()
-    store.write_once("runs/mini/1.json", b'{"parts": {}}')
-    store.write_once("inputs/1.json", b'{"digest": "1"}')
+    store.write_document("runs/mini/1.json", Run(parts={}))
+    store.write_document("inputs/1.json", Lock(digest="1"))
     store.write_once("something/else/note.json", b"no artifact")
     for path in (CORPUS, OTHER):
         corpus = attempt(store, tmp_path, path)

@@ -13,6 +13,7 @@ from infra.store.maintenance.garbage import survey
 from infra.store.maintenance.verify import verify
 from infra.store.reading.walk import artifacts, list_files, open_contents, reach
 from tests.infra.maker import Maker
+from tests.infra.store.attempts import attempt
 
 
 @pytest.fixture
@@ -90,9 +91,12 @@ def test_markers_say_which_files_are_whose(store: Store, maker: Maker) -> None:
 )
 @pytest.mark.parametrize("how", ["folder", "folder with a file", "text", "list"])
 def test_a_document_that_is_something_else_is_damaged_for_every_reader(
-    store: Store, maker: Maker, name: str, how: str
+    store: Store, tmp_path: Path, name: str, how: str
 ) -> None:
-    path = maker.data("corpus", "a")
+    made = attempt(store, tmp_path)
+    made.begin()
+    made.commit(metrics={})
+    path = made.job.path
     place = Path(store.full(f"{path}/{name}"))
     place.unlink(missing_ok=True)
     place.parent.mkdir(exist_ok=True)
