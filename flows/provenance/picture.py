@@ -28,7 +28,7 @@ RESULTS = ("evaluate", "evaluate_reward", "evaluate_tokenizers", "probe", "expor
 
 def svg(found: Lineage, title: str) -> str:
     """A lineage as SVG text."""
-    reads: dict[str, list[str]] = {digest: [] for digest in found.documents}
+    reads: dict[str, list[str]] = {key: [] for key in found.documents}
     reads |= {
         key: list(dict.fromkeys(link.key for link in item.inputs.values()))
         for key, item in found.items.items()
@@ -61,7 +61,7 @@ def svg(found: Lineage, title: str) -> str:
 def _summary(found: Lineage) -> str:
     rows = source_rows(found)
     licences = sorted({row["license"] or "not stated" for row in rows})
-    files = sum(row["files"] for row in rows)
+    files = sum({row["digest"]: row["files"] for row in rows}.values())
     sources = f"{len(rows)} sources" + (f" of {files:,} files" if files else "")
     trained = sum(found.trained_on().values())
     return f"{sources}; licences: {', '.join(licences) or 'none'}" + (
