@@ -18,14 +18,16 @@ from flows.cli.app import (
     make_plan,
     print_json,
 )
+from flows.cli.output import named, write
 from flows.cli.tables.diff import show as show_diff
+from flows.planning.plan import Plan
 from flows.provenance import diff as differences
 from flows.provenance import lineage as lineages
 from flows.provenance.branch import branch as make_branch
 from flows.provenance.lineage import Lineage
 from flows.provenance.lookup import find
 from flows.provenance.picture import svg
-from infra.store import Store, StoreError
+from infra.store import Store
 from specs.errors import SpecError
 from specs.pipeline import DEFAULT_STORE
 
@@ -41,7 +43,14 @@ def branch(
     ],
     name: Annotated[str, typer.Option("--name", help="name of the new pipeline and its stage")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="<name>.yaml beside SPEC by default")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE.yaml",
+            callback=named(".yaml", ".yml"),
+            help="<name>.yaml beside SPEC by default",
+        ),
     ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
@@ -97,15 +106,20 @@ def lineage(
     store: StoreOption = None,
     overrides: SetOption = None,
     files: Annotated[bool, typer.Option("--files", help="list every source file with its SHA-256")] = False,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="draw it")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", callback=named(".svg"), help="draw it")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the lineage of a stage or a model, down to the source files, with licences, filters and counts."""
-    if picture is not None and picture.suffix != ".svg":
-        raise StoreError(f"a picture is written as SVG; name it {picture.with_suffix('.svg')}")
-    found = _of_recipe(spec, stage, store, overrides) if stage is not None else _of_stored(spec, store)
+    made = _planned(spec, stage, store, overrides) if stage is not None else None
+    if made is not None and stage is not None:
+        names = [stage] if stage in made.graph.nodes else made.graph.ends_of(stage)
+        found = [lineages.of_plan(made, names)]
+    else:
+        found = _of_stored(spec, store)
     if picture is not None:
-        picture.write_text(svg(found[0], f"{stage or spec}: what it was made from"), encoding="utf-8")
+        write(picture, svg(found[0], f"{stage or spec}: what it was made from"), made)
     if as_json:
         print_json(_json(found, stage or spec, files))
         return
@@ -121,13 +135,13 @@ def lineage(
         console.print(f"drawn in {escape(str(picture))}", soft_wrap=True)
 
 
-def _of_recipe(spec: str, stage: str, store: str | None, overrides: list[str] | None) -> list[Lineage]:
+def _planned(spec: str, stage: str, store: str | None, overrides: list[str] | None) -> Plan:
     if Path(spec).suffix not in (".yaml", ".yml") and not Path(spec).exists():
         fix = f"for a run, name a part: {spec}:{stage}."
         raise SpecError.of((), "STAGE needs a recipe; this is not a file", fix, spec)
     made = make_plan(spec, store, overrides)
     made.named(stage, spec)
-    return [lineages.of_plan(made, [stage] if stage in made.graph.nodes else made.graph.ends_of(stage))]
+    return made
 
 
 def _of_stored(text: str, store: str | None) -> list[Lineage]:

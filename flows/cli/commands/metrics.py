@@ -1,7 +1,11 @@
-"""`apertus metrics`: every row of training of a run, as one Parquet file."""
+"""`apertus metrics`: every row of training of a run, as one table."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, make_plan
+from flows.cli.output import named, write
 from flows.planning.plan import Plan
 from infra.store import StoreError
 from infra.store.files.rows import decode, encode
@@ -23,7 +28,13 @@ def metrics_command(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="<pipeline>-metrics.parquet by default"),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            callback=named(".parquet", ".csv", ".jsonl"),
+            help=".parquet, .csv or .jsonl; <pipeline>-metrics.parquet by default",
+        ),
     ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
@@ -46,7 +57,7 @@ def metrics_command(
         fix = f"name some of {', '.join(training)}." if training else ""
         raise SpecError.of((), "only stages that train have rows", fix, spec)
     target = output or Path(f"{made.pipeline.name}-metrics.parquet")
-    target.write_bytes(encode(rows))
+    write(target, as_file(rows, target.suffix.lower()), made)
     console.print(f"{len(rows):,} rows are in {escape(str(target))}", soft_wrap=True)
 
 
@@ -72,6 +83,27 @@ def collect(plan: Plan, stages: list[str]) -> list[dict[str, Any]]:
             }
             rows += [{**about, **_flat(row)} for row in decode(data, entry.path)]
     return rows
+
+
+def as_file(rows: list[dict[str, Any]], ending: str) -> bytes:
+    """The rows as the content of a file. In JSON, which has no other word for it, a number that is not finite
+    is null; a row lacks the metrics that it does not have."""
+    if ending == ".parquet":
+        return encode(rows)
+    text = io.StringIO()
+    if ending == ".csv":
+        names = dict.fromkeys(name for row in rows for name in row)
+        writer = csv.DictWriter(text, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        for row in rows:
+            finite = {
+                name: None if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in row.items()
+            }
+            text.write(json.dumps(finite, allow_nan=False) + "\n")
+    return text.getvalue().encode()
 
 
 def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -23,6 +23,7 @@ from flows.cli.app import (
     make_plan,
     print_json,
 )
+from flows.cli.output import named, write
 from flows.cli.tables.layouts import show_search
 from flows.cli.tables.rehearsal import show_part
 from flows.execution import layout_search, rehearsal
@@ -71,7 +72,11 @@ def rehearse(
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="write the report of the run with this rehearsal in it"),
+        typer.Option(
+            metavar="FILE.html",
+            callback=named(".html"),
+            help="write the report of the run with this rehearsal in it",
+        ),
     ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
@@ -142,7 +147,7 @@ def _write_report(target: Path, made: Plan, found: list[rehearsal.PartResult]) -
         )
         for part in found
     ]
-    target.write_text(render(made, parts), encoding="utf-8")
+    write(target, render(made, parts), made)
     errors.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
 
 
