@@ -8,16 +8,18 @@ all.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
+import typer
 from fsspec.implementations.local import LocalFileSystem
 
 from flows.planning.plan import Plan
 from infra.store.storage.local import replace
 from specs.errors import StageError
 
+OUTPUT = ("--output", "-o")
 BEGINNINGS = {  # of what is written, in small letters, by ending
     ".csv": b"run,stage,part,attempt,",
     ".html": b"<!doctype html>",
@@ -28,16 +30,16 @@ BEGINNINGS = {  # of what is written, in small letters, by ending
 }
 
 
-def named(*endings: str) -> Callable[[Path | None], Path | None]:
-    """The callback of an option that names a file with one of these endings. StageError, before the command
-    begins, for another ending, and for a place where the file cannot be written."""
+def file_option(help: str, *endings: str, names: tuple[str, ...] = ()) -> Any:
+    """An option that names a file with one of these endings. StageError, before the command begins, for
+    another ending, and for a place where the file cannot be written."""
 
     def check(path: Path | None) -> Path | None:
         if path is not None:
             _check(path, endings)
         return path
 
-    return check
+    return typer.Option(*names, metavar=f"FILE{endings[0]}", callback=check, help=help)
 
 
 def write(path: Path, content: str | bytes, plan: Plan | None = None) -> None:
@@ -52,8 +54,8 @@ def write(path: Path, content: str | bytes, plan: Plan | None = None) -> None:
 def _check(path: Path, endings: tuple[str, ...]) -> None:
     ending = path.suffix.lower()
     if ending not in endings:
-        what = f"'{path}' does not end in {' or '.join(endings)}"
-        raise StageError(f"{what}, as what is written there. Fix: name it {path.stem or 'file'}{endings[0]}")
+        what = f"'{path}' is no name of a file that ends in {' or '.join(endings)}"
+        raise StageError(f"{what}. Fix: name it {path.stem or 'file'}{endings[0]}")
     folder = path.resolve().parent
     if not os.access(folder, os.W_OK):
         raise StageError(f"'{path}': there is no folder '{folder}' in which it can be written. Fix: make it")

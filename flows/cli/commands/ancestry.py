@@ -18,7 +18,7 @@ from flows.cli.app import (
     make_plan,
     print_json,
 )
-from flows.cli.output import named, write
+from flows.cli.output import OUTPUT, file_option, write
 from flows.cli.tables.diff import show as show_diff
 from flows.planning.plan import Plan
 from flows.provenance import diff as differences
@@ -43,14 +43,7 @@ def branch(
     ],
     name: Annotated[str, typer.Option("--name", help="name of the new pipeline and its stage")],
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE.yaml",
-            callback=named(".yaml", ".yml"),
-            help="<name>.yaml beside SPEC by default",
-        ),
+        Path | None, file_option("<name>.yaml beside SPEC by default", ".yaml", ".yml", names=OUTPUT)
     ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
@@ -106,18 +99,16 @@ def lineage(
     store: StoreOption = None,
     overrides: SetOption = None,
     files: Annotated[bool, typer.Option("--files", help="list every source file with its SHA-256")] = False,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", callback=named(".svg"), help="draw it")
-    ] = None,
+    picture: Annotated[Path | None, file_option("draw it", ".svg")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the lineage of a stage or a model, down to the source files, with licences, filters and counts."""
-    made = _planned(spec, stage, store, overrides) if stage is not None else None
-    if made is not None and stage is not None:
+    if stage is None:
+        made, found = None, _of_stored(spec, store)
+    else:
+        made = _planned(spec, stage, store, overrides)
         names = [stage] if stage in made.graph.nodes else made.graph.ends_of(stage)
         found = [lineages.of_plan(made, names)]
-    else:
-        found = _of_stored(spec, store)
     if picture is not None:
         write(picture, svg(found[0], f"{stage or spec}: what it was made from"), made)
     if as_json:

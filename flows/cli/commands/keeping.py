@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from flows.cli.app import JsonOption, SetOption, StoreOption, app, console, print_json
 from flows.cli.tables import garbage
+from flows.cli.tables.runs import run_rows, runs_table
 from flows.provenance.run_copy import transfer
 from infra.store import Store, StoreError, runs
 from infra.store.maintenance.garbage import survey
@@ -25,14 +26,26 @@ def _existing(store: str | None) -> Store:
 
 
 @app.command("runs")
-def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List the named runs of a store: what `gc` keeps."""
+def list_runs(
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metrics",
+            metavar="NAME",
+            help="show metrics instead: perplexity, evaluate-base:perplexity, 'sft:*'; repeatable",
+        ),
+    ] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the named runs of a store, which `gc` keeps: how each ended, or its metrics, the smallest value of
+    the first metric first. `apertus diff` compares two of them."""
     opened = _existing(store)
-    rows = garbage.run_rows(opened)
+    rows = run_rows(opened, metrics or ())
     if as_json:
         print_json({"store": opened.url, "runs": rows})
     else:
-        console.print(garbage.runs_table(opened, rows))
+        console.print(runs_table(opened, rows))
 
 
 @app.command()

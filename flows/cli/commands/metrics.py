@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, make_plan
-from flows.cli.output import named, write
+from flows.cli.output import OUTPUT, file_option, write
 from flows.planning.plan import Plan
 from infra.store import StoreError
 from infra.store.files.rows import decode, encode
@@ -28,12 +28,10 @@ def metrics_command(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            callback=named(".parquet", ".csv", ".jsonl"),
-            help=".parquet, .csv or .jsonl; <pipeline>-metrics.parquet by default",
+        file_option(
+            "or .csv or .jsonl; <pipeline>-metrics.parquet by default",
+            *(".parquet", ".csv", ".jsonl"),
+            names=OUTPUT,
         ),
     ] = None,
     store: StoreOption = None,

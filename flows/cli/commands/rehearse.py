@@ -23,7 +23,7 @@ from flows.cli.app import (
     make_plan,
     print_json,
 )
-from flows.cli.output import named, write
+from flows.cli.output import file_option, write
 from flows.cli.tables.layouts import show_search
 from flows.cli.tables.rehearsal import show_part
 from flows.execution import layout_search, rehearsal
@@ -71,12 +71,7 @@ def rehearse(
         ),
     ] = None,
     report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.html",
-            callback=named(".html"),
-            help="write the report of the run with this rehearsal in it",
-        ),
+        Path | None, file_option("write the report of the run with this rehearsal in it", ".html")
     ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,

@@ -21,7 +21,7 @@ from flows.cli.app import (
     make_plan,
     print_json,
 )
-from flows.cli.output import named, write
+from flows.cli.output import OUTPUT, file_option, write
 from flows.cli.tables import make_console
 from flows.cli.tables.status import status_rows, status_table
 from flows.inspection.common import Options
@@ -45,14 +45,7 @@ def status(
 def report(
     spec: SpecArgument,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE.html",
-            callback=named(".html"),
-            help="<pipeline>-report.html by default",
-        ),
+        Path | None, file_option("<pipeline>-report.html by default", ".html", names=OUTPUT)
     ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
@@ -90,12 +83,7 @@ def inspect(
     samples: Annotated[
         int, typer.Option(min=1, help="number of samples over which the shares of a mixture are counted")
     ] = 100_000,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.html", callback=named(".html"), help="write an HTML page instead of printing"
-        ),
-    ] = None,
+    html: Annotated[Path | None, file_option("write an HTML page instead of printing", ".html")] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -120,14 +108,7 @@ def inspect(
 @app.command()
 def schema(
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE.json",
-            callback=named(".json"),
-            help="file to write to instead of printing",
-        ),
+        Path | None, file_option("file to write to instead of printing", ".json", names=OUTPUT)
     ] = None,
 ) -> None:
     """Print the JSON Schema of a pipeline file, which editors use to complete and check it."""

@@ -1,4 +1,4 @@
-"""Tables of `apertus gc` and `apertus runs`.
+"""Tables of `apertus gc`.
 
 Invariant: a removal surveys the store again, so that a run that has begun since then keeps its artifacts.
 """
@@ -6,17 +6,15 @@ Invariant: a removal surveys the store again, so that a run that has begun since
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
 from flows.format import amount
 from flows.terminal import empty_table
-from infra.store import Artifact, Store, StoreError, runs
+from infra.store import Store, StoreError
 from infra.store.maintenance import garbage
 from infra.store.maintenance.garbage import Item, Survey, survey
 from specs.units import Duration
@@ -112,46 +110,3 @@ def to_json(store: Store, found: Survey) -> dict[str, Any]:
         "items": items,
         "notes": found.notes,
     }
-
-
-class RunRow(TypedDict):
-    """A named run."""
-
-    name: str
-    started: str  # last start, as ISO 8601 in UTC
-    records: int  # one for each start
-    parts: int
-    finished: int  # number of finished parts
-
-
-def run_rows(store: Store) -> list[RunRow]:
-    """The named runs of a store."""
-    rows: list[RunRow] = []
-    for name in runs.names(store):
-        stamps = runs.stamps(store, name)
-        record = runs.read(store, name, stamps[-1])
-        finished = sum(Artifact(store, path, step).complete for path, step in record.parts.values())
-        started = datetime.fromtimestamp(record.time, UTC).isoformat(timespec="seconds")
-        rows.append(
-            {
-                "name": name,
-                "started": started,
-                "records": len(stamps),
-                "parts": len(record.parts),
-                "finished": finished,
-            }
-        )
-    return rows
-
-
-def runs_table(store: Store, rows: list[RunRow]) -> Table:
-    counted = ("records", "finished")
-    table = empty_table(f"runs in {escape(store.url)}", ("run", "last started", *counted), numbers=counted)
-    for row in rows:
-        table.add_row(
-            f"[bold]{escape(row['name'])}[/]",
-            row["started"],
-            str(row["records"]),
-            f"{row['finished']} of {row['parts']} parts",
-        )
-    return table
