@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from flows.planning.graph import Graph, Node
 from infra.store import Artifact, Store
+from specs.errors import counted
 from specs.stages.corpus import CorpusPart
 
 TOLERANCE = 0.05
@@ -45,10 +46,11 @@ def notes(
     if graph.unavailable:
         duplicates = graph.duplicates()
         count = sum(bool(unavailable) and name not in duplicates for name, unavailable in waiting.items())
+        parts = counted(count, "part")
         names = list(graph.unavailable)
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         found.append(
-            f"declared, unavailable: {', '.join(names[:NAMED])}{more}; the fingerprints of {count} parts are"
+            f"declared, unavailable: {', '.join(names[:NAMED])}{more}; the fingerprints of {parts} are"
             " provisional, and running them needs the data"
         )
     for node in graph.nodes.values():

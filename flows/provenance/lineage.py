@@ -26,6 +26,7 @@ from infra.store import Artifact, Store, StoreError
 from infra.store.documents import Manifest
 from infra.store.inputs import recorded_files
 from infra.store.reading.lineage import lineage
+from specs.errors import counted
 from specs.planted import planted_in
 from specs.stages import TRAINING
 
@@ -229,7 +230,7 @@ def tree(found: Lineage, root: str) -> Tree:
 
 def _label(found: Lineage, item: Item, role: str, at: str) -> str:
     prefix = f"[dim]{role}:[/] " if role else ""
-    numbers = f", {item.steps} steps, {amount(item.tokens)} tokens" if item.steps else ""
+    numbers = f", {counted(item.steps, 'step')}, {amount(item.tokens)} tokens" if item.steps else ""
     action = f"[{COLOURS.get(item.action, 'green' if item.action == 'stored' else 'red')}]{item.action}[/]"
     lines = [
         f"{prefix}[bold]{escape(item.name)}[/]{at} [dim]{item.fingerprint[:8]}[/] {item.kind},"
@@ -243,7 +244,7 @@ def _documents_label(role: str, documents: Documents) -> str:
     facts = (
         ", ".join(str(documents.facts[name]) for name in known if documents.facts.get(name)) or documents.name
     )
-    size = f", {documents.files} files, {amount(documents.bytes)}B" if documents.files else ""
+    size = f", {counted(documents.files, 'file')}, {amount(documents.bytes)}B" if documents.files else ""
     return f"[dim]{role}:[/] {escape(documents.name)} [dim]{documents.digest[:8]}[/] {escape(facts)}{size}"
 
 

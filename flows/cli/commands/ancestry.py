@@ -28,7 +28,7 @@ from flows.provenance.lineage import Lineage
 from flows.provenance.lookup import find
 from flows.provenance.picture import svg
 from infra.store import Store
-from specs.errors import SpecError
+from specs.errors import SpecError, counted
 from specs.pipeline import DEFAULT_STORE
 
 
@@ -56,8 +56,8 @@ def branch(
     )
     console.print(escape(made.text), highlight=False, soft_wrap=True)
     counts = (
-        f"{len(made.shared)} parts are shared with {escape(spec)}, {made.stored} of them stored;"
-        f" {len(made.new)} are new: "
+        f"{counted(len(made.shared), 'part is', 'parts are')} shared with {escape(spec)}, {made.stored} of"
+        f" them stored; {counted(len(made.new), 'is', 'are')} new: "
     )
     console.print(counts + escape(", ".join(made.new)), soft_wrap=True)
     for note in made.notes:

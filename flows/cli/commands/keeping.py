@@ -13,6 +13,7 @@ from flows.cli.tables.runs import run_rows, runs_table
 from flows.provenance.run_copy import transfer
 from infra.store import Store, StoreError, runs
 from infra.store.maintenance.garbage import survey
+from specs.errors import counted
 from specs.pipeline import DEFAULT_STORE
 from specs.units import Duration
 
@@ -55,10 +56,9 @@ def forget(
 ) -> None:
     """Drop the name of a run. The next `gc` removes what no other run reaches."""
     opened = _existing(store)
-    records = runs.forget(opened, name)
+    records = counted(runs.forget(opened, name), "record")
     console.print(
-        f"the run {escape(name)} is forgotten ({records} records); `apertus gc` shows what no other run"
-        " reaches"
+        f"the run {escape(name)} is forgotten ({records}); `apertus gc` shows what no other run reaches"
     )
 
 

@@ -14,10 +14,11 @@ from rich.markup import escape
 
 from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, make_plan
 from flows.cli.output import OUTPUT, file_option, write
+from flows.format import is_number
 from flows.planning.plan import Plan
 from infra.store import StoreError
 from infra.store.files.rows import decode, encode
-from specs.errors import SpecError, did_you_mean
+from specs.errors import SpecError, counted, did_you_mean
 
 
 @app.command("metrics")
@@ -56,7 +57,7 @@ def metrics_command(
         raise SpecError.of((), "only stages that train have rows", fix, spec)
     target = output or Path(f"{made.pipeline.name}-metrics.parquet")
     write(target, as_file(rows, target.suffix.lower()), made)
-    console.print(f"{len(rows):,} rows are in {escape(str(target))}", soft_wrap=True)
+    console.print(f"{counted(len(rows), 'row is', 'rows are')} in {escape(str(target))}", soft_wrap=True)
 
 
 def collect(plan: Plan, stages: list[str]) -> list[dict[str, Any]]:
@@ -84,11 +85,10 @@ def collect(plan: Plan, stages: list[str]) -> list[dict[str, Any]]:
 
 
 def as_file(rows: list[dict[str, Any]], ending: str) -> bytes:
-    """The rows as the content of a file. In JSON, which has no other word for it, a number that is not finite
-    is null; a row lacks the metrics that it does not have."""
+    """The rows as the content of a file. In JSON, a number that is not finite is null."""
+    text = io.StringIO()
     if ending == ".parquet":
         return encode(rows)
-    text = io.StringIO()
     if ending == ".csv":
         names = dict.fromkeys(name for row in rows for name in row)
         writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -96,11 +96,8 @@ def as_file(rows: list[dict[str, Any]], ending: str) -> bytes:
         writer.writerows(rows)
     else:
         for row in rows:
-            finite = {
-                name: None if isinstance(value, float) and not math.isfinite(value) else value
-                for name, value in row.items()
-            }
-            text.write(json.dumps(finite, allow_nan=False) + "\n")
+            infinite = {name for name, value in row.items() if is_number(value) and not math.isfinite(value)}
+            text.write(json.dumps(row | dict.fromkeys(infinite), allow_nan=False) + "\n")
     return text.getvalue().encode()
 
 

@@ -17,6 +17,7 @@ from flows.terminal import empty_table
 from infra.store import Store, StoreError
 from infra.store.maintenance import garbage
 from infra.store.maintenance.garbage import Item, Survey, survey
+from specs.errors import counted
 from specs.units import Duration
 
 
@@ -44,9 +45,9 @@ def _bytes(items: list[Item]) -> int:
 def show(console: Console, store: Store, found: Survey, grace: str, *, removing: bool) -> None:
     """Prints a table of the items to remove, and what stays and why."""
     if found.items:
-        counted = ("artifacts", "files", "size")
+        columns = ("artifacts", "files", "size")
         title = f"what no named run reaches in {escape(store.url)}"
-        table = empty_table(title, ("kind", "stage", "why", *counted), numbers=counted, folded=("why",))
+        table = empty_table(title, ("kind", "stage", "why", *columns), numbers=columns, folded=("why",))
         for (kind, stage, why), items in _groups(found):
             files = sum(item.count for item in items)
             numbers = (f"{len(items):,}", f"{files:,}", f"{amount(_bytes(items))}B")
@@ -62,11 +63,13 @@ def show(console: Console, store: Store, found: Survey, grace: str, *, removing:
         )
     kept = amount(found.bytes - found.freed)
     names = ", ".join(found.runs) or "no run"
-    reached = f"{found.reached} artifacts reached by {escape(names)} or by files younger than {grace}"
+    reached = (
+        f"{counted(found.reached, 'artifact')} reached by {escape(names)} or by files younger than {grace}"
+    )
     console.print(f"{kept}B stay: {reached}", soft_wrap=True)
     if found.live:
-        live = f"{len(found.live)} artifacts may be in use or are younger than {grace}"
-        console.print(f"{live}; they stay with their lineage")
+        live = f"{counted(len(found.live), 'artifact')} may be in use or younger than {grace}"
+        console.print(f"{live}: kept with the lineage")
     for note in found.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
     if found.items and not removing:
@@ -91,7 +94,7 @@ def remove(console: Console, store: Store, grace: float, *, quiet: bool = False)
             store, found, lambda item: progress.update(task, advance=1, name=f"{item.kind} {item.name}")
         )
     if not quiet:
-        console.print(f"{amount(freed)}B of {len(found.items)} items removed")
+        console.print(f"{amount(freed)}B of {counted(len(found.items), 'item')} removed")
     return freed
 
 
