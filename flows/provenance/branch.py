@@ -103,8 +103,6 @@ def branch(
     path = output or Path(spec).parent / f"{name}.yaml"
     if path.resolve() == Path(spec).resolve():
         raise StoreError(f"'{path}' is the recipe to branch; choose another name, or --output")
-    if not path.parent.is_dir():
-        raise StoreError(f"there is no folder '{path.parent}' to write {path.name} to")
 
     draft = Draft(
         pipeline, name, os.path.relpath(Path(spec).resolve(), path.resolve().parent), extended(spec).data
