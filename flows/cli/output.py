@@ -56,13 +56,19 @@ def _check(path: Path, endings: tuple[str, ...]) -> None:
     if ending not in endings:
         what = f"'{path}' is no name of a file that ends in {' or '.join(endings)}"
         raise StageError(f"{what}. Fix: name it {path.stem or 'file'}{endings[0]}")
-    folder = path.resolve().parent
+    try:
+        folder = path.resolve().parent
+    except (ValueError, RuntimeError, OSError) as error:  # a NUL, a loop of links
+        raise StageError(f"'{path}' is no name of a file: {error}") from error
     if not os.access(folder, os.W_OK):
         raise StageError(f"'{path}': there is no folder '{folder}' in which it can be written. Fix: make it")
     begin = BEGINNINGS.get(ending)
     if begin is None or not path.exists():
         return
-    there = path.read_bytes()[: len(begin)].lower() if path.is_file() else b"a folder"
+    there = b"no file"
+    if path.is_file():
+        with path.open("rb") as file:
+            there = file.read(len(begin)).lower()
     if there and there != begin:
         raise StageError(f"'{path}' exists, and is not what this command writes. Fix: name another file")
 

@@ -113,6 +113,16 @@ def test_what_a_command_wrote_it_replaces_and_nothing_else(done: Plan, recipe: P
         target.unlink()
 
 
+@pytest.mark.parametrize(("command", "option"), WRITERS)
+def test_odd_names_are_messages(command: str, option: str, recipe: Path) -> None:
+    ending = written(command, option, recipe, "").rstrip().rpartition("Fix: name it file")[2]
+    loop, folder = recipe.parent / f"loop{ending}", recipe.parent / f"folder{ending}"
+    loop.symlink_to(loop)
+    folder.mkdir()
+    for target in (f"a\0b{ending}", loop, folder, recipe.parent / ("x" * 300 + ending)):
+        written(command, option, recipe, target)
+
+
 @pytest.fixture
 def pages(tmp_path: Path, store: Store) -> Plan:
     """A plan whose source is pages of HTML."""
