@@ -65,6 +65,12 @@ def a(noun: str) -> str:
     return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"
 
 
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number with its noun: `1 document`, `1,204 documents`. `several`: the plural, if it is not `one` with
+    an s."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """`did you mean 'lr'?`, or the first `LISTED` candidates."""
     names = sorted(set(candidates))

@@ -27,6 +27,7 @@ from apertus_model.data.megatron import TokenFile, TokenFileWriter, token_dtype
 from apertus_model.data.rejects import RejectsWriter, Removed, read_rejects, url_of
 from infra.store import Artifact
 from infra.store.inputs import SourceError
+from specs.errors import counted
 from specs.filters import NearDuplicatesFilter, labels
 from specs.stages.conversations import ConversationSource
 
@@ -138,7 +139,7 @@ class AllConversations:
         if 0 < count < len(self):
             return mask
         if groups < 2:
-            left = f"{len(self)} conversations are left, of {groups} groups"
+            left = f"{counted(len(self), 'conversation is', 'conversations are')} left, of one group"
             raise SourceError(f"{left}; training and held-out split need one group each")
         if count:
             raise SourceError(

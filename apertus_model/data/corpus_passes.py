@@ -28,6 +28,7 @@ from apertus_model.stop import StopSignal
 from apertus_model.work import run_units
 from infra.store import Attempt
 from infra.store.inputs import SourceError
+from specs.errors import counted
 from specs.filters import labels
 from specs.job import Job
 
@@ -156,9 +157,7 @@ class Passes:
                 " check the globs, the format or the filters"
             )
         if total < 2:
-            raise SourceError(
-                f"{total} documents are left after filtering; training and held-out split need one each"
-            )
+            raise SourceError("1 document is left after filtering; training and held-out split need one each")
         if not train:
             raise SourceError(
                 f"holdout {share} holds out all {total} documents. Fix: lower the share, or add documents"
@@ -283,8 +282,9 @@ def _by_place(pair: tuple[int, ...]) -> bytes:
 
 
 def counts_line(counts: dict[str, dict[str, int]]) -> str:
-    """The counts in words: `812 documents (5021344 bytes) read, rejected: 2 not_utf8, dropped: 17 length`."""
-    text = f"{counts['read']['documents']} documents ({counts['read']['bytes']} bytes) read"
+    """The counts in words: `812 documents (5,021,344 bytes) read, rejected: 2 not_utf8, dropped: 7 pii`."""
+    read = counts["read"]
+    text = f"{counted(read['documents'], 'document')} ({counted(read['bytes'], 'byte')}) read"
     for group in ("rejected", "dropped"):
         parts = [f"{number} {name}" for name, number in sorted(counts[group].items()) if number]
         text += f", {group}: {', '.join(parts)}" if parts else ""

@@ -28,6 +28,7 @@ from apertus_model.work.units import spans
 from infra.liveness import BEAT_SECONDS, LOST_SECONDS, Beats
 from infra.store import Attempt
 from infra.store.documents import to_json
+from specs.errors import counted
 from specs.job import Failure
 
 
@@ -170,7 +171,9 @@ class _Workers:
             self._losses[left[0]] += 1  # the worker had begun this unit
             if not failure.again or self._losses[left[0]] == MOST_LOSSES:
                 raise error_of(failure)
-            print(f"{len(left)} units are submitted again: {failure.message}", flush=True)
+            print(
+                f"{counted(len(left), 'unit is', 'units are')} submitted again: {failure.message}", flush=True
+            )
             del self.waiting[worker]
             keys += left
         if keys:

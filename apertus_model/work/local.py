@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from apertus_model.work.messages import MOST_LOSSES, Committed, WorkerLost, error_of
-from specs.errors import StageError
+from specs.errors import StageError, counted
 from specs.job import Failure, Job
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -86,7 +86,7 @@ def run_in_processes(job: Job, keys: list[str], workers: int) -> Generator[str, 
             pool.keys.appendleft(key)
             pool.start(worker.number)
         if pool.keys:
-            raise WorkerLost(f"no worker is left for {len(pool.keys)} units")
+            raise WorkerLost(f"no worker is left for {counted(len(pool.keys), 'unit')}")
     finally:
         pool.close()
 

@@ -18,7 +18,7 @@ from flows.format import amount
 from flows.planning.plan import Plan, make
 from infra.store import Store, StoreError
 from infra.store.inputs import Listing
-from specs.errors import SpecError, StageError
+from specs.errors import SpecError, StageError, counted
 from specs.foreign import trail
 from specs.recipe import load
 from specs.redaction import redacted
@@ -95,9 +95,8 @@ def make_plan(spec: str, store: str | None, overrides: list[str] | None, ask_net
 
     def reading(name: str, listing: Listing) -> None:
         if listing.bytes > 2**28:
-            errors.print(
-                f"reading source {name} for its digest: {len(listing.files)} files, {amount(listing.bytes)}B"
-            )
+            files = f"{counted(len(listing.files), 'file')}, {amount(listing.bytes)}B"
+            errors.print(f"reading source {name} for its digest: {files}")
 
     return make(pipeline, opened, reading, ask_network=ask_network)
 

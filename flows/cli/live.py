@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from threading import Event, RLock, Thread
 from typing import Any
 
 from rich.console import Console
@@ -24,7 +25,8 @@ from flows.planning.plan import Step
 from specs.job import ProgressRow
 
 DONE = {"finished": "[green]done[/]", "reused": "[green]kept[/]"}
-PLAIN_INTERVAL = 5.0
+PLAIN_INTERVAL = 5.0  # seconds
+REFRESH_INTERVAL = 0.1  # seconds
 
 
 class _TimeLeft(TimeRemainingColumn):
@@ -34,10 +36,30 @@ class _TimeLeft(TimeRemainingColumn):
         return Text() if task.fields.get("parts") else super().render(task)
 
 
-class Live:
-    """Bars in a terminal: running parts, progress, tokens per second, loss, time left."""
+class OneWriter(Console):
+    """A console for several threads: what one prints is laid out and written before another begins. Rich
+    locks the writing alone, and moves the cursor to the beginning of the bars as they were at the layout."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    _turn = RLock()
+
+    def __enter__(self) -> Console:
+        self._turn.acquire()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            super().__exit__(*error)
+        finally:
+            self._turn.release()
+
+
+class Live:
+    """Bars in a terminal: running parts, progress, tokens per second, loss, time left.
+
+    Invariant: whatever draws or prints has its turn at the console before it takes the locks of the bars.
+    """
+
+    def __init__(self, console: OneWriter, total: int) -> None:
         self.console = console
         self.display = Progress(
             SpinnerColumn(),
@@ -46,8 +68,8 @@ class Live:
             TextColumn("{task.fields[numbers]}"),
             TimeElapsedColumn(),
             _TimeLeft(compact=True),
-            console=console,
-            transient=False,
+            console=self.console,
+            auto_refresh=False,  # by a thread that has no turn
         )
         self.total = total
         self.whole = self.display.add_task(
@@ -55,25 +77,40 @@ class Live:
         )
         self.bars: dict[str, TaskID] = {}
         self.finished: set[str] = set()
+        self._over = Event()
+        self._refresher = Thread(target=self._refresh, daemon=True)
 
     def __enter__(self) -> Live:
-        self.display.start()
+        with self.console:
+            self.display.start()
+        self._refresher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.display.stop()
+        self._over.set()
+        self._refresher.join()
+        with self.console:
+            self.display.stop()
+
+    def _refresh(self) -> None:
+        while not self._over.wait(REFRESH_INTERVAL):
+            with self.console:
+                self.display.refresh()
 
     def begin(self, step: Step) -> None:
         name = step.node.name
-        if name in self.bars:
-            self.display.remove_task(self.bars[name])
-        self.bars[name] = self.display.add_task(f"[cyan]{escape(name)}[/]", total=None, numbers="starting")
+        with self.console:
+            if name in self.bars:
+                self.display.remove_task(self.bars[name])
+            self.bars[name] = self.display.add_task(
+                f"[cyan]{escape(name)}[/]", total=None, numbers="starting"
+            )
 
     def line(self, name: str, text: str) -> None:
         """A stage's own lines go to its log."""
 
     def note(self, name: str, text: str) -> None:
-        self.display.console.print(f"[yellow]note[/] {escape(name)}: {escape(text)}", soft_wrap=True)
+        self.console.print(f"[yellow]note[/] {escape(name)}: {escape(text)}", soft_wrap=True)
 
     def progress(self, name: str, row: ProgressRow) -> None:
         if name in self.bars:
@@ -81,13 +118,14 @@ class Live:
 
     def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None:
         name = step.node.name
-        if name in self.bars:
-            self.display.remove_task(self.bars.pop(name))
-        self.display.console.print(finished_line(step, outcome, seconds, metrics))
-        if outcome in DONE and name not in self.finished:
-            self.finished.add(name)
-            numbers = f"{len(self.finished)} of {self.total} parts"
-            self.display.update(self.whole, completed=len(self.finished), numbers=numbers)
+        with self.console:
+            if name in self.bars:
+                self.display.remove_task(self.bars.pop(name))
+            self.console.print(finished_line(step, outcome, seconds, metrics))
+            if outcome in DONE and name not in self.finished:
+                self.finished.add(name)
+                numbers = f"{len(self.finished)} of {self.total} parts"
+                self.display.update(self.whole, completed=len(self.finished), numbers=numbers)
 
 
 class Plain:
@@ -135,4 +173,4 @@ def finished_line(step: Step, outcome: str, seconds: float, metrics: dict[str, A
 
 
 def watcher(console: Console, total: int) -> Live | Plain:
-    return Live(console, total) if console.is_terminal else Plain(console)
+    return Live(OneWriter(emoji=False), total) if console.is_terminal else Plain(console)

@@ -16,9 +16,10 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -34,9 +35,11 @@ from flows.execution.runner import Observer, Runner, StageFailed
 from flows.execution.watchdog import guard
 from flows.format import describe
 from flows.planning.plan import Plan, Step, decide, make
+from flows.planning.run_records import Records
 from flows.planning.stage_choice import select
 from flows.report import render
-from infra.store import Store
+from infra.store import Store, StoreError
+from infra.store.documents import Outcome, RunEnd
 from specs.job import ProgressRow
 from specs.profiles import Profile, load_profile
 from specs.recipe import load
@@ -272,13 +275,34 @@ def run_plan(run: Run, until: str | None, only: str | None) -> None:
     session = Session(run, select(run.plan, until, only, profile=run.profile))
     session.runner.prepare()
     try:
-        walk(session)
+        with _recorded(session, f"--until {until}" if until else f"--only {only}" if only else ""):
+            walk(session)
     except PipelineFailed as error:
         _publish(session.plan, error.reasons)
         raise
     finally:
         run.plan = session.plan
     _publish(session.plan, {})
+
+
+@contextmanager
+def _recorded(session: Session, asked: str) -> Iterator[None]:
+    """Records how the run ended. `asked`: what a run was asked for that does not run everything."""
+    begun, reason = datetime.now(UTC), asked
+    outcome: Outcome = "finished"
+    try:
+        yield
+    except BaseException as error:
+        stopped = isinstance(error, WorkerLost) or not isinstance(error, Exception)
+        outcome = "interrupted" if stopped else "failed"
+        reason = redacted(str(error) or STOPPED_BY.get(type(error).__name__, type(error).__name__))
+        raise
+    finally:
+        plan, seconds = session.plan, (datetime.now(UTC) - begun).total_seconds()
+        started = begun.isoformat(timespec="seconds")
+        end = RunEnd(outcome=outcome, reason=reason, started=started, seconds=round(seconds, 1))
+        with suppress(OSError, StoreError):  # a run without the record of its end is listed as such
+            Records(plan.store, plan.pipeline.name).write(plan.graph, plan.pipeline.to_json(), end)
 
 
 def _publish(plan: Plan, failed: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ from flows.planning.graph import Node
 from flows.planning.mixtures import corpora
 from flows.planning.plan import Plan
 from flows.terminal import empty_table
+from specs.errors import counted
 
 
 class Use(TypedDict):
@@ -115,11 +116,11 @@ def _stage(plan: Plan, segment: Node) -> str:
 
 def show(console: Console, found: Mixture) -> None:
     title = (
-        f"mixture {found['name']}, seed {found['seed']}: {len(found['sources'])} sources over the first"
-        f" {found['samples']:,} samples"
+        f"mixture {found['name']}, seed {found['seed']}: {counted(len(found['sources']), 'source')} over"
+        f" the first {counted(found['samples'], 'sample')}"
     )
-    counted = ("weight", "asked", "realised", "off by", "bound", "tokens")
-    table = empty_table(title, ("source", *counted), numbers=counted)
+    numbers = ("weight", "asked", "realised", "off by", "bound", "tokens")
+    table = empty_table(title, ("source", *numbers), numbers=numbers)
     passes = ("passes", "allowed")
     uses = empty_table("passes, at the end of a stage", ("source", "stage", *passes), numbers=passes)
     for row in sorted(found["sources"], key=lambda row: -row["share"]):

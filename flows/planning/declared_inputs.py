@@ -13,6 +13,7 @@ from collections.abc import Callable
 from flows.format import some_of
 from flows.planning.graph import Graph, Node
 from infra.store import Artifact, Store
+from specs.errors import counted
 from specs.stages.corpus import CorpusPart
 
 TOLERANCE = 0.05
@@ -44,8 +45,8 @@ def notes(
         duplicates = graph.duplicates()
         count = sum(bool(unavailable) and name not in duplicates for name, unavailable in waiting.items())
         found.append(
-            f"declared, unavailable: {some_of(list(graph.unavailable))}; the fingerprints of {count} parts"
-            " are provisional, and running them needs the data"
+            f"declared, unavailable: {some_of(list(graph.unavailable))}; the fingerprints of"
+            f" {counted(count, 'part')} are provisional, and running them needs the data"
         )
     for node in graph.nodes.values():
         part = node.part

@@ -28,7 +28,7 @@ from infra.store.documents import Manifest
 from infra.store.inputs import Listing
 from infra.store.writing.lease import holder_of
 from specs.dependencies import checkpoints, order
-from specs.errors import FieldPath, Problem, SpecError, did_you_mean
+from specs.errors import FieldPath, Problem, SpecError, counted, did_you_mean
 from specs.pipeline import Pipeline
 from specs.stages.gates import Gated
 from specs.stages.training import Segment
@@ -270,7 +270,7 @@ def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
     if stored:
         units = len(store.names(f"{node.path}/units"))
         reason = (
-            f"it was interrupted; {units} units of work are stored"
+            f"it was interrupted; {counted(units, 'unit of work is', 'units of work are')} stored"
             if units
             else "it was interrupted before anything was committed"
         )

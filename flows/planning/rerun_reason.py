@@ -1,7 +1,8 @@
 """Explains why a part that is not stored has to run: its differences from the most similar stored part.
 
 It is compared with the part of the same name in the last run of the pipeline, or else with the stored
-artifact of the same kind that has the fewest differing fields.
+artifact of the same kind that has the fewest differences, if it shares most of the part's identity. A store
+holds the work of unrelated recipes too, whose parts explain nothing: a part without such an artifact is new.
 """
 
 from __future__ import annotations
@@ -20,15 +21,12 @@ SHOWN = 3
 def difference(node: Node, records: Records) -> str:
     """The reason why a part that is not stored has to run: fields with their old and new values."""
     candidates = [
-        identity
+        (reasons, identity)
         for path in _candidates(node, records)
         if (identity := Artifact(records.store, path).readable_identity) is not None
+        and 2 * len(reasons := _reasons(node, identity)) < len({**flatten(node.identity), **node.inputs})
     ]
-    best = min(
-        ((_reasons(node, identity), identity) for identity in candidates),
-        key=lambda pair: len(pair[0]),
-        default=None,
-    )
+    best = min(candidates, key=lambda pair: len(pair[0]), default=None)
     last = records.last(node.name)
     if (
         last is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.planning.graph import Graph, Node
 from infra.store import Artifact, Store, StoreError, runs
-from infra.store.documents import Protected
+from infra.store.documents import Protected, RunEnd
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Records:
         self.problem = ""  # of the record of the last run, if it is damaged
 
     @cached_property
-    def _last(self) -> dict[str, tuple[str, int | None]]:
+    def _last(self) -> runs.Record | None:
         stamps = runs.stamps(self.store, self.pipeline)
         try:
-            return runs.read(self.store, self.pipeline, stamps[-1]).parts if stamps else {}
+            return runs.read(self.store, self.pipeline, stamps[-1]) if stamps else None
         except StoreError as error:
             self.problem = str(error)
-            return {}
+            return None
 
     def last(self, name: str) -> Record | None:
         """The artifact of the part with this name in the last run."""
-        entry = self._last.get(name)
+        entry = self._last.parts.get(name) if self._last else None
         return Record(self.store, *entry) if entry else None
 
     def protect(self, node: Node) -> None:
@@ -60,14 +60,17 @@ class Records:
         """Whether `protect` has recorded an artifact."""
         return self.store.exists(runs.protected_mark(path, step))
 
-    def write(self, graph: Graph, spec: dict[str, Any]) -> None:
+    def write(self, graph: Graph, spec: dict[str, Any], end: RunEnd | None = None) -> None:
         """Records that a run refers to these parts; `spec` is the resolved recipe."""
-        runs.write(self.store, self.pipeline, _parts(graph), spec)
+        runs.write(self.store, self.pipeline, _parts(graph), spec, end)
 
-    def keep(self, graph: Graph, spec: dict[str, Any]) -> None:
-        """Writes a record, unless the last one refers to the same parts."""
-        if self._last != _parts(graph):
-            self.write(graph, spec)
+    def keep(self, graph: Graph, spec: dict[str, Any], end: RunEnd | None = None) -> None:
+        """Writes a record, unless the last one refers to the same parts and, if the run has ended, ended in
+        the same way."""
+        last = self._last
+        ended = end is not None and (last is None or last.end is None or last.end.outcome != end.outcome)
+        if last is None or last.parts != _parts(graph) or ended:
+            self.write(graph, spec, end)
 
 
 def _parts(graph: Graph) -> dict[str, tuple[str, int | None]]:

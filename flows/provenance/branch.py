@@ -25,6 +25,7 @@ from flows.planning.graph import Node
 from flows.planning.plan import Plan, make
 from flows.provenance.branch_file import Draft, written
 from infra.store import Store, StoreError
+from infra.store.storage.local import write_once
 from infra.store.writing.retention import hold, refer
 from specs.compose import expand, extended
 from specs.dependencies import CHECKPOINT, uses
@@ -102,8 +103,6 @@ def branch(
     path = output or Path(spec).parent / f"{name}.yaml"
     if path.resolve() == Path(spec).resolve():
         raise StoreError(f"'{path}' is the recipe to branch; choose another name, or --output")
-    if not path.parent.is_dir():
-        raise StoreError(f"there is no folder '{path.parent}' to write {path.name} to")
 
     draft = Draft(
         pipeline, name, os.path.relpath(Path(spec).resolve(), path.resolve().parent), extended(spec).data
@@ -122,15 +121,13 @@ def branch(
     if (changed := _changed(plan, branched, start)) is not None:
         raise _not_shared(*changed, name)
     existed = path.exists()
-    if existed and path.read_text(encoding="utf-8") != text:
-        raise StoreError(
-            f"'{path}' exists and is another file; choose another name, or --output, or remove it"
-        )
+    taken = f"'{path}' exists and is another file; choose another name, or --output, or remove it"
+    if existed and path.read_bytes() != text.encode():
+        raise StoreError(taken)
     before = {node.path for node in plan.graph.nodes.values()}
     _refer(branched, before)
-    if not existed:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
+    if not existed and not write_once(path, text.encode()):
+        raise StoreError(taken)
     shared = [node.name for node in branched.graph.nodes.values() if node.path in before]
     stored = sum(branched.steps[part].action == "reuse" for part in shared)
     return Made(

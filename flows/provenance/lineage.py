@@ -11,7 +11,7 @@ when it was made; nothing is inferred.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 from rich.markup import escape
@@ -26,20 +26,26 @@ from infra.store import Artifact, Store, StoreError
 from infra.store.documents import Manifest
 from infra.store.inputs import recorded_files
 from infra.store.reading.lineage import lineage
+from specs.errors import counted
 from specs.planted import planted_in
 from specs.stages import TRAINING
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Files outside the store, with the digest of their content. `facts`: url, format, language, license,
-    as far as they are known."""
+    """A source: files outside the store, as the parts that read them state them. Several sources may read
+    the same files, in different ways. `digest`: of the files' content; `facts`: url, format, language,
+    license, as far as they are known."""
 
     name: str
     digest: str
     facts: dict[str, Any]
     files: int = 0
     bytes: int = 0
+
+    @property
+    def key(self) -> str:
+        return f"{self.name} {self.digest}"
 
 
 @dataclass(frozen=True)
@@ -135,10 +141,9 @@ def of_plan(plan: Plan, names: list[str]) -> Lineage:
             source, listing = plan.pipeline.sources.get(read.name), plan.graph.listings.get(read.name)
             facts = source.to_json() if source else plan.graph.facts_of(plan.pipeline, read.name)
             size = (len(listing.files), listing.bytes) if listing else (0, 0)
-            found.documents.setdefault(
-                read.fingerprint, Documents(read.name, read.fingerprint, dict(facts), *size)
-            )
-            inputs[role] = Link(read.fingerprint)
+            documents = Documents(read.name, read.fingerprint, dict(facts), *size)
+            found.documents[documents.key] = documents
+            inputs[role] = Link(documents.key)
         artifact = node.artifact(plan.store)
         manifest = artifact.manifest if step.action == "reuse" else None
         steps, tokens = (at - node.start_step, node.tokens_until(at)) if at is not None else (0, 0)
@@ -174,12 +179,14 @@ def of_store(store: Store, path: str, step: int | None) -> Lineage:
                 inputs[role] = Link(_key(read.place, read.step), read.step)
                 continue
             digest = read.fingerprint
-            inputs[role] = Link(digest)
-            facts, rows = ancestor.source(role), recorded_files(store, digest)
+            rows = recorded_files(store, digest)
             size = (len(rows), sum(row.size for row in rows)) if rows is not None else (0, 0)
-            before = found.documents.get(digest)
-            known = {name: value for name, value in (before.facts if before else {}).items() if value}
-            found.documents[digest] = Documents(read.name or digest[:8], digest, {**facts, **known}, *size)
+            documents = Documents(read.name or digest[:8], digest, ancestor.source(role), *size)
+            if (before := found.documents.get(documents.key)) is not None:
+                known = {name: value for name, value in before.facts.items() if value}
+                documents = replace(documents, facts=documents.facts | known)
+            found.documents[documents.key] = documents
+            inputs[role] = Link(documents.key)
         action = "stored" if ancestor.manifest or ancestor.step is not None else "gone"
         identity = ancestor.identity
         found.items[key] = Item(
@@ -223,7 +230,7 @@ def tree(found: Lineage, root: str) -> Tree:
 
 def _label(found: Lineage, item: Item, role: str, at: str) -> str:
     prefix = f"[dim]{role}:[/] " if role else ""
-    numbers = f", {item.steps} steps, {amount(item.tokens)} tokens" if item.steps else ""
+    numbers = f", {counted(item.steps, 'step')}, {amount(item.tokens)} tokens" if item.steps else ""
     action = f"[{COLOURS.get(item.action, 'green' if item.action == 'stored' else 'red')}]{item.action}[/]"
     lines = [
         f"{prefix}[bold]{escape(item.name)}[/]{at} [dim]{item.fingerprint[:8]}[/] {item.kind},"
@@ -237,7 +244,7 @@ def _documents_label(role: str, documents: Documents) -> str:
     facts = (
         ", ".join(str(documents.facts[name]) for name in known if documents.facts.get(name)) or documents.name
     )
-    size = f", {documents.files} files, {amount(documents.bytes)}B" if documents.files else ""
+    size = f", {counted(documents.files, 'file')}, {amount(documents.bytes)}B" if documents.files else ""
     return f"[dim]{role}:[/] {escape(documents.name)} [dim]{documents.digest[:8]}[/] {escape(facts)}{size}"
 
 
@@ -338,11 +345,11 @@ def source_rows(found: Lineage) -> list[SourceRow]:
     """The sources as plain values; tokens of a corpus count for the documents that it was made from."""
     trained = found.trained_on()
     rows: list[SourceRow] = []
-    for digest, documents in found.documents.items():
+    for key, documents in found.documents.items():
         users = {
             item.path: item
             for item in found.items.values()
-            if any(link.key == digest for link in item.inputs.values())
+            if any(link.key == key for link in item.inputs.values())
         }
         held = [
             item.metrics["train"].get("tokens", 0)
@@ -352,7 +359,7 @@ def source_rows(found: Lineage) -> list[SourceRow]:
         rows.append(
             {
                 "name": documents.name,
-                "digest": digest,
+                "digest": documents.digest,
                 "license": str(documents.facts.get("license") or ""),
                 "language": str(documents.facts.get("language") or ""),
                 "files": documents.files,
@@ -369,8 +376,8 @@ def file_rows(found: Lineage) -> list[dict[str, Any]]:
     """Every source file with its size and SHA-256, by source; `files` is None where they were not
     recorded."""
     return [
-        {"name": documents.name, "digest": digest, "files": _files(found.store, digest)}
-        for digest, documents in found.documents.items()
+        {"name": one.name, "digest": one.digest, "files": _files(found.store, one.digest)}
+        for one in found.documents.values()
     ]
 
 

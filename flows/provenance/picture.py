@@ -11,6 +11,7 @@ from html import escape
 from flows.format import amount, headline
 from flows.graph_layout import HEIGHT, WIDTH, Box, draw
 from flows.provenance.lineage import Item, Lineage, source_rows, summary_lines
+from specs.errors import counted
 from specs.stages import CHECKPOINTS
 
 FITS, FITS_BOLD = 28, 22  # characters in a line of a box
@@ -28,7 +29,7 @@ RESULTS = ("evaluate", "evaluate_reward", "evaluate_tokenizers", "probe", "expor
 
 def svg(found: Lineage, title: str) -> str:
     """A lineage as SVG text."""
-    reads: dict[str, list[str]] = {digest: [] for digest in found.documents}
+    reads: dict[str, list[str]] = {key: [] for key in found.documents}
     reads |= {
         key: list(dict.fromkeys(link.key for link in item.inputs.values()))
         for key, item in found.items.items()
@@ -61,8 +62,8 @@ def svg(found: Lineage, title: str) -> str:
 def _summary(found: Lineage) -> str:
     rows = source_rows(found)
     licences = sorted({row["license"] or "not stated" for row in rows})
-    files = sum(row["files"] for row in rows)
-    sources = f"{len(rows)} sources" + (f" of {files:,} files" if files else "")
+    files = sum({row["digest"]: row["files"] for row in rows}.values())
+    sources = counted(len(rows), "source") + (f" of {counted(files, 'file')}" if files else "")
     trained = sum(found.trained_on().values())
     return f"{sources}; licences: {', '.join(licences) or 'none'}" + (
         f"; {amount(trained)} tokens trained on" if trained else ""
@@ -76,7 +77,7 @@ def _box(found: Lineage, box: Box) -> str:
         facts = documents.facts
         licence = f"licence: {facts.get('license') or 'not stated'}"
         size = (
-            f"{documents.files:,} files, {amount(documents.bytes)}B"
+            f"{counted(documents.files, 'file')}, {amount(documents.bytes)}B"
             if documents.files
             else str(facts.get("language") or "")
         )
@@ -121,7 +122,7 @@ def _numbers(found: Lineage, item: Item) -> str:
     if item.kind == "mixture":
         return next(iter(summary_lines(found, item)), "")
     if item.steps:
-        return f"{item.steps:,} steps, {amount(item.tokens)} tokens"
+        return f"{counted(item.steps, 'step')}, {amount(item.tokens)} tokens"
     return headline(item.metrics)
 
 

@@ -27,6 +27,7 @@ from flows.planning.stage_choice import select
 from infra.store import Store, StoreError, runs
 from infra.store.maintenance.transfer import Amount, closure, copy_artifacts, markers_of
 from infra.store.reading.walk import Contents
+from specs.errors import counted
 from specs.pipeline import DEFAULT_STORE
 from specs.recipe import load
 
@@ -66,13 +67,13 @@ def transfer(
     amount_ = _with_progress(console, source, other, artifacts)
     _record(other, name, parts, spec, some=bool(stages))
     there = (
-        f", {amount_.present_files} files ({quantity(amount_.present_bytes)}B) were there"
+        f", {counted(amount_.present_files, 'file')} ({quantity(amount_.present_bytes)}B) there before"
         if amount_.present_files
         else ""
     )
     copied = (
-        f"{amount_.artifacts} artifacts, {amount_.files} files ({quantity(amount_.bytes)}B) copied and"
-        f" checked{there}"
+        f"{counted(amount_.artifacts, 'artifact')}, {counted(amount_.files, 'file')}"
+        f" ({quantity(amount_.bytes)}B) copied and checked{there}"
     )
     console.print(f"{escape(name)} is in {escape(other.url)}: {copied}", soft_wrap=True)
     return amount_

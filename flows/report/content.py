@@ -34,6 +34,7 @@ from flows.report.run_data import Part, Run, Share, Source, Stage, State
 from flows.report.task_answers import TaskAnswers, by_part, read_answers
 from infra.store import Artifact, StoreError
 from infra.store.documents import CheckpointMarker, Manifest
+from specs.errors import counted
 from specs.planted import PlantedRecord, planted_in
 from specs.published import Compared
 from specs.stages.evaluate_reward import EvaluateRewardStage
@@ -251,8 +252,8 @@ def _curves(plan: Plan, stages: list[Stage], notes: list[str]) -> list[Curve]:
             curves.append(found)
             if found.broken:
                 notes.append(
-                    f"{stage.name}: {found.broken} recorded values are not finite and are left out of the"
-                    " curves"
+                    f"{stage.name}: {counted(found.broken, 'recorded value is', 'recorded values are')} not"
+                    " finite and left out of the curves"
                 )
     return curves
 

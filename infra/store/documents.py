@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -31,6 +31,7 @@ Count = Annotated[int, Field(ge=0, le=2**63)]
 Step = Count | None
 Document = dict[str, Any]
 CHECKSUM = "checksum"
+Outcome = Literal["finished", "failed", "interrupted"]
 FIX = "`apertus verify --all --fix` withdraws it, so that it is made again"
 
 
@@ -222,11 +223,19 @@ class RunPart(Foreign):
     step: Step = None
 
 
+class RunEnd(Foreign):
+    outcome: Outcome
+    reason: str = ""  # the parts that did not finish, one a line
+    started: str
+    seconds: float
+
+
 class Run(Foreign):
     """`runs/<pipeline>/<time>.json`."""
 
     parts: dict[str, RunPart]
     spec: Document | None = None  # the recipe as resolved
+    end: RunEnd | None = None  # only in the record that a run writes when it ends
 
 
 class Protected(Foreign):

@@ -1,7 +1,8 @@
 """Records which artifacts belong to a named run.
 
 A run has the name of its pipeline; `runs/<name>/` has a record of every time it was started, and one more
-whenever it became known what an `@best:` or a selection means. The name stands for the last record.
+whenever it became known what an `@best:` or a selection means, and when it ended. The name stands for the
+last record.
 `apertus gc` keeps what a named run refers to, and all that this was made from.
 
 Invariants: a record is written before anything else of its run. A later record sorts after an earlier one,
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from infra.store.documents import Run, RunPart
+from infra.store.documents import Run, RunEnd, RunPart
 from infra.store.store import PROTECTED, Store, StoreError
 from specs.foreign import ForeignError, checked
 
@@ -27,13 +28,14 @@ TIME = "%Y%m%dT%H%M%S.%fZ"
 
 @dataclass(frozen=True)
 class Record:
-    """One start of a run. `parts`: the place in the store and, for a trajectory, the step, by name of the
-    part; `spec`: the resolved recipe."""
+    """One record of a run. `parts`: the place in the store and, for a trajectory, the step, by name of the
+    part; `spec`: the resolved recipe; `end`: how the run ended, if it had by then."""
 
     run: str
     stamp: str
     parts: dict[str, tuple[str, int | None]]
     spec: dict[str, Any]
+    end: RunEnd | None = None
 
     @property
     def path(self) -> str:
@@ -91,14 +93,22 @@ def read(store: Store, run: str, stamp: str) -> Record:
             f"'{path}' in the store {store.url} is not the record of a run: {error}; {fix}"
         ) from error
     parts = {name: (part.path, part.step) for name, part in found.parts.items()}
-    return Record(run, stamp, parts, found.spec or {})
+    return Record(run, stamp, parts, found.spec or {}, found.end)
 
 
-def write(store: Store, run: str, parts: Mapping[str, tuple[str, int | None]], spec: dict[str, Any]) -> None:
-    """Records a start of a run; `parts` and `spec` as in `Record`."""
+def write(
+    store: Store,
+    run: str,
+    parts: Mapping[str, tuple[str, int | None]],
+    spec: dict[str, Any],
+    end: RunEnd | None = None,
+) -> None:
+    """Records a start of a run, or its end; `parts`, `spec` and `end` as in `Record`."""
     document = Run(
         parts={name: RunPart(path=path, step=step) for name, (path, step) in parts.items()}, spec=spec
     )
+    if end is not None:
+        document = document.model_copy(update={"end": end})
     store.write_document(f"{FOLDER}/{run}/{next_stamp(store, run)}.json", document)
 
 

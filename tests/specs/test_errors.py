@@ -8,11 +8,20 @@ import pytest
 
 from infra.store import StoreError
 from infra.store.storage.retry import StorageError
-from specs.errors import StageError, did_you_mean
+from specs.errors import StageError, counted, did_you_mean
 
 
 def test_suggestions_name_each_candidate_once() -> None:
     assert did_you_mean("x", ["main", "corpus", "main"]) == "use one of corpus, main."
+
+
+def test_one_of_a_thing_is_named_in_the_singular() -> None:
+    assert [counted(number, "document") for number in (0, 1, 1204)] == [
+        "0 documents",
+        "1 document",
+        "1,204 documents",
+    ]
+    assert [counted(number, "unit is", "units are") for number in (1, 2)] == ["1 unit is", "2 units are"]
 
 
 @pytest.mark.parametrize("kind", [StageError, StoreError, StorageError])

@@ -18,15 +18,17 @@ from flows.cli.app import (
     make_plan,
     print_json,
 )
+from flows.cli.output import OUTPUT, file_option, write
 from flows.cli.tables.diff import show as show_diff
+from flows.planning.plan import Plan
 from flows.provenance import diff as differences
 from flows.provenance import lineage as lineages
 from flows.provenance.branch import branch as make_branch
 from flows.provenance.lineage import Lineage
 from flows.provenance.lookup import find
 from flows.provenance.picture import svg
-from infra.store import Store, StoreError
-from specs.errors import SpecError
+from infra.store import Store
+from specs.errors import SpecError, counted
 from specs.pipeline import DEFAULT_STORE
 
 
@@ -41,7 +43,7 @@ def branch(
     ],
     name: Annotated[str, typer.Option("--name", help="name of the new pipeline and its stage")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="<name>.yaml beside SPEC by default")
+        Path | None, file_option("<name>.yaml beside SPEC by default", ".yaml", ".yml", names=OUTPUT)
     ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
@@ -54,8 +56,8 @@ def branch(
     )
     console.print(escape(made.text), highlight=False, soft_wrap=True)
     counts = (
-        f"{len(made.shared)} parts are shared with {escape(spec)}, {made.stored} of them stored;"
-        f" {len(made.new)} are new: "
+        f"{counted(len(made.shared), 'part is', 'parts are')} shared with {escape(spec)}, {made.stored} of"
+        f" them stored; {counted(len(made.new), 'is', 'are')} new: "
     )
     console.print(counts + escape(", ".join(made.new)), soft_wrap=True)
     for note in made.notes:
@@ -97,15 +99,18 @@ def lineage(
     store: StoreOption = None,
     overrides: SetOption = None,
     files: Annotated[bool, typer.Option("--files", help="list every source file with its SHA-256")] = False,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="draw it")] = None,
+    picture: Annotated[Path | None, file_option("draw it", ".svg")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the lineage of a stage or a model, down to the source files, with licences, filters and counts."""
-    if picture is not None and picture.suffix != ".svg":
-        raise StoreError(f"a picture is written as SVG; name it {picture.with_suffix('.svg')}")
-    found = _of_recipe(spec, stage, store, overrides) if stage is not None else _of_stored(spec, store)
+    if stage is None:
+        made, found = None, _of_stored(spec, store)
+    else:
+        made = _planned(spec, stage, store, overrides)
+        names = [stage] if stage in made.graph.nodes else made.graph.ends_of(stage)
+        found = [lineages.of_plan(made, names)]
     if picture is not None:
-        picture.write_text(svg(found[0], f"{stage or spec}: what it was made from"), encoding="utf-8")
+        write(picture, svg(found[0], f"{stage or spec}: what it was made from"), made)
     if as_json:
         print_json(_json(found, stage or spec, files))
         return
@@ -121,13 +126,13 @@ def lineage(
         console.print(f"drawn in {escape(str(picture))}", soft_wrap=True)
 
 
-def _of_recipe(spec: str, stage: str, store: str | None, overrides: list[str] | None) -> list[Lineage]:
+def _planned(spec: str, stage: str, store: str | None, overrides: list[str] | None) -> Plan:
     if Path(spec).suffix not in (".yaml", ".yml") and not Path(spec).exists():
         fix = f"for a run, name a part: {spec}:{stage}."
         raise SpecError.of((), "STAGE needs a recipe; this is not a file", fix, spec)
     made = make_plan(spec, store, overrides)
     made.named(stage, spec)
-    return [lineages.of_plan(made, [stage] if stage in made.graph.nodes else made.graph.ends_of(stage))]
+    return made
 
 
 def _of_stored(text: str, store: str | None) -> list[Lineage]:

@@ -9,9 +9,11 @@ from rich.markup import escape
 
 from flows.cli.app import JsonOption, SetOption, StoreOption, app, console, print_json
 from flows.cli.tables import garbage
+from flows.cli.tables.runs import run_rows, runs_table
 from flows.provenance.run_copy import transfer
 from infra.store import Store, StoreError, runs
 from infra.store.maintenance.garbage import survey
+from specs.errors import counted
 from specs.pipeline import DEFAULT_STORE
 from specs.units import Duration
 
@@ -25,14 +27,26 @@ def _existing(store: str | None) -> Store:
 
 
 @app.command("runs")
-def list_runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List the named runs of a store: what `gc` keeps."""
+def list_runs(
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metrics",
+            metavar="NAME",
+            help="show metrics instead: perplexity, evaluate-base:perplexity, 'sft:*'; repeatable",
+        ),
+    ] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the named runs of a store, which `gc` keeps: how each ended, or its metrics, the smallest value of
+    the first metric first. `apertus diff` compares two of them."""
     opened = _existing(store)
-    rows = garbage.run_rows(opened)
+    rows = run_rows(opened, metrics or ())
     if as_json:
         print_json({"store": opened.url, "runs": rows})
     else:
-        console.print(garbage.runs_table(opened, rows))
+        console.print(runs_table(opened, rows))
 
 
 @app.command()
@@ -42,10 +56,9 @@ def forget(
 ) -> None:
     """Drop the name of a run. The next `gc` removes what no other run reaches."""
     opened = _existing(store)
-    records = runs.forget(opened, name)
+    records = counted(runs.forget(opened, name), "record")
     console.print(
-        f"the run {escape(name)} is forgotten ({records} records); `apertus gc` shows what no other run"
-        " reaches"
+        f"the run {escape(name)} is forgotten ({records}); `apertus gc` shows what no other run reaches"
     )
 
 

@@ -1,7 +1,11 @@
-"""`apertus metrics`: every row of training of a run, as one Parquet file."""
+"""`apertus metrics`: every row of training of a run, as one table."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,10 +13,12 @@ import typer
 from rich.markup import escape
 
 from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, make_plan
+from flows.cli.output import OUTPUT, file_option, write
+from flows.format import is_number
 from flows.planning.plan import Plan
 from infra.store import StoreError
 from infra.store.files.rows import decode, encode
-from specs.errors import SpecError, did_you_mean
+from specs.errors import SpecError, counted, did_you_mean
 
 
 @app.command("metrics")
@@ -23,7 +29,11 @@ def metrics_command(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="<pipeline>-metrics.parquet by default"),
+        file_option(
+            "or .csv or .jsonl; <pipeline>-metrics.parquet by default",
+            *(".parquet", ".csv", ".jsonl"),
+            names=OUTPUT,
+        ),
     ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
@@ -46,8 +56,8 @@ def metrics_command(
         fix = f"name some of {', '.join(training)}." if training else ""
         raise SpecError.of((), "only stages that train have rows", fix, spec)
     target = output or Path(f"{made.pipeline.name}-metrics.parquet")
-    target.write_bytes(encode(rows))
-    console.print(f"{len(rows):,} rows are in {escape(str(target))}", soft_wrap=True)
+    write(target, as_file(rows, target.suffix.lower()), made)
+    console.print(f"{counted(len(rows), 'row is', 'rows are')} in {escape(str(target))}", soft_wrap=True)
 
 
 def collect(plan: Plan, stages: list[str]) -> list[dict[str, Any]]:
@@ -72,6 +82,23 @@ def collect(plan: Plan, stages: list[str]) -> list[dict[str, Any]]:
             }
             rows += [{**about, **_flat(row)} for row in decode(data, entry.path)]
     return rows
+
+
+def as_file(rows: list[dict[str, Any]], ending: str) -> bytes:
+    """The rows as the content of a file. In JSON, a number that is not finite is null."""
+    text = io.StringIO()
+    if ending == ".parquet":
+        return encode(rows)
+    if ending == ".csv":
+        names = dict.fromkeys(name for row in rows for name in row)
+        writer = csv.DictWriter(text, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        for row in rows:
+            infinite = {name for name, value in row.items() if is_number(value) and not math.isfinite(value)}
+            text.write(json.dumps(row | dict.fromkeys(infinite), allow_nan=False) + "\n")
+    return text.getvalue().encode()
 
 
 def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -23,6 +23,7 @@ from flows.cli.app import (
     make_plan,
     print_json,
 )
+from flows.cli.output import file_option, write
 from flows.cli.tables.layouts import show_search
 from flows.cli.tables.rehearsal import show_part
 from flows.execution import layout_search, rehearsal
@@ -70,8 +71,7 @@ def rehearse(
         ),
     ] = None,
     report: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="write the report of the run with this rehearsal in it"),
+        Path | None, file_option("write the report of the run with this rehearsal in it", ".html")
     ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
@@ -142,7 +142,7 @@ def _write_report(target: Path, made: Plan, found: list[rehearsal.PartResult]) -
         )
         for part in found
     ]
-    target.write_text(render(made, parts), encoding="utf-8")
+    write(target, render(made, parts), made)
     errors.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from flows.planning.plan import Plan
 from flows.planning.run_records import Records
 from flows.planning.stage_choice import select
 from infra.imports import quick_imports
+from infra.store.documents import RunEnd
 from specs.profiles import Profile, load_profile
 from specs.redaction import redacted
 
@@ -49,10 +51,12 @@ def run(
     parts = sum(step.node.stage in chosen for step in made.steps.values())
     if not pending:
         records = Records(made.store, made.pipeline.name)
-        records.keep(made.graph, made.pipeline.to_json())
+        all_of_it = until is None and only is None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        end = RunEnd(outcome="finished", started=now, seconds=0.0) if all_of_it else None
+        records.keep(made.graph, made.pipeline.to_json(), end)
         for node in (node for node in made.graph.nodes.values() if made.pipeline.stages[node.stage].protect):
             records.protect(node)
-        all_of_it = until is None and only is None
         which = f"All {parts} parts" if all_of_it else f"The chosen parts ({parts} of {len(made.steps)})"
         console.print(f"{which} of {made.pipeline.name} are finished; nothing to run.")
         show_next_steps(console, made, spec, store, overrides)

@@ -21,6 +21,7 @@ from flows.cli.app import (
     make_plan,
     print_json,
 )
+from flows.cli.output import OUTPUT, file_option, write
 from flows.cli.tables import make_console
 from flows.cli.tables.status import status_rows, status_table
 from flows.inspection.common import Options
@@ -44,7 +45,7 @@ def status(
 def report(
     spec: SpecArgument,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="<pipeline>-report.html by default")
+        Path | None, file_option("<pipeline>-report.html by default", ".html", names=OUTPUT)
     ] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
@@ -55,7 +56,7 @@ def report(
 
     made = make_plan(spec, store, overrides)
     target = output or Path(f"{made.pipeline.name}-report.html")
-    target.write_text(render(made), encoding="utf-8")
+    write(target, render(made), made)
     console.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
 
 
@@ -82,9 +83,7 @@ def inspect(
     samples: Annotated[
         int, typer.Option(min=1, help="number of samples over which the shares of a mixture are counted")
     ] = 100_000,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write an HTML page instead of printing")
-    ] = None,
+    html: Annotated[Path | None, file_option("write an HTML page instead of printing", ".html")] = None,
     store: StoreOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -100,7 +99,7 @@ def inspect(
     elif html is not None:
         page = make_console(record=True, width=140, file=io.StringIO())
         inspector.show(page, found)
-        page.save_html(str(html))
+        write(html, page.export_html(), made)
         console.print(f"{escape(name)} is shown in {escape(str(html))}", soft_wrap=True)
     else:
         inspector.show(console, found)
@@ -109,7 +108,7 @@ def inspect(
 @app.command()
 def schema(
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="file to write to instead of printing")
+        Path | None, file_option("file to write to instead of printing", ".json", names=OUTPUT)
     ] = None,
 ) -> None:
     """Print the JSON Schema of a pipeline file, which editors use to complete and check it."""
@@ -117,4 +116,4 @@ def schema(
     if output is None:
         sys.stdout.write(text)
     else:
-        output.write_text(text)
+        write(output, text)

@@ -1,4 +1,4 @@
-"""Tables of `apertus gc` and `apertus runs`.
+"""Tables of `apertus gc`.
 
 Invariant: a removal surveys the store again, so that a run that has begun since then keeps its artifacts.
 """
@@ -6,19 +6,18 @@ Invariant: a removal surveys the store again, so that a run that has begun since
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
 from flows.format import amount
 from flows.terminal import empty_table
-from infra.store import Artifact, Store, StoreError, runs
+from infra.store import Store, StoreError
 from infra.store.maintenance import garbage
 from infra.store.maintenance.garbage import Item, Survey, survey
+from specs.errors import counted
 from specs.units import Duration
 
 
@@ -46,9 +45,9 @@ def _bytes(items: list[Item]) -> int:
 def show(console: Console, store: Store, found: Survey, grace: str, *, removing: bool) -> None:
     """Prints a table of the items to remove, and what stays and why."""
     if found.items:
-        counted = ("artifacts", "files", "size")
+        columns = ("artifacts", "files", "size")
         title = f"what no named run reaches in {escape(store.url)}"
-        table = empty_table(title, ("kind", "stage", "why", *counted), numbers=counted, folded=("why",))
+        table = empty_table(title, ("kind", "stage", "why", *columns), numbers=columns, folded=("why",))
         for (kind, stage, why), items in _groups(found):
             files = sum(item.count for item in items)
             numbers = (f"{len(items):,}", f"{files:,}", f"{amount(_bytes(items))}B")
@@ -64,11 +63,13 @@ def show(console: Console, store: Store, found: Survey, grace: str, *, removing:
         )
     kept = amount(found.bytes - found.freed)
     names = ", ".join(found.runs) or "no run"
-    reached = f"{found.reached} artifacts reached by {escape(names)} or by files younger than {grace}"
+    reached = (
+        f"{counted(found.reached, 'artifact')} reached by {escape(names)} or by files younger than {grace}"
+    )
     console.print(f"{kept}B stay: {reached}", soft_wrap=True)
     if found.live:
-        live = f"{len(found.live)} artifacts may be in use or are younger than {grace}"
-        console.print(f"{live}; they stay with their lineage")
+        live = f"{counted(len(found.live), 'artifact')} may be in use or younger than {grace}"
+        console.print(f"{live}: kept with the lineage")
     for note in found.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
     if found.items and not removing:
@@ -93,7 +94,7 @@ def remove(console: Console, store: Store, grace: float, *, quiet: bool = False)
             store, found, lambda item: progress.update(task, advance=1, name=f"{item.kind} {item.name}")
         )
     if not quiet:
-        console.print(f"{amount(freed)}B of {len(found.items)} items removed")
+        console.print(f"{amount(freed)}B of {counted(len(found.items), 'item')} removed")
     return freed
 
 
@@ -112,46 +113,3 @@ def to_json(store: Store, found: Survey) -> dict[str, Any]:
         "items": items,
         "notes": found.notes,
     }
-
-
-class RunRow(TypedDict):
-    """A named run."""
-
-    name: str
-    started: str  # last start, as ISO 8601 in UTC
-    records: int  # one for each start
-    parts: int
-    finished: int  # number of finished parts
-
-
-def run_rows(store: Store) -> list[RunRow]:
-    """The named runs of a store."""
-    rows: list[RunRow] = []
-    for name in runs.names(store):
-        stamps = runs.stamps(store, name)
-        record = runs.read(store, name, stamps[-1])
-        finished = sum(Artifact(store, path, step).complete for path, step in record.parts.values())
-        started = datetime.fromtimestamp(record.time, UTC).isoformat(timespec="seconds")
-        rows.append(
-            {
-                "name": name,
-                "started": started,
-                "records": len(stamps),
-                "parts": len(record.parts),
-                "finished": finished,
-            }
-        )
-    return rows
-
-
-def runs_table(store: Store, rows: list[RunRow]) -> Table:
-    counted = ("records", "finished")
-    table = empty_table(f"runs in {escape(store.url)}", ("run", "last started", *counted), numbers=counted)
-    for row in rows:
-        table.add_row(
-            f"[bold]{escape(row['name'])}[/]",
-            row["started"],
-            str(row["records"]),
-            f"{row['finished']} of {row['parts']} parts",
-        )
-    return table

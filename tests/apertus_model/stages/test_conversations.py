@@ -225,7 +225,7 @@ def test_too_little_to_split_is_refused_with_the_fix(
         bench.run("conversations", "a", spec | {"process": {"holdout": 1e-9}}, {"tokenizer": tokenizer})
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "a.jsonl").write_text(json.dumps(_row(1)))
-    with pytest.raises(SourceError, match=r"1 conversations are left, of 1 groups"):
+    with pytest.raises(SourceError, match=r"1 conversation is left, of one group"):
         bench.run("conversations", "b", _spec(tmp_path / "one"), {"tokenizer": tokenizer})
     (tmp_path / "one" / "a.jsonl").write_text("{\n{\n")
     with pytest.raises(

@@ -82,7 +82,7 @@ def test_a_lost_worker_loses_only_what_it_has_not_committed(
     jobs = Pretended(attempt, lambda share: share[:2])  # each worker ends after two units
     assert sorted(_run(jobs, list("abcdef"))) == list("abcdef")
     assert jobs.submitted == [[["a", "b", "c"], ["d", "e", "f"]], [["c", "f"]]]
-    assert "1 units are submitted again: worker 0-1 is LOST" in capsys.readouterr().out
+    assert "1 unit is submitted again: worker 0-1 is LOST" in capsys.readouterr().out
 
 
 def test_a_unit_that_no_worker_finishes_is_an_error_after_the_others_are_committed(attempt: Attempt) -> None:

@@ -195,7 +195,7 @@ def test_the_unit_of_a_killed_worker_is_submitted_again(
     array = bench.run("corpus", "array", _spec(documents), {"tokenizer": tokenizer}, launch=SLURM)
     assert stuck.error is None
     output = capfd.readouterr().out
-    assert "1 units are submitted again: the worker of Slurm job 1_1 (CANCELLED) ended before" in output
+    assert "1 unit is submitted again: the worker of Slurm job 1_1 (CANCELLED) ended before" in output
     assert "the last words" in output
     assert cluster.tasks().keys() >= {"1_0", "1_1"}
     (again,) = cluster.tasks().keys() - {"1_0", "1_1"}  # Slurm has numbers for elements of arrays, too

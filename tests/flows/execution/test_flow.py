@@ -10,9 +10,11 @@ import pytest
 from flows.execution import flow as pipeline
 from flows.execution.runner import Runner
 from flows.planning.plan import Plan
-from infra.store import StorageError
+from infra.store import StorageError, Store, runs
+from specs.errors import SpecError
 from specs.profiles import Profile
 from tests.flows.execution.notes import Notes
+from tests.flows.finished import read_json
 
 Planned = Callable[..., Plan]
 
@@ -44,3 +46,49 @@ def test_planning_again_waits_for_a_storage_that_is_away(
     with pytest.raises(StorageError):
         pipeline._settle(session, "tokenizer")
     assert not answers
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "reason"),
+    [
+        (None, "finished", "--until corpus"),
+        (
+            pipeline.PipelineFailed(
+                {"evaluate": "gate on perplexity: 9 is above the allowed 8", "export": "no"}
+            ),
+            "failed",
+            "evaluate: gate on perplexity: 9 is above the allowed 8\nexport: no",
+        ),
+        (SpecError.of((), "too little data"), "failed", "too little data"),
+        (StorageError("the storage failed 7 times"), "failed", "the storage failed 7 times"),
+        (pipeline.WorkerLost("the worker is gone"), "interrupted", "the worker is gone"),
+        (pipeline.PipelineInterrupted("the time limit"), "interrupted", "the time limit"),
+        (KeyboardInterrupt("Ctrl-C"), "interrupted", "Ctrl-C"),
+        (KeyboardInterrupt(), "interrupted", "Ctrl-C"),
+    ],
+)
+def test_a_run_records_how_it_ended_and_why(
+    planned: Planned,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException | None,
+    outcome: str,
+    reason: str,
+) -> None:
+    def walk(session: pipeline.Session) -> None:
+        assert read_json("runs", "--store", store.url, "--json")["runs"][0]["seconds"] is None
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(pipeline, "walk", walk)
+    run = pipeline.Run(planned(), Notes(), Profile())
+    if error is None:
+        pipeline.run_plan(run, "corpus", None)
+    else:
+        with pytest.raises(type(error)):
+            pipeline.run_plan(run, None, None)
+    end = runs.last(store, "tiny").end
+    assert end is not None and (end.outcome, end.reason) == (outcome, reason)
+    assert 0 <= end.seconds < 60
+    (row,) = read_json("runs", "--store", store.url, "--json")["runs"]
+    assert (row["outcome"], row["reason"], row["started"]) == (outcome, reason, end.started)

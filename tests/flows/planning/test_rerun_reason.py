@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from flows.planning.plan import Plan
+from flows.planning.plan import Plan, make
+from infra.store import Store
+from specs.recipe import load
 from tests.flows.conftest import finish
+from tests.recipes import write_recipe
 
 Planned = Callable[..., Plan]
 
@@ -51,3 +56,43 @@ def test_the_reason_names_field_old_value_and_new_value(planned: Planned) -> Non
     plan = planned("stages.cooldown.optimizer.lr=2e-4")
     assert plan.steps["cooldown"].reason == "optimizer.lr: 0.01 -> 0.0002"
     assert plan.steps["export"].reason.startswith("cooldown changed")
+
+
+UNRELATED = """\
+name: other
+sources:
+  rows: {{url: "{documents}", format: jsonl, include: ["*.jsonl"], text_column: text}}
+stages:
+  tokenizer: {{kind: tokenizer, sources: [rows], vocab_size: 384, bytes_per_source: 9_000}}
+  corpus: {{kind: corpus, tokenizer: tokenizer, sources: {{rows: {{filters: [{{filter: length}}]}}}}}}
+  main: {{kind: mixture, weights: {{corpus/rows: 3}}, max_repetition: 1000, seed: 7}}
+  pretrain:
+    kind: pretrain
+    model: {{dim: 64, n_layers: 3, n_heads: 4, n_kv_heads: 2, head_dim: 32, ffn_dim: 96, vocab_size: 384}}
+    mixture: main
+    sequence_length: 16
+    global_batch_size: 2
+    budget: 9 steps
+    optimizer: {{name: adamw, lr: 3e-3}}
+    schedule: {{warmup: 2 steps}}
+  export: {{kind: export, from: pretrain, tolerance: 1e-3}}
+"""
+
+
+def test_parts_of_a_new_recipe_are_not_compared_with_those_of_an_unrelated_one(
+    planned: Planned, store: Store, tmp_path: Path
+) -> None:
+    finish(planned())
+    rows = "".join(json.dumps({"text": f"row {row}, of something else"}) + "\n" for row in range(200))
+    (tmp_path / "other" / "documents").mkdir(parents=True)
+    (tmp_path / "other" / "documents" / "rows.jsonl").write_text(rows)
+    plan = make(load(write_recipe(tmp_path / "other", UNRELATED)), store)
+    assert {name: step.reason for name, step in plan.steps.items()} == dict.fromkeys(plan.steps, "new")
+
+
+def test_a_part_of_a_renamed_recipe_is_compared_with_the_one_that_shares_most_of_it(
+    planned: Planned,
+) -> None:
+    finish(planned())
+    plan = planned("name=renamed", "stages.cooldown.optimizer.lr=2e-4")
+    assert plan.steps["cooldown"].reason == "optimizer.lr: 0.01 -> 0.0002"

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from flows.planning.plan import Plan
+from flows.planning.plan import Plan, make
 from flows.provenance import lineage
 from flows.provenance.lookup import Found, find
 from flows.provenance.picture import svg
-from infra.store import StoreError
-from infra.store.inputs import recorded_files
-from tests.flows.finished import invoke, read_json
+from infra.store import Attempt, Store, StoreError
+from infra.store.inputs import lock, recorded_files
+from specs.recipe import load
+from tests.flows.conftest import finish, job_of
+from tests.flows.finished import invoke, read_json, spec_of
+from tests.recipes import RECIPE, write_recipe
 
 
 def auditable(found: lineage.Lineage) -> None:
@@ -81,6 +84,46 @@ def test_the_store_alone_is_enough(done: Plan, tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"Weights")
     result = invoke("lineage", str(folder), "--store", done.store.url)
     assert result.exit_code == 2 and "no export in the store" in result.output
+
+
+SAME_FILES = RECIPE.replace(
+    "stages:",
+    """\
+  poems: {{url: "{documents}", format: code, include: ["*.txt"], language: de, license: CC-BY-4.0}}
+stages:""",
+).replace("sources: {{notes: {{holdout: 0.2}}}}", "sources: {{notes: {{holdout: 0.2}}, poems: {{}}}}")
+
+
+def test_sources_of_the_same_files_stay_apart_with_their_facts(tmp_path: Path, store: Store) -> None:
+    weights = "stages.main.weights={corpus/notes: 1, corpus/poems: 3}"
+    recipe = load(write_recipe(tmp_path, SAME_FILES), [weights])
+    plan = make(recipe, store)
+    assert plan.graph.digests["notes"] == plan.graph.digests["poems"]
+    finish(plan, *(name for name in plan.graph.nodes if not name.startswith("corpus/")))
+    for name in ("corpus/notes", "corpus/poems"):
+        job = job_of(plan, plan.graph.nodes[name]).model_copy(update={"spec": spec_of(plan, name)})
+        attempt = Attempt(job, store)
+        attempt.begin()
+        attempt.commit(metrics={"train": {"tokens": 10_000 if name == "corpus/notes" else 20_000}})
+    for name, listing in plan.graph.listings.items():
+        lock(store, listing, plan.graph.digests[name])
+    path = plan.graph.nodes["export"].path
+    for found in (lineage.of_plan(make(recipe, store), ["export"]), lineage.of_store(store, path, None)):
+        rows = {row["name"]: row for row in lineage.source_rows(found)}
+        assert {
+            name: (row["language"], row["license"], row["tokens_held"]) for name, row in rows.items()
+        } == {
+            "notes": ("", "", 10_000),
+            "poems": ("de", "CC-BY-4.0", 20_000),
+        }
+        assert {name: row["used_for"] for name, row in rows.items()} == {
+            "notes": ["tokenizer", "corpus/notes"],
+            "poems": ["corpus/poems"],
+        }
+        assert len({row["digest"] for row in rows.values()}) == 1
+        text = svg(found, "")
+        assert "2 sources of 30 files" in text
+        assert "licence: CC-BY-4.0" in text and "licence: not stated" in text
 
 
 def test_the_record_of_source_files_makes_the_digest_or_is_refused(done: Plan) -> None:

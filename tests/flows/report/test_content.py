@@ -42,7 +42,7 @@ def test_values_that_are_not_finite_are_left_out_and_counted(planned: Planned) -
     store(plan, "pretrain/1", rows=rows)
     run = collect(plan)
     assert len(run.curves[0].columns["loss"].x) == 7 and run.curves[0].broken == 1
-    assert "pretrain: 1 recorded values are not finite and are left out of the curves" in run.notes
+    assert "pretrain: 1 recorded value is not finite and left out of the curves" in run.notes
 
 
 def test_totals_states_and_mixtures(planned: Planned) -> None:

@@ -6,6 +6,7 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 from infra.store import Store, runs
+from infra.store.documents import RunEnd
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -30,3 +31,14 @@ def test_a_record_of_another_name_does_not_hinder_a_new_one() -> None:
     store = Store.open(f"memory://{uuid.uuid4().hex}")
     store.write_once("runs/one/1.json", b'{"parts": {}}')
     assert runs.next_stamp(store, "one", NOON).startswith("20260101T120000.000000Z-")
+
+
+def test_the_end_of_a_run_is_in_the_record_that_says_so_and_in_no_earlier_one() -> None:
+    store = Store.open(f"memory://{uuid.uuid4().hex}")
+    parts = {"export": ("export/aa", None)}
+    end = RunEnd(outcome="failed", reason="export: no", started="2026-01-01T12:00:00+00:00", seconds=1.5)
+    runs.write(store, "one", parts, {})
+    assert runs.last(store, "one").end is None
+    assert b'"end"' not in store.read_bytes(runs.last(store, "one").path)
+    runs.write(store, "one", parts, {}, end)
+    assert (runs.last(store, "one").end, runs.last(store, "one").parts) == (end, parts)

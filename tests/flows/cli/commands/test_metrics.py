@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from flows.cli.commands.metrics import as_file
 from flows.planning.plan import Plan
 from tests.flows.finished import invoke
 
@@ -37,3 +40,26 @@ def test_a_table_of_no_rows_is_refused_with_the_reason(done: Plan, recipe: Path,
         result = invoke("metrics", str(recipe), *stages, "--store", store, "--output", str(target))
         assert (result.exit_code, message in result.output) == (2, True), result.output
     assert not target.exists()
+
+
+def test_the_ending_decides_the_format_and_all_have_the_same_rows(
+    done: Plan, recipe: Path, tmp_path: Path
+) -> None:
+    targets = {ending: tmp_path / f"rows{ending}" for ending in (".parquet", ".csv", ".JSONL")}
+    for target in targets.values():
+        result = invoke("metrics", str(recipe), "--store", done.store.url, "--output", str(target))
+        assert result.exit_code == 0, result.output
+    rows = pq.read_table(targets[".parquet"]).to_pylist()
+    with open(targets[".csv"], newline="") as file:
+        assert list(csv.DictReader(file)) == [
+            {name: "" if value is None else str(value) for name, value in row.items()} for row in rows
+        ]
+    assert [json.loads(line) for line in targets[".JSONL"].read_text().splitlines()] == [
+        {name: value for name, value in row.items() if value is not None} for row in rows
+    ]
+
+
+def test_numbers_that_are_not_finite_are_null_in_json() -> None:
+    rows = [{"step": 1, "loss": float("nan")}, {"step": 2, "loss": float("-inf"), "lr": 0.5}]
+    lines = as_file(rows, ".jsonl").decode().splitlines()
+    assert lines == ['{"step": 1, "loss": null}', '{"step": 2, "loss": null, "lr": 0.5}']

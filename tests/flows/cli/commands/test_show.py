@@ -7,19 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from typer.testing import CliRunner
-
-from flows.cli.__main__ import app
 from flows.planning.plan import Plan
 from tests.flows.report.report_store import trained
 
 Planned = Callable[..., Plan]
-
-
-def test_a_schema_that_cannot_be_written_is_a_message(tmp_path: Path) -> None:
-    target = tmp_path / "none" / "schema.json"
-    result = CliRunner().invoke(app, ["schema", "--output", str(target)], env={"COLUMNS": "300"})
-    assert (result.exit_code, f"error: {target}: No such file or directory" in result.output) == (2, True)
 
 
 def test_the_command_writes_the_file_and_loads_neither_torch_nor_prefect(

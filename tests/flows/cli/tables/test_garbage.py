@@ -1,4 +1,4 @@
-"""What `apertus gc` and `apertus runs` list."""
+"""What `apertus gc` lists."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from flows.cli.tables.garbage import run_rows, seconds_of, show, to_json
-from flows.planning.plan import Plan
+from flows.cli.tables.garbage import seconds_of, show, to_json
 from infra.store import Store, StoreError
 from infra.store.maintenance.garbage import Item, Survey
 from specs.units import Duration
@@ -59,10 +58,3 @@ def test_a_grace_period_is_a_duration(text: str, seconds: float) -> None:
 def test_a_grace_period_that_is_none_names_the_option() -> None:
     with pytest.raises(StoreError, match="--grace: 'soon' is not a duration"):
         seconds_of(Duration, "soon")
-
-
-def test_a_run_is_listed_with_the_parts_that_are_finished(done: Plan) -> None:
-    (row,) = run_rows(done.store)
-    assert (row["name"], row["records"], row["parts"], row["finished"]) == ("tiny", 1, 10, 10)
-    done.store.remove(done.graph.nodes["export"].path)
-    assert run_rows(done.store)[0]["finished"] == 9
