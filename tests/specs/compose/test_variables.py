@@ -78,7 +78,9 @@ def test_the_text_of_a_file_is_relative_to_the_file_that_names_it_and_in_set_to_
         "child.yaml:2: description: cannot read 'words/question.txt': No such file or directory. Fix: " + fix
     ]
     (wrong,) = errors("child.yaml", "description=${text:latin.txt}")
-    assert wrong.startswith("--set description=${text:latin.txt}: description: cannot read 'latin.txt': 'utf-8'")
+    assert wrong.startswith(
+        "--set description=${text:latin.txt}: description: cannot read 'latin.txt': 'utf-8'"
+    )
     (wrong,) = errors("child.yaml", "description=${text:}")
     assert "cannot read '.': " in wrong
 
