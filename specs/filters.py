@@ -23,9 +23,10 @@ from specs.scoring import Percentile, ScoreModel
 from specs.sources import CONVERSATIONAL, SourceSpec, resolve_url
 from specs.units import ReferenceText
 
-# A document with this score or more is dropped (swiss-ai/pretrain-data, pipelines/fineweb-2). Languages have
-# the codes that data sets use.
+# A document with this score or more is dropped (swiss-ai/pretrain-data, pipelines/fineweb-2, and
+# pipelines/fineweb for English). Languages have the codes that data sets use.
 _PUBLISHED_TOXICITY = [
+    (("eng", "en"), 0.999440610408783),
     *((("deu", "de"), 0.9977), (("fra", "fr"), 0.9994), (("pol", "pl"), 0.9867), (("por", "pt"), 0.9476)),
     (("spa", "es"), 0.9953),
     (("ita", "it"), 0.9985),

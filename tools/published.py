@@ -38,7 +38,6 @@ BORDERS = {
 }
 END = {"8b": 2_627_139, "70b": 1_155_828}
 DOUBLING = {"8b": 1_718_272_000, "70b": 1_072_164_864}  # first sample of the doubled batch [8B], [70B]
-DECAY_STEPS = {"8b": 197_219, "70b": 98_609}  # 403,905,806 samples [8B], [70B], in whole steps
 FLOPS = {"8b": "7.74e23 [D]", "70b": "6.74e24 [P] E"}
 PARAMETERS = {"8b": "8B", "70b": "70B"}
 LONG_TOKENS = {"8b": (78.43, 58.13, 58.72, 29.19), "70b": (78.52, 58.22, 58.72, 29.23)}  # billions, [LC], [D]
@@ -120,7 +119,6 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
             f"{run.tokens_at(done) / 1e9:,.3f}B",
             "floor of billions",
         )
-    decay = decay_start(run)
     exact = run.segments[-1].schedule.decay_start
     yield Line(
         "decay begins, sample",
@@ -133,12 +131,6 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
         "13.346T [D]; 13.5T [P]",
         f"{exact / 1e12:.3f}T",
         "scripts against text",
-    )
-    yield Line(
-        "first iteration of the decay",
-        f"{END[size] - DECAY_STEPS[size]:,} [D]",
-        f"{decay + 1:,}",
-        "it still has the peak",
     )
     yield Line(
         "FLOPs of pretraining",
@@ -187,7 +179,7 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
 
 
 def spent(size: str, plan: Plan) -> Iterator[Line]:
-    """The lines about time, energy, cost and memory of a run. The recipe's MFU follows from the published
+    """The lines about time, energy and memory of a run. The recipe's MFU follows from the published
     speed, so GPU-hours agree if FLOPs and tokens do."""
     stage, whole, cluster = plan.estimates.stages["pretrain"], plan.estimates.totals(), plan.pipeline.cluster
     assert cluster is not None
@@ -228,12 +220,6 @@ def spent(size: str, plan: Plan) -> Iterator[Line]:
         tables.energy(whole["energy_kwh"]),
         f"{cluster.watts:g} W a GPU [P]" + ("; see below" if report else ""),
     )
-    yield Line(
-        "cost in all",
-        "not published",
-        amount(whole["cost"]),
-        f"{cluster.price_per_gpu_hour:g} a GPU-hour, an example",
-    )
     most = max(plan.estimates.stages.values(), key=lambda found: found.largest.memory.total)
     yield Line(
         "memory of a GPU",
@@ -252,11 +238,6 @@ def doubling(run: Trajectory) -> tuple[int, int]:
     """The numbers of samples and of steps before the first step with a larger batch."""
     segment = next(segment for segment in run.segments if segment.batch > run.segments[0].batch)
     return segment.start_sample, segment.start_step
-
-
-def decay_start(run: Trajectory) -> int:
-    """The number of steps before the segment in which the learning rate decays."""
-    return next(segment.start_step for segment in run.segments if segment.schedule.decay != "none")
 
 
 def markdown() -> str:

@@ -1,7 +1,7 @@
-"""Fills in `variables:` where they are used.
+"""Fills in `variables:`, and the texts of files, where they are used.
 
 Invariant: a variable's value has both origins, where it was stated and where it is used; a text without `${`
-is left alone.
+is left alone, and so is all of a file's text but a comment at its beginning.
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from specs.compose.values import Value, too_large, written
 from specs.document import MAX_VALUES, Origin
 from specs.errors import FieldPath, Problem, did_you_mean
+from specs.foreign import read_local
 
 MAX_DEPTH = 50
 USE = re.compile(r"\$\$\{|\$\{(?P<name>[^{}$]*)\}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+TEXT = "text:"
+COMMENT = re.compile(r"\A\s*\{#.*?#\}", re.DOTALL)
 
 
 class Variables:
@@ -157,6 +161,8 @@ class Variables:
         return filled
 
     def _lookup(self, name: str, path: FieldPath, origin: Origin) -> Value | None:
+        if name.startswith(TEXT):
+            return self._text_of(name.removeprefix(TEXT), path, origin)
         label = self.labels.get(str(path[1])) if path[:1] == ("stages",) and len(path) > 1 else None
         if name == "matrix" and label is not None:
             return Value(label, replace(origin, text=label))
@@ -170,6 +176,20 @@ class Variables:
             return found
         self.unknown.add(path)
         return None
+
+    def _text_of(self, file: str, path: FieldPath, origin: Origin) -> Value | None:
+        """The text of a file without a comment `{# ... #}` at its beginning. The file is relative to the one
+        that names it; in `--set`, to the current folder."""
+        named = "" if origin.where.startswith("--set ") else origin.where.rpartition(":")[0]
+        place = Path(named).parent / file
+        try:
+            text = read_local(place).decode()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            fix = "name a text file in UTF-8, relative to the file that names it; in --set, to this folder."
+            self.problem(path, f"cannot read '{place}': {reason}", fix, origin)
+            return None
+        return Value(COMMENT.sub("", text).strip(), origin)
 
     def _resolved(self, name: str) -> Value | None:
         """The value of a variable; None if it is wrong."""

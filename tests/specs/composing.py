@@ -60,7 +60,7 @@ stages:
 
 def write(name: str, text: str) -> str:
     path = Path(name)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(textwrap.dedent(text))
     return name
 

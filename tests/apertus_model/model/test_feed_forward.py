@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import softplus
 
-from apertus_model.model.feed_forward import XIELU
+from apertus_model.model.feed_forward import INITIAL_ALPHA_N, INITIAL_ALPHA_P, XIELU
 from apertus_model.model.model import ApertusModel, GatedFeedForward, model_config
 from flows.planning.plan import make
 from infra.store import Store
@@ -141,3 +142,12 @@ def test_the_gradient_of_xielu_is_that_of_its_formula(numerics: Numerics) -> Non
         ),
         allowed=1e-6,
     )
+
+
+def test_both_slopes_of_a_new_xielu_are_0_8_and_rounding_makes_the_published_ones() -> None:
+    exact = [INITIAL_ALPHA_P, INITIAL_ALPHA_N]
+    slopes = [softplus(torch.tensor(scalar, dtype=torch.float64)).item() for scalar in exact]
+    assert [slopes[0], 0.5 + slopes[1]] == pytest.approx([0.8, 0.8], rel=1e-15)
+    published = [(torch.tensor(value, dtype=torch.bfloat16).exp() - 1).log() for value in (0.8, 0.8 - 0.5)]
+    assert [scalar.item() for scalar in published] == [0.2109375, -1.046875]
+    assert exact == pytest.approx([0.20338, -1.05023], abs=1e-5)

@@ -374,7 +374,7 @@ def test_every_task_is_one_of_the_harness() -> None:
         for task in suite.tasks
     ]
     needs = [needs_of(task) for name in named for task in catalogue.tasks(name)]
-    assert len(needs) == 463 and not [one for one in needs if one.refusal]
+    assert len(needs) == 433 and not [one for one in needs if one.refusal]
     assert [one.task for one in needs if one.runs_code] == ["humaneval_64_instruct", "mbpp_instruct"]
     assert [one.task for one in needs if one.classified] == ["realtoxicityprompts"]
     assert {"ruler_by_length", "mmlu", "acp_bench"} <= set(named)

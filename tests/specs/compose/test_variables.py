@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from specs.compose import expand
@@ -56,6 +58,31 @@ def test_variables_use_others_are_inherited_and_overridden() -> None:
     assert str(stage(load(child), "pretrain").budget) == "20 steps"
     overridden = load(child, ["variables.steps=30"])
     assert (overridden.name, str(stage(overridden, "pretrain").budget)) == ("run-30", "30 steps")
+
+
+def test_the_text_of_a_file_is_relative_to_the_file_that_names_it_and_in_set_to_the_current_folder() -> None:
+    write("shared/words/question.txt", "{# Our own. #}\nIs {answer} ${right}?\n{# not at the beginning #}\n")
+    write("words/other.txt", "Right: {answer}?\n")
+    write(
+        "shared/base.yaml",
+        "variables:\n  question: ${text:words/question.txt}\n"
+        + BASE.replace("name: base", "name: run\ndescription: A ${question} B"),
+    )
+    child = write("child.yaml", "extends: shared/base.yaml\n")
+    assert load(child).description == "A Is {answer} ${right}?\n{# not at the beginning #} B"
+    assert load(child, ["variables.question=${text:words/other.txt}"]).description == "A Right: {answer}? B"
+    write("child.yaml", "extends: shared/base.yaml\ndescription: ${text:words/question.txt}\n")
+    Path("latin.txt").write_bytes(b"\xe9")
+    fix = "name a text file in UTF-8, relative to the file that names it; in --set, to this folder."
+    assert errors("child.yaml") == [
+        "child.yaml:2: description: cannot read 'words/question.txt': No such file or directory. Fix: " + fix
+    ]
+    (wrong,) = errors("child.yaml", "description=${text:latin.txt}")
+    assert wrong.startswith(
+        "--set description=${text:latin.txt}: description: cannot read 'latin.txt': 'utf-8'"
+    )
+    (wrong,) = errors("child.yaml", "description=${text:}")
+    assert "cannot read '.': " in wrong
 
 
 def test_a_wrong_value_from_a_variable_names_both_places() -> None:

@@ -44,7 +44,7 @@ GROUPS = {
     "hellaswag_multilingual_mean": "acc_norm",
     "hendrycks_math": "exact_match",
     "include_base_44_german": "acc",
-    "mgsm_native_cot": "exact_match/strict-match",
+    "mgsm_en_cot": "exact_match/strict-match",
     "mmlu": "acc",
     "mmlu_stem": "acc",
     "ruler_by_length": f"{LENGTH}",
@@ -75,7 +75,8 @@ CHAT = Suite(
     tasks=[
         "arc_challenge_chat",  # the answer's beginning is stated
         "gsm8k_cot",  # two filters; its own examples
-        "mgsm_native_cot",  # an own group of tasks of the harness, of eleven languages, with two filters
+        "arc_challenge_chat_cot",  # own task file, with a pattern for the answer
+        "mgsm_en_cot",  # an own group of tasks of the harness, of eleven languages, with two filters
         "drop",  # numbers, spans and dates
     ],
     few_shot=2,
@@ -222,6 +223,34 @@ def test_instruct_models_are_asked_in_conversations(check: Runs) -> None:
     prompt = samples["arc_challenge_chat"][0]["arguments"][0][0]
     assert prompt.startswith("<|user|>Given the following question")
     assert prompt.endswith("<|end|><|assistant|>The best answer is")
+    reasoned = samples["arc_challenge_chat_cot"][0]
+    options = reasoned["doc"]["choices"]["text"]
+    listed = "\n".join(f"{letter}. {text}" for letter, text in zip("ABCD", options, strict=True))
+    assert f"{listed}\n\nReason step by step" in reasoned["arguments"][0][0]
+    assert (
+        options["ABCD".index(reasoned["target"])]
+        == options[reasoned["doc"]["choices"]["label"].index(reasoned["doc"]["answerKey"])]
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "letter"),
+    [
+        ("First A, then B.\nAnswer: C", "C"),
+        ("Answer: A? No.\n**Answer: (B)**", "B"),
+        ("so the answer is D.", "D"),
+        ("Answer: All of them", "[invalid]"),
+    ],
+)
+def test_the_letter_of_a_reasoned_answer_is_the_last_one_that_is_called_the_answer(
+    answer: str, letter: str, catalogue: Catalogue
+) -> None:
+    from lm_eval.filters.extraction import RegexFilter
+
+    (task,) = catalogue.tasks("arc_challenge_chat_cot")
+    (stated,) = task.config["filter_list"]
+    pattern = {name: value for name, value in stated["filter"][0].items() if name != "function"}
+    assert RegexFilter(**pattern).apply([[answer]], [{}]) == [[letter]]
 
 
 @pytest.fixture(scope="module", autouse=True)
