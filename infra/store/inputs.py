@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -117,6 +118,7 @@ def list_source(source: SourceSpec) -> Listing:
     for name, entry in entries.items():
         relative = name[len(root.rstrip("/")) :].lstrip("/")
         if relative == "" or (_matches(relative, source.include) and not _matches(relative, source.exclude)):
+            _check_name(name, source.url)
             if isinstance(fs, LocalFileSystem) and entry["type"] == "other":  # links have this type, too
                 _check_regular(name, source.url)
             stamp = next((entry[key] for key in STAMPS if entry.get(key)), "")
@@ -126,6 +128,16 @@ def list_source(source: SourceSpec) -> Listing:
             f"no file below {source.url} matches include {source.include} without exclude {source.exclude}"
         )
     return Listing(url, tuple(sorted(files, key=lambda file: file.path)))
+
+
+def _check_name(path: str, url: str) -> None:
+    """Raises SourceError for a name that no record can hold, since Linux allows any bytes."""
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(
+            f"the name of a file of {url} is not UTF-8: {os.fsencode(path)!r}. Fix: rename it, or exclude it"
+        ) from error
 
 
 def _check_regular(path: str, url: str) -> None:
