@@ -369,8 +369,8 @@ def _rope(config: Config, wrong: list[str]) -> dict[str, str | float | None]:
     if not stated:
         if theta is not None:
             wrong.append(
-                f"rope_theta is {theta!r} without rope_scaling, which releases of transformers read differently."
-                ' Fix: add the rope_scaling of the model, {"rope_type": "default"} if it has none'
+                f"rope_theta is {theta!r} without rope_scaling, which releases of transformers read"
+                ' differently. Fix: add its rope_scaling, or {"rope_type": "default"} if it has none'
             )
         return dict(RELEASED_ROPE)
     for rope in stated:
@@ -381,8 +381,8 @@ def _rope(config: Config, wrong: list[str]) -> dict[str, str | float | None]:
     if rope != stated[-1] or theta not in (None, rope["rope_theta"]):
         wrong.append(
             f"rope_parameters are {shown(config.rope_parameters)}, but rope_theta is {shown(theta)} and"
-            f" rope_scaling {shown(config.rope_scaling)}, which older releases of transformers read. Fix: make"
-            " them equal, or delete those that are not of this model"
+            f" rope_scaling {shown(config.rope_scaling)}, which older releases of transformers read."
+            " Fix: make them equal, or delete those that are not of this model"
         )
     if rope["rope_type"] not in ("default", "llama3"):
         wrong.append(

@@ -67,6 +67,7 @@ class ChatEncoder:
 
     Attributes:
         end_of_turn_id: id of `<|assistant_end|>`.
+        vocab_size: the largest id and one.
 
     Raises:
         ChatError: the tokenizer lacks a control token of the chat format, or would find one in plain text.
@@ -91,6 +92,7 @@ class ChatEncoder:
                     " tokenizer.json"
                 )
         self.end_of_turn_id = self._ids[END_OF_TURN]
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values())
 
     def encode(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None

@@ -180,7 +180,7 @@ class FolderWeights:
         if not (finite := torch.isfinite(tensor)).all():
             raise HuggingFaceError(
                 f"{theirs!r} in {self.files[theirs]} of {self.url} has {int((~finite).sum()):,} values of"
-                f" {tensor.numel():,} that are NaN or infinite. Fix: get the file again, or an earlier checkpoint"
+                f" {tensor.numel():,} that are NaN or infinite. Fix: get the file again, or another one"
             )
         return tensor
 

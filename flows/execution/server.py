@@ -106,13 +106,13 @@ def _alone(home: Path) -> Iterator[None]:
     database, one fails and retries. OSError when the folder cannot be written."""
     try:
         home.mkdir(parents=True, exist_ok=True)
-        file = open(home / "apertus-starts-a-server", "w")
+        (home / "apertus-starts-a-server").touch()
     except OSError as error:
         raise OSError(
             f"Prefect keeps its database in {home}, which cannot be written ({error.strerror})."
             " Fix: set PREFECT_HOME to a folder that can"
         ) from error
-    with file:
+    with open(home / "apertus-starts-a-server", "w") as file:
         with suppress(OSError):  # a filesystem without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -322,8 +322,8 @@ def _weight_files(url: str, names: list[str], read_index: Callable[[], Index]) -
         files = sorted(set(read_index().weight_map.values()))
         if SINGLE in names and SINGLE not in files:
             raise HuggingFaceError(
-                f"{url} has weights twice: transformers opens {SINGLE}, and other programs the {len(files)} files"
-                f" of {INDEX}. Fix: remove {SINGLE}, or the index"
+                f"{url} has weights twice: transformers opens {SINGLE}, and other programs the"
+                f" {len(files)} files of {INDEX}. Fix: remove {SINGLE}, or the index"
             )
         if lost := [file for file in files if file not in names]:
             count = f"{len(lost)} of {len(files)} files"

@@ -29,7 +29,7 @@ from infra.store.storage.listing import tree
 from infra.store.store import CHUNK, Store, StoreError
 from specs.base import canonical_json
 from specs.errors import StageError
-from specs.foreign import ForeignError, check_regular, checked
+from specs.foreign import ForeignError, check_regular, checked, is_text
 from specs.sources import SourceSpec, resolve_url
 
 STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "created")
@@ -131,13 +131,11 @@ def list_source(source: SourceSpec) -> Listing:
 
 
 def _check_name(path: str, url: str) -> None:
-    """Raises SourceError for a name that no record can hold, since Linux allows any bytes."""
-    try:
-        path.encode()
-    except UnicodeEncodeError as error:
+    """Raises SourceError for a name that no record can hold: Linux allows any bytes."""
+    if not is_text(path):
         raise SourceError(
             f"the name of a file of {url} is not UTF-8: {os.fsencode(path)!r}. Fix: rename it, or exclude it"
-        ) from error
+        )
 
 
 def _check_regular(path: str, url: str) -> None:

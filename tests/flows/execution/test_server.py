@@ -68,7 +68,9 @@ def test_a_server_starts_alone_with_settings_that_hold_after_prefect_was_importe
     assert f"waited {seconds} s, statistics False. Fix: run again" in ended.stdout
 
 
-def test_a_folder_of_prefect_that_cannot_be_written_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
+def test_a_home_of_prefect_that_cannot_be_written_is_an_error_that_names_the_setting(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "home").write_text("a file")
     home = tmp_path / "home" / ".prefect"
     fix = r"cannot be written \(Not a directory\). Fix: set PREFECT_HOME to a folder that can"

@@ -167,7 +167,9 @@ def test_a_file_whose_name_is_not_utf_8_is_named_with_its_bytes(tmp_path: Path, 
     tree(tmp_path)
     (tmp_path / folder).mkdir(exist_ok=True)
     (tmp_path / folder / "caf\udce9.py").write_text("")
-    named = rf"the name of a file of {tmp_path} is not UTF-8: b'.*caf\\xe9\.py'\. Fix: rename it, or exclude it"
+    named = (
+        rf"the name of a file of {tmp_path} is not UTF-8: b'.*caf\\xe9\.py'\. Fix: rename it, or exclude it"
+    )
     with pytest.raises(SourceError, match=named):
         list_source(source(tmp_path, include=["**/*.py"]))
     assert list_source(source(tmp_path, include=["**/*.py"], exclude=["**/caf*"])).key

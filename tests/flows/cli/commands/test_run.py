@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from flows.planning.plan import Plan
 from infra.store import runs
 from infra.store.maintenance.garbage import survey
