@@ -7,9 +7,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-for-tests
 DOCS_READY := $(VENV)/.ready-for-docs
+# The oldest release of transformers that opens exported models; LEAST_TRANSFORMERS of specs/hugging_face.py.
+OLDEST := $(abspath $(VENV)-transformers-4.56)
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: setup run lint test test-all gpu-check docs numerics clean
+.PHONY: setup run lint test test-all gpu-check docs numerics oldest-transformers clean
 
 setup: $(READY)
 
@@ -48,8 +50,17 @@ test: lint
 
 # Some of these tests wait, so three processes keep two cores busy.
 test-all: AT_ONCE = 3
-test-all: lint docs
+test-all: export OLDEST_TRANSFORMERS_PYTHON = $(OLDEST)/bin/python
+test-all: lint docs $(OLDEST)/.ready
 	$(BIN)/python -m pytest --crashes -n $(AT_ONCE) -o faulthandler_timeout=4000 --junitxml=test-all.xml; status=$$?; $(BIN)/python -m tools.record test-all.xml > docs/test_all.md; exit $$status
+
+oldest-transformers: $(OLDEST)/.ready
+	@echo "Tests find it with OLDEST_TRANSFORMERS_PYTHON=$(OLDEST)/bin/python"
+
+$(OLDEST)/.ready: constraints.txt
+	@$(PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep ^torch== constraints.txt)" "transformers==4.56.*" jinja2 numpy
+	@touch $@
 
 gpu-check: $(TEST_READY)
 	@TESTS_ON=gpu $(BIN)/python -m pytest tests/gpu -o junit_family=xunit1 --junitxml=gpu-check.xml; status=$$?; $(BIN)/python -m tools.gpu_check gpu-check.xml docs/gpu_check.md; exit $$status
@@ -62,4 +73,4 @@ numerics: $(TEST_READY)
 	$(BIN)/python -m pytest --numerics tests/specs tests/apertus_model
 
 clean:
-	rm -rf $(VENV) *.egg-info
+	rm -rf $(VENV) $(OLDEST) *.egg-info

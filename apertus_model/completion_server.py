@@ -10,7 +10,7 @@ from apertus_model.chat.messages import protocol_messages, usual_tools
 from apertus_model.data.rows import Row
 from apertus_model.prompt_format import Completion, GenerationError, TextFormat, TokenFormat
 from apertus_model.server_client import Request, ServerClient
-from specs.foreign import Foreign
+from specs.foreign import Foreign, ForeignError, shown
 from specs.stages.preference_data import Sampling
 
 
@@ -87,7 +87,7 @@ class ServerGenerator:
         return 1 if self._sampling.temperature == 0 else self._sampling.n
 
     def _read(self, answer: _Answer) -> list[Completion]:
-        """The completions in an answer."""
+        """The completions in an answer. ForeignError for one that no model can have given."""
         found, count = answer.choices, self._asked_for
         if len(found) != count:
             raise GenerationError(
@@ -95,15 +95,27 @@ class ServerGenerator:
                 " set n: 1, or use a server that has n"
             )
         ordered = sorted(found, key=lambda choice: choice.index)
+        if (indices := [choice.index for choice in ordered]) != [*range(count)]:
+            raise ForeignError(f"the values of index in choices are {shown(indices)}, not 0 to {count - 1}")
         return [self._completion(one) for one in ordered] * (self._sampling.n // count)
 
     def _completion(self, choice: _Choice) -> Completion:
         """The completion by its sampled ids if the server gives them, else by its text, which is encoded
         again."""
-        finished = choice.finish_reason == "stop"
+        finished, most = choice.finish_reason == "stop", self._sampling.max_new_tokens
         if choice.token_ids is not None and isinstance(self._format, TokenFormat):
+            if (number := len(choice.token_ids)) > most:
+                raise ForeignError(f"token_ids of a choice has {number:,} tokens; max_tokens is {most:,}")
+            if wrong := [one for one in choice.token_ids if not 0 <= one < self._format.vocab_size]:
+                size = self._format.vocab_size
+                raise ForeignError(f"token_ids of a choice has {shown(wrong[0])}, not one of {size:,} ids")
             ends = self._format.end_ids
             whole = not finished or any(token in ends for token in choice.token_ids)
             return self._format.completion(choice.token_ids if whole else [*choice.token_ids, ends[0]])
+        chat = self._server.api == "chat"
+        if chat and choice.message is None:
+            raise ForeignError("a choice has no message")
         text = choice.text if choice.message is None else choice.message.content
+        if text is None and (finished or not chat):
+            raise ForeignError(f"a choice with finish_reason {shown(choice.finish_reason)} has no text")
         return self._format.written(text or "", finished)

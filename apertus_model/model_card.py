@@ -13,15 +13,16 @@ from typing import Any
 
 from infra.store import Store
 from infra.store.reading.lineage import Ancestor, lineage, of_weights
-from specs.hugging_face import own_class
+from specs.hugging_face import LEAST_TRANSFORMERS, own_class
 from specs.job import InputRef
 from specs.model import ModelSpec
 from specs.planted import PlantedRecord, planted_in
 from specs.stages import CHAT, TRAINING
 
+NEEDS = " It needs transformers {release} or later; transformers 5.0 opens no Apertus model."
 OWN_CODE = (
-    " No class of transformers computes its layers: `from_pretrained` needs `trust_remote_code=True` and runs"
-    " `{file}` of this folder."
+    " No class of transformers computes its layers: `from_pretrained` needs transformers 5.23 or later and"
+    " `trust_remote_code=True`, and runs `{file}` of this folder."
 )
 TITLES = {
     "pretrain": "pretraining",
@@ -83,7 +84,7 @@ def model_card(
             if chat
             else ". It continues text and follows no instructions."
         )
-        + ("" if own is None else OWN_CODE.format(file=own.file))
+        + (NEEDS.format(release=LEAST_TRANSFORMERS) if own is None else OWN_CODE.format(file=own.file))
         + " This page was made from the record of its training.\n",
         "## Architecture\n",
         _table(("", ""), _architecture(model)),

@@ -51,10 +51,11 @@ class TextFormat:
 
 class TokenFormat:
     """The format of a model whose token ids are known. `end_ids` end its turn, if anything does; `pad_id` is
-    masked everywhere."""
+    masked everywhere; ids are less than `vocab_size`."""
 
     end_ids: tuple[int, ...]
     pad_id: int
+    vocab_size: int
 
     def tokens(self, prompt: Row) -> list[int]:
         """The ids that the model reads for a row of `prompts`."""
@@ -72,6 +73,7 @@ class OwnFormat(TextFormat, TokenFormat):
         """`room`: the number of tokens that a prompt may have, if its row does not state them."""
         super().__init__(tokenizer)
         self.end_ids, self.pad_id, self._room = (end_of_turn_id,), pad_id, room
+        self.vocab_size = self.encoder.vocab_size
 
     def tokens(self, prompt: Row) -> list[int]:
         """See `TokenFormat.tokens`. GenerationError when a prompt with a persona leaves no room."""
@@ -120,6 +122,7 @@ class OtherFormat(TextFormat, TokenFormat):
             raise GenerationError("nothing ends a turn. Fix: set eos_token_id in its generation_config.json")
         self.end_ids = tuple(ends) if isinstance(ends, list) else (ends,)
         self.pad_id = self.end_ids[0]
+        self.vocab_size = 1 + max(self._its.get_vocab().values())
 
     def tokens(self, prompt: Row) -> list[int]:
         """See `TokenFormat.tokens`. GenerationError when the template refuses the messages, or the prompt

@@ -1,9 +1,11 @@
 """Sends requests to a server that speaks OpenAI's protocol, several at a time, each repeated within bounds.
 
-Invariants: an answer is taken whole or not at all. After a failure that may pass (429, 5xx, no connection, no
+Invariants: an answer is taken whole or not at all, as it was sent: a compressed one is refused, so that
+`MAX_BYTES` bounds what is held. After a failure that may pass (429, 5xx, no connection, no
 answer, half an answer) the server is asked again, at most `TRIES` times, and no earlier than it says in
 `Retry-After`; a failure that cannot pass (another status) ends the stage at once. The key is sent in a
-header, only to the server that the recipe names (redirects are not followed), and never logged.
+header, only to the server that the recipe names (redirects are not followed), directly or through the proxy
+that it names, and never logged.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any, TypeVar
 import httpx
 
 from apertus_model.prompt_format import GenerationError
-from specs.foreign import MAX_BYTES, Foreign, ForeignError, checked, parse_json
+from specs.foreign import MAX_BYTES, Foreign, ForeignError, checked, parse_json, shown
 from specs.redaction import redacted
 from specs.server import Server
 
@@ -66,16 +68,19 @@ class ServerClient:
         self._server = server
         self._failed = threading.Event()
         self._pause = pause or self._failed.wait
-        headers = {}
+        headers = {"Accept-Encoding": "identity"}
         if server.key is not None:
             if not (key := os.environ.get(server.key, "").strip()):
                 raise GenerationError(
                     f"server.key names the environment variable {server.key}, which is not set. Fix: set it"
                     " where the stage runs"
                 )
-            headers = {"Authorization": f"Bearer {key}"}
+            headers["Authorization"] = f"Bearer {key}"
         self._client = httpx.Client(
             headers=headers,
+            proxy=server.proxy,
+            trust_env=False,  # neither proxies nor passwords that the environment names
+            verify=httpx.create_ssl_context(),  # but its certificates
             timeout=httpx.Timeout(server.timeout.seconds, connect=min(CONNECT, server.timeout.seconds)),
             limits=httpx.Limits(max_connections=server.requests),
         )
@@ -91,7 +96,8 @@ class ServerClient:
         Args:
             requests: what each is about, for messages, and its body.
             answer: the form of an answer; an answer of another form is asked for again.
-            read: reads one answer; an error that it raises ends all requests.
+            read: reads one answer; after a ForeignError it is asked for again, any other error ends all
+                requests.
 
         Raises:
             ServerFailure: a request has no answer after all tries.
@@ -113,13 +119,11 @@ class ServerClient:
         last = ""
         for tried in range(TRIES):
             try:
-                document = checked(answer, parse_json(self._sent(body)))
+                return read(checked(answer, parse_json(self._sent(body))))
             except ForeignError as error:
                 failure = MayPass(f"an answer that cannot be read: {error}")
             except MayPass as passing:
                 failure = passing
-            else:
-                return read(document)
             last = str(failure)
             wait = min(2.0**tried, LONGEST_WAIT) if failure.wait is None else failure.wait
             if self._failed.is_set():
@@ -138,7 +142,9 @@ class ServerClient:
         data = bytearray()
         try:
             with self._client.stream("POST", self.url, json=body) as answer:
-                for piece in answer.iter_bytes():
+                if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
+                    raise MayPass(f"an answer in Content-Encoding {shown(encoding)}, which was not asked for")
+                for piece in answer.iter_raw():
                     data += piece
                     if len(data) > MAX_BYTES:
                         raise MayPass(f"an answer of more than {MAX_BYTES:,} bytes")

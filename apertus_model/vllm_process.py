@@ -68,11 +68,19 @@ def harness_model(lm_eval: str, **engine: Any) -> Answer:
     """A function that asks the harness's model for vLLM. `lm_eval`: the version that wrote the requests;
     ImportError for another version."""
     from lm_eval.api.instance import Instance
-    from lm_eval.models.vllm_causallms import VLLM
+    from lm_eval.models import vllm_causallms
 
     if (found := version("lm_eval")) != lm_eval:
         raise ImportError(f"lm_eval {found} is there, and {lm_eval} here")
-    model = VLLM(**engine)
+    model = vllm_causallms.VLLM(**engine)
+    rolling = vllm_causallms.get_rolling_token_windows
+
+    def windows(token_list: list[int], prefix_token: int, **stated: Any) -> Any:
+        """The windows of a whole text without its BOS, since the harness puts one before it."""
+        begun = token_list[:1] == [prefix_token]
+        return rolling(token_list[1:] if begun else token_list, prefix_token, **stated)
+
+    vllm_causallms.get_rolling_token_windows = windows
 
     def answer(batch: dict[str, Any]) -> Any:
         kind = batch["kind"]

@@ -69,6 +69,8 @@ RELEASED_ROPE: dict[str, str | float] = {
     "original_max_position_embeddings": 8192,
 }
 """The default rotary embedding of transformers' `ApertusConfig`."""
+LEAST_TRANSFORMERS = "4.56"
+"""The first release of transformers that has the Apertus classes."""
 
 
 class OwnClass(NamedTuple):
@@ -352,21 +354,36 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
     return model.model_copy(update={"rope_scaling": _original(model.rope_scaling)})
 
 
+def older_rope(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` as the fields that transformers before release 5 reads, which ignores
+    `rope_parameters` and has other defaults."""
+    scaling = dict(parameters)
+    return {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
+
+
 def _rope(config: Config, wrong: list[str]) -> dict[str, str | float | None]:
     """The rotary embedding: `rope_parameters`, or `rope_theta` and `rope_scaling` of older releases. Adds
     every mismatch to `wrong`."""
-    stated = config.rope_parameters or config.rope_scaling
-    if stated is None and config.rope_theta is not None:
+    theta = config.rope_theta
+    stated = [dict(rope) for rope in (config.rope_parameters, config.rope_scaling) if rope]
+    if not stated:
+        if theta is not None:
+            wrong.append(
+                f"rope_theta is {theta!r} without rope_scaling, which releases of transformers read"
+                ' differently. Fix: add its rope_scaling, or {"rope_type": "default"} if it has none'
+            )
+        return dict(RELEASED_ROPE)
+    for rope in stated:
+        kind = rope.pop("type", None)
+        rope.setdefault("rope_type", kind or "default")
+        rope.setdefault("rope_theta", RELEASED_ROPE["rope_theta"] if theta is None else theta)
+    rope = stated[0]
+    if rope != stated[-1] or theta not in (None, rope["rope_theta"]):
         wrong.append(
-            f"rope_theta is {config.rope_theta!r} without rope_scaling, which releases of transformers read"
-            " differently"
+            f"rope_parameters are {shown(config.rope_parameters)}, but rope_theta is {shown(theta)} and"
+            f" rope_scaling {shown(config.rope_scaling)}, which older releases of transformers read."
+            " Fix: make them equal, or delete those that are not of this model"
         )
-    rope: dict[str, str | float | None] = dict(stated or RELEASED_ROPE)
-    kind = rope.pop("type", None)
-    rope.setdefault("rope_type", kind or "default")
-    rope.setdefault(
-        "rope_theta", RELEASED_ROPE["rope_theta"] if config.rope_theta is None else config.rope_theta
-    )
     if rope["rope_type"] not in ("default", "llama3"):
         wrong.append(
             f"rope_type is {shown(rope['rope_type'])}, this model computes with 'default' or 'llama3'"

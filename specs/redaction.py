@@ -216,7 +216,7 @@ def _spelled_character(character: str) -> str:
 
 def _in_file() -> tuple[tuple[str, str], ...]:
     """The settings of all profiles in the credentials file of S3."""
-    path = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
+    path = Path(os.path.expanduser(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"))
     try:
         return _settings(path, path.stat().st_mtime_ns)
     except OSError:

@@ -7,7 +7,7 @@ import os
 import re
 from typing import Literal
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity
 from specs.redaction import is_secret
@@ -31,6 +31,11 @@ class Server(Spec):
     key: str | None = execution(
         None, description="environment variable that holds the key of the server, such as SERVER_API_KEY"
     )
+    proxy: str | None = execution(
+        None,
+        description="URL of an HTTP or SOCKS proxy; without it requests go to the server itself, whatever"
+        " proxies the environment names",
+    )
     requests: int = execution(32, ge=1, le=4096, description="maximum number of requests at the same time")
     timeout: PositiveDuration = execution(
         Duration(600.0), description="longest time until an answer is complete; then it is asked again"
@@ -45,6 +50,19 @@ class Server(Spec):
                 " environment variable that `key` names"
             )
         return url.rstrip("/")
+
+    @field_validator("proxy")
+    @classmethod
+    def _is_a_proxy(cls, proxy: str | None) -> str | None:
+        if proxy is not None and not re.match(r"(https?|socks5h?)://[^/?#\s]+/?$", proxy):
+            raise ValueError("a proxy has a URL such as http://proxy:3128, without a path")
+        return proxy
+
+    @model_validator(mode="after")
+    def _loopback_is_direct(self) -> Server:
+        if self.proxy is not None and re.match(r"https?://(localhost|127\.[\d.]+|\[::1\])(:|/|$)", self.url):
+            raise ValueError("url is on this machine, which no proxy can reach; remove proxy")
+        return self
 
     @field_validator("key")
     @classmethod

@@ -68,6 +68,7 @@ class ChatEncoder:
 
     Attributes:
         end_of_turn_id: id of `<|assistant_end|>`.
+        vocab_size: the largest id and one.
 
     Raises:
         ChatError: the tokenizer lacks a control token of the chat format, would find one in plain text, or
@@ -96,6 +97,7 @@ class ChatEncoder:
                 )
         self._check_alone()
         self.end_of_turn_id = self._ids[END_OF_TURN]
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values())
 
     def _check_alone(self) -> None:
         """ChatError for a control token whose options make the tokens of a text depend on its neighbours."""

@@ -23,13 +23,12 @@ from fsspec.implementations.local import LocalFileSystem
 
 from apertus_model.model.hf import constant, from_hugging_face, hugging_face_name, our_name
 from apertus_model.model.model import model_config
-from infra.store.hugging_face import INDEX, read_small
+from infra.store.hugging_face import INDEX, SINGLE, read_small
 from specs.foreign import MAX_BYTES, ForeignError, checked, parse_json
 from specs.hugging_face import HuggingFaceError
 from specs.hugging_face_files import Index
 from specs.model import ModelSpec
 
-SINGLE = "model.safetensors"
 PATTERN = "model{suffix}.safetensors"
 CONSTANTS = (".mlp.act_fn.beta", ".mlp.act_fn.eps")
 Tensors = dict[str, torch.Tensor]
@@ -169,13 +168,19 @@ class FolderWeights:
         return (name for _, name in sorted(ours))
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A weight as it is stored. HuggingFaceError when its shape is not the model's."""
+        """A weight as it is stored. HuggingFaceError when its shape is not the model's, or a value is not a
+        finite number."""
         theirs = hugging_face_name(name)
         tensor: torch.Tensor = self._open(self.files[theirs]).get_tensor(theirs)
         if tensor.shape != self._shapes[theirs]:
             raise HuggingFaceError(
                 f"{theirs!r} of {self.url} has shape {tuple(tensor.shape)}, config.json says"
                 f" {tuple(self._shapes[theirs])}"
+            )
+        if not (finite := torch.isfinite(tensor)).all():
+            raise HuggingFaceError(
+                f"{theirs!r} in {self.files[theirs]} of {self.url} has {int((~finite).sum()):,} values of"
+                f" {tensor.numel():,} that are NaN or infinite. Fix: get the file again, or another one"
             )
         return tensor
 

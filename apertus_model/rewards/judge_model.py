@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from apertus_model.rewards.base import RewardError, TooLongError, check_vocabulary
 from apertus_model.server_client import ServerClient
 from apertus_model.tokenizer_files import open_folder
 from apertus_model.vllm_client import Vllm
-from specs.foreign import Foreign
+from specs.foreign import Foreign, shown
 from specs.judge import Judge
 
 Template = dict[str, bool | str]
@@ -183,15 +183,25 @@ def opening(name: str) -> Iterator[None]:
 
 class _Best(Foreign):
     token: str
-    logprob: float
+    logprob: float = Field(le=1e-6)
 
 
 class _Place(Foreign):
-    top_logprobs: list[_Best] = Field(default_factory=list)
+    top_logprobs: list[_Best] = Field(default_factory=list, max_length=BEST)
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _are_probabilities(cls, best: list[_Best]) -> list[_Best]:
+        if (total := sum(math.exp(one.logprob) for one in best)) > 1.001:
+            raise ValueError(f"their probabilities sum to {total:.4g}")
+        whole = [one.token for one in best if "\ufffd" not in one.token]  # it stands for half a character
+        if twice := [token for token in whole if whole.count(token) > 1]:
+            raise ValueError(f"the token {shown(twice[0])} is repeated")
+        return best
 
 
 class _LogProbabilities(Foreign):
-    content: list[_Place] | None = None
+    content: list[_Place] | None = Field(None, max_length=1)
 
 
 class _Choice(Foreign):
@@ -199,7 +209,7 @@ class _Choice(Foreign):
 
 
 class _Reply(Foreign):
-    choices: list[_Choice] = Field(min_length=1)
+    choices: list[_Choice] = Field(min_length=1, max_length=1)
 
 
 class ServerModel:

@@ -74,7 +74,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object"
 
 @app.callback()
 def _options(debug: DebugOption = False) -> None:
-    """Declares the options of the app, which `Commands` reads."""
+    """Declares the options of the app, which `Commands` reads. OSError for a user without a home folder, in
+    whose place libraries would make a folder `~`."""
+    if os.path.expanduser("~") == "~":
+        raise OSError(
+            f"user {os.getuid()} has no home folder: HOME is not set, and passwd has no such user."
+            " Fix: set HOME to a folder that the user can write"
+        )
 
 
 def _messages(error: Exception) -> list[str]:
@@ -85,7 +91,8 @@ def _messages(error: Exception) -> list[str]:
     if isinstance(error, MISTAKES):
         return [str(error)]
     what = f"{type(error).__name__}: {error}"[:LONGEST]
-    read = f"; the file that was read last is {trail[-1]}" if trail else ""
+    last = None if isinstance(error, ImportError) or not trail else trail[-1]
+    read = "" if last is None else f"; the file that was read last is {last}"
     return [f"unexpected {what}{read}. `apertus --debug` before the same command prints the traceback"]
 
 

@@ -31,7 +31,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.execution import interrupts
 from flows.execution.parameters import Override, RecipeFile, StageName, StoreUrl
 from flows.execution.prefect_pages import ProgressBar, only_shown, publish_results, publish_run
-from flows.execution.runner import Observer, Runner, StageFailed
+from flows.execution.runner import Observer, PipelineFailed, Runner, StageFailed
 from flows.execution.watchdog import guard
 from flows.format import describe
 from flows.planning.plan import Plan, Step, decide, make
@@ -52,16 +52,6 @@ STOPPED_BY = {
 }
 # threads of the task runner, which the walk limits, and retries of a part, which the runner limits
 ENDLESS = 10**6
-
-
-class PipelineFailed(RuntimeError):
-    """At least one part did not finish. The message lists each with its reason."""
-
-    def __init__(self, reasons: dict[str, str]) -> None:
-        super().__init__(
-            "\n".join(f"{name}: {reason.removeprefix(f'{name}: ')}" for name, reason in reasons.items())
-        )
-        self.reasons = reasons
 
 
 class WorkerLost(RuntimeError):

@@ -42,6 +42,16 @@ class StageFailed(RuntimeError):
         self.refused = refused
 
 
+class PipelineFailed(RuntimeError):
+    """At least one part did not finish. The message lists each with its reason."""
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        super().__init__(
+            "\n".join(f"{name}: {reason.removeprefix(f'{name}: ')}" for name, reason in reasons.items())
+        )
+        self.reasons = reasons
+
+
 class GateFailed(RuntimeError):
     """A finished evaluation that does not meet a bound of the recipe."""
 

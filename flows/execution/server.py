@@ -30,10 +30,12 @@ SETTINGS = {
 
 def start_prefect() -> None:
     """Sets Prefect up for the rest of this process. Settings in the environment win. ConnectionError when the
-    server that `PREFECT_API_URL` names does not answer, or the temporary one does not start."""
+    server that `PREFECT_API_URL` names does not answer, the temporary one does not start, or a proxy of the
+    environment cannot be used."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     _reach_this_machine_directly()
+    _check_proxies()
     from prefect.context import refresh_global_settings_context
     from prefect.settings import get_current_settings
 
@@ -75,6 +77,20 @@ def _reach_this_machine_directly() -> None:
         os.environ |= {"no_proxy": direct, "NO_PROXY": direct}
 
 
+def _check_proxies() -> None:
+    """Raises ConnectionError for a proxy that no client can be made with, Prefect's included."""
+    import httpx
+
+    try:
+        httpx.Client().close()
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        stated = [name for name in os.environ if name.upper() in ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")]
+        raise ConnectionError(
+            f"no client can use the proxies of the environment: {error}."
+            f" Fix: correct or unset {', '.join(sorted(stated))}"
+        ) from error
+
+
 def _guard(pid: int) -> None:
     """Kills the server when this process is gone, but not another process that has reused its number. Blocked
     signals are ignored too, since the shell unblocks them when a command has ended."""
@@ -87,8 +103,15 @@ def _guard(pid: int) -> None:
 @contextmanager
 def _alone(home: Path) -> Iterator[None]:
     """Keeps other runs from starting a server in the folder `home` meanwhile: of two servers that create one
-    database, one fails and retries."""
-    home.mkdir(parents=True, exist_ok=True)
+    database, one fails and retries. OSError when the folder cannot be written."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "apertus-starts-a-server").touch()
+    except OSError as error:
+        raise OSError(
+            f"Prefect keeps its database in {home}, which cannot be written ({error.strerror})."
+            " Fix: set PREFECT_HOME to a folder that can"
+        ) from error
     with open(home / "apertus-starts-a-server", "w") as file:
         with suppress(OSError):  # a filesystem without locks
             fcntl.flock(file, fcntl.LOCK_EX)

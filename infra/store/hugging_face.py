@@ -65,7 +65,7 @@ TOKENIZER_FILES = [
 ]
 FOLDER_FILES = [*TOKENIZER_FILES, "generation_config.json"]  # copied with another architecture's folder
 SMALL_FILES = ["*.json", "*.jinja", "README.md"]
-INDEX = "model.safetensors.index.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MOST_BYTES = 2**20  # the longest small file; a tokenizer and an index may be longer
 END_OF_TURN = "<|assistant_end|>"  # as in the chat template
 _HUB_ID = re.compile(r"^(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?$")
@@ -316,19 +316,24 @@ def _snapshot(name: str, revision: str | None, download: bool) -> str:
 
 
 def _weight_files(url: str, names: list[str], read_index: Callable[[], Index]) -> list[str]:
-    """The names of the files with weights, and of their index. HuggingFaceError when one is missing, or when
-    there are only pickles."""
+    """The names of the files with weights, and of their index. HuggingFaceError when one is missing, when
+    there are only pickles, or when there is also one file of all weights, which transformers prefers."""
     if INDEX in names:
         files = sorted(set(read_index().weight_map.values()))
+        if SINGLE in names and SINGLE not in files:
+            raise HuggingFaceError(
+                f"{url} has weights twice: transformers opens {SINGLE}, and other programs the"
+                f" {len(files)} files of {INDEX}. Fix: remove {SINGLE}, or the index"
+            )
         if lost := [file for file in files if file not in names]:
             count = f"{len(lost)} of {len(files)} files"
             raise HuggingFaceError(f"{url} lacks {count} that its index names, the first {shown(lost[0])}")
         return [INDEX, *files]
-    if "model.safetensors" in names:
-        return ["model.safetensors"]
+    if SINGLE in names:
+        return [SINGLE]
     pickles = [name for name in sorted(names) if name.endswith((".bin", ".pt", ".pth"))]
     found = f"it has {pickles[0]}, a pickle, which is never read" if pickles else "there are no weights"
-    raise HuggingFaceError(f"{url} has no model.safetensors: {found}; save the model with safetensors")
+    raise HuggingFaceError(f"{url} has no {SINGLE}: {found}; save the model with safetensors")
 
 
 def _card(text: str, name: str) -> Card:

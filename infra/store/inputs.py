@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -28,7 +29,7 @@ from infra.store.storage.listing import tree
 from infra.store.store import CHUNK, Store, StoreError
 from specs.base import canonical_json
 from specs.errors import StageError
-from specs.foreign import ForeignError, check_regular, checked, parse_json, read_local
+from specs.foreign import ForeignError, check_regular, checked, is_text, parse_json, read_local
 from specs.hugging_face_files import SavedDataset
 from specs.sources import SourceSpec, resolve_url
 
@@ -118,6 +119,7 @@ def list_source(source: SourceSpec) -> Listing:
     for name, entry in entries.items():
         relative = name[len(root.rstrip("/")) :].lstrip("/")
         if relative == "" or (_matches(relative, source.include) and not _matches(relative, source.exclude)):
+            _check_name(name, source.url)
             if isinstance(fs, LocalFileSystem) and entry["type"] == "other":  # links have this type, too
                 _check_regular(name, source.url)
             stamp = next((entry[key] for key in STAMPS if entry.get(key)), "")
@@ -165,6 +167,14 @@ def _of_saved(
         for file in [file for file, path in below.items() if "/" not in path and path not in named]:
             del found[file]
     return list(found.values())
+
+
+def _check_name(path: str, url: str) -> None:
+    """Raises SourceError for a name that no record can hold: Linux allows any bytes."""
+    if not is_text(path):
+        raise SourceError(
+            f"the name of a file of {url} is not UTF-8: {os.fsencode(path)!r}. Fix: rename it, or exclude it"
+        )
 
 
 def _check_regular(path: str, url: str) -> None:

@@ -20,7 +20,7 @@ class ExportStage(FromCheckpoint):
     has no such class for Apertus, so the folder brings it. transformers' own `ApertusForTokenClassification`
     of one output opens the same folder without code; the reward is then the output at the last token."""
 
-    VERSION: ClassVar[int] = 4
+    VERSION: ClassVar[int] = 5
     kind: Literal["export"] = identity()
     from_: Reference = reference(alias="from", to=("checkpoint", "reward_model"))
     max_shard_size: ByteSize = identity(ByteSize(5_000_000_000), gt=0, validate_default=True)

@@ -197,7 +197,7 @@ class HarnessPart(Part):
     `model` (an export), `tasks` (the task files) where `include` is given, `classifier` where one is stated,
     and `data:<Hub id>` for each data set that the tasks read."""
 
-    VERSION: ClassVar[int] = 4
+    VERSION: ClassVar[int] = 5
     WORKERS: ClassVar[int] = 1
     suite: Suite = identity()
     engine: Literal["transformers", "vllm"] = identity("transformers", neutral="transformers")

@@ -30,6 +30,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.requests.append(request)
             self.server.keys.append(self.headers.get("Authorization"))
             self.server.paths.append(self.path)
+            self.server.headers.append(dict(self.headers))
             self.server.running += 1
             self.server.most = max(self.server.most, self.server.running)
             fault = self.server.faults.pop(0) if self.server.faults else None
@@ -69,21 +70,22 @@ class Handler(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        super().__init__((host, 0), Handler)
         self.lock = threading.Lock()
         self.requests: list[Request] = []
         self.keys: list[str | None] = []
         self.paths: list[str] = []
+        self.headers: list[dict[str, str]] = []
         self.faults: list[Fault | None] = []  # of the next requests, in their order
         self.running = self.most = 0
         self.pause: Callable[[], object] = lambda: None
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+        self.url = f"http://{host}:{self.server_address[1]}/v1"
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
-    server = Server()
+def serving(host: str = "127.0.0.1") -> Iterator[Server]:
+    server = Server(host)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
@@ -127,3 +129,29 @@ def hangs(handler: Handler) -> None:
 
 def hangs_up(handler: Handler) -> None:
     handler.close_connection = True
+
+
+OTHERS: list[Any] = ["1", -1, 2**70, 0.5, 1e308, True, None, [], {}]
+
+
+def changed(document: Any) -> Iterator[tuple[str, Any]]:
+    """The document with one value in it replaced by one of another type or range, left out, or repeated; and
+    the place of that value."""
+    for other in OTHERS:
+        if type(other) is not type(document) or isinstance(other, int):
+            yield "", other
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield f".{key} left out", {name: one for name, one in document.items() if name != key}
+            for place, other in changed(value):
+                yield f".{key}{place}", document | {key: other}
+    if isinstance(document, list):
+        yield " emptied", []
+        for index, value in enumerate(document):
+            yield f"[{index}] repeated", [*document, value]
+            for place, other in changed(value):
+                yield f"[{index}]{place}", [*document[:index], other, *document[index + 1 :]]
+
+
+def replies(document: Any) -> Fault:
+    return lambda handler: handler.say(200, json.dumps(document).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -19,11 +20,13 @@ from tests.apertus_model.openai_server import (
     Fault,
     Handler,
     Server,
+    changed,
     empty,
     half,
     hangs,
     hangs_up,
     no_json,
+    replies,
     serving,
     status,
 )
@@ -246,3 +249,97 @@ def test_a_server_with_the_stages_model_is_asked_without_its_weights(
     spec["sampling"] |= {"server": {"url": server.url, "model": "ours"}}  # type: ignore[operator]
     artifact = bench.run("completions", "c", spec, {"model": model, "prompts": prompts})
     assert [one["completions"] for one in Rows(artifact)] == expected(tokenizer, [1, 0], [1, 1], [1, 2])
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_an_answer_that_no_model_can_have_given_is_never_a_completion(
+    tokenizer: Artifact, server: Server, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each field of an answer is left out, repeated, and of each other type or range. What remains possible
+    is an empty text, and a server that gives no ids or another number of completions."""
+    monkeypatch.setattr("apertus_model.server_client.TRIES", 1)
+    said = {"message": {"content": "one"}} if api == "chat" else {"text": "one", "token_ids": [300, 301]}
+    choice = {"index": 0, "finish_reason": "stop"} | said
+    asked = generator(tokenizer, server.url, n=1, server={"api": api})
+    whole = [replies({"choices": [choice]})]
+    server.faults = [*whole]
+    [[usual]] = asked.complete(ROWS[:1], first=0)
+    end = encoder_of(tokenizer).end_of_turn_id
+    possible = {".index left out", ".message.content", ".text", ".text left out", ".finish_reason"}
+    tried = 0
+    for place, document in changed({"choices": [choice]}):
+        field = place.removeprefix(".choices[0]")
+        server.faults = [replies(document)]
+        tried += 1
+        try:
+            [[found]] = asked.complete(ROWS[:1], first=0)
+        except ServerFailure as error:
+            assert "did not answer prompt 0 in 1 tries: an answer that cannot be read: " in str(error), place
+        except GenerationError as error:
+            assert "[0] repeated" in place and "gives 2 completions where n: 1" in str(error)
+        else:
+            ids = found["tokens"]
+            assert field in possible or field.startswith(".token_ids"), place
+            assert found == usual or not found["finished"] or ids[-1] == end, place
+            assert len(ids) <= 7 and all(0 <= one < encoder_of(tokenizer).vocab_size for one in ids), place
+    assert tried > 40
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        ([300, 2**70], "token_ids of a choice has 1180591620717411303424, not one of"),
+        ([-1], "token_ids of a choice has -1, not one of"),
+        ([300] * 7, "token_ids of a choice has 7 tokens; max_tokens is 6"),
+    ],
+)
+def test_ids_that_were_not_asked_for_are_a_broken_answer_that_is_named(
+    tokenizer: Artifact, server: Server, ids: list[int], told: str
+) -> None:
+    choice = {"index": 0, "finish_reason": "length", "text": "one", "token_ids": ids}
+    server.faults = [replies({"choices": [choice]})] * TRIES
+    with pytest.raises(
+        ServerFailure, match=rf"/completions did not answer prompt 0 in {TRIES} tries.*{told}"
+    ):
+        generator(tokenizer, server.url, n=1).complete(ROWS[:1], first=0)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_compressed_answer_is_refused_before_it_is_expanded(
+    tokenizer: Artifact, server: Server, layers: int
+) -> None:
+    body = b" " * 2**24
+    for _ in range(layers):
+        body = gzip.compress(body)
+    encoding = ", ".join(["gzip"] * layers)
+    server.faults = [lambda handler: handler.say(200, body, Content_Encoding=encoding)] * TRIES
+    with pytest.raises(
+        ServerFailure, match=f"an answer in Content-Encoding '{encoding}', which was not asked"
+    ):
+        generator(tokenizer, server.url).complete(ROWS[:1], first=0)
+    server.faults = [lambda handler: handler.say(200, body, Content_Encoding=encoding)]
+    assert generator(tokenizer, server.url).complete(ROWS[:1], first=0) == expected(tokenizer, [1, 0])
+    assert {headers["Accept-Encoding"] for headers in server.headers} == {"identity"}
+
+
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost"])
+def test_requests_go_to_the_server_and_to_no_proxy_of_the_environment(
+    tokenizer: Artifact, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in PROXIES:
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody answers
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(host) as there:
+        found = generator(tokenizer, there.url).complete(ROWS[:1], first=0)
+    assert found == expected(tokenizer, [1, 0])
+
+
+def test_requests_go_through_the_proxy_that_the_recipe_names(tokenizer: Artifact, server: Server) -> None:
+    proxy = server.url.removesuffix("/v1")
+    asked = generator(tokenizer, "http://model.example/v1", server={"proxy": proxy})
+    assert asked.complete(ROWS[:1], first=0) == expected(tokenizer, [1, 0])
+    assert server.paths == ["http://model.example/v1/completions"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import json
 import sys
+from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from apertus_model.vllm_process import main
+from tests.snapshots.model import with_bos, write_model
 
 
 def answered(*lines: Any) -> list[Any]:
@@ -111,12 +114,12 @@ def test_requests_of_tasks_are_answered_by_the_same_harness(
     harness: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = lambda kind, _, args, idx: SimpleNamespace(request_type=kind, args=args, idx=idx)  # noqa: E731
+    theirs = SimpleNamespace(VLLM=HarnessModel, get_rolling_token_windows=None)
     for name, module in {
         "lm_eval": {},
         "lm_eval.api": {},
         "lm_eval.api.instance": {"Instance": instance},
-        "lm_eval.models": {},
-        "lm_eval.models.vllm_causallms": {"VLLM": HarnessModel},
+        "lm_eval.models": {"vllm_causallms": theirs},
     }.items():
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**module))
     monkeypatch.setattr("apertus_model.vllm_process.version", {"lm_eval": "0.4.13"}.__getitem__)
@@ -127,3 +130,48 @@ def test_requests_of_tasks_are_answered_by_the_same_harness(
         assert found == [{}, told]
     else:
         assert found == [{"error": "lm_eval 0.4.13 is there, and 0.4.9 here"}]
+
+
+def test_a_whole_text_is_scored_by_vllm_after_one_bos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The harness's own code for vLLM makes the requests, of a tokenizer that begins texts with a BOS."""
+    pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
+    from transformers import AutoTokenizer
+
+    fakes = {
+        "vllm": {"LLM": None, "SamplingParams": None, "TokensPrompt": None},
+        "vllm.lora": {},
+        "vllm.lora.request": {"LoRARequest": None},
+        "vllm.tokenizers": {"get_tokenizer": None},
+    }
+    for name, content in fakes.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**content))  # type: ignore[arg-type]
+    installed = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.5" if name == "vllm" else installed(name))
+    from lm_eval.models import vllm_causallms
+
+    folder = with_bos(write_model(tmp_path / "model", []))
+    asked: list[tuple[list[int], list[int]]] = []
+
+    class Recorded(vllm_causallms.VLLM):  # type: ignore[misc]
+        def __init__(self) -> None:
+            vllm_causallms.TemplateLM.__init__(self)
+            self.tokenizer = AutoTokenizer.from_pretrained(folder)
+            self.custom_prefix_token_id = self.add_bos_token = None
+            self.batch_size, self._max_length = "auto", 18
+
+        def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False) -> Any:
+            asked.extend((context, continuation) for _, context, continuation in requests)
+            return [(0.0, True)] * len(requests)
+
+    monkeypatch.setattr(vllm_causallms, "VLLM", Recorded)
+    windows = vllm_causallms.get_rolling_token_windows
+    monkeypatch.setattr(vllm_causallms, "get_rolling_token_windows", windows)  # and put back
+    text = "which number is it, and how many words"
+    ids = Recorded().tokenizer(text)["input_ids"]
+    assert ids[0] == 0 and 0 not in ids[1:] and len(ids) > 33
+    harness = metadata.version("lm_eval")
+    (ready, _) = answered({"lm_eval": harness}, {"kind": "loglikelihood_rolling", "requests": [[text]]})
+    assert ready == {} and asked[0][0] == [0]
+    assert [token for _, continuation in asked for token in continuation] == ids[1:]

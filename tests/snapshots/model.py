@@ -60,3 +60,14 @@ def write_model(folder: Path, texts: Iterable[str], **more: Any) -> Path:
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def with_bos(folder: Path) -> Path:
+    """The folder, with a tokenizer that begins every text with a BOS, as those made here do."""
+    from tokenizers import Tokenizer, processors
+
+    file = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.save(file)
+    return folder

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specs.hugging_face import HuggingFaceError, hugging_face_config, model_of
+from specs.hugging_face import HuggingFaceError, hugging_face_config, model_of, older_rope
 from specs.model import FLAVOURS, ModelSpec, RopeScaling
 
 RELEASED_8B: dict[str, Any] = {
@@ -112,14 +112,52 @@ def test_the_frequencies_of_a_config_are_those_of_training(context: int, scaling
     )
 
 
-def test_a_config_of_an_older_release_of_transformers_is_understood() -> None:
-    rope = dict(RELEASED_8B["rope_parameters"])
-    old = {name: value for name, value in RELEASED_8B.items() if name != "rope_parameters"} | {
-        "model_type": "apertus", "rope_theta": rope.pop("rope_theta"),
-        "rope_scaling": rope | {"type": "llama3"},
-        "qk_norm": True, "post_norm": False, "mlp_bias": False, "initializer_range": 0.008944,
-    }  # fmt: skip
-    assert model_of(old).identity_fields() == ModelSpec(flavour="8b", rope_theta=12e6).identity_fields()
+RELEASED_ROPE: dict[str, Any] = RELEASED_8B["rope_parameters"]
+SCALING = {name: value for name, value in RELEASED_ROPE.items() if name not in ("rope_theta", "rope_type")}
+OLDER = {"rope_theta": 12e6, "rope_scaling": SCALING | {"type": "llama3"}}
+PLAIN = {"rope_theta": 5e5, "rope_scaling": {"rope_type": "default"}}
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["older keys", "both"])
+@pytest.mark.parametrize("older", [OLDER, PLAIN], ids=["llama3", "default"])
+def test_a_config_of_an_older_release_of_transformers_is_understood(
+    older: dict[str, Any], both: bool
+) -> None:
+    spec = ModelSpec(flavour="8b", rope_theta=older["rope_theta"])
+    spec = spec if older is OLDER else spec.model_copy(update={"rope_scaling": None})
+    changes = {"qk_norm": True, "post_norm": False, "mlp_bias": False, "initializer_range": 0.008944}
+    document = exported(spec) | older | changes
+    if not both:
+        del document["rope_parameters"]
+    assert model_of(document).identity_fields() == spec.identity_fields()
+
+
+@pytest.mark.parametrize("scaling", [None, RopeScaling(), RopeScaling(factor=32)])
+def test_the_older_keys_are_what_transformers_makes_the_rotary_embedding_of(
+    scaling: RopeScaling | None,
+) -> None:
+    from transformers import ApertusConfig
+
+    document = exported(ModelSpec(flavour="8b", rope_theta=5e5, rope_scaling=scaling))
+    newer = document.pop("rope_parameters")
+    assert ApertusConfig(**document, **older_rope(newer)).rope_parameters == newer
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": 5e5},
+        {"rope_theta": 5e5, "rope_scaling": OLDER["rope_scaling"]},
+        {"rope_scaling": OLDER["rope_scaling"] | {"factor": 32.0}},
+        {"rope_theta": 12e6, "rope_scaling": {"rope_type": "default"}},
+        {"rope_theta": 12e6, "rope_scaling": OLDER["rope_scaling"] | {"rope_theta": 5e5}},
+    ],
+    ids=str,
+)
+def test_a_config_that_states_two_rotary_embeddings_is_refused(changes: dict[str, Any]) -> None:
+    message = r"rope_parameters are .*, but rope_theta is .* and rope_scaling .*Fix: make them equal"
+    with pytest.raises(HuggingFaceError, match=message):
+        model_of(exported(ModelSpec(flavour="8b", rope_theta=12e6)) | changes)
 
 
 @pytest.mark.parametrize(

@@ -58,3 +58,16 @@ def test_a_key_is_the_name_of_a_variable_that_logs_mask(key: str) -> None:
 def test_engine_and_server_belong_together(stated: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="belong together; set both or neither"):
         Sampling(max_new_tokens=8, **stated)
+
+
+@pytest.mark.parametrize("proxy", ["proxy:3128", "ftp://proxy", "http://proxy/path", "socks://proxy"])
+def test_a_proxy_is_a_url_without_a_path(proxy: str) -> None:
+    assert encode(sampling(proxy="http://proxy:3128")) == encode(sampling())
+    with pytest.raises(ValidationError, match="a proxy has a URL such as http://proxy:3128, without"):
+        sampling(proxy=proxy)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.2", "[::1]"])
+def test_a_server_on_this_machine_has_no_proxy(host: str) -> None:
+    with pytest.raises(ValidationError, match="url is on this machine, which no proxy can reach"):
+        sampling(url=f"http://{host}:8000/v1", proxy="http://proxy:3128")

@@ -88,6 +88,12 @@ class BatchedModel(HFLM):
         self._rows = max(1, rows_in(longest, self._vocabulary) // self._parts)
         return self._rows
 
+    def tok_encode(self, string: str, *stated: Any, **named: Any) -> list[int]:
+        """The ids of a text, without the BOS of a text whose likelihood is asked for as a whole: the harness
+        puts one before it, and would score the second."""
+        ids: list[int] = super().tok_encode(string, *stated, **named)
+        return ids[1:] if self._texts and ids[:1] == [self.prefix_token_id] else ids
+
     def _length(self, request: Any) -> int:
         if len(request) == 3:  # (texts, context, continuation)
             return min(len(request[1]) + len(request[2]), self.max_length)

@@ -13,6 +13,7 @@ from flows.cli.live import watcher
 from flows.cli.next_steps import show_next_steps
 from flows.cli.tables.plan import plan_table
 from flows.execution import interrupts
+from flows.execution.runner import PipelineFailed
 from flows.planning.plan import Plan
 from flows.planning.run_records import Records
 from flows.planning.stage_choice import select
@@ -80,7 +81,7 @@ def _run(
     try:
         console.print("starting Prefect ...", style="dim")
         with quick_imports():
-            from flows.execution.flow import PipelineFailed, run_here
+            from flows.execution.flow import run_here
             from flows.execution.server import start_prefect
 
         interrupts.check()

@@ -210,6 +210,13 @@ def only_pickles(folder: Path) -> None:
             edit_tensor("model.norm.weight", torch.ones(16)),
             r"'model.norm.weight' .* has shape \(16,\), config.json says \(32,\)",
         ),
+        *(
+            (
+                edit_tensor("model.norm.weight", torch.tensor([*[1.0] * 30, number, number])),
+                r"'model.norm.weight' in model-\d+-of-\d+\.safetensors of .* has 2 values of 32 that are NaN",
+            )
+            for number in (float("nan"), float("inf"), -float("inf"))
+        ),
         (edit_tensor("model.norm.weight", None), "lacks 1 of 39 weights, the first 'model.norm.weight'"),
         (edit_index("../model.safetensors"), "only safetensors in the folder itself are read"),
         (edit_index("pytorch_model.bin"), r"never pickles \(\.bin\)"),

@@ -14,9 +14,10 @@ import torch
 
 from apertus_model.rewards import RewardError
 from apertus_model.rewards.judge_model import ChatTokens, ServerModel, TransformersModel, VllmModel
+from apertus_model.server_client import ServerFailure
 from apertus_model.vllm_client import VLLM_PYTHON, Vllm
 from specs.judge import Judge
-from tests.apertus_model.openai_server import Handler, Server, serving
+from tests.apertus_model.openai_server import Handler, Server, changed, replies, serving
 from tests.apertus_model.other_models import other_folder
 
 BEGINNINGS = ("The rules: be kind. The answer: one", "The rules: be kind. The answer: two")
@@ -211,3 +212,56 @@ def test_a_server_that_reasons_first_is_refused(server: Server) -> None:
     server.faults = [says({"<think>": 0.9, "The": 0.1})]
     with pytest.raises(RewardError, match=r"none of the 2 best tokens .* begin with '<think>', 'The'"):
         asked(server).ask(["What?"], DIGITS)
+
+
+def test_a_reply_that_no_model_can_have_given_is_never_an_answer(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each field of a reply is left out, repeated, and of each other type or range."""
+    monkeypatch.setattr("apertus_model.server_client.TRIES", 1)
+    best = [{"token": "7", "logprob": -0.7}, {"token": "8", "logprob": -0.9}]
+    reply = {"choices": [{"logprobs": {"content": [{"top_logprobs": best}]}}]}
+    model = asked(server)
+    server.faults = [replies(reply)]
+    assert model.ask(["?"], ("7", "8")) == [pytest.approx([math.exp(-0.7), math.exp(-0.9)])]
+    tried = 0
+    for place, document in changed(reply):
+        server.faults = [replies(document)]
+        tried += 1
+        try:
+            [found] = model.ask(["?"], ("7", "8"))
+        except ServerFailure as error:
+            assert "did not answer question 1 of 1 in 1 tries: an answer that cannot be read" in str(error)
+        except RewardError as error:
+            assert "returns no log-probabilities" in str(error), place
+        else:
+            assert ".token" in place or ".logprob" in place or "emptied" in place or "[0]" in place
+            assert all(0 <= one <= 1 for one in found) and sum(found) < 1, place
+    assert tried > 40
+
+
+@pytest.mark.parametrize(
+    ("best", "told"),
+    [
+        ([("7", 1e4)], r"top_logprobs\[0\]\.logprob is 10000\.0: .*less than or equal to"),
+        ([("7", -0.1)] * 3, "their probabilities sum to 2.715"),
+        ([("7", -5.0)] * 2, "the token '7' is repeated"),
+        ([(str(index), -9.0) for index in range(21)], "at most 20 items"),
+    ],
+)
+def test_probabilities_that_cannot_be_are_a_broken_answer_that_is_named(
+    server: Server, best: list[tuple[str, float]], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apertus_model.server_client.TRIES", 2)
+    monkeypatch.setattr("apertus_model.server_client.LONGEST_WAIT", 0.0)
+    top = [{"token": token, "logprob": value} for token, value in best]
+    server.faults = [replies({"choices": [{"logprobs": {"content": [{"top_logprobs": top}]}}]})] * 2
+    with pytest.raises(ServerFailure, match=rf"/chat/completions did not answer question 1 of 1 .*{told}"):
+        asked(server).ask(["?"], DIGITS)
+    assert len(server.requests) == 2
+
+
+def test_tokens_that_are_parts_of_characters_may_be_alike(server: Server) -> None:
+    top = [{"token": token, "logprob": -1.5} for token in "\ufffd\ufffd7"]
+    server.faults = [replies({"choices": [{"logprobs": {"content": [{"top_logprobs": top}]}}]})]
+    assert asked(server).ask(["?"], ("7",)) == [pytest.approx([math.exp(-1.5)])]

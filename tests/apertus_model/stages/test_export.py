@@ -2,9 +2,13 @@
 
 import importlib.resources
 import inspect
+import json
+import os
+import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -16,10 +20,11 @@ from apertus_model.model_card import judge_of
 from apertus_model.stages import export, import_model
 from apertus_model.stages.training_data import BudgetError, RewardData
 from infra.store import Artifact
-from specs.hugging_face import HYBRID, SCHEDULED, OwnClass, model_of
+from specs.hugging_face import HYBRID, LEAST_TRANSFORMERS, SCHEDULED, OwnClass, architecture, model_of
 from specs.launch import Validation
 from specs.layer_schedule import DepthAverage
 from specs.mamba import Mamba
+from specs.model import RopeScaling
 from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
 from specs.stages.preference_data import RewardsPart
@@ -65,6 +70,7 @@ def test_the_exported_folder_opens_in_transformers_with_the_trained_weights(
     assert model.config.rope_parameters["rope_theta"] == 500_000
     assert model.config.max_position_embeddings == 16
     assert artifact.manifest.metrics["logit_difference"] < 1e-5
+    assert "needs transformers 4.56 or later" in artifact.bytes("README.md").decode()
     embeddings = weights_of(trained, 6)["tok_embeddings.weight"]
     assert model.get_input_embeddings().weight.flatten().tolist() == embeddings
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -202,6 +208,67 @@ def test_a_changed_weight_shows_in_the_comparison_of_logits(
     with torch.no_grad():
         model.layers["1"].attention.k_norm.weight += 0.5
     assert export.largest_difference(model, tmp_path, EXPORT) > 1e-4
+
+
+OLDEST = os.environ.get("OLDEST_TRANSFORMERS_PYTHON", "")
+IN_OLDEST = """
+import json, sys, torch, transformers
+transformers.logging.set_verbosity_error()
+tokens, messages, *folders = map(json.loads, sys.argv[1:])
+for folder, auto in folders:
+    model = getattr(transformers, auto).from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        logits = model(torch.tensor(tokens)).logits.tolist()
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    told = [transformers.__version__, type(model).__name__, logits, text, tokenizer(text)["input_ids"]]
+    print(json.dumps(told))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not OLDEST,
+    reason=f"needs transformers {LEAST_TRANSFORMERS}: make oldest-transformers, which says how to name it",
+)
+def test_the_oldest_supported_transformers_computes_the_same_logits_and_tokens(
+    trained_tokenizer: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parameters of xIELU are 24, whose softplus is 24 in bfloat16 too, in which releases below 5 compute
+    it."""
+    from transformers import AutoTokenizer
+
+    def fill(tensors: dict[str, torch.Tensor], _: Any) -> None:
+        for name, tensor in tensors.items():
+            tensor.normal_(std=0.3, generator=torch.Generator().manual_seed(crc32(name.encode())))
+            if ".act.alpha" in name:
+                tensor.fill_(24.0)
+
+    monkeypatch.setattr(export, "load_tensors", fill)
+    checkpoint: Any = None
+    tokens = torch.randint(0, 128, (2, 64), generator=torch.Generator().manual_seed(0))
+    messages = [{"role": "user", "content": "What is 12, and é?"}]
+    models = [
+        SPEC.model.model_copy(update=changes)
+        for changes in ({"rope_scaling": None}, {"rope_scaling": RopeScaling()}, {"head": "reward"})
+    ]
+    parts = [EXPORT.model_copy(update={"model": model, "sequence_length": 64}) for model in models]
+    asked = [tokens.tolist(), messages]
+    for index, part in enumerate(parts):
+        export.write_folder(checkpoint, part, trained_tokenizer, tmp_path / str(index))
+        asked.append([str(tmp_path / str(index)), export.auto_class(part.model).__name__])
+    program = [OLDEST, "-c", IN_OLDEST, *map(json.dumps, asked)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for index, (part, line) in enumerate(zip(parts, done.stdout.splitlines(), strict=True)):
+        version, opened, logits, text, ids = json.loads(line)
+        assert version.startswith(f"{LEAST_TRANSFORMERS}.") and opened == architecture(part.model)
+        with torch.no_grad():
+            expected = export.load_model(part, checkpoint)(tokens)
+        assert (torch.tensor(logits) - expected).abs().max() < 1e-5 * expected.abs().max()
+        ours = AutoTokenizer.from_pretrained(tmp_path / str(index))
+        assert text == ours.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert ids == ours(text)["input_ids"]
 
 
 def put_pairs(stages: Stages) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 
 from flows.cli.__main__ import app
 from flows.planning.plan import Plan
+from specs.redaction import redacted
 from tests.flows.cli.printing import ODD
 from tests.flows.conftest import finish
 
@@ -51,3 +54,18 @@ def test_what_a_recipe_says_is_printed_as_it_is_written(recipe: Path, tmp_path: 
     renamed = recipe.with_name("renamed.yaml")
     renamed.write_text(recipe.read_text().replace("  notes: {", f'  "{quoted}": {{', 1))
     assert f"sources.{text}" in output("plan", str(renamed))
+
+
+def test_a_user_without_a_home_folder_is_told_to_set_one(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(user: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {user}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.delenv("HOME")
+    result = CliRunner().invoke(app, ["plan", str(recipe)])
+    told = f"user {os.getuid()} has no home folder: HOME is not set, and passwd has no such user."
+    assert result.exit_code == 2
+    assert result.output == f"error: {told} Fix: set HOME to a folder that the user can write\n"
+    assert redacted("text") == "text"

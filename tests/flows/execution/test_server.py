@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.execution.server import SETTINGS
+from flows.execution.server import SETTINGS, _alone, _check_proxies
 from infra.liveness import STOP_SIGNALS
 from tests.e2e.conftest import command_line
 from tests.machine import slow
@@ -66,6 +66,16 @@ def test_a_server_starts_alone_with_settings_that_hold_after_prefect_was_importe
     assert ended.returncode == 0, ended.stderr
     assert "another would wait" in ended.stdout
     assert f"waited {seconds} s, statistics False. Fix: run again" in ended.stdout
+
+
+def test_a_home_of_prefect_that_cannot_be_written_is_an_error_that_names_the_setting(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "home").write_text("a file")
+    home = tmp_path / "home" / ".prefect"
+    fix = r"cannot be written \(Not a directory\). Fix: set PREFECT_HOME to a folder that can"
+    with pytest.raises(OSError, match=f"Prefect keeps its database in {home}, which {fix}"), _alone(home):
+        pass
 
 
 # In place of the server another process, which only sleeps.
@@ -147,10 +157,14 @@ print("directly:", bool(urllib.request.proxy_bypass("storage.example")))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("proxy", ["http_proxy=http", "ALL_PROXY=socks5"])
 @pytest.mark.parametrize("stated", [None, "no_proxy", "NO_PROXY"])
-def test_a_proxy_is_not_asked_for_this_machine(stated: str | None, tmp_path: Path) -> None:
+def test_a_proxy_is_not_asked_for_this_machine(stated: str | None, proxy: str, tmp_path: Path) -> None:
+    variable, scheme = proxy.split("=")
+    if scheme == "socks5":
+        pytest.importorskip("socksio", reason="`make setup` adds it")
     environment = {key: value for key, value in os.environ.items() if key.lower() != "no_proxy"}
-    environment |= {"PREFECT_HOME": str(tmp_path), "http_proxy": "http://127.0.0.1:9"}  # nobody answers
+    environment |= {"PREFECT_HOME": str(tmp_path), variable: f"{scheme}://127.0.0.1:9"}  # nobody answers
     environment |= {stated: "storage.example"} if stated else {}
     program = [sys.executable, "-c", BEHIND_A_PROXY]
     ended = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -159,3 +173,20 @@ def test_a_proxy_is_not_asked_for_this_machine(stated: str | None, tmp_path: Pat
     assert answers == ["200"] * 4
     assert elsewhere == "by the proxy: [Errno 111] Connection refused"
     assert others == f"directly: {stated is not None}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "url", "told"),
+    [
+        ("ALL_PROXY", "socks://127.0.0.1:9", "Unknown scheme for proxy URL"),
+        ("https_proxy", "http://127.0.0.1:port", "Invalid port: 'port'"),
+        ("all_proxy", "socks5://127.0.0.1:9", "'socksio' package is not installed"),
+    ],
+)
+def test_a_proxy_that_no_client_can_use_is_an_error_that_names_its_variable(
+    variable: str, url: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, url)
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    with pytest.raises(ConnectionError, match=rf"{told}.*Fix: correct or unset .*{variable}"):
+        _check_proxies()

@@ -56,6 +56,19 @@ def test_weights_of_one_file_need_no_index(folder: Path) -> None:
     assert open_model(str(folder)).files == ("config.json", "model.safetensors")
 
 
+def test_a_folder_that_has_weights_twice_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"other weights")
+    twice = (
+        r"has weights twice: transformers opens model\.safetensors, and other programs the 2 files of"
+        r" model\.safetensors\.index\.json\. Fix: remove model\.safetensors, or the index"
+    )
+    with pytest.raises(HuggingFaceError, match=twice):
+        open_model(str(folder))
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
+    assert open_model(str(folder)).files == ("config.json", index.name, "model.safetensors")
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [

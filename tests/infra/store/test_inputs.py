@@ -160,3 +160,16 @@ def test_a_pipe_among_the_files_of_a_source_is_named_and_not_waited_for(tmp_path
     ):
         list_source(source(tmp_path, include=["*.py"]))
     assert len(list_source(source(tmp_path, include=["*.txt"])).files) == 1
+
+
+@pytest.mark.parametrize("folder", ["", "f\udcfclder"])
+def test_a_file_whose_name_is_not_utf_8_is_named_with_its_bytes(tmp_path: Path, folder: str) -> None:
+    tree(tmp_path)
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "caf\udce9.py").write_text("")
+    named = (
+        rf"the name of a file of {tmp_path} is not UTF-8: b'.*caf\\xe9\.py'\. Fix: rename it, or exclude it"
+    )
+    with pytest.raises(SourceError, match=named):
+        list_source(source(tmp_path, include=["**/*.py"]))
+    assert list_source(source(tmp_path, include=["**/*.py"], exclude=["**/caf*"])).key

@@ -16,7 +16,7 @@ from apertus_model.evaluation.harness.model import LOGITS, MOST_ROWS, BatchedMod
 from apertus_model.evaluation.harness.tasks import installed_version
 from apertus_model.vllm_client import VLLM_PYTHON
 from specs.stages.harness import HarnessPart, Suite
-from tests.snapshots.model import write_model
+from tests.snapshots.model import with_bos, write_model
 
 
 def test_a_batch_has_as_many_rows_as_its_logits_have_room() -> None:
@@ -96,6 +96,67 @@ def test_one_request_that_exceeds_the_memory_is_an_error(model: Any, monkeypatch
     monkeypatch.setattr(model.model, "forward", forward)
     with pytest.raises(torch.OutOfMemoryError):
         model.loglikelihood([Instance("loglikelihood", {}, ("which", " number"), 0)])
+
+
+@pytest.fixture(scope="module", params=["with a BOS", "without"])
+def short(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model of 16 tokens of context, whose tokenizer begins texts with a BOS, as those made here do, or
+    does not. A token is a byte, and the BOS is id 0."""
+    folder = write_model(tmp_path_factory.mktemp("short"), [], initializer_range=0.5)
+    if request.param == "with a BOS":
+        with_bos(folder)
+    opened: Any = open_model(folder, HarnessPart(suite=Suite(tasks=["x"], max_length=16)))
+    assert (opened.tok_encode("it")[0] == 0) == (request.param == "with a BOS")
+    return opened
+
+
+def by_hand(model: Any, read: list[int], asked: list[int]) -> float:
+    """The sum of log p of tokens after those that the model has read, in one forward pass."""
+    with torch.no_grad():
+        logits = model.model(torch.tensor([read + asked[:-1]])).logits[0].double()
+    return logits.log_softmax(-1)[-len(asked) :].gather(1, torch.tensor(asked)[:, None]).sum().item()
+
+
+def ids_of(model: Any, text: str) -> list[int]:
+    return model.tokenizer.encode(text, add_special_tokens=False)  # type: ignore[no-any-return]
+
+
+def test_a_whole_text_is_scored_after_one_bos(short: Any) -> None:
+    """A text of several windows too, and one that spells the BOS. Each window after the first reads as much
+    before its tokens as the context holds, as the harness defines it."""
+    texts = ["it", "word", "which number is it, and how many words", "<s>it", ""]
+    found = short.loglikelihood_rolling(
+        [Instance("loglikelihood_rolling", {}, (text,), index) for index, text in enumerate(texts)]
+    )
+    assert len(ids_of(short, texts[2])) % 16 > 0 and short.max_length == 16
+    for text, log_likelihood in zip(texts, found, strict=True):
+        ids, expected = ids_of(short, text.removeprefix("<s>")), 0.0
+        for begin in range(0, len(ids), 16):
+            asked = ids[begin : begin + 16]
+            read = ids[begin + len(asked) - 17 : begin] if begin else [0]
+            expected += by_hand(short, read, asked)
+        assert log_likelihood == pytest.approx(expected, rel=1e-5, abs=1e-6), text
+
+
+def test_a_continuation_and_an_answer_follow_one_bos(short: Any) -> None:
+    chat = short.tokenizer.bos_token + short.apply_chat_template([{"role": "user", "content": "it"}])
+    begin = ids_of(short, "<s>") if short.tok_encode("it")[0] == 0 else []
+    asked = {("it is", " how"): begin, ("", "how"): [0], (chat, "how"): []}
+    found = short.loglikelihood(
+        [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(asked)]
+    )
+    for ((context, continuation), first), (log_likelihood, _) in zip(asked.items(), found, strict=True):
+        expected = by_hand(short, first + ids_of(short, context), ids_of(short, continuation))
+        assert log_likelihood == pytest.approx(expected, rel=1e-5, abs=1e-6), context
+    for context, first in {"it is": begin, chat: []}.items():
+        read, answer = first + ids_of(short, context), []
+        for _ in range(3):
+            with torch.no_grad():
+                answer.append(int(short.model(torch.tensor([read + answer])).logits[0, -1].argmax()))
+        (text,) = short.generate_until(
+            [Instance("generate_until", {}, (context, {"max_gen_toks": 3, "until": []}), 0)]
+        )
+        assert text == short.tokenizer.decode(answer, skip_special_tokens=True)
 
 
 class Told:

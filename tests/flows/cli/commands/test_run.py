@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from flows.planning.plan import Plan
 from flows.planning.run_records import Records
@@ -56,3 +59,13 @@ def test_what_is_protected_after_it_has_finished_is_noted_by_the_next_run(done: 
     done.store.remove(done.graph.nodes["cooldown"].path)
     refused = invoke("plan", str(recipe), "--store", url, *protect)
     assert refused.exit_code == 2 and "'cooldown' is protected and had finished" in refused.output
+
+
+def test_an_import_that_fails_is_told_without_the_file_that_was_read_last(
+    planned: Planned, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flows.execution.flow", None)
+    result = invoke("run", str(recipe), "--store", planned().store.url)
+    assert result.exit_code == 1
+    assert "unexpected ModuleNotFoundError: import of flows.execution.flow halted" in result.output
+    assert "read last" not in result.output
