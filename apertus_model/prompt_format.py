@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from apertus_model.chat import ChatEncoder
-from apertus_model.chat.messages import usual_messages, usual_tools
+from apertus_model.chat.usual import usual_messages, usual_tools
 from apertus_model.data.rows import Row
 from specs.errors import StageError
 from specs.foreign import checked, parse_json, read_local
