@@ -308,7 +308,7 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
         )
     fixed = FIXED if own is None else FIXED | {"hidden_act": own.activation}
     wrong = [
-        f"{field} is {shown(config[field])}, this model computes with {value!r}"
+        f"{field} is {shown(config[field])}, this model computes with {shown(value)}"
         for field, value in fixed.items()
         if config.get(field, value) != value
     ]
@@ -358,7 +358,7 @@ def _rope(config: Config, wrong: list[str]) -> dict[str, str | float | None]:
     stated = config.rope_parameters or config.rope_scaling
     if stated is None and config.rope_theta is not None:
         wrong.append(
-            f"rope_theta is {config.rope_theta!r} without rope_scaling, which releases of transformers read"
+            f"rope_theta is {config.rope_theta} without rope_scaling, which releases of transformers read"
             " differently"
         )
     rope: dict[str, str | float | None] = dict(stated or RELEASED_ROPE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Union
 
-from pydantic import Discriminator, PrivateAttr, StringConstraints, Tag
+from pydantic import Field, PrivateAttr, StringConstraints
 
 from specs.advice import Silenced
 from specs.assumed_inputs import AssumedInputs
@@ -16,7 +16,6 @@ from specs.base import Spec, execution, reference
 from specs.cluster import Cluster
 from specs.document import Document
 from specs.errors import SpecError
-from specs.explain import kind_of
 from specs.figures import FigureSpec
 from specs.launch import Launch, Retries
 from specs.sources import SourceSpec
@@ -32,8 +31,8 @@ DEFAULT_STORE = "apertus-store"
 if TYPE_CHECKING:
     AnyStage = Stage
 else:
-    _kinds = tuple(Annotated[stage, Tag(kind)] for kind, stage in STAGES.items())
-    AnyStage = Annotated[Union[_kinds], Discriminator(kind_of)]  # made from the registry  # noqa: UP007
+    _kinds = tuple(STAGES.values())
+    AnyStage = Annotated[Union[_kinds], Field(discriminator="kind")]  # made from the registry  # noqa: UP007
 
 
 class Pipeline(Spec):

@@ -125,10 +125,10 @@ def test_a_config_of_an_older_release_of_transformers_is_understood() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention_bias": True}, "attention_bias is True, this model computes with False"),
-        ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
+        ({"attention_bias": True}, "attention_bias is true, this model computes with false"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings is true"),
         ({"hidden_act": "silu"}, "hidden_act is 'silu', this model computes with 'xielu'"),
-        ({"qk_norm": False}, "qk_norm is False"),
+        ({"qk_norm": False}, "qk_norm is false"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "code that comes with a model is never run"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "rope_type is 'yarn'"),
@@ -156,7 +156,7 @@ def test_what_this_model_cannot_represent_is_refused_with_field_and_value(
 
 
 def test_all_that_does_not_fit_is_named_at_once() -> None:
-    with pytest.raises(HuggingFaceError, match=r"hidden_act is 'gelu'.*attention_bias is True"):
+    with pytest.raises(HuggingFaceError, match=r"hidden_act is 'gelu'.*attention_bias is true"):
         model_of(RELEASED_8B | {"model_type": "apertus", "hidden_act": "gelu", "attention_bias": True})
 
 
