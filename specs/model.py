@@ -120,7 +120,7 @@ class ModelSpec(Spec):
     n_kv_heads: int = identity(gt=0, le=MOST)
     head_dim: int = identity(gt=0, le=MOST)
     ffn_dim: int = identity(gt=0, le=MOST)
-    vocab_size: int = identity(gt=0, le=MOST, multiple_of=128)
+    vocab_size: int = identity(gt=0, le=MOST, description="GPUs are fastest with a multiple of 128")
     rope_theta: float = identity(500_000.0, gt=0)
     rope_scaling: RopeScaling | None = identity(default_factory=RopeScaling)
     activation: Literal["xielu", "swiglu"] = identity(

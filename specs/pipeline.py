@@ -15,7 +15,7 @@ from specs.assumed_inputs import AssumedInputs
 from specs.base import Spec, execution, reference
 from specs.cluster import Cluster
 from specs.document import Document
-from specs.errors import SpecError
+from specs.errors import FieldPath, SpecError
 from specs.figures import FigureSpec
 from specs.launch import Launch, Retries
 from specs.sources import SourceSpec
@@ -67,17 +67,14 @@ class Pipeline(Spec):
 
     _document: Document | None = PrivateAttr(None)
 
+    def where(self, path: FieldPath) -> str:
+        """The file and line of a field; "" for a pipeline that was read from no file."""
+        return "" if self._document is None else self._document.where(path)
+
     def located(self, error: SpecError) -> SpecError:
         """The same error, in which each problem has the file and line of its field."""
-        document = self._document
-        if document is None:
-            return error
-        return SpecError(
-            [
-                replace(problem, where=problem.where or document.where(problem.path))
-                for problem in error.problems
-            ]
-        )
+        problems = error.problems
+        return SpecError([replace(one, where=one.where or self.where(one.path)) for one in problems])
 
     def family(self, stage: str) -> str:
         """The matrix stage that a stage is a variant of, or its own name if it is not a variant."""

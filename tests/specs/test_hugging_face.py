@@ -143,7 +143,7 @@ def test_a_config_of_an_older_release_of_transformers_is_understood() -> None:
         ({"rope_parameters": None, "rope_theta": 5e5}, "rope_theta is 500000.0 without rope_scaling"),
         ({"model_type": "llama"}, "model_type 'llama'"),
         ({"architectures": ["ApertusForSequenceClassification"]}, "ApertusForSequenceClassification"),
-        ({"vocab_size": 131_073}, "vocab_size"),
+        ({"vocab_size": 0}, "vocab_size is 0: not above 0"),
         ({"num_key_value_heads": 5}, "n_heads 32 is not a multiple of n_kv_heads 5"),
     ],
 )
@@ -153,6 +153,11 @@ def test_what_this_model_cannot_represent_is_refused_with_field_and_value(
     with pytest.raises(HuggingFaceError) as caught:
         model_of(exported(ModelSpec(flavour="8b")) | changes)
     assert message in str(caught.value)
+
+
+def test_a_vocabulary_may_have_any_size() -> None:
+    with_added_tokens = ModelSpec(flavour="8b", vocab_size=131_073)
+    assert model_of(exported(with_added_tokens)) == with_added_tokens.model_copy(update={"flavour": None})
 
 
 def test_all_that_does_not_fit_is_named_at_once() -> None:

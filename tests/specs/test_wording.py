@@ -32,7 +32,10 @@ from tests.recipes import CHAT, problems, write_recipe
         ("attention=flsh", "attention: 'flsh' is not one of the choices. Fix: did you mean 'flash'?"),
         ("optimizer.betas=[0.5]", "betas: [0.5] is too short. Fix: add what is missing."),
         ("optimizer.betas=[0.9, 2, 0.9]", "betas[1]: 2 is not below 1.0. Fix: write a smaller number."),
-        ("model.vocab_size=500", "vocab_size: 500 is not a multiple of 128. Fix: write a multiple."),
+        (
+            "model.layer_pairs={start: 0, layers: 3}",
+            "layers: 3 is not a multiple of 2. Fix: write a multiple.",
+        ),
         ("model.flavour=[8b]", "flavour: ['8b'] is not text. Fix: write text, a number in quotes."),
         ("model.flavour=9b", "flavour: there is no flavour '9b'; use one of mini, 0.5b"),
     ],

@@ -270,10 +270,13 @@ def _tokenizer(builder: Builder, phase: Phase, data: dict[str, Input], trajector
     tokenizer = builder.tokenizer_of(next(iter(data.values())))
     part = builder.graph.nodes[tokenizer.name].part
     assert isinstance(part, TokenizerPart)
-    if part.vocab_size > trajectory.model.vocab_size:
+    stated = trajectory.parent is None  # the model; a parent of the recipe has the same, and was checked
+    imported = not stated and builder.graph.trajectories[trajectory.parent.phase].origin == "import"
+    if (stated or imported) and part.vocab_size > trajectory.model.vocab_size:
         embeddings = f"the model has {trajectory.model.vocab_size:,} embeddings"
         message = f"{embeddings}, tokenizer '{tokenizer.name}' has {part.vocab_size:,} ids"
-        builder.problem(("stages", phase.stage), message, f"set the model's vocab_size to {part.vocab_size}.")
+        path: FieldPath = (*phase.path, *(("model", "vocab_size") if stated else ("from",)))
+        builder.problem(path, message, f"set the model's vocab_size to {-(-part.vocab_size // 128) * 128}.")
     return tokenizer
 
 
