@@ -250,7 +250,7 @@ def test_a_name_longer_than_a_file_may_have_is_refused(tmp_path: Path, store: St
         text += f"  {'n' * 101}: {{{{kind: probe, from: cooldown, sources: [corpus/notes]}}}}\n"
     if where == "sources.{}":
         text = text.replace("sources:\n", f"sources:\n  {'n' * 101}: {{{{url: x, format: text}}}}\n", 1)
-    with pytest.raises(SpecError, match="is too long. Fix: write at most 100 characters"):
+    with pytest.raises(SpecError, match=r"is too long\. Fix: write at most 100 characters"):
         load(write_recipe(tmp_path, text))
 
 
