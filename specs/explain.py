@@ -25,8 +25,7 @@ class _Place:
 
     path: FieldPath  # in the document
     parent: list[Any]  # the schemas of what holds it
-    schemas: list[Any]  # of what is validated there
-    written: list[Any]  # of all that may be written there
+    schemas: list[Any]  # of all that may be written there
     member: tuple[FieldPath, int | str] | None  # the outermost union, by its path, and its member in error
 
 
@@ -70,7 +69,8 @@ def _problem(
     where = document.where(path)
     if details["type"] == "extra_forbidden":
         text = "the override matches nothing: " if document.overridden(path) else ""
-        fix = did_you_mean(str(path[-1]), [*_names(place.parent), *keywords(path[:-1])])
+        fields = [name for schema in place.parent for name in _fields(schema)]
+        fix = did_you_mean(str(path[-1]), [*fields, *keywords(path[:-1])])
         return Problem(path, f"{text}there is no field '{path[-1]}' here", fix, where)
     if details["type"] == "missing":
         if isinstance(details["loc"][-1], int):
@@ -84,7 +84,7 @@ def _problem(
             return Problem(at, "this field is missing", f"set it to one of {', '.join(choices)}.", where)
         message = f"there is no {tag} {shown(value[tag])}"
         return Problem(at, message, did_you_mean(str(value[tag]), choices), document.where(at))
-    if (words := wording(details, place.written)) is not None:
+    if (words := wording(details, place.schemas)) is not None:
         return Problem(path, f"{shown(value)} is {words.phrase}", words.fix, where)
     return Problem(path, message_of(details), "", where)
 
@@ -127,7 +127,7 @@ def _followed(model: type[BaseModel], data: Any, location: Iterable[int | str]) 
                 added = True
             path += [] if added else [part]
         written = written if added else schemas
-    return _Place(tuple(path), parent, schemas, written, member)
+    return _Place(tuple(path), parent, written, member)
 
 
 def _chosen(schema: Any, tag: int | str) -> list[Any]:
@@ -152,20 +152,12 @@ def _fields(schema: Any) -> dict[str, Any]:
     return {field.get("validation_alias", name): field for name, field in fields.items()}
 
 
-def _names(schemas: Iterable[Any]) -> list[str]:
-    return [name for schema in schemas for name in _fields(schema)]
-
-
 def _below(schemas: Iterable[Any], part: int | str) -> list[Any]:
     """The schemas of what an entry of a model, a mapping or a list may hold."""
     found = []
     for schema in schemas:
-        if part in (fields := _fields(schema)):
-            found.append(fields[part])
-        elif schema["type"] == "dict":
-            found.append(schema["values_schema"])
-        elif schema["type"] == "list":
-            found.append(schema["items_schema"])
-        elif schema["type"] == "tuple":
-            found += schema["items_schema"][part : part + 1] if isinstance(part, int) else []
+        if schema["type"] in ("dict", "list"):
+            found.append(schema["values_schema" if schema["type"] == "dict" else "items_schema"])
+        inside: Any = enumerate(schema["items_schema"]) if schema["type"] == "tuple" else ()
+        found += [inner for key, inner in [*_fields(schema).items(), *inside] if key == part]
     return found
