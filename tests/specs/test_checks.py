@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes import edit, problems, write_recipe
+from specs.recipe import load
+from tests.recipes import RECIPE, edit, problems, write_recipe
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,24 @@ def test_a_reference_of_a_wrong_kind_is_no_cycle(tmp_path: Path) -> None:
     assert text == (
         "--set stages.corpus.tokenizer=pretrain: stages.corpus.tokenizer: stage 'pretrain' is a pretrain;"
         " tokenizer is needed here. Fix: use one of tokenizer."
+    )
+
+
+def test_a_selection_among_wrong_evaluations_is_not_resolved(tmp_path: Path) -> None:
+    chosen = "  chosen: {{kind: select, evaluations: [evaluate], metric: perplexity}}\n"
+    text = problems(write_recipe(tmp_path, RECIPE + chosen), "stages.evaluate.samples=0")
+    assert text == (
+        "--set stages.evaluate.samples=0: stages.evaluate.samples: 0 is below 1. Fix: write 1 or more."
+    )
+
+
+def test_a_warm_up_may_be_as_long_as_the_budget_and_no_longer(tmp_path: Path) -> None:
+    path = write_recipe(tmp_path)
+    load(path, ["stages.cooldown.schedule.warmup=6 steps"])
+    text = problems(path, "stages.cooldown.schedule={warmup: 7 steps, decay: none}")
+    assert text.endswith(
+        "stages.cooldown.schedule.warmup: a warm-up of 1,792 tokens does not fit into the budget of 1,536"
+        " tokens. Fix: shorten it, or raise the budget."
     )
 
 

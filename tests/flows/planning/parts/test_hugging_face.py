@@ -227,7 +227,7 @@ def test_data_of_a_tokenizer_with_the_same_file_are_accepted(
     [
         (
             lambda folder: (folder / "config.json").write_text("{}"),
-            "describes 'ApertusForCausalLM' of model_type None",
+            "describes 'ApertusForCausalLM' of model_type null",
         ),
         (lambda folder: (folder / "config.json").unlink(), "there is no config.json"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json of"),
