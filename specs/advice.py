@@ -45,7 +45,8 @@ CODES: dict[str, Code] = {
         "arXiv 2409.03137",
     ),
     "never-reached": Code(
-        "a stage ends before a step of its checkpoint.milestones, or before its warm-up does",
+        "a stage ends before a step of its checkpoint.milestones or, if it continues its parent's schedule,"
+        " before its warm-up does",
         "The checkpoint is never made, or the learning rate never reaches its peak, without any other"
         " message.",
         "the recipe",

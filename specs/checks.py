@@ -7,19 +7,20 @@ every breakpoint falls inside its stage, and every batch can be divided.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from specs.dependencies import MODELS, order, uses
-from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean
+from specs.dependencies import MODELS, order
+from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean, one_of
 from specs.figures import misnamed
 from specs.launch import Launch
 from specs.layout import Misfit, misfits
 from specs.model import ModelSpec
+from specs.names import check_names, planted_sources, references
 from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.pipeline import Pipeline
 from specs.resolution import resolve
 from specs.sources import CONVERSATIONAL, TOKENISED
 from specs.sparse_attention import BACKENDS
-from specs.stages import TRAINING
 from specs.stages.base import FromCheckpoint, Stage
 from specs.stages.corpus import CorpusSource, CorpusStage
 from specs.stages.distill import DistillStage
@@ -30,87 +31,64 @@ from specs.stages.preference_data import PreferenceSet
 from specs.stages.select import SelectStage
 from specs.stages.training import Phase, TrainingStage
 from specs.trajectory import Trajectory, phase_of, phases
-from specs.units import Reference
 
 
-def check(pipeline: Pipeline, names: set[str]) -> list[Problem]:
+def check(pipeline: Pipeline, names: set[str], launches: bool = True) -> list[Problem]:
     """The problems that concern more than one field. `names` has all stages of the file; `pipeline` has only
-    those whose own fields are valid."""
-    problems: list[Problem] = []
+    those whose own fields are valid, and None for an invalid source. `launches`: whether the launch settings
+    of the pipeline are valid, so that layouts can be checked."""
+    problems: list[Problem] = [*check_names(pipeline, names)]
     for name, stage in pipeline.stages.items():
-        problems += _check_references(pipeline, name, stage, names)
-        if isinstance(stage, CorpusStage):
-            problems += _check_planted(pipeline, name, stage)
-        if isinstance(stage, TrainingStage):
+        problems += _check_references(pipeline, name, stage)
+        problems += _check_planted(pipeline, name, stage)
+        if launches and isinstance(stage, TrainingStage):
             problems += _check_batches(pipeline, name, stage)
     problems += misnamed(pipeline.figures, names)
     trajectories: dict[str, Trajectory] = {}
     try:
-        trajectories = resolve(pipeline, order(pipeline))
+        wrong = {str(problem.path[1]) for problem in problems if problem.path[0] == "stages"}
+        trajectories = resolve(pipeline, order(pipeline, wrong))
     except SpecError as error:
         problems += error.problems
-    for name, stage in pipeline.stages.items():
-        problems += _check_layout(pipeline, name, stage, trajectories)
+    layouts: dict[Problem, list[str]] = {}
+    for name, stage in pipeline.stages.items() if launches else ():
+        for problem in _check_layout(pipeline, name, stage, trajectories):
+            layouts.setdefault(_with(problem, f"'{name}'", _STAGES), []).append(f"'{name}'")
         problems += _check_float8(pipeline, name, stage, trajectories)
-    return problems
+    return problems + [_with(problem, _STAGES, ", ".join(affected)) for problem, affected in layouts.items()]
 
 
-def _check_planted(pipeline: Pipeline, name: str, stage: CorpusStage) -> Iterator[Problem]:
+_STAGES = "{stages}"
+"""The stages in a problem of a layout, which is one mistake however many stages share the layout."""
+
+
+def _with(problem: Problem, old: str, new: str) -> Problem:
+    return replace(problem, message=problem.message.replace(old, new), fix=problem.fix.replace(old, new))
+
+
+def _check_planted(pipeline: Pipeline, name: str, stage: Stage) -> Iterator[Problem]:
     """Checks that the documents that a corpus plants are those of a source of text."""
-    for source, process in stage.sources.items():
-        for key, planted in process.planted.items():
-            where: FieldPath = ("stages", name, "sources", source, "planted", key, "documents")
-            if planted.documents is None:
-                continue
-            found = pipeline.sources.get(planted.documents)
-            if found is None:
-                message = f"there is no source '{planted.documents}' under sources:"
-                yield Problem(where, message, did_you_mean(planted.documents, pipeline.sources))
-            elif found.format in (*CONVERSATIONAL, *TOKENISED):
-                message = f"source '{planted.documents}' has format {found.format}; what is planted is text"
-                yield Problem(where, message, "name a source of text.")
+    for path, source in planted_sources(name, stage):
+        found = pipeline.sources.get(source)
+        if found is not None and found.format in (*CONVERSATIONAL, *TOKENISED):
+            message = f"source '{source}' has format {found.format}; what is planted is text"
+            yield Problem(path, message, "name a source of text.")
 
 
-def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[str]) -> Iterator[Problem]:
+def _check_references(pipeline: Pipeline, name: str, stage: Stage) -> Iterator[Problem]:
     for source, field in stage.source_fields().items():
         at: FieldPath = ("stages", name, *field)
         found = pipeline.sources.get(source)
-        if found is None:
-            message = f"there is no source '{source}' under sources:"
-            yield Problem(at, message, did_you_mean(source, pipeline.sources))
-        elif (found.format in CONVERSATIONAL) != (stage.READS == "conversations"):
+        if found is None:  # reported by `check_names`, or wrong itself
+            continue
+        if (found.format in CONVERSATIONAL) != (stage.READS == "conversations"):
             wanted = ", ".join(CONVERSATIONAL) if stage.READS == "conversations" else stage.READS
             yield Problem(at, f"source '{source}' has format {found.format}; {a(stage.kind)} needs {wanted}")
         else:
             yield from stage.source_problems(source, found, at)
-    for index, other in enumerate(stage.after):
-        if other not in names:
-            yield Problem(
-                ("stages", name, "after", index), f"there is no stage '{other}'", did_you_mean(other, names)
-            )
-    excluded = stage.exclude if isinstance(stage, MixtureStage) else []
-    references: list[tuple[FieldPath, Reference, tuple[str, ...]]] = [
-        (use.path, use.reference, use.kinds) for use in uses(name, stage)
-    ]
-    references += [
-        (("stages", name, "exclude", index), Reference.parse(ref), TRAINING)
-        for index, ref in enumerate(excluded)
-    ]
-    for path, ref, kinds in references:
+    for path, ref, kinds in references(name, stage):
         target = pipeline.stages.get(ref.stage)
-        if target is None:
-            if ref.stage in names:
-                continue
-            if pipeline._document is not None and (variants := pipeline._document.variants.get(ref.stage)):
-                yield Problem(
-                    path, f"stage '{ref.stage}' is a matrix of {', '.join(variants)}; name one of them"
-                )
-                continue
-            yield Problem(
-                path,
-                f"there is no stage '{ref.stage}'",
-                did_you_mean(ref.stage, [n for n, s in pipeline.stages.items() if s.kind in kinds]),
-            )
+        if target is None:  # as for sources
             continue
         if "not_in" in path and target.kind in kinds and target.kind != stage.kind:
             message = f"'{ref}' is a part of kind {target.kind}; here parts of kind {stage.kind} are compared"
@@ -118,7 +96,9 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage, names: set[st
             continue
         if target.kind not in kinds:
             wanted = f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
-            yield Problem(path, f"stage '{ref.stage}' is {a(target.kind)}; {wanted} is needed here")
+            fitting = [one for one, other in pipeline.stages.items() if other.kind in kinds and one != name]
+            message = f"stage '{ref.stage}' is {a(target.kind)}; {wanted} is needed here"
+            yield Problem(path, message, one_of(fitting))
             continue
         if ref.selector and target.result() not in MODELS:
             message = f"'{ref}' names a step, but {a(target.kind)} such as '{ref.stage}' has no steps"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -84,10 +84,10 @@ def _named(path: FieldPath, item: Any) -> Reference:
     return Reference.parse(item if isinstance(item, (Reference, str)) else path[-1])
 
 
-def order(pipeline: Pipeline) -> list[str]:
+def order(pipeline: Pipeline, wrong: Collection[str] = ()) -> list[str]:
     """The names of the stages, inputs first, otherwise in the order of the file. A mixture comes just before
     the first stage that needs it, and the mixtures of one stage come in the order in which they are trained
-    on. Raises SpecError, which names the stages, for a cycle."""
+    on. `wrong`: stages whose inputs do not count. Raises SpecError, which names the stages, for a cycle."""
     done: list[str] = []
     path: list[str] = []
     stages = pipeline.stages
@@ -122,7 +122,7 @@ def order(pipeline: Pipeline) -> list[str]:
             *needs(name, stages[name]),
             *(other for other in excluded if name not in ancestors(other)),
         ]:
-            if needed in stages:
+            if needed in stages and name not in wrong:
                 visit(needed)
         path.pop()
         done.append(name)

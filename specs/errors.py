@@ -71,13 +71,22 @@ def counted(number: int, one: str, several: str = "") -> str:
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that resembles the name most; None if none does."""
+    return next(iter(difflib.get_close_matches(name, sorted(set(candidates)), n=1, cutoff=0.55)), None)
+
+
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """`did you mean 'lr'?`, or the first `LISTED` candidates."""
+    names = set(candidates)
+    close = nearest(name, names)
+    return one_of(names) if close is None else f"did you mean '{close}'?"
+
+
+def one_of(candidates: Iterable[str]) -> str:
+    """The first `LISTED` candidates: `use one of corpus, main.`"""
     names = sorted(set(candidates))
     if not names:
         return "there is none to choose from."
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.55)
-    if close:
-        return f"did you mean '{close[0]}'?"
     more = f" and {len(names) - LISTED:,} more" if len(names) > LISTED else ""
     return f"use one of {', '.join(names[:LISTED])}{more}."

@@ -1,111 +1,163 @@
 """Turns Pydantic's errors into problems that name the place in the file, the value and the fix.
 
-Invariant: a path can be followed in the document as it is written; what Pydantic adds to paths (tags of
-unions, names of validators) is removed.
+Invariant: a path can be followed in the document as it is written. What Pydantic adds to paths (tags and
+members of unions) and what a field may hold (fields, tags) are read from the schema that Pydantic validates
+with, never guessed from names.
 """
 
 from __future__ import annotations
 
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from specs.compose import keywords
 from specs.document import Document
 from specs.errors import FieldPath, Problem, did_you_mean
 from specs.foreign import shown
-from specs.stages import STAGES
+from specs.wording import message_of, wording, wrong_type
 
 
-def kind_of(value: Any) -> str | None:
-    """The `kind` of a stage, as written or as read."""
-    return value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+@dataclass(frozen=True)
+class _Place:
+    """The place of one of Pydantic's errors."""
+
+    path: FieldPath  # in the document
+    parent: list[Any]  # the schemas of what holds it
+    schemas: list[Any]  # of all that may be written there
+    member: tuple[FieldPath, int | str] | None  # the outermost union, by its path, and its member in error
 
 
-_CHOICES = {
-    "kind": list(STAGES),
-    "filter": ["length", "alphabetic", "repeated-lines"],
-    "method": ["fasttext", "mlp"],
-}
-"""The values that errors suggest, by the field that chooses between models."""
+def explain(
+    model: type[BaseModel],
+    document: Document,
+    error: ValidationError,
+    keywords: Callable[[FieldPath], tuple[str, ...]] = lambda path: (),
+) -> list[Problem]:
+    """The problems of a document that `model` reads. `keywords`: the names that are accepted at a path
+    besides the model's fields.
+
+    Of a value that no member of a union accepts, only the errors of the nearest member are reported."""
+    unions: dict[Any, dict[Any, list[tuple[_Place, Any]]]] = {}
+    for number, details in enumerate(error.errors()):
+        place = _followed(model, document.data, details["loc"])
+        union, member = place.member or (number, "")
+        unions.setdefault(union, {}).setdefault(member, []).append((place, details))
+    kept = [found for members in unions.values() for found in _nearest(members)]
+    return [_problem(document, place, details, keywords) for place, details in kept]
 
 
-def explain(model: type[BaseModel], document: Document, details: Any) -> Problem:
-    """Turns one of Pydantic's errors about a document that `model` reads into a problem with its place."""
-    path = _in_document(document.data, tuple(details["loc"]))
-    kind, value = details["type"], details.get("input")
-    if kind == "extra_forbidden":
-        candidates = [*_field_names(model, path[:-1], document.data), *keywords(path[:-1])]
+def _nearest(members: dict[Any, list[tuple[_Place, Any]]]) -> list[tuple[_Place, Any]]:
+    """The errors of the member of a union that the value comes nearest to: one that has its type, and the
+    fewest errors."""
+    typed = [
+        errors
+        for errors in members.values()
+        if any(
+            wrong_type(details) is None or place.member and len(place.path) > len(place.member[0])
+            for place, details in errors
+        )
+    ]
+    return min(typed or members.values(), key=len)
+
+
+def _problem(
+    document: Document, place: _Place, details: Any, keywords: Callable[[FieldPath], tuple[str, ...]]
+) -> Problem:
+    path, value = place.path, details["input"]
+    where = document.where(path)
+    if details["type"] == "extra_forbidden":
         text = "the override matches nothing: " if document.overridden(path) else ""
-        return Problem(
-            path,
-            f"{text}there is no field '{path[-1]}' here",
-            did_you_mean(str(path[-1]), candidates),
-            document.where(path),
-        )
-    if kind == "missing":
+        fields = [name for schema in place.parent for name in _fields(schema)]
+        fix = did_you_mean(str(path[-1]), [*fields, *keywords(path[:-1])])
+        return Problem(path, f"{text}there is no field '{path[-1]}' here", fix, where)
+    if details["type"] == "missing":
+        if isinstance(details["loc"][-1], int):
+            return Problem(path, f"{shown(value)} is too short", "add what is missing.", where)
         return Problem(path, "this field is missing", "set it.", document.where(path[:-1]))
-    if kind == "union_tag_invalid" or kind == "union_tag_not_found":
-        stated_by = details["ctx"]["discriminator"]  # a function for stages, else the quoted name of a field
-        tag = stated_by.strip("'") if stated_by.startswith("'") else "kind"
-        choices = _CHOICES[tag]
-        stated = value.get(tag) if isinstance(value, dict) else value
-        fix = (
-            did_you_mean(str(stated), choices) if stated is not None else f"set {tag}: {', '.join(choices)}."
-        )
-        return Problem((*path, tag), f"{shown(stated)} is not a {tag}", fix, document.where((*path, tag)))
-    message = str(details["msg"]).removeprefix("Value error, ")
-    begin = "" if isinstance(value, (dict, list)) or kind == "value_error" else f"{shown(value)}: "
-    return Problem(path, f"{begin}{message[0].lower() + message[1:]}", "", document.where(path))
+    if details["type"].startswith("union_tag_"):
+        union = next(schema for schema in place.schemas if schema["type"] == "tagged-union")
+        tag, choices = union["discriminator"], list(union["choices"])
+        at = (*path, tag)
+        if details["type"] == "union_tag_not_found":
+            return Problem(at, "this field is missing", f"set it to one of {', '.join(choices)}.", where)
+        message = f"there is no {tag} {shown(value[tag])}"
+        return Problem(at, message, did_you_mean(str(value[tag]), choices), document.where(at))
+    if (words := wording(details, place.schemas)) is not None:
+        return Problem(path, f"{shown(value)} is {words.phrase}", words.fix, where)
+    return Problem(path, message_of(details), "", where)
 
 
-def _in_document(data: Any, location: tuple[Any, ...]) -> FieldPath:
-    """Pydantic's location as a path in the document, without tags of unions and names of validators."""
-    path: list[str | int] = []
-    for index, part in enumerate(location):
-        if (isinstance(data, dict) and part in data) or (
-            isinstance(data, list) and isinstance(part, int) and part < len(data)
-        ):
-            data = data[part]
-            path.append(part)
-        elif (
-            index == len(location) - 1
-            and isinstance(data, dict)
-            and part not in STAGES
-            and "[" not in str(part)
-        ):
-            path.append(part)
-    return tuple(path)
+def _followed(model: type[BaseModel], data: Any, location: Iterable[int | str]) -> _Place:
+    """The place of an error: its location, without members and tags of unions, and without the levels that
+    the models' validators add to what is written."""
+    root: Any = model.__pydantic_core_schema__
+    definitions = {schema["ref"]: schema for schema in root.get("definitions", ())}
+
+    def opened(schemas: Iterable[Any]) -> list[Any]:
+        """The schemas without wrappers, such as defaults and validators, and those of what else a validator
+        accepts."""
+        found = []
+        for schema in schemas:
+            while "schema" in schema or schema["type"] == "definition-ref":
+                if "json_schema_input_schema" in schema:
+                    found += opened(_members(schema["json_schema_input_schema"]))
+                schema = schema["schema"] if "schema" in schema else definitions[schema["schema_ref"]]
+            found.append(schema)
+        return found
+
+    path: list[int | str] = []
+    member: tuple[FieldPath, int | str] | None = None
+    added = False  # whether a validator added the current level
+    parent, schemas = list[Any](), opened([root])
+    written = schemas
+    for part in location:
+        if chosen := [choice for one in schemas for choice in _chosen(one, part)]:
+            schemas = opened(chosen)
+        elif members := [choice for one in schemas if one["type"] == "union" for choice in _members(one)]:
+            schemas, member = opened(members), member or (tuple(path), part)
+        elif part != "[key]":  # which stands after the key that is wrong
+            parent, schemas = schemas, opened(_below(schemas, part))
+            if isinstance(data, dict):
+                data = data.get(str(part))
+            elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+                data = data[part]
+            else:
+                added = True
+            path += [] if added else [part]
+        written = written if added else schemas
+    return _Place(tuple(path), parent, written, member)
 
 
-def _field_names(model: type[BaseModel], path: FieldPath, data: Any) -> list[str]:
-    """Names of the fields that `path` may have, found by following the models' annotations."""
-    current: list[type[BaseModel]] = [model]
-    for part in path:
-        annotations = [
-            field.annotation
-            for candidate in current
-            for name, field in candidate.model_fields.items()
-            if part in (name, field.alias) and field.annotation is not None
-        ]
-        data = (
-            data.get(part)
-            if isinstance(data, dict)
-            else (data[part] if isinstance(data, list) and isinstance(part, int) else None)
-        )
-        found = [candidate for annotation in annotations for candidate in _models(annotation)]
-        if annotations:
-            current = found
-        kind = kind_of(data)
-        if isinstance(kind, str) and kind in STAGES and len(path) >= 2 and path[0] == "stages":
-            current = [STAGES[kind]] if part == path[1] else current
-    return [field.alias or name for candidate in current for name, field in candidate.model_fields.items()]
+def _chosen(schema: Any, tag: int | str) -> list[Any]:
+    """The schema that a tag of a union chooses; all of them where a function makes the tags."""
+    if schema["type"] != "tagged-union" or tag not in schema["choices"]:
+        return []
+    choices = schema["choices"]
+    return list(choices.values()) if callable(schema["discriminator"]) else [choices[tag]]
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) in (Annotated, Union, UnionType, list, dict, tuple):
-        return [model for argument in get_args(annotation) for model in _models(argument)]
-    return []
+def _members(schema: Any) -> list[Any]:
+    """The schemas of the members of a union without tags, some of which have labels; of another schema,
+    itself."""
+    if schema["type"] != "union":
+        return [schema]
+    return [choice[0] if isinstance(choice, tuple) else choice for choice in schema["choices"]]
+
+
+def _fields(schema: Any) -> dict[str, Any]:
+    """The schemas of a model's fields by their names in a file."""
+    fields = schema["fields"] if schema["type"] == "model-fields" else {}
+    return {field.get("validation_alias", name): field for name, field in fields.items()}
+
+
+def _below(schemas: Iterable[Any], part: int | str) -> list[Any]:
+    """The schemas of what an entry of a model, a mapping or a list may hold."""
+    found = []
+    for schema in schemas:
+        if schema["type"] in ("dict", "list"):
+            found.append(schema["values_schema" if schema["type"] == "dict" else "items_schema"])
+        inside: Any = enumerate(schema["items_schema"]) if schema["type"] == "tuple" else ()
+        found += [inner for key, inner in [*_fields(schema).items(), *inside] if key == part]
+    return found

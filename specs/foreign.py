@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specs.errors import FieldPath, dotted
 from specs.redaction import mask_url
+from specs.wording import message_of, wording
 
 MAX_BYTES = 64 * 2**20
 MAX_VALUES = 5_000_000  # a tokenizer of 500,000 merges has half as many
@@ -39,12 +40,14 @@ IRREGULAR = {
     stat.S_ISBLK: "a device",
 }
 
+INFINITE = (".inf", "+.inf", "-.inf", ".nan")
+"""Texts that YAML authors write for numbers; a recipe has no such numbers."""
+
 trail: deque[str] = deque(maxlen=1)
 """The file that was read last, for the message of an unexpected error."""
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_text = reprlib.Repr()
-_text.maxstring = _text.maxother = _text.maxlong = 80
+
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -60,8 +63,30 @@ class Foreign(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
 
+class _Spelled(reprlib.Repr):
+    """Values as YAML spells them."""
+
+    def repr_NoneType(self, value: None, level: int) -> str:
+        return "null"
+
+    def repr_bool(self, value: bool, level: int) -> str:
+        return "true" if value else "false"
+
+    def repr_float(self, value: float, level: int) -> str:
+        return (
+            repr(value) if math.isfinite(value) else repr(value).replace("inf", ".inf").replace("nan", ".nan")
+        )
+
+    def repr_str(self, value: str, level: int) -> str:
+        return value if value.lower() in INFINITE else super().repr_str(value, level)
+
+
+_text = _Spelled()
+_text.maxstring = _text.maxother = _text.maxlong = 80
+
+
 def shown(value: Any) -> str:
-    """A value for a message: at most one line, without the credentials of a URL."""
+    """A value for a message, as YAML spells it: at most one line, without the credentials of a URL."""
     return _text.repr(mask_url(value) if isinstance(value, str) else value)
 
 
@@ -186,10 +211,10 @@ def explained(error: ValidationError, document: Any, names: Mapping[str, str] | 
     """Pydantic's problems in one line: field, value and what is wrong with it. `names`: our model's name of a
     field -> its name in the file, where they differ."""
     found: dict[str, list[str]] = {}
-    for details in error.errors(include_url=False, include_context=False):
+    for details in error.errors(include_url=False):
         place = dotted(tuple((names or {}).get(str(part), part) for part in _followed(document, details)))
-        message = str(details["msg"]).removeprefix("Value error, ")
-        message = message[0].lower() + message[1:]
+        words = wording(details)
+        message = words.phrase if words is not None else message_of(details)
         if details["type"] == "missing":
             found.setdefault(f"{place} is missing", [])
         else:

@@ -310,7 +310,7 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
         )
     fixed = FIXED if own is None else FIXED | {"hidden_act": own.activation}
     wrong = [
-        f"{field} is {shown(config[field])}, this model computes with {value!r}"
+        f"{field} is {shown(config[field])}, this model computes with {shown(value)}"
         for field, value in fixed.items()
         if config.get(field, value) != value
     ]

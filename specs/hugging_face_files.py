@@ -39,7 +39,9 @@ class Config(Foreign):
     rms_norm_eps: float = 1e-5
     initializer_range: float = 0.02
     max_position_embeddings: int = Field(65_536, gt=0, le=MOST)
+    bos_token_id: Id | None = None
     eos_token_id: Ids = None
+    pad_token_id: Id | None = None
     # fields of the classes that exports ship
     layer_schedule: list[Any] | None = None
     layer_schedule_of: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -56,7 +58,9 @@ class OtherConfig(Foreign):
     n_positions: int | None = Field(None, gt=0, le=MOST)
     max_sequence_length: int | None = Field(None, gt=0, le=MOST)
     max_seq_len: int | None = Field(None, gt=0, le=MOST)
+    bos_token_id: Id | None = None
     eos_token_id: Ids = None
+    pad_token_id: Id | None = None
 
     @property
     def context(self) -> int:
@@ -73,7 +77,9 @@ class OtherConfig(Foreign):
 class Generation(Foreign):
     """The fields of `generation_config.json` that are read."""
 
+    bos_token_id: Id | None = None
     eos_token_id: Ids = None
+    pad_token_id: Id | None = None
 
 
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from specs.base import Spec, execution
+from specs.foreign import shown
 from specs.units import HELD_OUT, Duration, PositiveDuration
 
 MOST_PROCESSES = 2**20  # of a launch; no cluster has as many GPUs
@@ -290,7 +291,7 @@ def _steps_or_time(value: Any) -> Any:
         duration = Duration(0.0)
     if duration.seconds <= 0:
         raise ValueError(
-            f"{value!r} is not an interval; write steps, such as 100, or a time, such as '30min'"
+            f"{shown(value)} is not an interval; write steps, such as 100, or a time, such as '30min'"
         )
     return duration
 

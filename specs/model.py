@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity
 from specs.layer_pairs import LayerPairs
@@ -120,7 +120,7 @@ class ModelSpec(Spec):
     n_kv_heads: int = identity(gt=0, le=MOST)
     head_dim: int = identity(gt=0, le=MOST)
     ffn_dim: int = identity(gt=0, le=MOST)
-    vocab_size: int = identity(gt=0, le=MOST, multiple_of=128)
+    vocab_size: int = identity(gt=0, le=MOST, description="GPUs are fastest with a multiple of 128")
     rope_theta: float = identity(500_000.0, gt=0)
     rope_scaling: RopeScaling | None = identity(default_factory=RopeScaling)
     activation: Literal["xielu", "swiglu"] = identity(
@@ -185,9 +185,15 @@ class ModelSpec(Spec):
     def _fill_from_flavour(cls, data: Any) -> Any:
         if not isinstance(data, dict) or data.get("flavour") is None:
             return data
-        if data["flavour"] not in FLAVOURS:
-            raise ValueError(f"there is no flavour {data['flavour']!r}; use one of {', '.join(FLAVOURS)}")
-        return {**FLAVOURS[data["flavour"]], **data}
+        # beside a wrong flavour, which its field refuses, no dimension is called missing
+        return {**FLAVOURS.get(str(data["flavour"]), FLAVOURS["mini"]), **data}
+
+    @field_validator("flavour")
+    @classmethod
+    def _known_flavour(cls, flavour: str | None) -> str | None:
+        if flavour is not None and flavour not in FLAVOURS:
+            raise ValueError(f"there is no flavour '{flavour}'; use one of {', '.join(FLAVOURS)}")
+        return flavour
 
     @model_validator(mode="after")
     def _heads_fit(self) -> ModelSpec:

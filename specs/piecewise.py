@@ -160,11 +160,14 @@ def full_schedule(
         return amount.amount if amount.unit == "tokens" else _samples(amount, pieces, length) * length
 
     total, warmup = tokens(budget), tokens(spec.warmup) if spec.warmup else 0
+    if warmup > total:
+        message = f"a warm-up of {warmup:,} tokens does not fit into the budget of {total:,} tokens"
+        raise SpecError.of((*at, "schedule", "warmup"), message, "shorten it, or raise the budget.")
     decaying = spec.decay != "none"
-    decay = (tokens(spec.decay_over) if spec.decay_over else max(0, total - warmup)) if decaying else 0
+    decay = (tokens(spec.decay_over) if spec.decay_over else total - warmup) if decaying else 0
     if decaying and warmup + decay > total:
         message = f"warm-up of {warmup:,} and decay of {decay:,} tokens do not fit into {total:,} tokens"
-        raise SpecError.of((*at, "schedule"), message, "shorten one of them.")
+        raise SpecError.of((*at, "schedule", "decay_over"), message, "shorten one of them.")
     return Schedule(
         peak=peak,
         warmup_tokens=warmup,

@@ -8,15 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Union
 
-from pydantic import Discriminator, PrivateAttr, StringConstraints, Tag
+from pydantic import Field, PrivateAttr, StringConstraints
 
 from specs.advice import Silenced
 from specs.assumed_inputs import AssumedInputs
 from specs.base import Spec, execution, reference
 from specs.cluster import Cluster
 from specs.document import Document
-from specs.errors import SpecError
-from specs.explain import kind_of
+from specs.errors import FieldPath, SpecError
 from specs.figures import FigureSpec
 from specs.launch import Launch, Retries
 from specs.sources import SourceSpec
@@ -32,8 +31,8 @@ DEFAULT_STORE = "apertus-store"
 if TYPE_CHECKING:
     AnyStage = Stage
 else:
-    _kinds = tuple(Annotated[stage, Tag(kind)] for kind, stage in STAGES.items())
-    AnyStage = Annotated[Union[_kinds], Discriminator(kind_of)]  # made from the registry  # noqa: UP007
+    _kinds = tuple(STAGES.values())
+    AnyStage = Annotated[Union[_kinds], Field(discriminator="kind")]  # made from the registry  # noqa: UP007
 
 
 class Pipeline(Spec):
@@ -68,17 +67,14 @@ class Pipeline(Spec):
 
     _document: Document | None = PrivateAttr(None)
 
+    def where(self, path: FieldPath) -> str:
+        """The file and line of a field; "" for a pipeline that was read from no file."""
+        return "" if self._document is None else self._document.where(path)
+
     def located(self, error: SpecError) -> SpecError:
         """The same error, in which each problem has the file and line of its field."""
-        document = self._document
-        if document is None:
-            return error
-        return SpecError(
-            [
-                replace(problem, where=problem.where or document.where(problem.path))
-                for problem in error.problems
-            ]
-        )
+        problems = error.problems
+        return SpecError([replace(one, where=one.where or self.where(one.path)) for one in problems])
 
     def family(self, stage: str) -> str:
         """The matrix stage that a stage is a variant of, or its own name if it is not a variant."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import StringConstraints, ValidationError, field_validator, model_validator
 
 from specs.base import Spec, execution
-from specs.document import Document, read
-from specs.errors import Problem, SpecError, did_you_mean
+from specs.document import read
+from specs.errors import SpecError
+from specs.explain import explain
 from specs.launch import Executor, Launch, Workers
 from specs.redaction import is_secret
 from specs.units import Duration
@@ -200,23 +201,4 @@ def load_profile(path: str | Path | None) -> Profile:
     try:
         return Profile.model_validate(document.data)
     except ValidationError as error:
-        raise SpecError([_problem(document, details) for details in error.errors()]) from None
-
-
-def _problem(document: Document, details: Any) -> Problem:
-    path = tuple(details["loc"])
-    if details["type"] == "extra_forbidden":
-        models: dict[tuple[Any, ...], type[Spec]] = {
-            (): Profile,
-            ("workers",): Workers,
-            ("slurm",): SlurmProfile,
-            ("kubernetes",): KubernetesProfile,
-        }
-        fields = list(models[path[:-1]].model_fields) if path[:-1] in models else []
-        return Problem(
-            path,
-            f"there is no field '{path[-1]}' here",
-            did_you_mean(str(path[-1]), fields),
-            document.where(path),
-        )
-    return Problem(path, str(details["msg"]).removeprefix("Value error, "), "", document.where(path))
+        raise SpecError(explain(Profile, document, error)) from None

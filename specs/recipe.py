@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from specs.checks import check
-from specs.compose import compose, distinct
+from specs.compose import compose, distinct, keywords
 from specs.document import Document
 from specs.errors import Problem, SpecError
 from specs.explain import explain
@@ -27,26 +27,22 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Pipeline:
 
 def validate(document: Document) -> Pipeline:
     """The pipeline of a document. Raises SpecError with every problem in the fields and their relations."""
-    problems: list[Problem] = []
+    data, problems = document.data, list[Problem]()
     try:
-        pipeline = Pipeline.model_validate(document.data)
+        pipeline = Pipeline.model_validate(data)
     except ValidationError as error:
-        problems = [explain(Pipeline, document, details) for details in error.errors()]
-        pipeline = _what_is_right(document.data)
+        problems = explain(Pipeline, document, error, keywords)
+        if not (isinstance(data.get("stages"), dict) and isinstance(data.get("sources", {}), dict)):
+            raise SpecError(distinct(document, problems)) from None
+        pipeline = _what_is_right(data)
     pipeline._document = document
-    problems += [
-        replace(found, where=document.where(found.path)) for found in check(pipeline, _names(document.data))
-    ]
+    launches = not any(problem.path[:1] == ("launch",) for problem in problems)
+    found = check(pipeline, set(data["stages"]), launches)
+    problems += [replace(problem, where=document.where(problem.path)) for problem in found]
     problems = distinct(document, problems)
     if problems:
         raise SpecError(problems)
     return pipeline
-
-
-def _names(data: dict[str, Any]) -> set[str]:
-    """Names of all stages of a document, right or wrong."""
-    stages = data.get("stages")
-    return set(stages) if isinstance(stages, dict) else set()
 
 
 def _what_is_right(data: dict[str, Any]) -> Pipeline:
@@ -59,15 +55,12 @@ def _what_is_right(data: dict[str, Any]) -> Pipeline:
         except ValidationError:
             return default
 
-    stages, sources = (
-        value if isinstance(value := data.get(name), dict) else {} for name in ("stages", "sources")
-    )
-    right = {
-        name: stage for name, value in stages.items() if (stage := valid(AnyStage, value, None)) is not None
-    }
-    read = {name: valid(SourceSpec, value, None) for name, value in sources.items()}
+    stages = {name: valid(AnyStage, value, None) for name, value in data["stages"].items()}
     return Pipeline.model_construct(
-        name="", launch=valid(Launch, data.get("launch", {}), Launch()), sources=read, stages=right
+        name="",
+        launch=valid(Launch, data.get("launch", {}), Launch()),
+        sources={name: valid(SourceSpec, value, None) for name, value in data.get("sources", {}).items()},
+        stages={name: stage for name, stage in stages.items() if stage is not None},
     )
 
 

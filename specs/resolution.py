@@ -81,8 +81,10 @@ def resolve(
     for name in names:
         stage = pipeline.stages.get(name)
         try:
-            if isinstance(stage, SelectStage) and all(
-                phase_of(ref, found) in found for _, ref in candidates(pipeline, name)
+            if (
+                isinstance(stage, SelectStage)
+                and all(ref.stage in pipeline.stages for ref in stage.evaluations)
+                and all(phase_of(ref, found) in found for _, ref in candidates(pipeline, name))
             ):
                 found[name] = _selected(pipeline, name, found, best or {})
             if isinstance(stage, MergeStage) and all(phase_of(ref, found) in found for ref in stage.parents):

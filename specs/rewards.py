@@ -73,9 +73,8 @@ class RewardSpec(Spec):
     @classmethod
     def _fill_version(cls, data: Any) -> Any:
         data = {"function": data} if isinstance(data, str) else data
-        if isinstance(data, dict) and data.get("function") in REWARDS:
-            return {"version": REWARDS[data["function"]], **data}
-        return data
+        version = REWARDS.get(str(data.get("function"))) if isinstance(data, dict) else None
+        return {"version": version, **data} if version else data
 
     @model_validator(mode="after")
     def _one_source(self) -> RewardSpec:

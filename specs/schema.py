@@ -92,7 +92,7 @@ def _schema(node: dict[str, Any], partial: bool) -> dict[str, Any]:
     any field."""
     made: dict[str, Any] = {}
     for key, value in node.items():
-        if key in ("required", "minProperties", "discriminator") and partial:
+        if key == "discriminator" or (partial and key in ("required", "minProperties")):
             continue
         if key in ("properties", "patternProperties"):
             made[key] = {name: _place(_of_stages(name, field), partial) for name, field in value.items()}

@@ -53,9 +53,8 @@ ONLY_FOR = {
 
 def usual_globs(data: Any) -> Any:
     """The fields of a source as stated, with the globs of its format unless it states its own."""
-    if isinstance(data, dict) and "include" not in data and data.get("format") in DEFAULT_INCLUDE:
-        return {**data, "include": DEFAULT_INCLUDE[data["format"]]}
-    return data
+    usual = DEFAULT_INCLUDE.get(str(data.get("format"))) if isinstance(data, dict) else None
+    return {"include": usual, **data} if usual else data
 
 
 class Declared(Spec):

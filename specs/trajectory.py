@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from specs.base import flatten
 from specs.differences import changes
 from specs.errors import FieldPath, SpecError
+from specs.foreign import shown
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
@@ -154,7 +155,9 @@ def different_fields(a: ModelSpec, b: ModelSpec) -> str:
     """The fields in which two models differ, each with both values: `n_layers (8, 12)`; "" for none."""
     differing = changes(flatten(a.identity_fields()), flatten(b.identity_fields()))
     of_a, of_b = flatten(a.to_json()), flatten(b.to_json())
-    return ", ".join(f"{one.name} ({of_a.get(one.name)}, {of_b.get(one.name)})" for one in differing)
+    return ", ".join(
+        f"{one.name} ({shown(of_a.get(one.name))}, {shown(of_b.get(one.name))})" for one in differing
+    )
 
 
 def phase_of(ref: Reference, found: Mapping[str, Trajectory]) -> str:

@@ -95,13 +95,13 @@ class Budget(_FromText):
             return value
         if isinstance(value, int) and not isinstance(value, bool):
             raise ValueError(
-                f"{value!r} has no unit; write for example '{value} steps', '{value} samples' or '{value}"
+                f"{value} has no unit; write for example '{value} steps', '{value} samples' or '{value}"
                 " tokens'"
             )
         if not isinstance(value, str):
             raise ValueError(
-                f"{value!r} is not an amount; write for example '15T tokens', '4_096_000 samples' or '2.6M"
-                " steps'"
+                f"{shown(value)} is not an amount; write for example '15T tokens', '4_096_000 samples' or"
+                " '2.6M steps'"
             )
         amount, unit, magnitude = _amount(value)
         if not unit and magnitude:
@@ -132,7 +132,9 @@ class Duration(_FromText):
             return value
         match = re.match(r"^\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*$", value) if isinstance(value, str) else None
         if not match or match[2] not in _SECONDS:
-            raise ValueError(f"{value!r} is not a duration; write for example '90s', '30m', '2h' or '1d'")
+            raise ValueError(
+                f"{shown(value)} is not a duration; write for example '90s', '30m', '2h' or '1d'"
+            )
         if (seconds := float(match[1]) * _SECONDS[match[2]]) > LONGEST_DURATION:
             raise ValueError(
                 f"{shown(value)} is longer than {LONGEST_DURATION // 86_400} days, the longest duration"
@@ -215,7 +217,7 @@ class Reference(_FromText):
             return value
         if not isinstance(value, str) or not re.match(cls._pattern, value):
             raise ValueError(
-                f"{value!r} is not a reference to a stage; write for example 'pretrain', 'corpus/code',"
+                f"{shown(value)} is not a reference to a stage; write for example 'pretrain', 'corpus/code',"
                 " 'pretrain@step=1200' 'pretrain@tokens=7.0T', 'sft@best:val_loss' or, for a model of"
                 " Hugging Face, 'hf:folder'"
             )

@@ -138,8 +138,7 @@ class AllConversations:
         usual = ConversationSource.model_fields["holdout"].default
         if count < len(self) and (count or share in (0, usual)):
             return mask
-        named = "1 group" if groups == 1 else f"{groups} groups"
-        what = f"holdout {share} of {named} of conversations holds out {'all' if count else 'none'}"
+        what = f"holdout {share} of {counted(groups, 'group', 'groups')} of conversations holds out {'all' if count else 'none'}"
         fix = "set holdout: 0, which holds out none, or add conversations"
         if not count and groups > 1:
             fix += f", or set a share of {(int(self._group.min()) + 1) / 2**64:.4f} or more"

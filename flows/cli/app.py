@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from flows.cli.tables import make_console
 from flows.format import amount
+from flows.inspection.sources import wrong_sources
 from flows.planning.plan import Plan, make
 from infra.store import Store, StoreError
 from infra.store.inputs import Listing
@@ -105,7 +106,10 @@ def make_plan(spec: str, store: str | None, overrides: list[str] | None, ask_net
             files = f"{counted(len(listing.files), 'file')}, {amount(listing.bytes)}B"
             errors.print(f"reading source {name} for its digest: {files}")
 
-    return make(pipeline, opened, reading, ask_network=ask_network)
+    plan = make(pipeline, opened, reading, ask_network=ask_network)
+    if problems := list(wrong_sources(plan)):
+        raise pipeline.located(SpecError(problems))
+    return plan
 
 
 def print_json(document: Mapping[str, object]) -> None:

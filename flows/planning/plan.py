@@ -286,7 +286,11 @@ def _failed_gates(pipeline: Pipeline, node: Node, manifest: Manifest) -> tuple[s
         return ()
     stored = manifest.metrics.items()
     metrics = {name: value for name, value in stored if isinstance(value, (int, float))}
-    return tuple(failure for gate in stage.gates if (failure := gate.failure(metrics)) is not None)
+    return tuple(
+        f"{failure} ({pipeline.where(('stages', node.stage, 'gates', index))})".removesuffix(" ()")
+        for index, gate in enumerate(stage.gates)
+        if (failure := gate.failure(metrics)) is not None
+    )
 
 
 def _packing_notes(plan: Plan) -> list[str]:

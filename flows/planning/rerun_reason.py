@@ -13,6 +13,7 @@ from infra.store import Artifact
 from infra.store.documents import Identity
 from specs.base import flatten
 from specs.differences import Change, ReadInput, changes
+from specs.foreign import shown
 
 LOOKED_AT = 100
 SHOWN = 3
@@ -37,14 +38,12 @@ def difference(node: Node, records: Records) -> str:
     if best is None:
         return "new"
     reasons, identity = best
-    shown = "; ".join(reasons[:SHOWN]) + (
-        f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
-    )
+    text = "; ".join(reasons[:SHOWN]) + (f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else "")
     if not reasons:
         return "its files are gone from the store"
     if identity.name == node.name:
-        return shown
-    return f"{shown} (against {identity.name} {identity.fingerprint[:8]})"
+        return text
+    return f"{text} (against {identity.name} {identity.fingerprint[:8]})"
 
 
 def _candidates(node: Node, records: Records) -> list[str]:
@@ -57,8 +56,8 @@ def _reasons(node: Node, identity: Identity) -> list[str]:
     if identity.version != node.version:
         reasons.append(f"version of {node.kind}: {identity.version} -> {node.version}")
     for change in changes(flatten(node.identity), flatten(identity.spec)):
-        old = "not set" if change.only_in == "a" else repr(change.b)
-        new = "not set" if change.only_in == "b" else repr(change.a)
+        old = "not set" if change.only_in == "a" else shown(change.b)
+        new = "not set" if change.only_in == "b" else shown(change.a)
         reasons.append(f"{change.name}: {old} -> {new}")
     reads = {role: ReadInput(read.fingerprint, read.step, read.name) for role, read in node.inputs.items()}
     read_then = {

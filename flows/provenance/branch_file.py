@@ -16,6 +16,7 @@ from ruamel.yaml.comments import CommentedMap
 
 from specs.document import keys_of, parse, stage_of
 from specs.errors import FieldPath, SpecError, did_you_mean
+from specs.foreign import shown
 from specs.pipeline import Pipeline
 from specs.redaction import mask_url
 
@@ -83,8 +84,8 @@ class Draft:
                 f" {'.'.join(map(str, path[2:]))}"
             )
             fix = (
-                f"a branch cannot state {value!r} for one of them: give '{path[1]}' a stage of its own in the"
-                " recipe."
+                f"a branch cannot state {shown(value)} for one of them: give '{path[1]}' a stage of its own"
+                " in the recipe."
             )
             raise SpecError.of(path, message, fix, self.document.where(path))
         return ("stages", matrix, *path[2:])

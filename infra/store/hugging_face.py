@@ -222,7 +222,7 @@ def dense_shape(stored: Stored, weight_bytes: int) -> ModelSpec | None:
                 "n_kv_heads": stored.num_key_value_heads or heads,
                 "head_dim": stored.head_dim or dim // heads,
                 "ffn_dim": stored.intermediate_size,
-                "vocab_size": -(-words // 128) * 128,
+                "vocab_size": words,
                 "activation": "swiglu" if stored.hidden_act == "silu" else "xielu",
             }
         )

@@ -23,6 +23,7 @@ from specs.compose.values import merge, plain_document, texts_of, tree
 from specs.compose.variables import Variables
 from specs.document import Document, nearest_file, override, parse, read, stage_of
 from specs.errors import FieldPath, Problem, SpecError
+from specs.foreign import shown
 from specs.redaction import mask_url
 
 
@@ -71,7 +72,9 @@ def extended(path: str | Path, text: str | None = None) -> Document:
         at: FieldPath = ("extends",)
         stated, where = document.data.pop("extends"), document.where(at)
         if not isinstance(stated, str) or not stated:
-            raise SpecError.of(at, f"{stated!r} is not a file", "name one file, relative to this one.", where)
+            raise SpecError.of(
+                at, f"{shown(stated)} is not a file", "name one file, relative to this one.", where
+            )
         if "://" in stated:
             fix = "copy it here, and name the copy."
             raise SpecError.of(at, f"'{mask_url(stated)}' is a URL, not a file", fix, where)

@@ -156,21 +156,21 @@ def test_a_damaged_field_is_planned_or_named_with_its_file(
 
 
 REFUSED = [
-    ("config.json", "num_attention_heads", "0", "num_attention_heads is 0: input should be greater than 0"),
+    ("config.json", "num_attention_heads", "0", "num_attention_heads is 0: not above 0"),
     (
         "config.json",
         "max_position_embeddings",
         '"abc"',
-        "max_position_embeddings is 'abc': input should be a valid integer",
+        "max_position_embeddings is 'abc': not a whole number",
     ),
-    ("config.json", "max_position_embeddings", "null", "max_position_embeddings is None"),
+    ("config.json", "max_position_embeddings", "null", "max_position_embeddings is null"),
     (
         "config.json",
         "max_position_embeddings",
         "1e999",
         "max_position_embeddings is '1e999', which is not a finite number",
     ),
-    ("config.json", "architectures", "5", "architectures is 5: input should be a valid list"),
+    ("config.json", "architectures", "5", "architectures is 5: not a list"),
     ("config.json", "rope_parameters", '"abc"', "rope_parameters is 'abc'"),
     (
         "config.json",
@@ -178,18 +178,24 @@ REFUSED = [
         '{"rope_type": "default", "rope_theta": {}}',
         "rope_parameters.rope_theta is {}",
     ),
+    *(
+        (name, field, value, f"{field} is")
+        for name in ("config.json", "generation_config.json")
+        for field in ("bos_token_id", "pad_token_id")
+        for value in ('"one"', "[1]", "1.5", "true", "-2")
+    ),
     ("config.json", "eos_token_id", "{}", "eos_token_id is {}"),
     ("config.json", "eos_token_id", "[[1]]", "eos_token_id[0] is [1]"),
     (
         "config.json",
         "num_hidden_layers",
         "1000000000000",
-        "num_hidden_layers is 1000000000000: input should be less than",
+        "num_hidden_layers is 1000000000000: above",
     ),
-    ("config.json", "initializer_range", "-1.0", "initializer_range is -1.0: input should be greater than 0"),
+    ("config.json", "initializer_range", "-1.0", "initializer_range is -1.0: not above 0"),
     ("config.json", "num_key_value_heads", "9" * 400, "a number of 400 digits"),
     ("generation_config.json", "eos_token_id", '"x"', "eos_token_id is 'x'"),
-    ("tokenizer.json", "added_tokens", "null", "added_tokens is None"),
+    ("tokenizer.json", "added_tokens", "null", "added_tokens is null"),
     ("tokenizer.json", "added_tokens", '[{"content": "x"}]', "added_tokens[0].id is missing"),
     ("tokenizer_config.json", "bos_token", "[]", "bos_token is []"),
     ("model.safetensors.index.json", "weight_map", '["a"]', "weight_map is ['a']"),

@@ -35,8 +35,8 @@ def test_error_names_the_file_of_the_wrong_value() -> None:
             " or steps"
         ),
         (
-            "base.yaml:17: stages.pretrain.optimizer.weight_decay: 'heavy': input should be a valid number,"
-            " unable to parse string as a number"
+            "base.yaml:17: stages.pretrain.optimizer.weight_decay: 'heavy' is not a number. Fix: write a"
+            " number, such as 0.1."
         ),
         "child.yaml:6: stages.cooldown.form: there is no field 'form' here. Fix: did you mean 'from'?",
     ]

@@ -163,10 +163,10 @@ def test_a_config_that_states_two_rotary_embeddings_is_refused(changes: dict[str
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention_bias": True}, "attention_bias is True, this model computes with False"),
-        ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
+        ({"attention_bias": True}, "attention_bias is true, this model computes with false"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings is true"),
         ({"hidden_act": "silu"}, "hidden_act is 'silu', this model computes with 'xielu'"),
-        ({"qk_norm": False}, "qk_norm is False"),
+        ({"qk_norm": False}, "qk_norm is false"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "code that comes with a model is never run"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "rope_type is 'yarn'"),
@@ -181,7 +181,7 @@ def test_a_config_that_states_two_rotary_embeddings_is_refused(changes: dict[str
         ({"rope_parameters": None, "rope_theta": 5e5}, "rope_theta is 500000.0 without rope_scaling"),
         ({"model_type": "llama"}, "model_type 'llama'"),
         ({"architectures": ["ApertusForSequenceClassification"]}, "ApertusForSequenceClassification"),
-        ({"vocab_size": 131_073}, "vocab_size"),
+        ({"vocab_size": 0}, "vocab_size is 0: not above 0"),
         ({"num_key_value_heads": 5}, "n_heads 32 is not a multiple of n_kv_heads 5"),
     ],
 )
@@ -193,8 +193,13 @@ def test_what_this_model_cannot_represent_is_refused_with_field_and_value(
     assert message in str(caught.value)
 
 
+def test_a_vocabulary_may_have_any_size() -> None:
+    with_added_tokens = ModelSpec(flavour="8b", vocab_size=131_073)
+    assert model_of(exported(with_added_tokens)) == with_added_tokens.model_copy(update={"flavour": None})
+
+
 def test_all_that_does_not_fit_is_named_at_once() -> None:
-    with pytest.raises(HuggingFaceError, match=r"hidden_act is 'gelu'.*attention_bias is True"):
+    with pytest.raises(HuggingFaceError, match=r"hidden_act is 'gelu'.*attention_bias is true"):
         model_of(RELEASED_8B | {"model_type": "apertus", "hidden_act": "gelu", "attention_bias": True})
 
 

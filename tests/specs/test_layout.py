@@ -34,7 +34,7 @@ def problems(folder: Path, *overrides: str, recipe: str = RECIPE) -> str:
         ),
         (
             "{processes: 32, parallel: {cp: 32}}",
-            "cp: 'cooldown'",
+            "cp: 'pretrain', 'cooldown'",
             "sequence_length 32 is not a multiple of 64, which cp 32 needs",
         ),
         (
@@ -176,10 +176,12 @@ def test_overlapping_tensor_parallelism_needs_the_compiler_and_gathers_to_overla
     layout = "launch={{processes: 2, parallel: {{tp: 2, sequence_parallel: {}, async_tp: true}}}}"
     compiled = [f"stages.{name}.compile=true" for name in ("pretrain", "cooldown")]
     text = problems(tmp_path, heads, layout.format("true"))
-    assert "launch.parallel.async_tp: 'pretrain': the compiler rewrites layers for async_tp" in text
-    assert "Fix: set compile: true for 'pretrain'" in text
+    assert (
+        "launch.parallel.async_tp: 'pretrain', 'cooldown': the compiler rewrites layers for async_tp" in text
+    )
+    assert "Fix: set compile: true for 'pretrain', 'cooldown'" in text
     text = problems(tmp_path, heads, *compiled, layout.format("false"))
-    assert "launch.parallel.async_tp: 'pretrain': async_tp splits the gathers and reduce-scatters" in text
+    assert "'pretrain', 'cooldown', 'evaluate': async_tp splits the gathers and reduce-scatters" in text
     load(write_recipe(tmp_path), [heads, *compiled, layout.format("true")])
 
 

@@ -96,3 +96,16 @@ def test_workers_of_a_recipe_win_over_those_of_the_profile() -> None:
     stated = Launch.model_validate({"executor": "local", "workers": {"count": 1}})
     assert profile.launch_of(stated) == stated
     assert Profile().launch_of(stated) == stated
+
+
+def test_every_mistake_of_a_profile_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "here.yaml"
+    path.write_text("launcher: slrum\nslurm:\n  partiton: a\nmodules: cuda\nworkers: {count: some}\n")
+    with pytest.raises(SpecError) as caught:
+        load_profile(path)
+    assert sorted(str(caught.value).splitlines()) == [
+        f"{path}:1: launcher: 'slrum' is not one of the choices. Fix: did you mean 'slurm'?",
+        f"{path}:3: slurm.partiton: there is no field 'partiton' here. Fix: did you mean 'partition'?",
+        f"{path}:4: modules: 'cuda' is not a list. Fix: write a list, such as [a, b].",
+        f"{path}:5: workers.count: 'some' is not a whole number. Fix: write a whole number, such as 100.",
+    ]

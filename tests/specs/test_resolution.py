@@ -366,7 +366,7 @@ def test_checkpoints_of_different_models_are_refused_by_the_fields_that_differ(s
     with pytest.raises(
         SpecError,
         match=r"both\.checkpoints\[1\]: 'other' and 'pretrain' differ in n_layers \(5, 3\),"
-        r" activation \(swiglu, xielu\)\. Fix: .* of the same dimensions",
+        r" activation \('swiglu', 'xielu'\)\. Fix: .* of the same dimensions",
     ):
         trajectories(budget, other={**other, **budget, "model": model}, **both)
 

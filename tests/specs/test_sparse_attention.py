@@ -80,8 +80,8 @@ def test_what_has_no_meaning_is_refused(attention: dict[str, Any], message: str)
         (
             ["launch={processes: 2, parallel: {cp: 2}}"],
             "launch.parallel.cp",
-            "'pretrain': model.attention (sparse: hash) chooses among the keys of a whole sequence, and"
-            " each process has only a part of it. Fix: use cp: 1.",
+            "'pretrain', 'cooldown', 'evaluate': model.attention (sparse: hash) chooses among the keys of a"
+            " whole sequence, and each process has only a part of it. Fix: use cp: 1.",
         ),
     ],
 )

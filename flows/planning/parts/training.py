@@ -290,10 +290,13 @@ def _tokenizer(builder: Builder, phase: Phase, data: dict[str, Input], trajector
     tokenizer = builder.tokenizer_of(next(iter(data.values())))
     part = builder.graph.nodes[tokenizer.name].part
     assert isinstance(part, TokenizerPart)
-    if part.vocab_size > trajectory.model.vocab_size:
+    start = trajectory.parent
+    known = start is not None and builder.graph.trajectories[start.phase].origin != "import"
+    if not known and part.vocab_size > trajectory.model.vocab_size:  # otherwise the parent has the problem
         embeddings = f"the model has {trajectory.model.vocab_size:,} embeddings"
         message = f"{embeddings}, tokenizer '{tokenizer.name}' has {part.vocab_size:,} ids"
-        builder.problem(("stages", phase.stage), message, f"set the model's vocab_size to {part.vocab_size}.")
+        path: FieldPath = (*phase.path, *(("model", "vocab_size") if start is None else ("from",)))
+        builder.problem(path, message, f"set the model's vocab_size to {part.vocab_size}.")
     return tokenizer
 
 

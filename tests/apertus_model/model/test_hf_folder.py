@@ -25,7 +25,7 @@ from specs.model import ModelSpec
 from specs.stages.import_model import ImportModelPart
 from tests.numerics import Numerics, largest_difference
 
-SPEC = ModelSpec(dim=32, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=64, vocab_size=256)
+SPEC = ModelSpec(dim=32, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=64, vocab_size=259)
 SHARD = 15_000  # bytes: several shards, also in bfloat16
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -27,7 +27,7 @@ SPEC = ModelSpec(
     n_kv_heads=2,
     head_dim=8,
     ffn_dim=64,
-    vocab_size=512,
+    vocab_size=515,  # no multiple of anything
     rope_theta=12e6,
     init_std=0.02,
 )

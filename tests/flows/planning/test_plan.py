@@ -19,7 +19,7 @@ from infra.store.reading.artifact import quarantine
 from specs.errors import SpecError
 from specs.recipe import load
 from tests.flows.conftest import finish
-from tests.recipes import RECIPE, write_recipe
+from tests.recipes import RECIPE, line_of, write_recipe
 
 Planned = Callable[..., Plan]
 ROOT = Path(__file__).resolve().parents[3]
@@ -261,8 +261,17 @@ def test_a_gate_that_is_not_met_shows_in_the_plan_and_reruns_nothing(planned: Pl
     finish(planned())
     plan = planned("stages.evaluate.gates=[{metric: perplexity, max: 5}]")
     assert to_do(plan) == []
-    assert plan.steps["evaluate"].gate_failures == ("gate on perplexity: 10 is above the allowed 5",)
+    override = "--set stages.evaluate.gates=[{metric: perplexity, max: 5}]"
+    failure = f"gate on perplexity: 10 is above the allowed 5 ({override})"
+    assert plan.steps["evaluate"].gate_failures == (failure,)
     assert [step.node.name for step in plan.pending] == ["evaluate"]
+
+
+def test_a_gate_that_is_not_met_names_its_line(planned: Planned, recipe: Path) -> None:
+    finish(planned(), metrics={"perplexity": 2000.0})
+    place = f"{recipe}:{line_of(recipe, 'gates:')}"
+    (failure,) = planned().steps["evaluate"].gate_failures
+    assert failure == f"gate on perplexity: 2000 is above the allowed 1000 ({place})"
 
 
 def test_a_missing_source_is_an_error_with_its_place(planned: Planned, tmp_path: Path) -> None:

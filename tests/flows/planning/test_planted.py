@@ -34,7 +34,7 @@ PLANTED = """\
         ),
         (
             "stages.planted.sources.notes.planted.codes.buckets=[0, -4]",
-            r"planted\.codes\.buckets\[1\]: -4: input should be greater than or equal to 0",
+            r"planted\.codes\.buckets\[1\]: -4 is below 0",
         ),
         (
             "stages.planted.sources.notes.planted.codes.canaries.template=no slot",

@@ -187,7 +187,7 @@ MARKER: dict[str, Any] = {
         ({"facts": {"passes": {"aa": "many"}}}, r"facts\.passes\.aa is 'many'"),
         ({"facts": {"validation_step": -1}}, r"facts\.validation_step is -1"),
         ({"files": {"w": {"size": 1, "sha256": "xyz"}}}, r"files\.w\.sha256 is 'xyz'"),
-        ({"files": {"w": {"size": True, "sha256": "0" * 64}}}, r"files\.w\.size is True"),
+        ({"files": {"w": {"size": True, "sha256": "0" * 64}}}, r"files\.w\.size is true"),
         (
             {"files": {"w": {"size": 9, "sha256": "0" * 64, "piece_bytes": 4, "pieces": ["0" * 64]}}},
             "the file has 3 pieces",
@@ -202,7 +202,7 @@ MARKER: dict[str, Any] = {
         ),
         ({"folder": "/etc"}, "names '/etc', which is not a path inside the store"),
         ({"attempt": "a/b"}, "a single name is expected"),
-        ({"seconds": None}, "seconds is None"),
+        ({"seconds": None}, "seconds is null"),
     ],
 )
 def test_a_document_with_another_content_is_damaged_and_the_field_is_named(

@@ -286,8 +286,8 @@ def test_pipeline_with_variants_is_recorded_resolved() -> None:
 def test_error_in_a_variant_names_its_line_and_a_shared_one_is_reported_once() -> None:
     assert errors(write("child.yaml", VARIANTS)) == [
         (
-            "child.yaml:5: stages.cooldown-short.optimizer.lr: 'fast': input should be a valid number, unable"
-            " to parse string as a number"
+            "child.yaml:5: stages.cooldown-short.optimizer.lr: 'fast' is not a number. Fix: write a number,"
+            " such as 0.1."
         ),
         (
             "child.yaml:9: stages.cooldown-long.budget: 'bananas' is not a unit of training; use tokens,"
@@ -309,8 +309,8 @@ def test_an_error_in_a_grid_points_to_the_value_in_its_list() -> None:
             "Fix: did you mean 'sequence_length'?"
         ),
         (
-            "base.yaml:27: stages.cooldown-fast-32.optimizer.lr: 'fast': input should be a valid number,"
-            " unable to parse string as a number"
+            "base.yaml:27: stages.cooldown-fast-32.optimizer.lr: 'fast' is not a number. Fix: write a number,"
+            " such as 0.1."
         ),
         (
             "base.yaml:29: stages.export.from: stage 'cooldown' is a matrix of cooldown-1e-3-32,"

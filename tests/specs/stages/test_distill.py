@@ -32,9 +32,9 @@ STAGE = """\
         ("stages.student.model.head=reward", "pretraining needs the logits of a vocabulary"),
         ("stages.student.teacher=corpus", "stage 'corpus' is a corpus; one of"),
         ("stages.student.teacher=student", "the stages form a cycle: student -> student"),
-        ("stages.student.loss.weight=0", "greater than 0"),
-        ("stages.student.loss.temperature=0", "greater than or equal to 0.01"),
-        ("stages.student.loss.direction=both", "'forward' or 'reverse'"),
+        ("stages.student.loss.weight=0", "0 is not above 0.0"),
+        ("stages.student.loss.temperature=0", "0 is below 0.01"),
+        ("stages.student.loss.direction=both", "use one of forward, reverse"),
         ("stages.student.top_k=512", "leaves out no word of a vocabulary of 512"),
         ("stages.student.optimizer.name=sophia", "needs cross-entropy over the tokens of a step, and not"),
         (

@@ -20,7 +20,7 @@ STAGE = """\
         ("stages.judge.pairs=[chat, chat]", "a part is repeated"),
         ("stages.judge.pairs=[corpus/notes]", "stage 'corpus' is a corpus; conversations is needed here"),
         ("stages.judge.carry=[weights, optimizer]", "set carry: [weights]"),
-        ("stages.judge.loss.centring=-1", "greater than or equal to 0"),
+        ("stages.judge.loss.centring=-1", "-1 is below 0.0"),
         ("stages.judge.launch={processes: 2, parallel: {pp: 2}}", "'judge' cannot run in a pipeline (pp 2)"),
         (
             "stages.judge.optimizer={name: sophia, lr: 1e-4}",

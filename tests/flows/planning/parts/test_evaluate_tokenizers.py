@@ -68,17 +68,18 @@ def test_the_language_of_comparison_and_the_baseline_change_no_counts(tokenizers
 
 
 @pytest.mark.parametrize(
-    ("metrics", "failure"),
+    ("metrics", "failures"),
     [
-        ({"theirs/parity/de": 2.0}, ()),
-        ({"theirs/parity/de": 2.5}, ("gate on theirs/parity/de: 2.5 is above the allowed 2",)),
+        ({"theirs/parity/de": 2.0}, []),
+        ({"theirs/parity/de": 2.5}, ["gate on theirs/parity/de: 2.5 is above the allowed 2"]),
     ],
 )
 def test_a_gate_holds_the_parity_of_a_language(
-    tokenizers: Planned, metrics: dict[str, float], failure: tuple[str, ...]
+    tokenizers: Planned, metrics: dict[str, float], failures: list[str]
 ) -> None:
     finish(tokenizers(), metrics=metrics)
-    assert tokenizers().steps["study"].gate_failures == failure
+    found = tokenizers().steps["study"].gate_failures
+    assert [failure.partition(" (")[0] for failure in found] == failures
 
 
 @pytest.mark.parametrize(

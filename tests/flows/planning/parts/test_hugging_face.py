@@ -227,7 +227,7 @@ def test_data_of_a_tokenizer_with_the_same_file_are_accepted(
     [
         (
             lambda folder: (folder / "config.json").write_text("{}"),
-            "describes 'ApertusForCausalLM' of model_type None",
+            "describes 'ApertusForCausalLM' of model_type null",
         ),
         (lambda folder: (folder / "config.json").unlink(), "there is no config.json"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json of"),
@@ -268,7 +268,7 @@ def test_a_config_that_this_model_cannot_represent_is_refused_when_planning(
     planned: Planned, tmp_path: Path
 ) -> None:
     other = model_folder(tmp_path / "other", attention_bias=True)
-    assert "attention_bias is True, this model computes with False" in refused(planned, hf=other)
+    assert "attention_bias is true, this model computes with false" in refused(planned, hf=other)
 
 
 def test_an_id_is_looked_up_in_the_local_cache(

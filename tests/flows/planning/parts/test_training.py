@@ -201,8 +201,25 @@ def test_z_loss_is_inherited_until_it_is_stated(mixed: Planned) -> None:
     assert {segment(plan, name).z_loss for name in segments_of(plan)} == {1e-4}
     assert segment(plan, "cooldown").z_loss == 1e-4
     assert segment(mixed("stages.pretrain.z_loss=1e-4", "stages.cooldown.z_loss=0"), "cooldown").z_loss == 0
-    with pytest.raises(SpecError, match=r"pretrain\.z_loss: .*less than or equal to 1"):
+    with pytest.raises(SpecError, match=r"pretrain\.z_loss: 2 is above 1"):
         mixed("stages.pretrain.z_loss=2")
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("stages.tokenizer.vocab_size=1024", "set the model's vocab_size to 1024."),
+        ("stages.pretrain.model.vocab_size=250", "set the model's vocab_size to 512."),
+    ],
+)
+def test_a_vocabulary_without_embeddings_is_one_problem_at_the_model(
+    chat: Planned, override: str, fix: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        chat(override)
+    (problem,) = caught.value.problems
+    assert problem.path == ("stages", "pretrain", "model", "vocab_size")
+    assert problem.fix == fix
 
 
 def _parts(plan: Plan) -> list[tuple[str, str]]:

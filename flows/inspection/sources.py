@@ -1,0 +1,32 @@
+"""Checks of sources in rows, by the first document that a run would read.
+
+Invariant: only sources that a pending part reads are opened, and of these only the first file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flows.planning.plan import Plan
+from infra.store.inputs import SourceError
+from specs.errors import Problem
+from specs.sources import TABLES, SourceSpec
+
+
+def wrong_sources(plan: Plan) -> Iterator[Problem]:
+    """A problem for each source whose first file cannot be read, or lacks a column that the recipe names."""
+    pending = {read.name for step in plan.pending for read in step.node.inputs.values() if read.node is None}
+    for name, source in plan.pipeline.sources.items():
+        listing = plan.graph.listings.get(name)
+        if name not in pending or listing is None or source.format not in TABLES:
+            continue
+        from apertus_model.data.documents import open_source, read_documents  # loads pyarrow
+
+        try:
+            next(read_documents(source, *open_source(source), listing.files[0].path), None)
+        except SourceError as error:
+            message, _, fix = str(error).partition(". Fix: ")
+            fields = [field for field in SourceSpec.model_fields if fix == f"correct {field}"]
+            yield Problem(
+                ("sources", name, *fields), message, f"{fix or 'correct the file, or leave it out'}."
+            )
