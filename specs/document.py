@@ -46,6 +46,7 @@ class Origin:
 
     where: str  # `mini.yaml:12`, `--set a.b=1`
     text: str = ""  # of a scalar, as it is written: `1e-4`
+    folder: str = ""  # of the file in which the value begins; "" for the current folder
 
 
 @dataclass
@@ -75,6 +76,13 @@ class Document:
                     dict.fromkeys([where, *(part for part in parts if part.startswith("--set "))])
                 )
         return self.name
+
+    def state(self, path: FieldPath, value: Any) -> None:
+        """Replaces the value at a path, which keeps its origin."""
+        place: Any = self.data
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
 
     def overridden(self, path: FieldPath) -> bool:
         """Whether the value at a path came from `--set`."""
@@ -138,7 +146,8 @@ def parse(text: str, name: str, *, or_nothing: bool = False) -> Document:
         if or_nothing:
             return Document(name, {})
         raise SpecError.of((), "a spec is a mapping with name, sources and stages", where=name)
-    builder = _Builder(lambda node: f"{name}:{node.start_mark.line + 1}")
+    folder = os.path.dirname(os.path.abspath(name))
+    builder = _Builder(lambda node: f"{name}:{node.start_mark.line + 1}", folder)
     data = builder.build(root, ())
     if builder.problems:
         raise SpecError(builder.problems)
@@ -185,8 +194,9 @@ def scalar(text: str) -> Any:
 
 
 class _Builder:
-    def __init__(self, where: Callable[[Node], str]) -> None:
+    def __init__(self, where: Callable[[Node], str], folder: str = "") -> None:
         self.where = where
+        self.folder = folder
         self.origins: dict[FieldPath, Origin] = {}
         self.problems: list[Problem] = []
         self.count = 0
@@ -194,7 +204,7 @@ class _Builder:
     def build(self, node: Node, path: FieldPath, key: Node | None = None) -> Any:
         """The plain value of a node; a value in a mapping has the origin of its key."""
         where = self.where(key or node)
-        self.origins[path] = Origin(where, node.value if isinstance(node, ScalarNode) else "")
+        self.origins[path] = Origin(where, node.value if isinstance(node, ScalarNode) else "", self.folder)
         self.count += 1
         if self.count > MAX_VALUES:
             raise SpecError.of((), TOO_MANY, where=where)

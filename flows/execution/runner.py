@@ -312,7 +312,7 @@ class Runner:
             progress=str(scratch / "progress.jsonl"),
             resume_step=resume,
             profile=self.profile,
-            tracking=self.plan.pipeline.tracking.located(),
+            tracking=self.plan.pipeline.tracking,
             gpus=node.part.gpus_of_worker(node.launch),
             launched_at=time.time(),
         )

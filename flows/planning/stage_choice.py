@@ -5,6 +5,7 @@ from __future__ import annotations
 from flows.planning.plan import Plan
 from specs.dependencies import needs
 from specs.errors import FieldPath, Problem, SpecError, did_you_mean
+from specs.locations import RULE
 from specs.profiles import Profile
 from specs.stages.preference_data import CompletionsPart, PreferenceDataStage
 
@@ -80,7 +81,8 @@ def _refuse_unavailable(plan: Plan, stages: set[str]) -> None:
             f"'{name}' is declared and unavailable ({unavailable.reason}); '{first}'"
             f"{' and the stages after it' if others else ''} cannot run"
         )
-        fix = f"put the data at {unavailable.url}, or correct the url."
+        rule = "" if "://" in unavailable.url else f"; {RULE}"
+        fix = f"put the data at {unavailable.url}, or correct the url{rule}."
         problems.append(Problem(unavailable.path, message, fix))
     if problems:
         raise plan.pipeline.located(SpecError(problems))

@@ -18,6 +18,7 @@ from infra.store.inputs import Listing, SourceError, list_source, locked_digest
 from specs.dependencies import MODELS, uses
 from specs.errors import FieldPath, Problem
 from specs.hugging_face import not_representable
+from specs.locations import RULE
 from specs.model import ModelSpec
 from specs.pipeline import Pipeline
 from specs.sources import SourceSpec, resolve_url
@@ -96,6 +97,11 @@ class Builder:
         if found not in self.problems:
             self.problems.append(found)
 
+    def unreadable(self, path: FieldPath, error: SourceError, fix: str, url: str) -> None:
+        """Adds the problem of files that cannot be read. Where they are local, the fix says where a relative
+        path begins."""
+        self.problem(path, str(error), fix if "://" in url else f"{fix.removesuffix('.')}; {RULE}.")
+
     def documents(self, name: str) -> Input:
         """A source as an input, by the digest of its content."""
         if name not in self.graph.digests:
@@ -144,7 +150,7 @@ class Builder:
             if may_be_absent:
                 self.unavailable(key, name, source, str(error), path)
                 return
-            self.problem(path, str(error), fix)
+            self.unreadable(path, error, fix, source.url)
             digest = "unknown"
         self.graph.digests[key] = digest
 
