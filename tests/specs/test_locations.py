@@ -30,16 +30,15 @@ sources:
 stages:
   tokenizer: {kind: tokenizer, sources: [own, below, alone], vocab_size: 512}
 """
-NO_PATHS = set(
-    """
-    Axis.label Axis.metric Axis.stage Checkpointing.best FigureSpec.against FigureSpec.series
-    FigureSpec.text FigureSpec.times FigureSpec.title Gate.metric Measuring.reference ModelSpec.flavour
-    Pipeline.description Pipeline.figures Pipeline.name Pipeline.silence PublishedScore.source
-    RobotsSource.include Server.key Server.url SourceSpec.exclude SourceSpec.include SourceSpec.language
-    SourceSpec.license SourceSpec.tokenizer Stage.after Stage.description Stage.silence WandbSpec.entity
-    WandbSpec.project Workers.memory
-    """.split()
-)
+NO_PATHS = {
+    "Axis.label", "Axis.metric", "Axis.stage", "Checkpointing.best", "FigureSpec.against",
+    "FigureSpec.series", "FigureSpec.text", "FigureSpec.times", "FigureSpec.title", "Gate.metric",
+    "Measuring.reference", "ModelSpec.flavour", "Pipeline.description", "Pipeline.figures", "Pipeline.name",
+    "Pipeline.silence", "PublishedScore.source", "RobotsSource.include", "Server.key", "Server.url",
+    "SourceSpec.exclude", "SourceSpec.include", "SourceSpec.language", "SourceSpec.license",
+    "SourceSpec.tokenizer", "Stage.after", "Stage.description", "Stage.silence", "WandbSpec.entity",
+    "WandbSpec.project", "Workers.memory",
+}  # fmt: skip
 """Execution fields of recipes whose texts are no paths."""
 
 

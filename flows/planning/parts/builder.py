@@ -4,6 +4,7 @@ problems."""
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, cast
@@ -100,7 +101,7 @@ class Builder:
     def unreadable(self, path: FieldPath, error: SourceError, fix: str, url: str) -> None:
         """Adds the problem of files that cannot be read. Where they are local, the fix says where a relative
         path begins."""
-        self.problem(path, str(error), fix if "://" in url else f"{fix.removesuffix('.')}; {RULE}.")
+        self.problem(path, str(error), f"{fix.removesuffix('.')}; {RULE}." if os.path.isabs(url) else fix)
 
     def documents(self, name: str) -> Input:
         """A source as an input, by the digest of its content."""

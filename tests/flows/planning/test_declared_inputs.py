@@ -59,7 +59,7 @@ def test_a_run_refuses_before_anything_starts_and_names_source_and_url(
     tmp_path: Path, store: Store, planned_as: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        SpecError, match=r"sources\.notes.*'notes' is declared and unavailable.*put the data at nowhere/notes"
+        SpecError, match=r"sources\.notes.*'notes' is unavailable.*put the data at nowhere/notes"
     ):
         select(planned_as(ABSENT), None, None)
     monkeypatch.setattr(
@@ -183,7 +183,7 @@ def test_only_assumed_files_may_be_unavailable(planned_as: Planned) -> None:
         planned_as(OTHER_CORPORA + "assumed_inputs: {{files: [nowhere/token]}}\n")
     plan = planned_as(OTHER_CORPORA + "assumed_inputs: {{files: [nowhere]}}\n")
     assert plan.steps["tokenizer"].unavailable == ("nowhere/tokenizer",)
-    with pytest.raises(SpecError, match="'nowhere/tokenizer' is declared and unavailable"):
+    with pytest.raises(SpecError, match="'nowhere/tokenizer' is unavailable"):
         select(plan, "tokenizer", None)
 
 
