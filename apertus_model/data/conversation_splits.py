@@ -71,6 +71,13 @@ class WrittenSplit:
     conversations: int
     tokens: int
     trained_tokens: int
+    shortest: int  # tokens of the shortest conversation; 0 if there is none
+    shortest_prompt: int  # the fewest tokens before the first one that the assistant writes
+
+
+def _prompt(mask: NDArray[np.uint8]) -> int:
+    """The tokens of a conversation before the first one that the assistant writes."""
+    return next(iter(np.flatnonzero(mask == TRAINED).tolist()), mask.size)
 
 
 class AllConversations:
@@ -157,6 +164,8 @@ class AllConversations:
         """Writes the `chosen` conversations in shards of about `shard_tokens` tokens."""
         shards: list[str] = []
         tokens = trained = position = 0
+        shortest: list[int] = []
+        prompts: list[int] = []
         while position < len(chosen):
             shards.append(f"{name}-{len(shards):05d}")
             masks: list[NDArray[np.uint8]] = []
@@ -171,11 +180,15 @@ class AllConversations:
                     masks.append(task.mask[task.token_starts[place] : task.token_starts[place + 1]])
                     size += masks[-1].size
                     position += 1
+            shortest.append(min(map(len, masks)))
+            prompts.append(min(map(_prompt, masks)))
             mask = np.concatenate(masks)
             np.save(prefix.with_name(f"{prefix.name}.mask.npy"), mask)
             tokens += size
             trained += int((mask == TRAINED).sum())
-        return WrittenSplit(shards, len(chosen), tokens, trained)
+        return WrittenSplit(
+            shards, len(chosen), tokens, trained, min(shortest, default=0), min(prompts, default=0)
+        )
 
     def write_kept(self, folder: Path) -> tuple[list[str], dict[str, str]]:
         """Writes the values by which other parts compare the kept conversations, in their order:

@@ -133,6 +133,8 @@ def _metrics(split: WrittenSplit) -> dict[str, int]:
         "conversations": split.conversations,
         "tokens": split.tokens,
         "trained_tokens": split.trained_tokens,
+        "shortest": split.shortest,
+        "shortest_prompt": split.shortest_prompt,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, cast
 
@@ -169,6 +169,16 @@ class Builder:
                 nodes[-1],
             )
         )
+
+    def shortest(self, conversations: Iterable[Input], split: str, what: str = "shortest") -> int:
+        """The tokens of the shortest conversation of a split, or of the shortest prompt (`shortest_prompt`);
+        0 until all parts are stored."""
+        found = []
+        for read in conversations:
+            artifact = Artifact(self.store, self.graph.nodes[read.name].path)
+            metrics = artifact.manifest.metrics if artifact.complete else {}
+            found.append(metrics.get(split, {}).get(what, 0))
+        return min(found)
 
     def checkpoint(self, ref: Reference, path: FieldPath) -> tuple[Input, Trajectory]:
         """A checkpoint, and its trajectory. For a selection, the chosen checkpoint, or the selection itself
