@@ -226,7 +226,7 @@ class _Builder:
     def _mapping(self, node: MappingNode, path: FieldPath) -> dict[str, Any]:
         values: dict[str, Any] = {}
         lines: dict[str, int] = {}
-        for key_node, value_node in node.value:
+        for key_node, value_node in self._merged(node, path, ()):
             if not isinstance(key_node, ScalarNode):
                 self.problems.append(Problem(path, "a key must be plain text", where=self.where(key_node)))
                 continue
@@ -244,6 +244,33 @@ class _Builder:
             lines[key] = key_node.start_mark.line + 1
             values[key] = self.build(value_node, (*path, key), key_node)
         return values
+
+    def _merged(
+        self, node: MappingNode, path: FieldPath, within: tuple[Node, ...]
+    ) -> list[tuple[Node, Node]]:
+        """The keys and values of a mapping, and those of the mappings under its merge keys (`<<: *name`)
+        whose keys neither it nor an earlier one has."""
+        self.count += bool(within)
+        if self.count > MAX_VALUES or node in within:
+            where = self.where(node)
+            raise SpecError.of(path[:3], TOO_DEEP if node in within else TOO_MANY, where=where)
+        pairs = [pair for pair in node.value if not _is_merge(pair[0])]
+        keys = {str(key.value) for key, _ in pairs}
+        for key, value in node.value:
+            sources = (value.value if isinstance(value, SequenceNode) else [value]) if _is_merge(key) else []
+            for source in sources:
+                if not isinstance(source, MappingNode):
+                    fix = "write <<: *name, or a list of such names."
+                    self.problems.append(Problem(path, "<< merges mappings only", fix, self.where(key)))
+                    continue
+                merged = self._merged(source, path, (*within, node))
+                pairs += [pair for pair in merged if str(pair[0].value) not in keys]
+                keys |= {str(key.value) for key, _ in merged}
+        return pairs
+
+
+def _is_merge(key: Node) -> bool:
+    return isinstance(key, ScalarNode) and key.value == "<<" and key.style is None
 
 
 def keys_of(target: str, stage: str | None) -> list[str]:

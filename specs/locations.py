@@ -69,7 +69,7 @@ def _located(value: Any, document: Document, path: FieldPath, is_path: bool) -> 
             _located(item, document, (*path, index), is_path) for index, item in enumerate(value)
         )
     if isinstance(value, Reference) and value.hugging_face is not None:
-        found = Reference(_absolute(value.stage, document, path))
+        found: str | Reference = Reference(_absolute(value.stage, document, path))
     elif isinstance(value, str) and is_path:
         found = _absolute(value, document, path)
     else:

@@ -40,11 +40,8 @@ def with_editor_line(text: str) -> str:
     """The text of a recipe, begun by the line by which editors find the schema of this installation, wherever
     the recipe lies."""
     file = Path(__file__).with_name("pipeline.schema.json")
-    return f"{_EDITOR_LINE}{file.as_uri()}\n{without_editor_line(text)}"
-
-
-def without_editor_line(text: str) -> str:
-    return text.partition("\n")[2] if text.startswith(_EDITOR_LINE) else text
+    rest = text.partition("\n")[2] if text.startswith(_EDITOR_LINE) else text
+    return f"{_EDITOR_LINE}{file.as_uri()}\n{rest}"
 
 
 def json_schema() -> dict[str, Any]:
