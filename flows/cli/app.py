@@ -37,7 +37,7 @@ class Commands(TyperGroup):
                 raise
             if ctx.params["debug"]:
                 errors.print(escape(redacted(traceback.format_exc())), soft_wrap=True)
-            for message in _messages(error):
+            for message in map(_with_variables, _messages(error)):
                 errors.print(f"[red]error:[/] {escape(redacted(message))}", soft_wrap=True)
             raise typer.Exit(2 if isinstance(error, MISTAKES) else 1) from None
 
@@ -68,6 +68,7 @@ DebugOption = Annotated[
     bool, typer.Option("--debug", envvar="APERTUS_DEBUG", help="print the traceback of an error, too")
 ]
 MISTAKES = (SpecError, StoreError, StageError, OSError)
+VARIABLES = ("APERTUS_PROFILE", "APERTUS_STORE", "APERTUS_SCRATCH", "APERTUS_CACHE")
 LONGEST = 500  # characters of an unexpected error
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
@@ -75,6 +76,16 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object"
 @app.callback()
 def _options(debug: DebugOption = False) -> None:
     """Declares the options of the app, which `Commands` reads."""
+
+
+def _with_variables(message: str) -> str:
+    """The message, with the variables of the environment whose values it names."""
+    named = [
+        name
+        for name in VARIABLES
+        if (value := os.environ.get(name)) and (f"'{value}'" in message or message.startswith(f"{value}:"))
+    ]
+    return f"{message} ({' and '.join(named)} names it)" if named else message
 
 
 def _messages(error: Exception) -> list[str]:

@@ -88,6 +88,7 @@ class Runner:
         if isinstance(self.plan.store.fs, MemoryFileSystem):
             message = "is in the memory of this process, and stages are processes of their own"
             raise StoreError(f"the store {self.plan.store.url} {message}. Fix: name a folder or a bucket")
+        make_scratch("check", self.profile.scratch).rmdir()
         self.plan.store.initialise()
         _note_inputs(self.plan)
         Records(self.plan.store, self.plan.pipeline.name).write(self.plan.graph, self.plan.pipeline.to_json())

@@ -56,5 +56,5 @@ def check_settings(url: str) -> None:
         if not isinstance(json.loads(os.environ.get(variable) or "{}"), dict):
             raise ValueError("it is no object")
     except ValueError as error:
-        example = '{"key": "...", "secret": "..."}'
+        example = '{"profile": "name"}'
         raise ValueError(f"{variable} is not JSON: {error}. Fix: write an object such as {example}") from None

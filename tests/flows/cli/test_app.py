@@ -51,3 +51,15 @@ def test_what_a_recipe_says_is_printed_as_it_is_written(recipe: Path, tmp_path: 
     renamed = recipe.with_name("renamed.yaml")
     renamed.write_text(recipe.read_text().replace("  notes: {", f'  "{quoted}": {{', 1))
     assert f"sources.{text}" in output("plan", str(renamed))
+
+
+@pytest.mark.parametrize("variable", ["APERTUS_PROFILE", "APERTUS_STORE", "APERTUS_SCRATCH"])
+def test_a_mistake_in_a_variable_of_the_environment_names_the_variable_before_anything_runs(
+    recipe: Path, tmp_path: Path, variable: str
+) -> None:
+    wrong = {"APERTUS_STORE": "nowhere://x"}.get(variable, str(recipe / "below-a-file"))
+    environment = {"APERTUS_STORE": str(tmp_path / "store"), variable: wrong, "COLUMNS": "400"}
+    result = CliRunner().invoke(app, ["run", str(recipe)], env=environment)
+    assert result.exit_code == 2
+    assert wrong in result.output and f"({variable} names it)" in result.output
+    assert not list((tmp_path / "store").glob("tokenizer/*"))
