@@ -5,7 +5,7 @@ Invariant: no field here is an identity field. A plan uses a declaration only fo
 
 from __future__ import annotations
 
-from specs.base import Spec, execution
+from specs.base import Spec, execution, location
 from specs.model import ModelSpec
 
 
@@ -32,13 +32,13 @@ class DeclaredModel(Spec):
 class AssumedInputs(Spec):
     """Inputs that may be unavailable when a recipe is planned."""
 
-    files: list[str] = execution(
+    files: list[str] = location(
         default_factory=list,
         description=(
             "folders (with all below them) or files of a tokenizer, a filter, a reward model or tasks"
         ),
     )
-    models: dict[str, DeclaredModel] = execution(
+    models: dict[str, DeclaredModel] = location(
         default_factory=dict,
         description=(
             "dimensions of `hf:` models whose folders are unavailable: `{hf:owner/name: {model: {flavour:"

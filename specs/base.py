@@ -49,6 +49,10 @@ class _Neutral:
         self.value = value
 
 
+class _Location:
+    """The mark of a field with paths."""
+
+
 class _To:
     def __init__(self, results: tuple[str, ...]) -> None:
         self.results = results
@@ -62,6 +66,14 @@ def identity(default: Any = PydanticUndefined, *, neutral: Any = _NoNeutral, **o
 def execution(default: Any = PydanticUndefined, **options: Any) -> Any:
     """A field that says where or how; recorded, never part of a fingerprint."""
     return _field("execution", default, **options)
+
+
+def location(default: Any = PydanticUndefined, **options: Any) -> Any:
+    """An execution field with paths or URLs. A relative path begins in the folder of the file that states
+    it (`specs.locations`)."""
+    info = execution(default, **options)
+    info.metadata.append(_Location())
+    return info
 
 
 def reference(default: Any = PydanticUndefined, *, to: str | tuple[str, ...] = (), **options: Any) -> Any:
@@ -141,6 +153,11 @@ def role_of(cls: type[BaseModel], name: str) -> Role:
 def results_of(info: FieldInfo) -> tuple[str, ...]:
     """The results that the stages named by a field may have; empty for a field that names no stage."""
     return next((mark.results for mark in info.metadata if isinstance(mark, _To)), ())
+
+
+def is_location(info: FieldInfo) -> bool:
+    """Whether a field has paths."""
+    return any(isinstance(mark, _Location) for mark in info.metadata)
 
 
 def encode(value: Any) -> Any:

@@ -46,6 +46,7 @@ class Origin:
 
     where: str  # `mini.yaml:12`, `--set a.b=1`
     text: str = ""  # of a scalar, as it is written: `1e-4`
+    folder: str = ""  # of the file in which the value begins; "" for the current folder
 
 
 @dataclass
@@ -75,6 +76,13 @@ class Document:
                     dict.fromkeys([where, *(part for part in parts if part.startswith("--set "))])
                 )
         return self.name
+
+    def state(self, path: FieldPath, value: Any) -> None:
+        """Replaces the value at a path, which keeps its origin."""
+        place: Any = self.data
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
 
     def overridden(self, path: FieldPath) -> bool:
         """Whether the value at a path came from `--set`."""
@@ -138,7 +146,8 @@ def parse(text: str, name: str, *, or_nothing: bool = False) -> Document:
         if or_nothing:
             return Document(name, {})
         raise SpecError.of((), "a spec is a mapping with name, sources and stages", where=name)
-    builder = _Builder(lambda node: f"{name}:{node.start_mark.line + 1}")
+    folder = os.path.dirname(os.path.abspath(name))
+    builder = _Builder(lambda node: f"{name}:{node.start_mark.line + 1}", folder)
     data = builder.build(root, ())
     if builder.problems:
         raise SpecError(builder.problems)
@@ -185,8 +194,9 @@ def scalar(text: str) -> Any:
 
 
 class _Builder:
-    def __init__(self, where: Callable[[Node], str]) -> None:
+    def __init__(self, where: Callable[[Node], str], folder: str = "") -> None:
         self.where = where
+        self.folder = folder
         self.origins: dict[FieldPath, Origin] = {}
         self.problems: list[Problem] = []
         self.count = 0
@@ -194,7 +204,7 @@ class _Builder:
     def build(self, node: Node, path: FieldPath, key: Node | None = None) -> Any:
         """The plain value of a node; a value in a mapping has the origin of its key."""
         where = self.where(key or node)
-        self.origins[path] = Origin(where, node.value if isinstance(node, ScalarNode) else "")
+        self.origins[path] = Origin(where, node.value if isinstance(node, ScalarNode) else "", self.folder)
         self.count += 1
         if self.count > MAX_VALUES:
             raise SpecError.of((), TOO_MANY, where=where)
@@ -216,7 +226,7 @@ class _Builder:
     def _mapping(self, node: MappingNode, path: FieldPath) -> dict[str, Any]:
         values: dict[str, Any] = {}
         lines: dict[str, int] = {}
-        for key_node, value_node in node.value:
+        for key_node, value_node in self._merged(node, path, ()):
             if not isinstance(key_node, ScalarNode):
                 self.problems.append(Problem(path, "a key must be plain text", where=self.where(key_node)))
                 continue
@@ -234,6 +244,33 @@ class _Builder:
             lines[key] = key_node.start_mark.line + 1
             values[key] = self.build(value_node, (*path, key), key_node)
         return values
+
+    def _merged(
+        self, node: MappingNode, path: FieldPath, within: tuple[Node, ...]
+    ) -> list[tuple[Node, Node]]:
+        """The keys and values of a mapping, and those of the mappings under its merge keys (`<<: *name`)
+        whose keys neither it nor an earlier one has."""
+        self.count += bool(within)
+        if self.count > MAX_VALUES or node in within:
+            where = self.where(node)
+            raise SpecError.of(path[:3], TOO_DEEP if node in within else TOO_MANY, where=where)
+        pairs = [pair for pair in node.value if not _is_merge(pair[0])]
+        keys = {str(key.value) for key, _ in pairs}
+        for key, value in node.value:
+            sources = (value.value if isinstance(value, SequenceNode) else [value]) if _is_merge(key) else []
+            for source in sources:
+                if not isinstance(source, MappingNode):
+                    fix = "write <<: *name, or a list of such names."
+                    self.problems.append(Problem(path, "<< merges mappings only", fix, self.where(key)))
+                    continue
+                merged = self._merged(source, path, (*within, node))
+                pairs += [pair for pair in merged if str(pair[0].value) not in keys]
+                keys |= {str(key.value) for key, _ in merged}
+        return pairs
+
+
+def _is_merge(key: Node) -> bool:
+    return isinstance(key, ScalarNode) and key.value == "<<" and key.style is None
 
 
 def keys_of(target: str, stage: str | None) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from specs.base import execution, identity, reference
+from specs.base import identity, location, reference
 from specs.filter_bases import CutoffFilter, DocumentFilter, Filter, Missing, missing_value, outside
 from specs.robots import RobotsFilter
 from specs.scoring import Percentile, ScoreModel
@@ -113,7 +113,7 @@ class LanguageFilter(DocumentFilter):
     use."""
 
     filter: Literal["language"] = identity()
-    model: str = execution(
+    model: str = location(
         min_length=1,
         description="fastText model (.bin or .ftz) on any fsspec URL, for example GlotLID or lid.176",
     )

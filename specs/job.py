@@ -50,7 +50,7 @@ class Job(BaseModel):
     progress: str  # local JSONL file to which the stage appends its progress
     resume_step: int | None = None  # training: step of this trajectory's checkpoint to resume from
     profile: Profile = Profile()
-    tracking: Tracking = Tracking()  # with absolute folders
+    tracking: Tracking = Tracking()
     gpus: int = 0  # of each worker; 0 if it holds no whole model
     launched_at: float = 0.0  # unix time, for the start-up part of the timings
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import field_validator, model_validator
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import Spec, identity, location, reference
 from specs.server import Server
 from specs.sources import resolve_url
 from specs.units import Reference
@@ -151,7 +151,7 @@ class Judge(Spec):
             " once"
         ),
     )
-    constitution: str = execution(
+    constitution: str = location(
         description=(
             "file (any fsspec URL) with numbered clauses: `[2.1] ...`, `2.1 ...` or `2. ...` at the begin of"
             " a line. Its content is identity"

@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr, StringConstraints
 
 from specs.advice import Silenced
 from specs.assumed_inputs import AssumedInputs
-from specs.base import Spec, execution, reference
+from specs.base import Spec, execution, location, reference
 from specs.cluster import Cluster
 from specs.document import Document
 from specs.errors import FieldPath, SpecError
@@ -40,9 +40,12 @@ class Pipeline(Spec):
 
     name: Name = execution()
     description: str = execution("")
-    store: str = execution(
+    store: str = location(
         DEFAULT_STORE,
-        description="folder or fsspec URL of the artifact store; --store and APERTUS_STORE win over it",
+        description=(
+            "folder or fsspec URL of the artifact store, by default apertus-store in the current folder;"
+            " --store and APERTUS_STORE win over it"
+        ),
     )
     launch: Launch = execution(default_factory=Launch)
     retries: Retries = execution(default_factory=Retries)

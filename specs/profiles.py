@@ -12,11 +12,12 @@ from typing import Annotated, Literal
 
 from pydantic import StringConstraints, ValidationError, field_validator, model_validator
 
-from specs.base import Spec, execution
+from specs.base import Spec, execution, location
 from specs.document import read
 from specs.errors import SpecError
 from specs.explain import explain
 from specs.launch import Executor, Launch, Workers
+from specs.locations import located
 from specs.redaction import is_secret
 from specs.units import Duration
 
@@ -145,7 +146,7 @@ class Profile(Spec):
         ),
     )
     gpus_per_node: int = execution(1, ge=1, description="processes of a node")
-    scratch: str | None = execution(
+    scratch: str | None = location(
         None, description="folder for attempts; for Slurm one that all nodes see at the same path"
     )
     python: str | None = execution(
@@ -199,6 +200,6 @@ def load_profile(path: str | Path | None) -> Profile:
         return Profile()
     document = read(path)
     try:
-        return Profile.model_validate(document.data)
+        return located(Profile.model_validate(document.data), document)
     except ValidationError as error:
         raise SpecError(explain(Profile, document, error)) from None

@@ -16,6 +16,7 @@ from specs.document import Document
 from specs.errors import Problem, SpecError
 from specs.explain import explain
 from specs.launch import Launch
+from specs.locations import located
 from specs.pipeline import AnyStage, Pipeline
 from specs.sources import SourceSpec
 
@@ -29,7 +30,7 @@ def validate(document: Document) -> Pipeline:
     """The pipeline of a document. Raises SpecError with every problem in the fields and their relations."""
     data, problems = document.data, list[Problem]()
     try:
-        pipeline = Pipeline.model_validate(data)
+        pipeline = located(Pipeline.model_validate(data), document)
     except ValidationError as error:
         problems = explain(Pipeline, document, error, keywords)
         if not (isinstance(data.get("stages"), dict) and isinstance(data.get("sources", {}), dict)):

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import Spec, execution, identity, location, reference
 from specs.judge import Judge
 from specs.launch import HeldModel
 from specs.sources import FUNCTION, resolve_url
@@ -31,7 +31,7 @@ class RewardSpec(Spec):
         description=f"{', '.join(REWARDS)}, or `package.module:name` of an installed package",
     )
     version: int | None = identity(None, neutral=None, ge=1, description="version of an installed function")
-    model: str | None = execution(
+    model: str | None = location(
         None,
         description="folder (any fsspec URL) with a Hugging Face sequence classifier of one output",
     )

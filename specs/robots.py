@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from specs.base import Spec, execution, identity
+from specs.base import Spec, execution, identity, location
 from specs.filter_bases import DocumentFilter, Missing, missing_value, outside
 from specs.sources import TABLES, SourceSpec, resolve_url, usual_globs
 
@@ -37,7 +37,7 @@ class RobotsSource(Spec):
     are redirects (3xx): their target is an answer of its own. An address without a path is that of a host.
     """
 
-    url: str = execution(min_length=1, description="folder or file on any fsspec URL")
+    url: str = location(min_length=1, description="folder or file on any fsspec URL")
     format: Literal["warc", "jsonl", "parquet", "arrow"] = identity()
     include: list[str] = execution(
         default_factory=lambda: ["**/*"],
@@ -119,7 +119,7 @@ class RobotsFilter(DocumentFilter):
     snapshots: list[RobotsSource] = identity(
         default_factory=list, neutral=[], description="stored robots.txt files; or `domains`"
     )
-    domains: str | None = execution(
+    domains: str | None = location(
         None,
         min_length=1,
         description=(

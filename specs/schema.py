@@ -9,12 +9,15 @@ is required and null removes a field; items of lists, which are replaced as a wh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from specs.compose.matrix import LISTS_OF_STAGES
 from specs.pipeline import Pipeline
 from specs.stages import STAGES
 
+_EDITOR_LINE = "# yaml-language-server: $schema="
 _NOTES = ("default", "description", "title", "x-role")
 _SEVERAL = {"type": "string", "pattern": r"\*"}
 _USE = {"$ref": "#/$defs/Variable"}
@@ -27,27 +30,18 @@ _VARIABLES = {
     "type": "object",
     "description": "names and values; ${name} stands for the value wherever it is written",
 }
-_MATRIX = {
-    "description": (
-        "makes several stages of one: names; names and the fields that each changes; or fields and lists of"
-        " values"
-    ),
-    "anyOf": [
-        {"type": "array", "minItems": 1, "items": _SCALAR},
-        {
-            "type": "object",
-            "minProperties": 1,
-            # null removes a field of the extended file's matrix
-            "additionalProperties": {"anyOf": [{"type": "array", "minItems": 1}, {"type": "null"}, _USE]},
-        },
-        {
-            "type": "object",
-            "minProperties": 1,
-            "additionalProperties": {"anyOf": [{"$ref": "#/$defs/PartialStage"}, {"type": "null"}, _USE]},
-        },
-        _USE,
-    ],
-}
+_MATRIX = (
+    "makes several stages of one: names; names and the fields that each changes; or fields and lists of"
+    " values"
+)
+
+
+def with_editor_line(text: str) -> str:
+    """The text of a recipe, begun by the line by which editors find the schema of this installation, wherever
+    the recipe lies."""
+    file = Path(__file__).with_name("pipeline.schema.json")
+    rest = text.partition("\n")[2] if text.startswith(_EDITOR_LINE) else text
+    return f"{_EDITOR_LINE}{file.as_uri()}\n{rest}"
 
 
 def json_schema() -> dict[str, Any]:
@@ -59,24 +53,32 @@ def json_schema() -> dict[str, Any]:
         {"required": ["flavour"]},
         {"required": models["ModelSpec"].pop("required")},
     ]
-    # a name alone is the function
-    models["RewardSpec"] = {"anyOf": [{"type": "string"}, models["RewardSpec"]]}
     definitions = {name: _schema(model, partial=False) for name, model in models.items()}
     definitions |= {f"Partial{name}": _schema(model, partial=True) for name, model in models.items()}
-    partial_stage = {"$ref": "#/$defs/PartialStage"}
     for prefix in ("", "Partial"):
         for stage in STAGES.values():
             definitions[f"{prefix}{stage.__name__}"]["properties"]["matrix"] = {"$ref": "#/$defs/Matrix"}
         definitions[f"{prefix}Pipeline"]["properties"] |= {"extends": _EXTENDS, "variables": _VARIABLES}
-    definitions["PartialStage"] = {
-        "anyOf": [{"$ref": f"#/$defs/Partial{stage.__name__}"} for stage in STAGES.values()]
+    kinds = {kind: stage.__name__ for kind, stage in STAGES.items()}
+    stated, changed = {"$ref": "#/$defs/Stage"}, {"$ref": "#/$defs/PartialStage"}
+    null = {"type": "null"}
+    names = definitions["Pipeline"]["properties"]["stages"]["patternProperties"]
+    definitions["PartialPipeline"]["properties"]["stages"] = {
+        "type": "object",
+        "patternProperties": {name: _union([changed, null]) for name in names},
     }
-    definitions |= {"Matrix": _MATRIX, "Variable": {"type": "string", "pattern": r"\$\{"}}
-    stages = definitions["Pipeline"]["properties"]["stages"]["patternProperties"]
-    changed = {name: {"anyOf": [partial_stage, {"type": "null"}]} for name in stages}
-    definitions["PartialPipeline"]["properties"]["stages"] = {"type": "object", "patternProperties": changed}
-    for name, complete in stages.items():
-        stages[name] = {"if": {"required": ["matrix"]}, "then": partial_stage, "else": complete}
+    for name in names:
+        names[name] = {"if": {"required": ["matrix"]}, "then": changed, "else": stated}
+    # null removes a field of the extended file's matrix
+    fields = _union([{"type": "array", "minItems": 1}, changed, null, _USE])
+    variants = {"type": "object", "minProperties": 1, "additionalProperties": fields}
+    listed = {"type": "array", "minItems": 1, "items": _SCALAR}
+    definitions |= {
+        "Stage": _tagged("kind", kinds, partial=False),
+        "PartialStage": _tagged("kind", kinds, partial=True) | {"else": _any_of(kinds, definitions)},
+        "Matrix": {"description": _MATRIX} | _union([listed, variants, _USE]),
+        "Variable": {"type": "string", "pattern": r"\$\{"},
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$defs": definitions,
@@ -92,7 +94,7 @@ def _schema(node: dict[str, Any], partial: bool) -> dict[str, Any]:
     any field."""
     made: dict[str, Any] = {}
     for key, value in node.items():
-        if key == "discriminator" or (partial and key in ("required", "minProperties")):
+        if key in ("required", "minProperties", "anyOf") and partial:
             continue
         if key in ("properties", "patternProperties"):
             made[key] = {name: _place(_of_stages(name, field), partial) for name, field in value.items()}
@@ -102,8 +104,6 @@ def _schema(node: dict[str, Any], partial: bool) -> dict[str, Any]:
             made[key] = _place(value, partial=False)
         elif key == "prefixItems":
             made[key] = [_place(item, partial=False) for item in value]
-        elif key in ("anyOf", "oneOf"):
-            made[key] = [_schema(choice, partial) for choice in value]
         elif key == "$ref" and partial:
             made[key] = value.replace("#/$defs/", "#/$defs/Partial")
         else:
@@ -113,16 +113,84 @@ def _schema(node: dict[str, Any], partial: bool) -> dict[str, Any]:
 
 def _place(node: dict[str, Any], partial: bool) -> dict[str, Any]:
     """The schema of one place: its value, `${...}`, and null in a partial file."""
-    schema = _schema(node, partial)
-    notes = {key: schema.pop(key) for key in _NOTES if key in schema}
-    choices = next((schema[key] for key in ("anyOf", "oneOf") if set(schema) == {key}), [schema])
+    choices = list(_choices({key: value for key, value in node.items() if key not in _NOTES}, partial))
     others = []
     kind = len(choices) == 1 and "const" in choices[0]  # a field that chooses a model
     if any(map(_is_value, choices)) and not kind and not any(map(_takes_variables, choices)):
         others.append(_USE)
-    if partial and {"type": "null"} not in choices and "const" not in schema:
+    if partial and {"type": "null"} not in choices and not any("const" in choice for choice in choices):
         others.append({"type": "null"})
-    return {**notes, **({"anyOf": [*choices, *others]} if others else schema)}
+    return {key: node[key] for key in _NOTES if key in node} | _union([*choices, *others])
+
+
+def _choices(node: dict[str, Any], partial: bool) -> Iterator[dict[str, Any]]:
+    """The schemas of the values that a place may have, of which one at most is that of an object with
+    fields."""
+    if "discriminator" in node:
+        models = {tag: ref.rpartition("/")[2] for tag, ref in node["discriminator"]["mapping"].items()}
+        yield _tagged(node["discriminator"]["propertyName"], models, partial)
+    elif stated := node.get("anyOf") or node.get("oneOf"):
+        for choice in stated:
+            yield from _choices(choice, partial)
+    else:
+        if node.get("$ref") == "#/$defs/RewardSpec":
+            yield {"type": "string"}  # the name of a function
+        yield _schema(node, partial)
+
+
+def _union(choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """One of some schemas. The type of the value chooses that of an object or a list, so that a mistake
+    inside is an error of its own place, and not of the whole value."""
+    if len(choices) == 1:
+        return choices[0]
+    rest: dict[str, Any] = {
+        "anyOf": [choice if _type(choice) is None else {"type": _type(choice)} for choice in choices]
+    }
+    for kind in ("array", "object"):
+        found = [choice for choice in choices if _type(choice) == kind]
+        if found:
+            rest = {
+                "if": {"type": kind},
+                "then": found[0] if len(found) == 1 else {"anyOf": found},
+                "else": rest,
+            }
+    return rest
+
+
+def _type(schema: dict[str, Any]) -> str | None:
+    """`object` or `array`; None for a schema of single values."""
+    kind = "object" if "$ref" in schema and schema != _USE else schema.get("type")
+    return kind if kind in ("object", "array") else None
+
+
+def _tagged(tag: str, models: dict[str, str], partial: bool) -> dict[str, Any]:
+    """An object whose field `tag` says which of the models it is. A partial one without it may be any."""
+    refs = {value: {"$ref": f"#/$defs/{'Partial' * partial}{name}"} for value, name in models.items()}
+    return {
+        "type": "object",
+        "properties": {tag: {"enum": list(models)}},
+        **({} if partial else {"required": [tag]}),
+        "if": {"required": [tag]},
+        "then": {
+            "allOf": [
+                {"if": {"properties": {tag: {"const": value}}}, "then": ref} for value, ref in refs.items()
+            ]
+        },
+        "else": {"anyOf": list(refs.values())} if partial else True,
+    }
+
+
+def _any_of(models: dict[str, str], definitions: dict[str, Any]) -> dict[str, Any]:
+    """An object with fields of any of the partial models."""
+    fields: dict[str, list[Any]] = {}
+    for name in models.values():
+        for field, schema in definitions[f"Partial{name}"]["properties"].items():
+            known = fields.setdefault(field, [])
+            known += [schema] * (schema not in known)
+    properties = {
+        field: schemas[0] if len(schemas) == 1 else {"anyOf": schemas} for field, schemas in fields.items()
+    }
+    return {"properties": properties, "additionalProperties": False}
 
 
 def _is_value(schema: dict[str, Any]) -> bool:

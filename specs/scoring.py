@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import StringConstraints, model_validator
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import Spec, identity, location, reference
 from specs.sources import resolve_url
 from specs.units import Reference
 
@@ -33,7 +33,7 @@ class ScoreModel(Spec):
     from_: Reference | None = reference(
         None, alias="from", to="classifier", description="a `classifier` stage, whose model scores"
     )
-    url: str | None = execution(
+    url: str | None = location(
         None,
         min_length=1,
         description=(

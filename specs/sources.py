@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from specs.base import Spec, execution, identity
+from specs.base import Spec, execution, identity, location
 from specs.units import Budget
 
 CONVERSATIONAL = ("chat", "conversations")
@@ -95,7 +95,7 @@ class SourceSpec(Spec):
     No script of a dataset is run.
     """
 
-    url: str = execution(
+    url: str = location(
         min_length=1,
         description=(
             "folder or file on any fsspec URL, or `installed:stdlib`, `installed:site-packages`,"

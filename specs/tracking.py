@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
-from specs.base import Spec, execution
+from specs.base import Spec, execution, location
 
 
 class WandbSpec(Spec):
@@ -17,22 +16,13 @@ class WandbSpec(Spec):
     mode: Literal["online", "offline"] = execution(
         "online", description="offline: rows are kept in a folder, for `wandb sync`"
     )
-    folder: str = execution("wandb", description="local folder of its files, shared by all nodes")
+    folder: str = location("wandb", description="local folder of its files, shared by all nodes")
 
 
 class Tracking(Spec):
     """Destinations of training metrics besides the store."""
 
-    tensorboard: str | None = execution(
+    tensorboard: str | None = location(
         None, description="local folder for TensorBoard: <folder>/<pipeline>/<part>"
     )
     wandb: WandbSpec | None = execution(None)
-
-    def located(self) -> Tracking:
-        """The same destinations with absolute folders."""
-        tensorboard, wandb = self.tensorboard, self.wandb
-        if tensorboard is not None:
-            tensorboard = str(Path(tensorboard).absolute())
-        if wandb is not None:
-            wandb = wandb.model_copy(update={"folder": str(Path(wandb.folder).absolute())})
-        return Tracking(tensorboard=tensorboard, wandb=wandb)

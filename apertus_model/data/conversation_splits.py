@@ -27,6 +27,7 @@ from apertus_model.data.megatron import TokenFile, TokenFileWriter, token_dtype
 from apertus_model.data.rejects import RejectsWriter, Removed, read_rejects, url_of
 from infra.store import Artifact
 from infra.store.inputs import SourceError
+from specs.errors import counted
 from specs.filters import NearDuplicatesFilter, labels
 from specs.stages.conversations import ConversationSource
 
@@ -70,6 +71,13 @@ class WrittenSplit:
     conversations: int
     tokens: int
     trained_tokens: int
+    shortest: int  # tokens of the shortest conversation; 0 if there is none
+    shortest_prompt: int  # the fewest tokens before the first one that the assistant writes
+
+
+def _prompt(mask: NDArray[np.uint8]) -> int:
+    """The tokens of a conversation before the first one that the assistant writes."""
+    return next(iter(np.flatnonzero(mask == TRAINED).tolist()), mask.size)
 
 
 class AllConversations:
@@ -138,7 +146,8 @@ class AllConversations:
         usual = ConversationSource.model_fields["holdout"].default
         if count < len(self) and (count or share in (0, usual)):
             return mask
-        what = f"holdout {share} of {counted(groups, 'group', 'groups')} of conversations holds out {'all' if count else 'none'}"
+        which = "all" if count else "none"
+        what = f"holdout {share} of {counted(groups, 'group')} of conversations holds out {which}"
         fix = "set holdout: 0, which holds out none, or add conversations"
         if not count and groups > 1:
             fix += f", or set a share of {(int(self._group.min()) + 1) / 2**64:.4f} or more"
@@ -150,6 +159,8 @@ class AllConversations:
         """Writes the `chosen` conversations in shards of about `shard_tokens` tokens."""
         shards: list[str] = []
         tokens = trained = position = 0
+        shortest: list[int] = []
+        prompts: list[int] = []
         while position < len(chosen):
             shards.append(f"{name}-{len(shards):05d}")
             masks: list[NDArray[np.uint8]] = []
@@ -164,11 +175,15 @@ class AllConversations:
                     masks.append(task.mask[task.token_starts[place] : task.token_starts[place + 1]])
                     size += masks[-1].size
                     position += 1
+            shortest.append(min(map(len, masks)))
+            prompts.append(min(map(_prompt, masks)))
             mask = np.concatenate(masks)
             np.save(prefix.with_name(f"{prefix.name}.mask.npy"), mask)
             tokens += size
             trained += int((mask == TRAINED).sum())
-        return WrittenSplit(shards, len(chosen), tokens, trained)
+        return WrittenSplit(
+            shards, len(chosen), tokens, trained, min(shortest, default=0), min(prompts, default=0)
+        )
 
     def write_kept(self, folder: Path) -> tuple[list[str], dict[str, str]]:
         """Writes the values by which other parts compare the kept conversations, in their order:

@@ -138,6 +138,8 @@ def _metrics(split: WrittenSplit) -> dict[str, int]:
         "conversations": split.conversations,
         "tokens": split.tokens,
         "trained_tokens": split.trained_tokens,
+        "shortest": split.shortest,
+        "shortest_prompt": split.shortest_prompt,
     }
 
 

@@ -38,7 +38,7 @@ class Commands(TyperGroup):
                 raise
             if ctx.params["debug"]:
                 errors.print(escape(redacted(traceback.format_exc())), soft_wrap=True)
-            for message in _messages(error):
+            for message in map(_with_variables, _messages(error)):
                 errors.print(f"[red]error:[/] {escape(redacted(message))}", soft_wrap=True)
             raise typer.Exit(2 if isinstance(error, MISTAKES) else 1) from None
 
@@ -69,6 +69,7 @@ DebugOption = Annotated[
     bool, typer.Option("--debug", envvar="APERTUS_DEBUG", help="print the traceback of an error, too")
 ]
 MISTAKES = (SpecError, StoreError, StageError, OSError)
+VARIABLES = ("APERTUS_PROFILE", "APERTUS_STORE", "APERTUS_SCRATCH", "APERTUS_CACHE")
 LONGEST = 500  # characters of an unexpected error
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
@@ -82,6 +83,16 @@ def _options(debug: DebugOption = False) -> None:
             f"user {os.getuid()} has no home folder: HOME is not set, and passwd has no such user."
             " Fix: set HOME to a folder that the user can write"
         )
+
+
+def _with_variables(message: str) -> str:
+    """The message, with the variables of the environment whose values it names."""
+    named = [
+        name
+        for name in VARIABLES
+        if (value := os.environ.get(name)) and (f"'{value}'" in message or message.startswith(f"{value}:"))
+    ]
+    return f"{message} ({' and '.join(named)} names it)" if named else message
 
 
 def _messages(error: Exception) -> list[str]:

@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from fsspec.implementations.memory import MemoryFileSystem
+
 from flows.planning.graph import Input, Node
 from flows.planning.plan import Plan, Step, decide
 from flows.planning.run_records import Records
@@ -91,7 +93,12 @@ class Runner:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Records, before anything runs, the artifacts of the run and the files of its sources."""
+        """Records, before anything runs, the artifacts of the run and the files of its sources. StoreError
+        for a store that other processes cannot see."""
+        if isinstance(self.plan.store.fs, MemoryFileSystem):
+            message = "is in the memory of this process, and stages are processes of their own"
+            raise StoreError(f"the store {self.plan.store.url} {message}. Fix: name a folder or a bucket")
+        make_scratch("check", self.profile.scratch).rmdir()
         self.plan.store.initialise()
         _note_inputs(self.plan)
         Records(self.plan.store, self.plan.pipeline.name).write(self.plan.graph, self.plan.pipeline.to_json())
@@ -322,7 +329,7 @@ class Runner:
             progress=str(scratch / "progress.jsonl"),
             resume_step=resume,
             profile=self.profile,
-            tracking=self.plan.pipeline.tracking.located(),
+            tracking=self.plan.pipeline.tracking,
             gpus=node.part.gpus_of_worker(node.launch),
             launched_at=time.time(),
         )

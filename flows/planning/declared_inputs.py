@@ -45,8 +45,8 @@ def notes(
         duplicates = graph.duplicates()
         count = sum(bool(unavailable) and name not in duplicates for name, unavailable in waiting.items())
         found.append(
-            f"declared, unavailable: {some_of(list(graph.unavailable))}; the fingerprints of"
-            f" {counted(count, 'part')} are provisional, and running them needs the data"
+            f"unavailable: {some_of(list(graph.unavailable))}; the fingerprints of"
+            f" {counted(count, 'part')} are provisional, and running them needs these inputs"
         )
     for node in graph.nodes.values():
         part = node.part

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from flows.planning.plan import Plan
 from specs.dependencies import needs
 from specs.errors import FieldPath, Problem, SpecError, did_you_mean
+from specs.locations import RULE
 from specs.profiles import Profile
 from specs.stages.preference_data import CompletionsPart, PreferenceDataStage
 
@@ -77,10 +80,11 @@ def _refuse_unavailable(plan: Plan, stages: set[str]) -> None:
         unavailable = plan.graph.unavailable[name]
         first, *others = dict.fromkeys(readers)
         message = (
-            f"'{name}' is declared and unavailable ({unavailable.reason}); '{first}'"
+            f"'{name}' is unavailable ({unavailable.reason}); '{first}'"
             f"{' and the stages after it' if others else ''} cannot run"
         )
-        fix = f"put the data at {unavailable.url}, or correct the url."
+        rule = f"; {RULE}" if os.path.isabs(unavailable.url) else ""
+        fix = unavailable.install or f"put the data at {unavailable.url}, or correct the url{rule}."
         problems.append(Problem(unavailable.path, message, fix))
     if problems:
         raise plan.pipeline.located(SpecError(problems))

@@ -1,4 +1,4 @@
-"""Declared inputs that are unavailable.
+"""Declared inputs that are unavailable, and the harness if it is not installed.
 
 Invariant: their digests are provisional, computed from url and globs; nothing is stored or looked up under
 them.
@@ -23,6 +23,7 @@ class Unavailable:
     reason: str
     path: FieldPath  # where the recipe states the input
     size: Declared | None = None  # the declared size of a source
+    install: str = ""  # the command that installs it, for a package
 
     def to_json(self) -> dict[str, Any]:
         tokens = self.size.tokens.amount if self.size and self.size.tokens else None

@@ -33,6 +33,7 @@ from specs.differences import changes
 from specs.errors import FieldPath, SpecError, a, did_you_mean
 from specs.pipeline import Pipeline
 from specs.recipe import load, validate
+from specs.schema import with_editor_line
 from specs.stages.cooldown import CooldownStage
 from specs.stages.long_context import LongContextStage
 from specs.stages.mixture import MixtureStage
@@ -116,7 +117,7 @@ def branch(
         "what comes before is shared, what comes after is trained again. Made by:",
         f"  {command}",
     ]
-    text = written(draft, head)
+    text = with_editor_line(written(draft, head))
     branched = make(validate(expand(extended(path, text))), opened)
     if (changed := _changed(plan, branched, start)) is not None:
         raise _not_shared(*changed, name)

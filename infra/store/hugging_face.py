@@ -15,7 +15,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,6 +52,7 @@ from specs.hugging_face_files import (
     TokenizerFile,
     Words,
 )
+from specs.locations import HUB_ID
 from specs.model import ModelSpec
 from specs.redaction import without_credentials
 from specs.sources import resolve_url
@@ -68,7 +68,6 @@ SMALL_FILES = ["*.json", "*.jinja", "README.md"]
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MOST_BYTES = 2**20  # the longest small file; a tokenizer and an index may be longer
 END_OF_TURN = "<|assistant_end|>"  # as in the chat template
-_HUB_ID = re.compile(r"^(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?$")
 
 
 @dataclass(frozen=True)
@@ -278,7 +277,7 @@ def locate(reference: str, *, download: bool = True) -> str:
         url = resolve_url(without_credentials(reference))
     except ValueError as error:
         raise SourceError(str(error)) from error
-    hub = _HUB_ID.match(reference)
+    hub = HUB_ID.match(reference)
     if "://" in url:
         return url.rstrip("/")
     if Path(url).is_dir():

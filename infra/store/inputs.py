@@ -25,6 +25,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.store.documents import InputFile, Lock, check, sealed, unsealed
+from infra.store.storage.access import check_settings, fix_of
 from infra.store.storage.listing import tree
 from infra.store.store import CHUNK, Store, StoreError
 from specs.base import canonical_json
@@ -109,10 +110,12 @@ def list_source(source: SourceSpec) -> Listing:
     cannot be listed."""
     url = resolve_url(source.url)
     try:
+        check_settings(url)
         fs, root = fsspec.core.url_to_fs(url)
         entries = _entries(fs, root, source.include, source.exclude)
     except Exception as error:  # filesystems of third parties raise errors of their own kinds
-        raise SourceError(f"cannot list {source.url}: {type(error).__name__}: {error}") from error
+        fix = f"; {found}" if (found := fix_of(error, url)) else ""
+        raise SourceError(f"cannot list {source.url}: {type(error).__name__}: {error}{fix}") from error
     if isinstance(fs, LocalFileSystem) and not fs.exists(root):
         raise SourceError(f"there is nothing at {source.url}")
     files = []

@@ -43,6 +43,7 @@ from infra.store.files.reader import CheckedFile
 from infra.store.files.sinks import PART_BYTES
 from infra.store.files.writer import Writer
 from infra.store.records import PIECE_BYTES, DamagedError, FileRecord, StoreError
+from infra.store.storage.access import check_settings, fix_of
 from infra.store.storage.filesystem import Filesystem
 from infra.store.storage.retry import Retry
 from specs.foreign import MAX_BYTES, ForeignError, check_length, checked, parse_json, shown, trail
@@ -51,6 +52,7 @@ from specs.redaction import without_credentials
 FORMAT = 3
 PROTECTED = "protected"
 CHUNK = 4 * 2**20
+LONGEST = 200  # characters of a client's error in a message
 TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30}  # of S3, in seconds; `Retry` tries again
 
 
@@ -79,6 +81,7 @@ class Store(Filesystem):
         except ValueError as error:
             raise StoreError(f"the store has {error}") from None
         try:
+            check_settings(url)
             fs, root = fsspec.core.url_to_fs(url, **_options(url))
         except (ValueError, ImportError, OSError) as error:
             raise StoreError(f"cannot open the store '{url}': {error}") from error
@@ -92,7 +95,13 @@ class Store(Filesystem):
             if not root:
                 raise StoreError(f"cannot open the store '{url}': it names no bucket")
         store = cls(fs, root)
-        store.check_format(url)
+        try:
+            store.check_format(url)
+        except Exception as error:
+            if (fix := fix_of(error, url)) is None:
+                raise
+            reason = " ".join(str(error).split())[:LONGEST].rstrip(".")
+            raise StoreError(f"cannot open the store '{url}': {reason}. Fix: {fix}") from error
         return store
 
     def format(self) -> Format | None:

@@ -15,6 +15,7 @@ from specs.compose.values import Value, too_large, written
 from specs.document import MAX_VALUES, Origin
 from specs.errors import FieldPath, Problem, did_you_mean
 from specs.foreign import read_local
+from specs.units import HUGGING_FACE
 
 MAX_DEPTH = 50
 USE = re.compile(r"\$\$\{|\$\{(?P<name>[^{}$]*)\}")
@@ -112,8 +113,12 @@ class Variables:
                         "keep one.",
                         item,
                     )
-                else:
-                    filled[key] = self.fill(item, (*path, key))
+                    continue
+                filled[key] = self.fill(item, (*path, key))
+                if isinstance(item.content, dict):  # such a key may be a path, as that of a model
+                    origin = filled[key].origin
+                    folder = self._folder(stated, origin)
+                    filled[key] = replace(filled[key], origin=replace(origin, folder=folder))
             return replace(value, content=filled)
         if not isinstance(content, str) or "${" not in content:
             return value
@@ -126,7 +131,13 @@ class Variables:
         where = value.origin.where + "".join(
             f" ({name} from {self._stated[name].origin.where})" for name in dict.fromkeys(names)
         )
-        return Value(text, Origin(where, text))
+        return Value(text, Origin(where, text, self._folder(content, value.origin)))
+
+    def _folder(self, text: str, place: Origin) -> str:
+        """The folder in which a path with variables begins: that of the variable if it begins with one."""
+        first = USE.match(text.removeprefix(HUGGING_FACE))
+        found = self._values.get(first["name"] or "") if first else None
+        return (place if found is None else found.origin).folder
 
     def text(self, text: str, path: FieldPath, origin: Origin) -> str:
         """A text with the variables inside it filled in, as they are written."""

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import Spec, execution, identity, location, reference
 from specs.errors import FieldPath, Problem
 from specs.launch import HeldModel
 from specs.scoring import FASTTEXT_CHARACTERS, TOKENS, Label
@@ -75,7 +75,7 @@ class FastText(Spec):
 class Encoder(Spec):
     """A frozen Hugging Face encoder, whose last hidden states are averaged over the tokens of a document."""
 
-    encoder: str = execution(
+    encoder: str = location(
         min_length=1,
         description=(
             "folder (any fsspec URL) with config.json, safetensors and tokenizer, such as XLM-R base; no code"

@@ -122,4 +122,5 @@ class ConversationsPart(SourcePart):
     read, `scores:<step>` for the scores of a model, and `not_in:<step>:<i>` for the parts whose conversations
     count as seen."""
 
+    PLAN_DEPENDS: ClassVar[bool] = True
     process: ConversationSource = identity()

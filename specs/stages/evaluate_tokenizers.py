@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, StringConstraints, model_validator
 
-from specs.base import Spec, execution, identity, reference
+from specs.base import Spec, execution, identity, location, reference
 from specs.errors import FieldPath, Problem, did_you_mean
 from specs.sources import TABLES, SourceSpec
 from specs.stages.base import Part
@@ -51,7 +51,7 @@ class ComparedTokenizer(Spec):
     """One of the tokenizers: the name of a tokenizer stage, or `{path: FOLDER}`."""
 
     stage: Reference | None = reference(None, to="tokenizer")
-    path: str | None = execution(
+    path: str | None = location(
         None, min_length=1, description="folder (any fsspec URL) with a tokenizer.json; nothing else is read"
     )
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from specs.base import Spec, execution, identity
+from specs.base import Spec, execution, identity, location
 from specs.launch import HeldModel
 from specs.sources import resolve_url
 from specs.stages.base import Part
@@ -65,7 +65,7 @@ class ClassifierSpec(Spec):
     the metrics `<label>`, the mean probability of the label, and `<label>_rate`, the share of answers with
     at least 0.5."""
 
-    model: str = execution(
+    model: str = location(
         min_length=1, description="folder (any fsspec URL) with a Hugging Face sequence classifier"
     )
     label: str = identity(
@@ -168,13 +168,13 @@ class Harness(Spec):
     exported model from local files only. Metrics are named `<suite>/<task>/<metric>`."""
 
     suites: dict[SuiteName, Suite] = identity(min_length=1)
-    datasets: str | None = execution(
+    datasets: str | None = location(
         None,
         min_length=1,
         description="folder, on any fsspec URL, with the data sets of the tasks by their Hub id: "
         "`<datasets>/allenai/ai2_arc/` is that repository as a download gives it",
     )
-    include: str | None = execution(
+    include: str | None = location(
         None,
         min_length=1,
         description="folder with your task files; `installed:examples/tasks` has an example",

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from specs.base import execution, identity, reference
+from specs.base import execution, identity, location, reference
 from specs.errors import FieldPath, Problem
 from specs.sources import SourceSpec
 from specs.stages.base import Part, Stage, only_text
@@ -22,7 +22,7 @@ class TokenizerStage(Stage):
     VERSION: ClassVar[int] = 3
     kind: Literal["tokenizer"] = identity()
     sources: list[str] = reference(default_factory=list, description="names of the pipeline's `sources:`")
-    path: str | None = execution(
+    path: str | None = location(
         None,
         description="folder (any fsspec URL) with the tokenizer.json of a Hugging Face tokenizer",
     )

@@ -23,7 +23,7 @@ def _job(attempt: str, tracking: dict[str, Any], resume_step: int | None = None)
         spec={"sequence_length": 8}, identity={}, inputs={},
         launch={}, store="store", path="pretrain/" + "a" * 32, attempt=attempt, scratch="", progress="",
         resume_step=resume_step,
-        tracking=Tracking.model_validate(tracking).located(),
+        tracking=Tracking.model_validate(tracking),
     )  # fmt: skip
 
 

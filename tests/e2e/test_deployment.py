@@ -194,6 +194,17 @@ def test_a_run_whose_worker_gets_sigterm_ends_as_crashed(prefect: Prefect, half:
 
 
 @pytest.mark.slow
+def test_a_recipe_outside_the_checkout_finds_its_files_and_its_store(
+    prefect: Prefect, tmp_path: Path
+) -> None:
+    recipe = shutil.copytree(ROOT / "examples" / "own_data", tmp_path / "own") / "recipe.yaml"
+    run = prefect.run(spec=str(recipe), until="tokenizer")
+    assert prefect.wait(run) == "COMPLETED"
+    plan = make(load(recipe), Store.open(str(tmp_path / "own" / "apertus-store")))
+    assert [name for name, step in plan.steps.items() if step.action == "reuse"] == ["tokenizer"]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_mini_recipe_runs_from_its_deployment_to_its_end(prefect: Prefect, tmp_path: Path) -> None:
     run = prefect.run(store=str(tmp_path / "store"))  # the rest is as deployed

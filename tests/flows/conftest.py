@@ -61,7 +61,7 @@ def finish(
     plan: Plan,
     *names: str,
     until: int | None = None,
-    metrics: dict[str, float] | None = None,
+    metrics: dict[str, Any] | None = None,
     facts: dict[str, Any] | None = None,
 ) -> None:
     """Commits parts (all by default) as if they had run; a training part up to step `until`, with a
@@ -72,7 +72,7 @@ def finish(
 
 
 def _commit(
-    plan: Plan, node: Node, until: int | None, metrics: dict[str, float], facts: dict[str, Any]
+    plan: Plan, node: Node, until: int | None, metrics: dict[str, Any], facts: dict[str, Any]
 ) -> None:
     attempt = Attempt(job_of(plan, node), plan.store)
     attempt.begin()

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from specs import document
 from specs.document import MAX_BYTES, override, parse, read
@@ -147,3 +148,62 @@ def test_an_override_sets_a_value_of_its_yaml_type() -> None:
 def test_an_override_that_matches_nothing_is_an_error(assignment: str) -> None:
     with pytest.raises(SpecError, match="--set"):
         override(parse("a: {b: 1}\nlist: [1, 2]\n", "f"), assignment)
+
+
+MERGED = """\
+base: &base {lr: 1e-3, betas: [0.9, 0.95], schedule: {warmup: 1}}
+other: &other
+  lr: 2e-3
+  seed: 7
+one: {<<: *base, lr: 5e-4}
+several:
+  <<: [*other, *base]
+  name: x
+nested: &nested {<<: *base}
+through: {<<: *nested}
+text: {"<<": 1}
+"""
+
+
+def test_merge_keys_take_over_fields_that_are_not_stated() -> None:
+    data = parse(MERGED, "f.yaml").data
+    assert data["one"] == {"lr": 5e-4, "betas": [0.9, 0.95], "schedule": {"warmup": 1}}
+    assert data["several"] == {
+        "lr": 2e-3,
+        "seed": 7,
+        "betas": [0.9, 0.95],
+        "schedule": {"warmup": 1},
+        "name": "x",
+    }
+    assert data["through"] == data["base"]
+    assert data["text"] == {"<<": 1}
+    plain = YAML(typ="safe").load(MERGED.replace('text: {"<<": 1}\n', ""))
+    assert {name: value for name, value in data.items() if name != "text"} == plain
+
+
+def test_a_merged_field_has_its_own_line_and_is_overridden_alone() -> None:
+    merged = parse(MERGED, "f.yaml")
+    assert merged.where(("several", "seed")) == "f.yaml:4"
+    override(merged, "one.schedule.warmup=3")
+    assert merged.data["one"]["schedule"] == {"warmup": 3}
+    assert merged.data["base"]["schedule"] == {"warmup": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: {<<: 3}", "f.yaml:1: a: << merges mappings only. Fix: write <<: *name"),
+        ("a: {<<: [{b: 1}, text]}", "f.yaml:1: a: << merges mappings only"),
+        ("a: &a {<<: *a}", "is an alias inside what it names"),
+        ("a: {<<: {b: 1}, b: 2, b: 3}", "a.b: this key is already on line 1"),
+        (
+            "a0: &a0 {x: 1}\n"
+            + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 9)),
+            "do aliases repeat each other?",
+        ),
+    ],
+)
+def test_merge_keys_that_cannot_be_read_are_refused(text: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(text, "f.yaml")
+    assert message in str(caught.value)

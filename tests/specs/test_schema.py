@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -11,6 +16,7 @@ from ruamel.yaml import YAML
 
 from specs.document import parse
 from specs.schema import json_schema
+from tests.recipes import CHAT
 from tests.specs.composing import BASE, VARIANTS
 
 pytestmark = pytest.mark.usefixtures("beside_the_base")
@@ -73,6 +79,49 @@ def test_the_schema_allows_every_recipe(recipe: Path) -> None:
 )
 def test_schema_allows_fields_stated_in_the_extended_file(text: str, valid: bool) -> None:
     assert (list(SCHEMA.iter_errors(parse(text, "f").data)) == []) is valid
+
+
+def mappings(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The paths of all mappings in a value."""
+    if isinstance(value, dict):
+        yield path
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(item, (dict, list)):
+            yield from mappings(item, (*path, key))
+
+
+WHOLE = json.loads(json.dumps(YAML(typ="safe").load(CHAT.format(documents="documents"))))  # without aliases
+WHOLE["stages"]["corpus"]["sources"]["notes"]["filters"] = [{"filter": "length", "min_characters": 3}]
+WHOLE["stages"]["pretrain"]["model"]["attention"] = {"sparse": "hash"}
+WHOLE["stages"]["qrpo"]["matrix"] = {"a": {"optimizer": {"lr": 1}}, "seed": [1, 2]}
+FREE = {"sources", "stages", "weights", "mixture", "global_batch_size", "matrix"}
+"""Mappings with names of one's own."""
+
+
+@pytest.mark.parametrize("partial", [False, True], ids=["whole", "extends"])
+def test_a_typo_is_an_error_of_its_field_and_of_nothing_around_it(partial: bool) -> None:
+    recipe = WHOLE | ({"extends": "base.yaml"} if partial else {})
+    for path in mappings(recipe):
+        if path and path[-1] in FREE:
+            continue
+        changed = copy.deepcopy(recipe)
+        reduce(getitem, path, changed)["tpyo"] = 1
+        (error,) = SCHEMA.iter_errors(changed)
+        assert (tuple(error.absolute_path), error.validator) == (path, "additionalProperties")
+        assert "'tpyo' was unexpected" in error.message
+
+
+@pytest.mark.parametrize("partial", [False, True], ids=["whole", "extends"])
+def test_a_value_of_a_wrong_type_is_an_error_of_its_field(partial: bool) -> None:
+    recipe = WHOLE | ({"extends": "base.yaml"} if partial else {})
+    for path in mappings(recipe):
+        for key, value in reduce(getitem, path, recipe).items():
+            if isinstance(value, (int, float)):
+                changed = copy.deepcopy(recipe)
+                reduce(getitem, path, changed)[key] = {"no": "number"}
+                assert {
+                    tuple(error.absolute_path)[: len(path) + 1] for error in SCHEMA.iter_errors(changed)
+                } == {(*path, key)}, (path, key)
 
 
 def test_the_checked_in_schema_is_the_models() -> None:

@@ -26,7 +26,8 @@ from flows.cli.tables import make_console
 from flows.cli.tables.status import status_rows, status_table
 from flows.inspection.common import Options
 from flows.inspection.inspectors import inspector_of
-from specs.schema import json_schema
+from specs.document import read
+from specs.schema import json_schema, with_editor_line
 
 
 @app.command()
@@ -107,11 +108,21 @@ def inspect(
 
 @app.command()
 def schema(
+    recipes: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RECIPE]...", help="recipes whose first line shall name the schema"),
+    ] = None,
     output: Annotated[
         Path | None, file_option("file to write to instead of printing", ".json", names=OUTPUT)
     ] = None,
 ) -> None:
-    """Print the JSON Schema of a pipeline file, which editors use to complete and check it."""
+    """Print the JSON Schema of a pipeline file, or write the line by which editors find it into recipes."""
+    for recipe in recipes or ():
+        read(recipe)
+        recipe.write_text(with_editor_line(recipe.read_text(encoding="utf-8")), encoding="utf-8")
+        console.print(f"{escape(str(recipe))}: editors complete and check it", soft_wrap=True)
+    if recipes:
+        return
     text = json.dumps(json_schema(), indent=1, sort_keys=True) + "\n"
     if output is None:
         sys.stdout.write(text)

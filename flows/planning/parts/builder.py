@@ -4,7 +4,8 @@ problems."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from infra.store.inputs import Listing, SourceError, list_source, locked_digest
 from specs.dependencies import MODELS, uses
 from specs.errors import FieldPath, Problem
 from specs.hugging_face import not_representable
+from specs.locations import RULE
 from specs.model import ModelSpec
 from specs.pipeline import Pipeline
 from specs.sources import SourceSpec, resolve_url
@@ -96,6 +98,11 @@ class Builder:
         if found not in self.problems:
             self.problems.append(found)
 
+    def unreadable(self, path: FieldPath, error: SourceError, fix: str, url: str) -> None:
+        """Adds the problem of files that cannot be read. Where they are local, the fix says where a relative
+        path begins."""
+        self.problem(path, str(error), f"{fix.removesuffix('.')}; {RULE}." if os.path.isabs(url) else fix)
+
     def documents(self, name: str) -> Input:
         """A source as an input, by the digest of its content."""
         if name not in self.graph.digests:
@@ -144,7 +151,7 @@ class Builder:
             if may_be_absent:
                 self.unavailable(key, name, source, str(error), path)
                 return
-            self.problem(path, str(error), fix)
+            self.unreadable(path, error, fix, source.url)
             digest = "unknown"
         self.graph.digests[key] = digest
 
@@ -162,6 +169,16 @@ class Builder:
                 nodes[-1],
             )
         )
+
+    def shortest(self, conversations: Iterable[Input], split: str, what: str = "shortest") -> int:
+        """The tokens of the shortest conversation of a split, or of the shortest prompt (`shortest_prompt`);
+        0 until all parts are stored."""
+        found = []
+        for read in conversations:
+            artifact = Artifact(self.store, self.graph.nodes[read.name].path)
+            metrics = artifact.manifest.metrics if artifact.complete else {}
+            found.append(metrics.get(split, {}).get(what, 0))
+        return min(found)
 
     def checkpoint(self, ref: Reference, path: FieldPath) -> tuple[Input, Trajectory]:
         """A checkpoint, and its trajectory. For a selection, the chosen checkpoint, or the selection itself

@@ -251,7 +251,7 @@ def _generation(
         sampled=generation.sampling.n,
         min_branches=1,
     )
-    prompts = add_prompts(builder, name, [generation.prompts], (*at, "prompts"), checkpoint, part)
+    prompts = add_prompts(builder, name, [generation.prompts], (*at, "prompts"), checkpoint, part, room)
     completions = add_completions(builder, name, generation.sampling, model, prompts)
     inputs = {"prompts": reads(prompts), "completions": reads(completions)}
     if generation.reward:

@@ -36,6 +36,7 @@ from specs.stages.evaluate import SUITE, EvaluateStage
 from specs.stages.harness import TASK_FILES, Harness, HarnessPart, Suite
 
 EXTRA = "lm-evaluation-harness"
+INSTALL_EXTRA = "pip install 'apertus[harness]'"
 
 
 def add_harness(
@@ -88,6 +89,11 @@ def _check_template(builder: Builder, path: FieldPath, suite: Suite, chat: bool)
 
 def _story(name: str, suites: dict[str, Suite], needs: _Found) -> str:
     """A note for the plan on the tasks of each suite."""
+    if needs.unknown is not None:
+        return (
+            f"{name}: {EXTRA} is not installed, so tasks and metrics of the suites {_some(suites)} are not"
+            f" checked; install it: {INSTALL_EXTRA}"
+        )
     messages = []
     for key, suite in suites.items():
         count = f"{len(needs.tasks[key])} tasks" if key in needs.tasks else "tasks that are not looked up"
@@ -151,8 +157,9 @@ class _Checked:
 
     def _not_installed(self) -> Input:
         """A stand-in for the data of unknown tasks, of which no fingerprint can be made."""
-        reason = "it is not installed, so no task is looked up: pip install 'apertus[harness]'"
-        self.builder.graph.unavailable[EXTRA] = Unavailable(EXTRA, reason, (*self.at, "suites"))
+        self.builder.graph.unavailable[EXTRA] = Unavailable(
+            EXTRA, "it is not installed", (*self.at, "suites"), install=INSTALL_EXTRA
+        )
         return Input("external", provisional(SourceSpec(url=EXTRA, format="text")), EXTRA)
 
     def _catalogue(self, scratch: Path) -> Catalogue:

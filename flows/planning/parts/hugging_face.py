@@ -40,7 +40,7 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
                 )
             except SourceError as error:
                 if declared is None:
-                    builder.problem(path, str(error), FIX)
+                    builder.unreadable(path, error, FIX, ref.hugging_face)
                 else:
                     found[str(ref)] = _absent(builder, ref, declared, str(error), path)
             except HuggingFaceError as error:

@@ -51,7 +51,8 @@ def add_preference_data(builder: Builder, name: str) -> None:
         )
     _check_pairs(builder, stage, at)
     field: FieldPath = ("max_tokens",) if stage.max_tokens else ("completions", "max_new_tokens")
-    check_room(builder, (*at, *field), stage.completions, max_tokens, "max_tokens")
+    what = "max_tokens" if stage.max_tokens else "max_tokens (half of sequence_length)"
+    check_room(builder, (*at, *field), stage.completions, max_tokens, what)
     chosen = PromptsPart(
         split="train",
         limit=stage.limit,
@@ -62,7 +63,7 @@ def add_preference_data(builder: Builder, name: str) -> None:
         sampled=stage.completions.n,
         prompts_per_unit=stage.prompts_per_unit,
     )
-    prompts = add_prompts(builder, name, stage.prompts, (*at, "prompts"), checkpoint, chosen)
+    prompts = add_prompts(builder, name, stage.prompts, (*at, "prompts"), checkpoint, chosen, (*at, *field))
     model = None
     if not stage.completions.by_chat:
         room = (*at, "completions", "max_new_tokens")
@@ -100,6 +101,11 @@ def add_rewarded_completions(builder: Builder, name: str) -> None:
         max_tokens=stage.max_tokens or length,
     )
     inputs = _conversations(builder, stage.completions, (*at, "completions"), checkpoint)
+    shortest = builder.shortest(map(builder.part, stage.completions), "train", "shortest_prompt")
+    if shortest >= part.max_tokens:
+        message = f"no completion fits: the shortest prompt alone has {shortest} tokens, of {part.max_tokens}"
+        fix = f"raise it, and sequence_length, here and in the stages that read this one, above {shortest}."
+        builder.problem((*at, "max_tokens"), message, fix)
     completions = builder.node(f"{name}/completions", name, part, inputs)
     add_log_probabilities(builder, name, reads(completions), checkpoint, trajectory)
 
@@ -199,10 +205,25 @@ def add_prompts(
     path: FieldPath,
     checkpoint: Input | None,
     part: PromptsPart,
+    room: FieldPath,
 ) -> Node:
     """Adds the prompts of a stage, from conversations made with the model's tokenizer. Without a
-    `checkpoint`, the model has another tokenizer, and the prompts keep that of the conversations."""
+    `checkpoint`, the model has another tokenizer, and the prompts keep that of the conversations. `room`:
+    the path of the field that leaves room for them."""
     inputs = _conversations(builder, sources, path, checkpoint)
+    shortest = builder.shortest(map(builder.part, sources), part.split, "shortest_prompt")
+    needed = shortest + part.max_new_tokens
+    if shortest and needed > part.max_tokens:
+        message = (
+            f"no prompt fits: the shortest has {shortest} tokens or more, which with max_new_tokens"
+            f" {part.max_new_tokens} are {needed}, of {part.max_tokens}"
+        )
+        longer = (
+            f", or set max_tokens to {needed} or more and sequence_length to {2 * needed} or more, here and"
+            " in the stages that read this one"
+        )
+        fix = f"lower max_new_tokens{longer if part.split == 'train' else ''}."
+        builder.problem(room, message, fix)
     return builder.node(f"{name}/prompts", name, part, inputs, kind="prompts")
 
 
@@ -375,7 +396,7 @@ def check_preferences(builder: Builder, stage: PreferenceTraining, phase: Phase,
         if trajectory.sequence_length != part.sequence_length:
             own = trajectory.sequence_length
             message = f"'{name}' has sequence_length {part.sequence_length}, this stage {own}"
-            builder.problem((*at, "preferences"), message, f"set sequence_length: {part.sequence_length}.")
+            builder.problem((*at, "sequence_length"), message, f"set {part.sequence_length}.")
         if trajectory.precision != part.precision:
             precisions = f"{part.precision.param}, this stage computes in {trajectory.precision.param}"
             message = f"the log-probabilities of '{name}' are in {precisions}"

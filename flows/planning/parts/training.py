@@ -167,6 +167,8 @@ def _data(
             ((builder.part(Reference.parse(part)), repeats) for part, repeats in stage.conversations.items()),
             key=lambda pair: pair[0].fingerprint,
         )
+        shortest = builder.shortest([read for read, _ in chosen], "train")
+        _check_fits(builder, phase, shortest if stage.longer == "drop" else 0, "conversation")
         return {f"conversations:{index}": read for index, (read, _) in enumerate(chosen)}, {
             "repeats": [repeats for _, repeats in chosen],
             "source_names": [read.name for read, _ in chosen],
@@ -190,6 +192,8 @@ def _data(
         pairs, names = add_labelled_pairs(
             builder, phase.stage, stage.pairs, (*phase.path, "pairs"), length, stage.margin
         )
+        prompt = builder.shortest(map(builder.part, stage.pairs), "train", "shortest_prompt")
+        _check_fits(builder, phase, 2 * prompt, "pair")
         return {"pairs": pairs}, {
             "loss": stage.loss,
             "source_names": names,
@@ -202,6 +206,14 @@ def _data(
         "source_names": [read.name for read in corpora(builder.graph, mixture.name)],
         "packing": builder.graph.trajectories[phase.name].packing,
     }
+
+
+def _check_fits(builder: Builder, phase: Phase, shortest: int, what: str) -> None:
+    """Checks that the shortest conversation or pair, of `shortest` tokens or more, fits into a sequence."""
+    length = builder.graph.trajectories[phase.name].sequence_length
+    if shortest > length:
+        message = f"no {what} fits into a sequence of {length} tokens; the shortest has {shortest} or more"
+        builder.problem((*phase.path, "sequence_length"), message, f"set {shortest} or more.")
 
 
 def add_labelled_pairs(

@@ -29,7 +29,7 @@ T = TypeVar("T")
 FINAL_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FINAL_NUMBERS = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOSYS, errno.ELOOP, errno.EMLINK, errno.EOPNOTSUPP}
-# errors of botocore and aiohttp, which are no OSErrors; by name, since this module imports neither
+# errors of botocore, aiohttp, httpx and azure.core that are no OSErrors; by name, since none is imported
 NETWORK_ERRORS = {
     "HTTPClientError",
     "ConnectionError",
@@ -37,6 +37,9 @@ NETWORK_ERRORS = {
     "ResponseParserError",
     "ResponseStreamingError",
     "ClientError",
+    "TransportError",
+    "ServiceRequestError",
+    "ServiceResponseError",
 }
 
 

@@ -84,6 +84,8 @@ def test_every_conversation_is_in_one_split_or_counted(bench: Any, chat: Path, t
             "conversations": len(read),
             "tokens": int(read.lengths.sum()),
             "trained_tokens": sum(int(item.trained.sum()) for item in encoded),
+            "shortest": min(read.lengths),
+            "shortest_prompt": min(item.trained.tolist().index(True) for item in encoded),
         }
     found = {split: [read.conversation(i) for i in range(len(read))] for split, read in shards.items()}
     assert sorted(item.id for items in found.values() for item in items) == sorted(

@@ -69,3 +69,15 @@ def test_a_user_without_a_home_folder_is_told_to_set_one(
     assert result.exit_code == 2
     assert result.output == f"error: {told} Fix: set HOME to a folder that the user can write\n"
     assert redacted("text") == "text"
+
+
+@pytest.mark.parametrize("variable", ["APERTUS_PROFILE", "APERTUS_STORE", "APERTUS_SCRATCH"])
+def test_a_mistake_in_a_variable_of_the_environment_names_the_variable_before_anything_runs(
+    recipe: Path, tmp_path: Path, variable: str
+) -> None:
+    wrong = {"APERTUS_STORE": "nowhere://x"}.get(variable, str(recipe / "below-a-file"))
+    environment = {"APERTUS_STORE": str(tmp_path / "store"), variable: wrong, "COLUMNS": "400"}
+    result = CliRunner().invoke(app, ["run", str(recipe)], env=environment)
+    assert result.exit_code == 2
+    assert wrong in result.output and f"({variable} names it)" in result.output
+    assert not list((tmp_path / "store").glob("tokenizer/*"))

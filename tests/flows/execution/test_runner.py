@@ -16,7 +16,7 @@ from flows.planning.plan import Plan, make
 from infra.launchers.local import Ended, Process
 from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError
-from infra.store import Artifact, StorageError, Store
+from infra.store import Artifact, StorageError, Store, StoreError
 from infra.store.writing.retention import referred_steps
 from specs.job import Failure
 from specs.launch import Launch, Retries
@@ -296,3 +296,11 @@ def test_a_cluster_that_took_jobs_before_is_asked_for_longer(
         with pytest.raises(StageFailed, match="Unable to contact") as caught:
             runner.run("pretrain/2")
         assert caught.value.again is again
+
+
+def test_a_store_that_only_this_process_sees_is_refused_before_anything_runs(recipe: Path) -> None:
+    plan = make(load(recipe), Store.open("memory://only-here"))
+    with pytest.raises(
+        StoreError, match=r"memory://.*only-here is in the memory of this process.*name a folder"
+    ):
+        Runner(plan, Notes()).prepare()

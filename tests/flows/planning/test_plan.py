@@ -17,9 +17,10 @@ from infra.store.documents import to_json
 from infra.store.inputs import lock
 from infra.store.reading.artifact import quarantine
 from specs.errors import SpecError
+from specs.locations import RULE
 from specs.recipe import load
 from tests.flows.conftest import finish
-from tests.recipes import RECIPE, line_of, write_recipe
+from tests.recipes import RECIPE, line_of, write_documents, write_recipe
 
 Planned = Callable[..., Plan]
 ROOT = Path(__file__).resolve().parents[3]
@@ -278,6 +279,41 @@ def test_a_missing_source_is_an_error_with_its_place(planned: Planned, tmp_path:
     shutil.rmtree(tmp_path / "documents")
     with pytest.raises(SpecError, match=r"tiny\.yaml:3: sources\.notes: there is nothing at"):
         planned()
+
+
+@pytest.mark.parametrize(
+    ("stated", "changed"),
+    [
+        ('url: "{documents}"', "url: missing"),
+        ("sources: [notes], vocab_size: 512, bytes_per_source: 50_000", "path: missing"),
+        ("from: cooldown, after", 'from: "hf:./missing", after'),
+        ("holdout: 0.2", "filters: [{{filter: language, model: missing, languages: [de]}}]"),
+        ("gates:", "harness: {{include: missing, suites: {{own: {{tasks: [own]}}}}}}\n    gates:"),
+    ],
+)
+def test_a_missing_path_is_shown_resolved_and_with_the_rule(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, stated: str, changed: str
+) -> None:
+    recipe = write_recipe(tmp_path, RECIPE.replace(stated, changed))
+    monkeypatch.chdir(write_documents(tmp_path / "elsewhere"))
+    with pytest.raises(SpecError, match=rf"{tmp_path}/missing.*{RULE}"):
+        make(load(recipe), store)
+
+
+def test_a_recipe_has_the_same_fingerprints_wherever_it_and_its_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fingerprints(folder: Path, current: Path) -> dict[str, str]:
+        write_recipe(folder)
+        (folder / "tiny.yaml").write_text(RECIPE.format(documents="documents"))
+        monkeypatch.chdir(current)
+        store = Store.open(str(folder / "store"))
+        nodes = make(load(folder / "tiny.yaml"), store).graph.nodes
+        return {name: node.fingerprint for name, node in nodes.items()}
+
+    here = fingerprints(tmp_path / "one", tmp_path)
+    assert fingerprints(tmp_path / "deeper" / "two", tmp_path / "one") == here
+    assert fingerprints(tmp_path / "one", tmp_path / "one" / "documents") == here
 
 
 def test_data_of_another_tokenizer_are_refused_for_a_model(planned: Planned) -> None:

@@ -153,7 +153,7 @@ REFUSED = [
         "stages.preferences.completions.max_new_tokens=64",
         (
             "stages.preferences.completions.max_new_tokens: max_new_tokens 64 leaves no room for a prompt in"
-            " max_tokens 64"
+            " max_tokens (half of sequence_length) 64"
         ),
     ),
     (

@@ -13,6 +13,7 @@ from infra.store import StoreError
 from tests.flows.conftest import finish
 
 Planned = Callable[..., Plan]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_file_is_short_and_says_what_it_is(
@@ -22,7 +23,8 @@ def test_the_file_is_short_and_says_what_it_is(
     made = branched("pretrain@step=12", "stages.other.optimizer.lr=2e-3", "stages.cooldown.budget=3 steps")
     assert made.path == recipe.parent / "other.yaml"
     assert made.text == made.path.read_text()
-    lines = made.text.splitlines()
+    schema, *lines = made.text.splitlines()
+    assert schema == f"# yaml-language-server: $schema={(ROOT / 'specs' / 'pipeline.schema.json').as_uri()}"
     assert lines[0] == "# A branch of tiny.yaml at step 12 of pretrain (1,536 tokens):"
     assert lines[2].startswith("#   apertus branch ") and "--set stages.other.optimizer.lr=2e-3" in lines[2]
     assert lines[3:] == [

@@ -186,10 +186,10 @@ def test_where_no_terminal_is_each_item_is_one_line(plans: dict[str, Plan]) -> N
     notes = [
         line
         for line in printed(plans["apertus-8b"], 100, terminal=False)
-        if line.startswith("note: declared")
+        if line.startswith("note: unavailable")
     ]
     (note,) = notes
-    assert note.endswith("running them needs the data") and len(note) > 100
+    assert note.endswith("running them needs these inputs") and len(note) > 100
 
 
 def test_variants_that_get_the_same_advice_get_it_once(plans: dict[str, Plan]) -> None:

@@ -248,15 +248,6 @@ def test_declared_data_sets_that_are_unavailable_are_planned(tmp_path: Path, sto
     assert read.name in plan.graph.unavailable and read.fingerprint.startswith("declared:")
 
 
-def test_without_the_harness_the_plan_says_so(
-    planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parts, "installed_version", lambda: None)
-    plan = planned(suites(tmp_path, a="{tasks: [arc_easy]}"))
-    assert "pip install 'apertus[harness]'" in plan.graph.unavailable[parts.EXTRA].reason
-    assert plan.steps["evaluate/harness/a"].unavailable
-
-
 def test_looking_up_tasks_imports_neither_torch_nor_the_harness() -> None:
     code = (
         "import sys\nimport flows.planning.parts.harness as p\nfrom pathlib import Path\n"

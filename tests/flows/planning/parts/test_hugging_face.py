@@ -181,7 +181,7 @@ def test_a_model_that_ends_its_turns_is_exported_as_one_that_does(planned: Plann
         ("stages.tokenizer.from=sft", "'sft' is not a Hugging Face model"),
         ('stages.sft.from="hf:"', "'hf:' is not a reference"),
         ("stages.main.weights={\"hf:x\": 1}", "there is no stage 'hf:x'"),
-        ("stages.sft.from=hf:nowhere/at/all", "sft.from: there is no folder nowhere/at/all"),
+        ("stages.sft.from=hf:nowhere/at/all", "/nowhere/at/all. Fix: name a folder"),
         ("stages.merged.checkpoints=[\"hf:{hf}\", \"hf:{hf}\"]", "two of these are the same checkpoint"),
     ],
 )  # fmt: skip

@@ -11,11 +11,12 @@ import pytest
 from flows.planning.estimate.inference import gpus_of_worker
 from flows.planning.plan import Plan, make
 from infra.store import Store
-from specs.errors import SpecError
+from specs.errors import SpecError, dotted
 from specs.recipe import load
 from specs.stages.export import ExportPart
 from specs.stages.qrpo import QrpoSegment
 from tests.flows.comparing import changed
+from tests.flows.conftest import finish
 from tests.recipes import CHAT, write_recipe
 
 Planned = Callable[..., Plan]
@@ -54,6 +55,48 @@ def test_the_model_of_a_conversation_ends_turns(chat: Planned) -> None:
         "evaluate-qrpo/model": True,
         "chat-model": True,
     }
+
+
+LENGTHS = {
+    "stages.sft.sequence_length": (64, 90),
+    "stages.preferences.sequence_length": (96, 200),
+    "stages.preferences.max_tokens": (40, 76),
+    "stages.qrpo.sequence_length": (64, 200),
+    "stages.dpo.sequence_length": (48, 200),
+    "stages.evaluate-sft.generation.sampling.max_new_tokens": (80, 16),
+    "stages.evaluate-qrpo.generation.sampling.max_new_tokens": (150, 16),
+}
+"""Fields of the chat recipe with lengths: a value that does not fit and one that does, where the shortest of
+the stored conversations has 90 tokens, 60 of them before the answer."""
+
+
+@pytest.mark.parametrize("fields", [list(LENGTHS), *([field] for field in LENGTHS)], ids=str)
+def test_lengths_that_do_not_fit_are_reported_together_at_their_fields(
+    chat: Planned, fields: list[str]
+) -> None:
+    split = {
+        "conversations": 30,
+        "tokens": 3000,
+        "trained_tokens": 900,
+        "shortest": 90,
+        "shortest_prompt": 60,
+    }
+    finish(chat(), "tokenizer", "chat/questions", metrics={"train": split, "validation": split})
+    alone = "stages.evaluate-qrpo.against=null"
+    chat(alone, *(f"{field}={fits}" for field, (_, fits) in LENGTHS.items()))
+    values = {field: wrong if field in fields else fits for field, (wrong, fits) in LENGTHS.items()}
+    with pytest.raises(SpecError) as caught:
+        chat(alone, *(f"{field}={value}" for field, value in values.items()))
+    found = {dotted(problem.path) for problem in caught.value.problems}
+    expected = set(fields)
+    if "stages.preferences.sequence_length" in fields:  # what reads it does not fit any more
+        expected.remove("stages.preferences.sequence_length")
+        expected |= {
+            "stages.preferences.max_tokens",
+            "stages.qrpo.sequence_length",
+            "stages.dpo.sequence_length",
+        }
+    assert expected <= found
 
 
 @pytest.fixture
