@@ -34,7 +34,7 @@ from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt, Checkpoint
 from specs.errors import StageError
-from specs.hugging_face import architecture, hugging_face_config, older_rope, own_file
+from specs.hugging_face import architecture, hugging_face_config, older_rope, own_class, own_file
 from specs.job import Job
 from specs.model import ModelSpec
 from specs.stages.export import ExportPart
@@ -111,7 +111,8 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
         read=lambda tensors: load_tensors(tensors, checkpoint),
     )
     document = json.loads(config.to_json_string())  # what `save_pretrained` writes
-    document |= older_rope(document["rope_parameters"])
+    if own_class(part.model) is None:  # others need a later release
+        document |= older_rope(document["rope_parameters"])
     (folder / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
     if (file := own_file(part.model)) is not None:
         code = importlib.resources.files("apertus_model.model") / file

@@ -73,7 +73,7 @@ def _reach_this_machine_directly() -> None:
     """Requests to this machine, from child processes too, bypass a proxy that the environment names."""
     stated = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))  # in the order of Python's clients
     if stated != "*":
-        direct = ",".join([*filter(None, [stated]), "127.0.0.1", "localhost"])
+        direct = ",".join([*filter(None, [stated]), "127.0.0.1", "localhost", "::1"])
         os.environ |= {"no_proxy": direct, "NO_PROXY": direct}
 
 

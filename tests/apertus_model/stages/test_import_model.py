@@ -1,6 +1,7 @@
 """A Hugging Face folder becomes a checkpoint, which is exported again; what the model card says of where
 it came from."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from apertus_model.progress import Progress
 from apertus_model.stages import export, import_model
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, DamagedError, hugging_face
-from specs.hugging_face import HuggingFaceError, hugging_face_config
+from specs.hugging_face import HuggingFaceError, hugging_face_config, older_rope
 from specs.job import InputRef
 from specs.launch import Launch
 from specs.model import ModelSpec
@@ -94,11 +95,12 @@ def test_a_released_model_comes_out_of_the_store_as_it_went_in(
     spec = ExportPart(model=SPEC, sequence_length=64, max_shard_size=shard, dtype="bfloat16", tolerance=1e-4)
     exported = run(bench, export, "export", spec, inputs)
     if shard == 30_000:
-        before = {
-            path.name: path.read_bytes() for path in folder.iterdir() if path.name != "generation_config.json"
-        }
+        rewritten = ("config.json", "generation_config.json")
+        before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in rewritten}
         assert {name: exported.bytes(name) for name in before} == before
-        assert len(before) > 4
+        assert len(before) > 3
+        config = json.loads((folder / "config.json").read_text())
+        assert exported.json("config.json") == config | older_rope(config["rope_parameters"])
     metrics = exported.manifest.metrics
     assert metrics["logit_difference"] < 1e-5
     assert metrics["verified"] == (
