@@ -62,7 +62,8 @@ class PreferenceSamples(PackedPairs):
         """Opens stored pairs.
 
         Args:
-            pairs: artifact of kind `pairs`, or `rewarded_completions` if `sides` is 1.
+            pairs: artifact of kind `pairs`, `labelled_pairs` (those to train on, with rewards of 0) or, if
+                `sides` is 1, `rewarded_completions`.
             log_probabilities: those of the same pairs under the reference model; None stands for zeros.
             sequence_length: L, tokens of a row.
             pad_id: token that fills rows up.
@@ -71,7 +72,11 @@ class PreferenceSamples(PackedPairs):
             PreferenceDataError: when a pair is longer than a row.
             StoreError: when a file is damaged, or the log-probabilities are of other pairs.
         """
-        arrays = pair_arrays(pairs, ("lengths", "prompt_lengths", "rewards"), sides=sides)
+        if pairs.manifest.kind == "labelled_pairs":
+            arrays = pair_arrays(pairs, ("lengths", "prompt_lengths"), "train-")
+            arrays["rewards"] = np.zeros(arrays["lengths"].size, np.float32)
+        else:
+            arrays = pair_arrays(pairs, ("lengths", "prompt_lengths", "rewards"), sides=sides)
         reference = None
         if log_probabilities is not None:
             reference = load_array(log_probabilities.local("log_probabilities.npy"))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from specs.base import Spec, identity
-from specs.stages.preference_training import PreferenceSegment, PreferenceTraining
+from pydantic import model_validator
+
+from specs.base import Spec, identity, reference
+from specs.stages.base import DifferentReferences
+from specs.stages.preference_training import PreferenceSegment, PreferenceTraining, preference_sets
+from specs.stages.sft import Repeats
 
 
 class DpoLoss(Spec):
@@ -18,11 +22,29 @@ class DpoLoss(Spec):
 
 
 class DpoStage(PreferenceTraining):
-    """Makes the chosen completion more likely than the rejected one."""
+    """Makes the chosen completion more likely than the rejected one. Trains on preference data, or on the
+    pairs of a file as they are (`pairs`), whose log-probabilities under the model of `from` it computes
+    first."""
 
     VERSION: ClassVar[int] = 1
     kind: Literal["dpo"] = identity()
+    preferences: Repeats = preference_sets("preference_data", default_factory=dict)
+    pairs: DifferentReferences = reference(
+        default_factory=list,
+        to="conversations",
+        description=(
+            "in place of `preferences`: parts of `conversations` stages whose rows have `chosen` and"
+            " `rejected`. A pair is dropped, and counted, if both of its completions with their prompts do"
+            " not fit into a sequence together, or if they are equal"
+        ),
+    )
     loss: DpoLoss = identity(default_factory=DpoLoss)
+
+    @model_validator(mode="after")
+    def _one_kind_of_data(self) -> DpoStage:
+        if bool(self.preferences) == bool(self.pairs):
+            raise ValueError("dpo trains on preferences, or on pairs of a file; set preferences or pairs")
+        return self
 
     @classmethod
     def segment(cls) -> type[DpoSegment]:

@@ -18,10 +18,11 @@ from specs.units import OrRest
 RepeatedPrompts = Literal["error", "first"]
 
 
-def preference_sets(*results: str) -> Any:
+def preference_sets(*results: str, **options: Any) -> Any:
     """A field that names the sets to train on. `results`: those of their stages."""
     return reference(
         min_length=1,
+        **options,
         to=results,
         description=(
             "a stage with preference data, or several, each with its own prompts, rewards and rule; a map"

@@ -179,7 +179,7 @@ def _log_probabilities(known: Known, node: Node) -> Work:
     """The work of scoring the packed rows of the pairs, which have two sequences each."""
     part, pairs = cast(LogProbabilitiesPart, node.part), known.input(node, "pairs")
     if not isinstance(pairs.part, PairsPart):
-        raise NotCounted("completions with rewards")
+        raise NotCounted("completions of a file, and their lengths")
     completions = known.input(pairs, "completions")
     prompts = _prompts(known, known.input(completions, "prompts"))
     _, tokens = answers(known, completions)

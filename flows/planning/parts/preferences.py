@@ -82,7 +82,7 @@ def add_preference_data(builder: Builder, name: str) -> None:
     )
     read = {"prompts": reads(prompts), "completions": reads(completions), **generated}
     pairs = builder.node(f"{name}/pairs", name, choice, read | {"rewards": reads(rewards)}, kind="pairs")
-    add_log_probabilities(builder, name, pairs, checkpoint, trajectory)
+    add_log_probabilities(builder, name, reads(pairs), checkpoint, trajectory)
 
 
 def add_rewarded_completions(builder: Builder, name: str) -> None:
@@ -101,22 +101,24 @@ def add_rewarded_completions(builder: Builder, name: str) -> None:
     )
     inputs = _conversations(builder, stage.completions, (*at, "completions"), checkpoint)
     completions = builder.node(f"{name}/completions", name, part, inputs)
-    add_log_probabilities(builder, name, completions, checkpoint, trajectory)
+    add_log_probabilities(builder, name, reads(completions), checkpoint, trajectory)
 
 
 def add_log_probabilities(
-    builder: Builder, name: str, pairs: Node, checkpoint: Input, trajectory: Trajectory
-) -> None:
-    """Adds the log-probabilities of a set under the model of its stage."""
-    stage = cast(PreferenceSet, builder.pipeline.stages[name])
+    builder: Builder, name: str, pairs: Input, checkpoint: Input, trajectory: Trajectory
+) -> Node:
+    """Adds the log-probabilities of a stage's pairs under a model, over its sequences and in its precision
+    unless a set of preferences states its own."""
+    stage = builder.pipeline.stages[name]
+    own = stage if isinstance(stage, PreferenceSet) else None
     part = LogProbabilitiesPart(
         model=trajectory.model,
-        sequence_length=stage.sequence_length or trajectory.sequence_length,
-        precision=stage.precision or Precision(param=trajectory.precision.param),
+        sequence_length=(own and own.sequence_length) or trajectory.sequence_length,
+        precision=(own and own.precision) or Precision(param=trajectory.precision.param),
         parallel=builder.pipeline.launch_of(stage).degrees,
     )
-    inputs = {"checkpoint": checkpoint, "pairs": reads(pairs), "tokenizer": builder.tokenizer_of(checkpoint)}
-    builder.node(f"{name}/log_probabilities", name, part, inputs, kind="log_probabilities")
+    inputs = {"checkpoint": checkpoint, "pairs": pairs, "tokenizer": builder.tokenizer_of(checkpoint)}
+    return builder.node(f"{name}/log_probabilities", name, part, inputs, kind="log_probabilities")
 
 
 def _sampler(

@@ -18,7 +18,11 @@ from flows.planning.parts.consumed_samples import (
 )
 from flows.planning.parts.distill import add_teacher
 from flows.planning.parts.domain_weights import domain_fields
-from flows.planning.parts.preferences import check_preferences, preference_inputs
+from flows.planning.parts.preferences import (
+    add_log_probabilities,
+    check_preferences,
+    preference_inputs,
+)
 from infra.store import Checkpoint, Store
 from specs.dependencies import uses
 from specs.errors import FieldPath, SpecError, did_you_mean
@@ -26,6 +30,7 @@ from specs.launch import Checkpointing
 from specs.pipeline import Pipeline
 from specs.stages.distill import DistillStage
 from specs.stages.domain_weights import DomainWeightsStage
+from specs.stages.dpo import DpoStage
 from specs.stages.import_model import ImportModelPart
 from specs.stages.merge import MergePart, MergeRule, MergeStage
 from specs.stages.packing import PackingPart
@@ -133,7 +138,7 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
             phase=phase.name,
         )
         if parent is not None:
-            own = isinstance(stage, RewardModelStage)
+            own = getattr(stage, "pairs", [])
             field = "pairs" if own else FIELDS.get(next(iter(data)).partition(":")[0], "conversations")
             what = next(iter(data.values())).name
             models = (
@@ -171,6 +176,8 @@ def _data(
             "data_seed": stage.data_seed,
             "lora": stage.lora,
         }
+    if isinstance(stage, DpoStage) and stage.pairs:
+        return _labelled_pairs(builder, stage, phase), {"loss": stage.loss, "data_seed": stage.data_seed}
     if isinstance(stage, PreferenceTraining):
         return preference_inputs(builder, stage, phase), {
             "loss": cast(Any, stage).loss,
@@ -217,6 +224,19 @@ def add_labelled_pairs(
     inputs = {f"conversations:{index}": one for index, one in enumerate(read)} | {"tokenizer": tokenizer}
     part = LabelledPairsPart(max_tokens=max_tokens, margin=margin)
     return reads(builder.node(f"{name}/pairs", name, part, inputs, kind="labelled_pairs")), names
+
+
+def _labelled_pairs(builder: Builder, stage: DpoStage, phase: Phase) -> dict[str, Input]:
+    """The pairs of a stage, and their log-probabilities under the model that it starts from."""
+    trajectory = builder.graph.trajectories[phase.name]
+    path, length = (*phase.path, "pairs"), trajectory.sequence_length
+    pairs, _ = add_labelled_pairs(builder, phase.stage, stage.pairs, path, length)
+    reference = builder.graph.nodes.get(f"{phase.stage}/log_probabilities")
+    if reference is None:
+        assert phase.parent is not None
+        checkpoint, _ = builder.checkpoint(phase.parent, (*phase.path, "from"))
+        reference = add_log_probabilities(builder, phase.stage, pairs, checkpoint, trajectory)
+    return {"pairs": pairs, "log_probabilities": reads(reference)}
 
 
 def _packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajectory) -> dict[str, Input]:

@@ -21,7 +21,8 @@ def _artifact(folder: Path, arrays: dict[str, Any]) -> Any:
     folder.mkdir(parents=True)
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
-    return SimpleNamespace(local=lambda name: folder / name, path=str(folder))
+    manifest = SimpleNamespace(kind="pairs")
+    return SimpleNamespace(local=lambda name: folder / name, path=str(folder), manifest=manifest)
 
 
 def _pairs(folder: Path, sequences: list[Sequence], rewards: list[float] | None = None) -> Any:
@@ -68,6 +69,20 @@ def test_a_row_holds_both_sides_as_documents_and_trains_completions_only(tmp_pat
         np.float32,
         np.int64,
     ]
+
+
+def test_labelled_pairs_are_the_rows_of_pairs_of_the_same_sequences(tmp_path: Path) -> None:
+    sequences = _many(5)
+    pairs = _pairs(tmp_path / "p", sequences)
+    names = ("tokens", "lengths", "prompt_lengths")
+    arrays = {f"train-{name}": np.load(tmp_path / "p" / f"{name}.npy") for name in names}
+    labelled = _artifact(tmp_path / "labelled", arrays)
+    labelled.manifest.kind = "labelled_pairs"
+    expected, found = _open(pairs), _open(labelled)
+    assert found.rows == expected.rows > 1
+    for row in range(found.rows):
+        for one, other in zip(vars(found.row(row)).values(), vars(expected.row(row)).values(), strict=True):
+            assert one.tolist() == other.tolist()
 
 
 def test_without_log_probabilities_the_reference_is_zero(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ from flows.planning.plan import Plan, make
 from infra.store import Attempt, Store
 from specs.errors import SpecError
 from specs.recipe import load
+from specs.stages.dpo import DpoSegment
+from specs.stages.preference_data import LogProbabilitiesPart
 from tests.flows.comparing import changed, segment
 from tests.flows.conftest import finish, job_of
 from tests.flows.planning.mixing import segments_of
 from tests.infra.sealed import sealed
-from tests.recipes import CHAT, write_recipe
+from tests.recipes import CHAT, problems, write_recipe
 
 Planned = Callable[..., Plan]
 
@@ -236,3 +238,49 @@ def test_a_reward_model_for_another_tokenizer_is_refused(tmp_path: Path, store: 
     recipe = write_recipe(tmp_path, JUDGE.replace("{pairs}", "foreign"))
     with pytest.raises(SpecError, match=r"stages\.judge\.pairs: 'judge/pairs' is tokenised by 'letters'"):
         make(load(recipe), store)
+
+
+FILE = (
+    CHAT
+    + """\
+  plain: {{kind: dpo, from: sft, pairs: [{pairs}], global_batch_size: {{0 steps: 4, 2 steps: 2}},
+    budget: 4 steps, optimizer: {{lr: 1e-4}}}}
+  letters: {{kind: tokenizer, sources: [notes], vocab_size: 512, bytes_per_source: 20_000}}
+  foreign: {{kind: conversations, tokenizer: letters, sources: {{questions: {{holdout: 0.2}}}}}}
+"""
+)
+
+
+def test_dpo_on_pairs_of_a_file_needs_no_sampling_and_no_reward(tmp_path: Path, store: Store) -> None:
+    graph = make(load(write_recipe(tmp_path, FILE.replace("{pairs}", "chat"))), store).graph
+    assert [node.name for node in graph.of("plain")] == [
+        "plain/pairs", "plain/log_probabilities", "plain/1", "plain/2"
+    ]  # fmt: skip
+    read = {name: input.name for name, input in graph.nodes["plain/pairs"].inputs.items()}
+    assert read == {"conversations:0": "chat/questions", "tokenizer": "tokenizer"}
+    reference = graph.nodes["plain/log_probabilities"]
+    assert reference.inputs["checkpoint"].hashed == graph.nodes["plain/1"].inputs["parent"].hashed
+    first, second = (graph.nodes[f"plain/{number}"] for number in (1, 2))
+    for segment_node in (first, second):
+        inputs = segment_node.inputs
+        assert (inputs["pairs"].name, inputs["log_probabilities"].name) == (
+            "plain/pairs",
+            "plain/log_probabilities",
+        )
+    assert isinstance(first.part, DpoSegment) and isinstance(reference.part, LogProbabilitiesPart)
+    assert reference.part.precision == first.part.precision
+    assert reference.part.sequence_length == first.part.sequence_length
+
+
+def test_the_pairs_of_dpo_have_the_tokens_of_its_model(tmp_path: Path, store: Store) -> None:
+    recipe = write_recipe(tmp_path, FILE.replace("{pairs}", "foreign"))
+    with pytest.raises(SpecError, match=r"stages\.plain\.pairs: 'plain/pairs' is tokenised by 'letters'"):
+        make(load(recipe), store)
+
+
+@pytest.mark.parametrize("stated", ["pairs: [chat], preferences: preferences,", ""])
+def test_dpo_trains_on_preferences_or_on_pairs(tmp_path: Path, stated: str) -> None:
+    text = FILE.replace("pairs: [{pairs}],", stated)
+    assert "stages.plain: dpo trains on preferences, or on pairs of a file; set preferences or pairs" in (
+        problems(write_recipe(tmp_path, text))
+    )
