@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic import Field
 
-from apertus_model.chat.messages import protocol_messages, usual_tools
+from apertus_model.chat.usual import protocol_messages, usual_tools
 from apertus_model.data.rows import Row
 from apertus_model.prompt_format import Completion, GenerationError, TextFormat, TokenFormat
 from apertus_model.server_client import Request, ServerClient

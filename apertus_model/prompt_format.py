@@ -16,7 +16,7 @@ from typing import Any, Required, TypedDict
 from jinja2 import TemplateError
 
 from apertus_model.chat import ChatEncoder
-from apertus_model.chat.messages import usual_messages, usual_tools
+from apertus_model.chat.usual import usual_messages, usual_tools
 from apertus_model.data.rows import Row
 from apertus_model.tokenizer_files import open_folder, open_tokenizer
 from specs.errors import StageError

@@ -87,8 +87,8 @@ class SourceSpec(Spec):
     and used as they are, so without filters. `documents`: `reader` finds the documents in a file.
 
     Formats of conversations: `chat`: a row of JSONL or Parquet with `messages`, with `prompt` and
-    `completion`, or with `prompt`, `chosen` and `rejected`. `conversations`: `reader` finds the conversations
-    in a file.
+    `completion`, or with `chosen` and `rejected` (docs/reference/conversations.md has all columns).
+    `conversations`: `reader` finds the conversations in a file.
 
     Text, code, JSONL and WARC files may be compressed (.gz, .bz2, .xz, .zst), whatever their name.
 

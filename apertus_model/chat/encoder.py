@@ -4,7 +4,8 @@ Invariants:
 - The tokens are those of the rendered text, as transformers tokenises it. Only the template makes control
   tokens: text inside a message, a tool or its output that spells one is encoded as text.
 - The text of the assistant is trained: everything after `<|assistant_start|>` up to and including
-  `<|assistant_end|>`, except outputs of tools. A token with characters of both is not trained.
+  `<|assistant_end|>`, except outputs of tools and blocks with `train: False`. `<|assistant_end|>` is trained
+  if the assistant's last block is. A token with characters of outputs and of a response is not trained.
 
 How: before rendering, the texts of a conversation are marked with two characters that occur nowhere in it.
 One splits every spelling of a control token, the other precedes responses. Both are found in the rendered
@@ -26,12 +27,29 @@ from jinja2 import TemplateError
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from apertus_model.chat.messages import Block, ConversationError, Message, normal_tools, normalise
-from apertus_model.chat.template import CONTROL_TOKENS, END_OF_TURN, TOOLS_END, TURN, render
+from apertus_model.chat.messages import (
+    Block,
+    ConversationError,
+    Message,
+    blocks_of,
+    normal_tools,
+    normalise,
+)
+from apertus_model.chat.template import (
+    CONTROL_TOKENS,
+    END_OF_TURN,
+    THOUGHTS_START,
+    TOOLS_END,
+    TOOLS_START,
+    TURN,
+    render,
+)
 from apertus_model.tokenizer_files import set_state_aside
 from specs.errors import StageError
 
-PROMPT, TRAINED, TOOL_OUTPUT = 0, 1, 2
+PROMPT, TRAINED, UNTRAINED = 0, 1, 2
+"""Kinds of tokens: those that are not the assistant's; those that are trained; those of its turns that never
+are, which are outputs of tools and what the data exclude from training."""
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)  # plane 15 of Unicode
 _CONTROL = re.compile("(" + "|".join(map(re.escape, CONTROL_TOKENS)) + ")")
 
@@ -45,11 +63,11 @@ class Encoded:
     """The tokens of a conversation."""
 
     tokens: NDArray[np.int64]  # (n,)
-    mask: NDArray[np.uint8]  # (n,): PROMPT (not the assistant's), TRAINED or TOOL_OUTPUT
+    mask: NDArray[np.uint8]  # (n,): PROMPT, TRAINED or UNTRAINED
 
     @property
     def trained(self) -> NDArray[np.bool_]:
-        """Whether the assistant writes each token, as (n,) bool."""
+        """Whether each token is trained, as (n,) bool."""
         return self.mask == TRAINED
 
 
@@ -162,15 +180,27 @@ def _runs(
         text = render(marked, marks.split(tools), add_generation_prompt=add_generation_prompt)
     except (TemplateError, TypeError, RecursionError) as error:
         raise ConversationError("not_rendered", f"the chat template cannot render this: {error}") from error
-    turn, before = False, ""
+    turns = (blocks_of(message) for message in messages if message["role"] == "assistant")
+    kinds: Iterator[int] = iter(())
+    turn, before, kind = False, "", TRAINED
     for place, piece in enumerate(_CONTROL.split(text)):
         if place % 2:
-            yield _Run(piece, True, TRAINED if turn else PROMPT)
+            if turn and piece in (THOUGHTS_START, TOOLS_START):
+                kind = next(kinds)
+            yield _Run(piece, True, kind if turn else PROMPT)
+            if piece == TURN:
+                kinds = (
+                    TRAINED if block.get("train", True) else UNTRAINED
+                    for block in next(turns, [])
+                    if block["type"] != "tool_outputs"
+                )
             turn = piece == TURN or (turn and piece != END_OF_TURN)
             before = piece
         elif plain := marks.removed(piece):
             outputs = piece.partition(marks.answer)[0] if turn and before == TOOLS_END else ""
-            yield _Run(plain, False, TRAINED if turn else PROMPT, len(marks.removed(outputs)), TOOL_OUTPUT)
+            if turn and before not in (THOUGHTS_START, TOOLS_START) and outputs != piece:
+                kind = next(kinds)
+            yield _Run(plain, False, kind if turn else PROMPT, len(marks.removed(outputs)), UNTRAINED)
 
 
 class _Marks:

@@ -17,11 +17,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 BEGIN = "<s>"
 TURN, END_OF_TURN = "<|assistant_start|>", "<|assistant_end|>"
-TOOLS_END = "<|tools_suffix|>"
+THOUGHTS_START, TOOLS_START, TOOLS_END = "<|inner_prefix|>", "<|tools_prefix|>", "<|tools_suffix|>"
 CONTROL_TOKENS = (
     *(BEGIN, "<|system_start|>", "<|system_end|>", "<|developer_start|>", "<|developer_end|>"),
     *("<|user_start|>", "<|user_end|>", TURN, END_OF_TURN),
-    *("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", TOOLS_END),
+    *(THOUGHTS_START, "<|inner_suffix|>", TOOLS_START, TOOLS_END),
 )
 """The special tokens that the template writes; ids 1 and 61 to 72 of the Apertus vocabulary."""
 

@@ -8,7 +8,7 @@ Invariants:
   (`apertus_model.data.repeats`).
 - Conversations of a row do not see each other: positions restart at each one, and a label is always the
   next token of the same conversation.
-- Outputs of tools are never trained on, at any prompt weight.
+- Outputs of tools, and what the data exclude from training, are never trained on, at any prompt weight.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.chat.encoder import TOOL_OUTPUT, TRAINED
+from apertus_model.chat.encoder import TRAINED, UNTRAINED
 from apertus_model.data.chat_weights import label_weights
 from apertus_model.data.conversations import ConversationShards
 from apertus_model.data.packing import fill_row, pack
@@ -250,7 +250,7 @@ def _sample(conversations: Sequence[tuple[ConversationShards, int]], layout: _La
     pieces = [(shards.tokens(index)[:length], shards.mask(index)[:length]) for shards, index in conversations]
     # The `inverse_rl` term reads the logits of every position that has a next token.
     trained = [
-        (mask == TRAINED) | ((mask != TOOL_OUTPUT) & (loss.prompt_weight > 0)) | (loss.inverse_rl is not None)
+        (mask == TRAINED) | ((mask != UNTRAINED) & (loss.prompt_weight > 0)) | (loss.inverse_rl is not None)
         for _, mask in pieces
     ]
     row = fill_row(

@@ -13,7 +13,7 @@ label of an answer, and P, A the numbers of prompt and answer labels in a conver
 which are the losses of `PLWTrainer` and `LengthNormalizedPLWTrainer` of swiss-ai/posttraining
 (src/post_training/trainers/sft.py), the last two with `sequence_level_loss`.
 
-Invariant: labels of tool outputs and padding have weight 0 and are never counted.
+Invariant: labels of UNTRAINED tokens and of padding have weight 0 and are never counted.
 """
 
 from __future__ import annotations

@@ -132,24 +132,18 @@ class AllConversations:
         return len(self._kept)
 
     def held_out(self, share: float) -> NDArray[np.bool_]:
-        """(conversations,): whether each is held out. SourceError when one of the two splits would be
-        empty."""
+        """(conversations,): whether each is held out; none for a share of 0, or if the default share of few
+        conversations holds out none. SourceError when one of the two splits would be empty otherwise."""
         mask = self._group < np.uint64(min(int(share * 2**64), 2**64 - 1))
         count, groups = int(mask.sum()), len(np.unique(self._group))
-        if 0 < count < len(self):
+        usual = ConversationSource.model_fields["holdout"].default
+        if count < len(self) and (count or share in (0, usual)):
             return mask
-        if groups < 2:
-            left = f"{counted(len(self), 'conversation is', 'conversations are')} left, of one group"
-            raise SourceError(f"{left}; training and held-out split need one group each")
-        if count:
-            raise SourceError(
-                f"holdout {share} holds out all {groups} groups. Fix: lower the share, or add conversations"
-            )
-        least = (int(self._group.min()) + 1) / 2**64
-        raise SourceError(
-            f"holdout {share} of {groups} groups of conversations holds out none. Fix: add some, or set a"
-            f" share of {least:.4f} or more"
-        )
+        what = f"holdout {share} of {counted(groups, 'group', 'groups')} of conversations holds out {'all' if count else 'none'}"
+        fix = "set holdout: 0, which holds out none, or add conversations"
+        if not count and groups > 1:
+            fix += f", or set a share of {(int(self._group.min()) + 1) / 2**64:.4f} or more"
+        raise SourceError(f"{what}. Fix: {fix}")
 
     def write(
         self, name: str, chosen: NDArray[np.int64], folder: Path, shard_tokens: int = SHARD_TOKENS

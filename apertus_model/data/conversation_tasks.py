@@ -81,12 +81,12 @@ class ConversationTasks(NamedTuple):
         with _TaskWriter(self, key) as writer:
             for conversation in found:
                 if isinstance(conversation, Rejection):
-                    writer.reject(conversation.id, conversation.reason)
+                    writer.reject(*conversation)
                     continue
                 try:
                     writer.add(conversation)
                 except ConversationError as error:
-                    writer.reject(conversation.id, error.reason)
+                    writer.reject(error.reason, conversation.id, str(error))
                 if writer.read == self.source.limit:
                     break
         return Result(writer.files, dict(writer.counts))
@@ -135,10 +135,12 @@ class _TaskWriter:
         else:
             self._write(conversation, judged)
 
-    def reject(self, name: str, reason: str) -> None:
+    def reject(self, reason: str, name: str, found: str) -> None:
         """Counts a malformed conversation or row."""
         self.counts[f"{REJECTED}/{reason}"] += 1
-        self._rejects.add(Removed(0, name, None, REJECTED, reason))
+        shown = f"{reason}: {found}" if found else reason
+        shown = shown.encode(errors="backslashreplace").decode()
+        self._rejects.add(Removed(0, name, None, REJECTED, shown))
 
     def _write(self, conversation: Conversation, judged: Judged) -> None:
         read = _hash(conversation.content().encode()), _hash(conversation.to_json().encode())

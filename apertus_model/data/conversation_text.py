@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from apertus_model.chat.messages import Block, ConversationError, Message, blocks_of, normalise
+from apertus_model.chat.messages import Block, Message, answered, blocks_of, normal_tools, normalise
 from apertus_model.data.conversations import Conversation
 from apertus_model.data.pii import Replacer
 
@@ -19,11 +19,8 @@ SEPARATOR = "\n\n"
 
 
 def messages_of(conversation: Conversation) -> list[Message]:
-    """The messages in normal form, the last one the assistant's. ConversationError for malformed ones."""
-    messages = normalise(conversation.messages)
-    if not messages or messages[-1]["role"] != "assistant":
-        raise ConversationError("no_answer", "the last message is not the assistant's")
-    return messages
+    """The messages in normal form, the last one the assistant's. ConversationError as `answered`."""
+    return answered(conversation.messages, normal_tools(conversation.tools))
 
 
 def conversation_text(messages: Sequence[Message]) -> str:

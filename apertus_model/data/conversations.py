@@ -95,12 +95,12 @@ class ConversationShards:
         return shard.tokens[place].astype(np.int64)
 
     def mask(self, index: int) -> NDArray[np.uint8]:
-        """(n,), uint8: kind of each token: PROMPT, TRAINED or TOOL_OUTPUT of `apertus_model.chat.encoder`."""
+        """(n,), uint8: kind of each token: PROMPT, TRAINED or UNTRAINED of `apertus_model.chat.encoder`."""
         shard, place = self._find(index)
         return shard.mask[shard.starts[place] : shard.starts[place + 1]]
 
     def trained(self, index: int) -> NDArray[np.bool_]:
-        """(n,), bool: whether the assistant writes each token."""
+        """(n,), bool: whether each token is trained."""
         return self.mask(index) == TRAINED
 
     def _find(self, index: int) -> tuple[_Shard, int]:

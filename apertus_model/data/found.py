@@ -25,6 +25,7 @@ class Rejection(NamedTuple):
 
     reason: str  # the name under which it is counted
     id: str = ""  # of a malformed conversation, if its row has one
+    found: str = ""  # what is wrong, for the table of rejects
 
 
 class SourceDocument(NamedTuple):

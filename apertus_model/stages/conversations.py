@@ -23,6 +23,7 @@ from apertus_model.data.conversation_splits import AllConversations, WrittenSpli
 from apertus_model.data.conversation_tasks import DROPPED, REJECTED, ConversationTasks
 from apertus_model.data.conversations import SHARD_SUFFIXES
 from apertus_model.data.documents import files_of_tasks
+from apertus_model.data.rejects import read_rejects
 from apertus_model.data.scored import stored_scores
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
@@ -61,13 +62,17 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         named = [f"{number} {name}" for name, number in numbers.items() if number]
         summary += f", {group}: {', '.join(named)}" if named else ""
     if not len(conversations):
+        rejects = (read_rejects(task.files["rejects.parquet"])["reason"].to_pylist() for task in tasks)
+        first = next((f"; the first is {reasons[0]}" for reasons in rejects if reasons), "")
         raise SourceError(
-            f"no conversation of {part.source.url} is left: {summary}."
+            f"no conversation of {part.source.url} is left: {summary}{first}."
             " Fix: check the globs, the format, the rows or the filters"
         )
     if part.process.count is not None and not conversations.not_chosen:
         progress.log(f"count is {part.process.count}, and there are {len(conversations)}: all are kept")
     held_out = conversations.held_out(part.process.holdout)
+    if not held_out.any():
+        progress.log(f"holdout {part.process.holdout} holds out none of {len(conversations)} conversations")
     splits = {
         "train": conversations.write("train", np.flatnonzero(~held_out), attempt.workdir),
         "validation": conversations.write("validation", np.flatnonzero(held_out), attempt.workdir),

@@ -19,7 +19,8 @@ from specs.units import Count, Reference
 
 CONTROL_COLUMNS = (
     *("messages", "conversations", "prompt", "completion", "completions", "chosen", "rejected"),
-    *("tools", "id", "group"),
+    *("rejected_response", "instruction", "input", "output", "system", "system_prompt", "history"),
+    *("tools", "functions", "chat_template_kwargs", "id", "group"),
 )
 """Columns of a row that make up the conversation; filters read the others."""
 
@@ -65,9 +66,11 @@ class ConversationSource(Spec):
     )
     holdout: float = identity(
         0.02,
-        gt=0,
+        ge=0,
         lt=1,
-        description="share kept out of training; conversations with the same `group` stay together",
+        description=(
+            "share kept out of training; conversations with the same `group` stay together. 0 holds out none"
+        ),
     )
 
     @field_validator("filters")

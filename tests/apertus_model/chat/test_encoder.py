@@ -60,6 +60,56 @@ def test_a_token_with_characters_of_a_tool_and_of_the_assistant_is_not_trained()
     assert encoded.mask[-8:].tolist() == [YES, TOOL, TOOL, TOOL, YES, YES, YES, YES]
 
 
+def _pieces(
+    encoder: ChatEncoder, tokenizer: Tokenizer, messages: list[dict[str, Any]]
+) -> list[tuple[str, int]]:
+    """Neighbouring tokens of one kind, as their text and kind."""
+    encoded = encoder.encode(messages)
+    runs = itertools.groupby(
+        zip(encoded.tokens.tolist(), encoded.mask.tolist(), strict=True), lambda one: one[1]
+    )
+    return [
+        (tokenizer.decode([token for token, _ in run], skip_special_tokens=False), kind) for kind, run in runs
+    ]
+
+
+def test_what_the_data_exclude_from_training_is_not_trained(byte_tokenizer: Tokenizer) -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": {}}}
+    said = {"role": "assistant", "reasoning": "hm", "content": "Let me see.", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "1", "content": "2"}
+    final = {"role": "assistant", "thinking": "so", "content": "Two."}
+    asked = {"role": "user", "content": "x"}
+    thoughts = "<|inner_prefix|>hm<|inner_suffix|>"
+    calls = 'Let me see.<|tools_prefix|>[{"f": {}}]<|tools_suffix|>'
+    answer = "<|inner_prefix|>so<|inner_suffix|>Two.<|assistant_end|>"
+
+    def kinds(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, int]]:
+        turn = [asked, said | first, result, final | second]
+        again = [asked, {"role": "assistant", "content": "y"}]
+        found = _pieces(ChatEncoder(byte_tokenizer), byte_tokenizer, [*turn, *again])
+        assert found[-1] == ("y<|assistant_end|>", YES)
+        assert found[-2][1] == found[0][1] == NO
+        return found[1:-2]
+
+    assert kinds({}, {}) == [(thoughts + calls, YES), ("[2]", TOOL), (answer, YES)]
+    assert kinds({"weight": 0}, {}) == [(thoughts + calls + "[2]", TOOL), (answer, YES)]
+    assert kinds({}, {"train": False}) == [(thoughts + calls, YES), ("[2]" + answer, TOOL)]
+    assert kinds({"loss": False}, {"loss": False}) == [(thoughts + calls + "[2]" + answer, TOOL)]
+
+
+def test_a_turn_that_is_not_trained_has_the_same_tokens(
+    byte_tokenizer: Tokenizer, all_blocks: list[dict[str, Any]]
+) -> None:
+    encoder, plain = ChatEncoder(byte_tokenizer), ChatEncoder(byte_tokenizer).encode(all_blocks)
+    for place in (3, 5):
+        marked = copy.deepcopy(all_blocks)
+        marked[place]["weight"] = 0
+        encoded = encoder.encode(marked)
+        assert encoded.tokens.tolist() == plain.tokens.tolist()
+        assert encoded.trained.sum() < plain.trained.sum()
+        assert (encoded.mask == NO).tolist() == (plain.mask == NO).tolist()
+
+
 def test_calls_that_are_directly_followed_by_a_response_are_trained_with_it(
     byte_tokenizer: Tokenizer,
 ) -> None:

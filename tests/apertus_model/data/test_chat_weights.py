@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apertus_model.chat.encoder import PROMPT, TOOL_OUTPUT, TRAINED
+from apertus_model.chat.encoder import PROMPT, TRAINED, UNTRAINED
 from apertus_model.data.chat_weights import label_weights
 from specs.stages.sft import SftLoss
 
 # the first token is no label
-MASK = np.array([PROMPT, PROMPT, PROMPT, TRAINED, TOOL_OUTPUT, TRAINED, TRAINED, TRAINED], np.uint8)
+MASK = np.array([PROMPT, PROMPT, PROMPT, TRAINED, UNTRAINED, TRAINED, TRAINED, TRAINED], np.uint8)
 PROMPTS = np.array([1, 1, 0, 0, 0, 0, 0])
 ANSWERS = np.array([0, 0, 1, 0, 1, 1, 1])
 

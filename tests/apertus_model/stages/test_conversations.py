@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from apertus_model.chat import ChatEncoder, ChatError, render
+from apertus_model.data.chat_samples import heldout
 from apertus_model.data.conversation_splits import AllConversations
 from apertus_model.data.conversations import ConversationShards
 from infra.store import Artifact, StoreError
@@ -66,7 +67,7 @@ def test_every_conversation_is_in_one_split_or_counted(bench: Any, chat: Path, t
     assert metrics["read"]["conversations"] == 72
     assert metrics["conversations"] == 60
     removed = pq.read_table(artifact.local("rejects-00000.parquet")).to_pylist()
-    rows = sorted((row["filter"], row["reason"], row["hash"] == 0) for row in removed)
+    rows = sorted((row["filter"], row["reason"].partition(":")[0], row["hash"] == 0) for row in removed)
     same = ("duplicates", "the same content as row-7, which stays", False)
     assert rows == [same] * 4 + [("rejected", why, True) for why in ["no_answer"] * 4 + ["not_json"] * 4]
     shards = {split: ConversationShards(artifact, split) for split in SPLITS}
@@ -225,13 +226,68 @@ def test_too_little_to_split_is_refused_with_the_fix(
         bench.run("conversations", "a", spec | {"process": {"holdout": 1e-9}}, {"tokenizer": tokenizer})
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "a.jsonl").write_text(json.dumps(_row(1)))
-    with pytest.raises(SourceError, match=r"1 conversation is left, of one group"):
+    with pytest.raises(
+        SourceError, match=r"holdout 0\.3 of 1 group .* holds out all\. Fix: set holdout: 0, "
+    ):
         bench.run("conversations", "b", _spec(tmp_path / "one"), {"tokenizer": tokenizer})
     (tmp_path / "one" / "a.jsonl").write_text("{\n{\n")
     with pytest.raises(
-        SourceError, match=r"no conversation of .* is left: 2 conversations read, rejected: 2 not_json"
+        SourceError,
+        match=r"no conversation .* left: 2 conversations read, rejected: 2 not_json; the first is not_json\.",
     ):
         bench.run("conversations", "d", _spec(tmp_path / "one"), {"tokenizer": tokenizer})
+    (tmp_path / "one" / "a.jsonl").write_text('{"question": "q", "answer": "a"}\n')
+    with pytest.raises(
+        SourceError,
+        match=r"rejected: 1 no_columns; the first is no_columns: .*; there are answer, question\.",
+    ):
+        bench.run("conversations", "e", _spec(tmp_path / "one"), {"tokenizer": tokenizer})
+
+
+@pytest.mark.parametrize(("process", "rows"), [({"holdout": 0}, 60), ({}, 1)])
+def test_nothing_is_held_out_at_0_or_if_the_default_holds_out_none_of_few(
+    bench: Any, tokenizer: Artifact, tmp_path: Path, process: dict[str, Any], rows: int
+) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(_row(number)) for number in range(rows)))
+    spec = _spec(tmp_path, include=["a.jsonl"]) | {"process": process}
+    artifact = bench.run("conversations", "c", spec, {"tokenizer": tokenizer})
+    assert artifact.manifest.metrics["train"]["conversations"] == rows
+    assert artifact.manifest.metrics["validation"] == {"conversations": 0, "tokens": 0, "trained_tokens": 0}
+    shards = ConversationShards(artifact, "validation")
+    assert len(shards) == 0
+    assert heldout([shards], sequence_length=64, longer="drop", pad_id=0) == []
+
+
+def test_a_row_without_columns_and_one_of_null_are_counted_among_many(
+    bench: Any, chat: Path, tokenizer: Artifact
+) -> None:
+    with (chat / "01.jsonl").open("a") as file:
+        for row in ({"prompt": "q"}, {"messages": None}, {"chosen": "a", "rejected": None, "prompt": "q"}):
+            file.write(json.dumps(row) + "\n")
+    artifact = bench.run("conversations", "c", _spec(chat), {"tokenizer": tokenizer})
+    assert artifact.manifest.metrics["rejected"]["no_columns"] == 3
+    removed = pq.read_table(artifact.local("rejects-00000.parquet"))["reason"].to_pylist()
+    assert sum(reason.endswith("; there are prompt") for reason in removed) == 1
+
+
+def test_messages_that_are_not_trained_are_in_the_mask(
+    bench: Any, tokenizer: Artifact, tmp_path: Path
+) -> None:
+    again = [{"role": "user", "content": "And now?"}, {"role": "assistant", "content": "Trained."}]
+    rows = [_row(1), _row(2)]
+    for row in rows:
+        row["messages"] += again
+    rows[1]["messages"][1]["weight"] = 0
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    spec = _spec(tmp_path, include=["a.jsonl"]) | {"process": {"holdout": 0}}
+    shards = ConversationShards(bench.run("conversations", "c", spec, {"tokenizer": tokenizer}), "train")
+    texts = {}
+    opened = Tokenizer.from_file(str(tokenizer.local("tokenizer.json")))
+    for index in range(2):
+        trained = shards.tokens(index)[shards.trained(index)].tolist()
+        texts[shards.conversation(index).id] = opened.decode(trained, skip_special_tokens=False)
+    end = "<|assistant_end|>"
+    assert texts == {"row-1": f"It is 2.{end}Trained.{end}", "row-2": f"Trained.{end}"}
 
 
 def test_questions_about_functions_have_all_kinds_of_blocks(bench: Any, tokenizer: Artifact) -> None:

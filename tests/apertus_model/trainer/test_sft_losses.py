@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from apertus_model.chat.encoder import PROMPT, TOOL_OUTPUT, TRAINED
+from apertus_model.chat.encoder import PROMPT, TRAINED, UNTRAINED
 from apertus_model.data.chat_samples import ConversationSamples
 from apertus_model.model.model import model_config
 from specs.launch import Parallel
@@ -39,7 +39,7 @@ class Conversations:
         self._masks = []
         for index in range(30):
             kinds = [PROMPT] * random.integers(2, 6) + [TRAINED] * random.integers(1, 4)
-            kinds += [TOOL_OUTPUT] * (index % 3) + [TRAINED] * random.integers(1, 3)
+            kinds += [UNTRAINED] * (index % 3) + [TRAINED] * random.integers(1, 3)
             self._masks.append(np.array(kinds + [PROMPT, TRAINED] * (index % 2), np.uint8))
         self._tokens = [random.integers(10, 128, len(mask)) for mask in self._masks]
         self.lengths = np.array([len(mask) for mask in self._masks])
