@@ -35,7 +35,6 @@ TESTED_IN = {
     "specs.stages.rewrite": "tests/flows/planning/parts/test_rewrite.py",
     "specs.stages.base": "tests/specs/stages/test_mixture.py",
     "specs.stages.cooldown": TYPES,
-    "specs.stages.dpo": TYPES,
     "specs.stages.export": TYPES,
     "specs.stages.import_model": TYPES,
     "specs.stages.model_folder": TYPES,

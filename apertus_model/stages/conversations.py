@@ -62,8 +62,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         named = [f"{number} {name}" for name, number in numbers.items() if number]
         summary += f", {group}: {', '.join(named)}" if named else ""
     if not len(conversations):
-        rejects = (read_rejects(task.files["rejects.parquet"])["reason"].to_pylist() for task in tasks)
-        first = next((f"; the first is {reasons[0]}" for reasons in rejects if reasons), "")
+        rows = (row for task in tasks for row in read_rejects(task.files["rejects.parquet"]).to_pylist())
+        first = next((f"; the first is {row['reason']}" for row in rows if row["filter"] == REJECTED), "")
         raise SourceError(
             f"no conversation of {part.source.url} is left: {summary}{first}."
             " Fix: check the globs, the format, the rows or the filters"

@@ -19,7 +19,7 @@ from tests.flows.comparing import changed, segment
 from tests.flows.conftest import finish, job_of
 from tests.flows.planning.mixing import segments_of
 from tests.infra.sealed import sealed
-from tests.recipes import CHAT, problems, write_recipe
+from tests.recipes import CHAT, write_recipe
 
 Planned = Callable[..., Plan]
 
@@ -276,11 +276,3 @@ def test_the_pairs_of_dpo_have_the_tokens_of_its_model(tmp_path: Path, store: St
     recipe = write_recipe(tmp_path, FILE.replace("{pairs}", "foreign"))
     with pytest.raises(SpecError, match=r"stages\.plain\.pairs: 'plain/pairs' is tokenised by 'letters'"):
         make(load(recipe), store)
-
-
-@pytest.mark.parametrize("stated", ["pairs: [chat], preferences: preferences,", ""])
-def test_dpo_trains_on_preferences_or_on_pairs(tmp_path: Path, stated: str) -> None:
-    text = FILE.replace("pairs: [{pairs}],", stated)
-    assert "stages.plain: dpo trains on preferences, or on pairs of a file; set preferences or pairs" in (
-        problems(write_recipe(tmp_path, text))
-    )
