@@ -27,23 +27,8 @@ from jinja2 import TemplateError
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from apertus_model.chat.messages import (
-    Block,
-    ConversationError,
-    Message,
-    blocks_of,
-    normal_tools,
-    normalise,
-)
-from apertus_model.chat.template import (
-    CONTROL_TOKENS,
-    END_OF_TURN,
-    THOUGHTS_START,
-    TOOLS_END,
-    TOOLS_START,
-    TURN,
-    render,
-)
+from apertus_model.chat.messages import Block, ConversationError, Message, blocks_of, normal_tools, normalise
+from apertus_model.chat.template import BLOCK_STARTS, CONTROL_TOKENS, END_OF_TURN, TOOLS_END, TURN, render
 from apertus_model.tokenizer_files import set_state_aside
 from specs.errors import StageError
 
@@ -185,7 +170,7 @@ def _runs(
     turn, before, kind = False, "", TRAINED
     for place, piece in enumerate(_CONTROL.split(text)):
         if place % 2:
-            if turn and piece in (THOUGHTS_START, TOOLS_START):
+            if turn and piece in BLOCK_STARTS:
                 kind = next(kinds)
             yield _Run(piece, True, kind if turn else PROMPT)
             if piece == TURN:
@@ -198,7 +183,7 @@ def _runs(
             before = piece
         elif plain := marks.removed(piece):
             outputs = piece.partition(marks.answer)[0] if turn and before == TOOLS_END else ""
-            if turn and before not in (THOUGHTS_START, TOOLS_START) and outputs != piece:
+            if turn and before not in BLOCK_STARTS and outputs != piece:
                 kind = next(kinds)
             yield _Run(plain, False, kind if turn else PROMPT, len(marks.removed(outputs)), UNTRAINED)
 

@@ -17,11 +17,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 BEGIN = "<s>"
 TURN, END_OF_TURN = "<|assistant_start|>", "<|assistant_end|>"
-THOUGHTS_START, TOOLS_START, TOOLS_END = "<|inner_prefix|>", "<|tools_prefix|>", "<|tools_suffix|>"
+BLOCK_STARTS = ("<|inner_prefix|>", "<|tools_prefix|>")
+TOOLS_END = "<|tools_suffix|>"
 CONTROL_TOKENS = (
     *(BEGIN, "<|system_start|>", "<|system_end|>", "<|developer_start|>", "<|developer_end|>"),
     *("<|user_start|>", "<|user_end|>", TURN, END_OF_TURN),
-    *(THOUGHTS_START, "<|inner_suffix|>", TOOLS_START, TOOLS_END),
+    *(BLOCK_STARTS[0], "<|inner_suffix|>", BLOCK_STARTS[1], TOOLS_END),
 )
 """The special tokens that the template writes; ids 1 and 61 to 72 of the Apertus vocabulary."""
 
