@@ -139,11 +139,11 @@ class AllConversations:
         usual = ConversationSource.model_fields["holdout"].default
         if count < len(self) and (count or share in (0, usual)):
             return mask
-        what = f"holdout {share} of {counted(groups, 'group', 'groups')} of conversations holds out {'all' if count else 'none'}"
+        what = f"{counted(groups, 'group')} of conversations holds out {'all' if count else 'none'}"
         fix = "set holdout: 0, which holds out none, or add conversations"
         if not count and groups > 1:
             fix += f", or set a share of {(int(self._group.min()) + 1) / 2**64:.4f} or more"
-        raise SourceError(f"{what}. Fix: {fix}")
+        raise SourceError(f"holdout {share} of {what}. Fix: {fix}")
 
     def write(
         self, name: str, chosen: NDArray[np.int64], folder: Path, shard_tokens: int = SHARD_TOKENS
