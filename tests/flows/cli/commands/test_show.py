@@ -10,6 +10,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from typer.testing import CliRunner
+
+from flows.cli.__main__ import app
 from flows.planning.plan import Plan
 from specs.schema import json_schema
 from tests.flows.report.report_store import trained
