@@ -232,7 +232,8 @@ class Variables:
             content = [self._moved(item, place, name) for item in content]
         elif isinstance(content, dict):
             content = {key: self._moved(item, place, name) for key, item in content.items()}
-        where = place.where if name == "matrix" else f"{place.where} ({name} from {value.origin.where})"
+        stated = name != "matrix" and not name.startswith(TEXT)
+        where = f"{place.where} ({name} from {value.origin.where})" if stated else place.where
         return Value(content, replace(value.origin, where=where))
 
     def _count(self, origin: Origin, extra: int = 0) -> None:

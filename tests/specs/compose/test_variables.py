@@ -81,6 +81,8 @@ def test_the_text_of_a_file_is_relative_to_the_file_that_names_it_and_in_set_to_
     assert wrong.startswith(
         "--set description=${text:latin.txt}: description: cannot read 'latin.txt': 'utf-8'"
     )
+    (wrong,) = errors("child.yaml", "description=short", "name=${text:words/other.txt}")
+    assert wrong.startswith("--set name=${text:words/other.txt}: name: 'Right: {answer}?'")
     (wrong,) = errors("child.yaml", "description=${text:}")
     assert "cannot read '.': " in wrong
 
