@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +27,10 @@ from specs.redaction import redacted
 
 
 class Commands(TyperGroup):
-    """All commands; converts an error of any command into a message."""
+    """All commands, in the order of work; converts an error of any command into a message."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=ORDER.index)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -43,11 +47,18 @@ class Commands(TyperGroup):
             raise typer.Exit(2 if isinstance(error, MISTAKES) else 1) from None
 
 
+ORDER = [
+    *("init", "plan", "rehearse", "run", "deploy"),
+    *("status", "logs", "inspect", "metrics", "report"),
+    *("branch", "diff", "lineage"),
+    *("runs", "forget", "gc", "cp", "verify", "schema"),
+]
+
+
 app = typer.Typer(
     name="apertus",
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="From raw text to a trained, exported model.",
 )
@@ -74,8 +85,19 @@ LONGEST = 500  # characters of an unexpected error
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        console.print(f"apertus {version('apertus')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _options(debug: DebugOption = False) -> None:
+def _options(
+    debug: DebugOption = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
     """Declares the options of the app, which `Commands` reads. OSError for a user without a home folder, in
     whose place libraries would make a folder `~`."""
     if os.path.expanduser("~") == "~":

@@ -20,10 +20,11 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import PurePath
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from prefect import flow, get_run_logger, runtime, task
+from prefect import flow, get_run_logger, runtime, tags, task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled, Completed, State
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -307,8 +308,17 @@ def _publish(plan: Plan, failed: dict[str, str]) -> None:
         publish_run(plan, plan.store.location(path), failed)
 
 
+def _run_name() -> str:
+    """The name of a run on Prefect's pages: the recipe, and the first digits of the run's id."""
+    run = _run.get(None)
+    parameters = runtime.flow_run.parameters
+    recipe = run.plan.pipeline.name if run else PurePath(parameters["spec"]).stem
+    return f"{recipe}-{str(runtime.flow_run.id)[:4]}"
+
+
 @flow(
     name="apertus",
+    flow_run_name=_run_name,
     validate_parameters=True,
     task_runner=ThreadPoolTaskRunner(max_workers=ENDLESS),  # type: ignore[arg-type]  # Prefect types it too narrowly
     persist_result=False,
@@ -352,7 +362,8 @@ def run_here(plan: Plan, observer: Observer, profile: Profile, **parameters: Any
     run = Run(plan, observer, profile)
     token = _run.set(run)
     try:
-        pipeline(**parameters)
+        with tags(plan.pipeline.name):
+            pipeline(**parameters)
     finally:
         _run.reset(token)
     return run.plan

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from prefect.artifacts import (
@@ -19,6 +20,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from flows.format import headline
 from flows.planning.plan import Plan, Step
 from specs.base import flatten
 from specs.job import ProgressRow
@@ -96,22 +98,22 @@ def publish_results(step: Step, plan: Plan) -> None:
 
 
 def publish_run(plan: Plan, report: str, failed: dict[str, str]) -> None:
-    """Publishes the run on one page: a line per part, failures with reasons, and the place of the report."""
-    lines = [
-        f"# {plan.pipeline.name}",
-        "",
-        f"The report: [{report}]({report})" if "://" in report else f"The report: `{report}`",
-        "",
-    ]
+    """Publishes the run on one page: a line per part with its results and seconds, failures with reasons, and
+    a link to the report."""
+    link = report if "://" in report else Path(report).absolute().as_uri()
+    lines = [f"# {plan.pipeline.name}", "", f"The report: [{report}]({link})", ""]
     lines += [f"- **{name}** did not finish: {_one_line(reason)}" for name, reason in failed.items()]
-    lines += ["", "| part | kind | state | artifact |", "|---|---|---|---|"]
+    lines += ["", "| part | kind | state | results | seconds | artifact |", "|---|---|---|---|---:|---|"]
     for step in plan.steps.values():
-        state = (
-            "failed"
-            if step.node.name in failed
-            else ("finished" if step.action == "reuse" else step.reason or step.action)
-        )
-        lines.append(f"| {step.node.name} | {step.node.kind} | {_one_line(state)} | `{step.node.path}` |")
+        node, results, seconds = step.node, "", ""
+        state = "failed" if node.name in failed else step.reason or step.action
+        if step.action == "reuse":
+            manifest = node.artifact(plan.store).manifest
+            state = state if node.name in failed else "finished"
+            results = headline(manifest.metrics)
+            seconds = f"{sum(manifest.seconds.model_dump().values()):.0f}" if manifest.seconds else ""
+        cells = [node.name, node.kind, _one_line(state), _one_line(results), seconds, f"`{node.path}`"]
+        lines.append(f"| {' | '.join(cells)} |")
     with only_shown("the page of the run"):
         create_markdown_artifact(
             key=key(plan.pipeline.name, "run"),

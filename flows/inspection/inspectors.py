@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
-from flows.inspection import batch, corpus, documents, mixture
+from flows.inspection import batch, corpus, documents, mixture, rows
 from flows.inspection.common import Options
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
@@ -35,6 +35,7 @@ class Inspector(Generic[Found]):
 INSPECTORS: dict[str, Inspector[Any]] = {
     "corpus": Inspector(corpus.collect, corpus.show),
     "mixture": Inspector(mixture.collect, mixture.show),
+    **dict.fromkeys(rows.KINDS, Inspector(rows.collect, rows.show)),
     **dict.fromkeys(TRAINING, Inspector(batch.collect, batch.show)),
 }
 DOCUMENT = Inspector(documents.collect, documents.show)
@@ -62,9 +63,8 @@ def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector[Any
             "give one of the two.",
             "inspect",
         )
-    given: dict[str, int | str | None] = (
-        {} if trains else {"--step": options.step, "--sample": options.sample}
-    )
+    given: dict[str, int | str | None] = {} if trains else {"--step": options.step}
+    given |= {} if trains or chosen[0].kind in rows.KINDS else {"--sample": options.sample}
     of_corpora = {"--reason": options.reason, "--document": options.document}
     given |= of_corpora if chosen[0].kind != "corpus" else {}
     for option, value in given.items():

@@ -4,8 +4,10 @@ the server, run to the end."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -130,6 +132,35 @@ def test_a_wrong_parameter_is_refused_at_submission(prefect: Prefect, wrong: dic
         prefect.run(**{"spec": SMOKE, **wrong})
 
 
+def test_a_recipe_of_ones_own_is_deployed_by_a_command(prefect: Prefect, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples" / "own_data", tmp_path / "own")
+    recipe = tmp_path / "own" / "recipe.yaml"
+
+    def deploy(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "flows.cli", "deploy", str(recipe), *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, env=prefect.environment, capture_output=True, text=True, check=False
+        )
+
+    done = deploy("--until", "corpus", "--set", "concurrency=2", "--cron", "0 3 * * *", "--tag", "nightly")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Deployed apertus/own-data. It runs at 0 3 * * * (UTC).\n"
+    made = prefect.request("deployments/name/apertus/own-data")
+    assert made["entrypoint"] == "flows.execution.flow.pipeline" and made["pull_steps"] is None
+    assert made["parameters"] == {"spec": str(recipe), "until": "corpus", "overrides": ["concurrency=2"]}
+    assert (made["tags"], made["work_pool_name"]) == (["own-data", "nightly"], "local")
+    assert [schedule["schedule"]["cron"] for schedule in made["schedules"]] == ["0 3 * * *"]
+    for arguments, message in (
+        (
+            ["--pool", "none"],
+            "--pool: the server has no work pool 'none'. Fix: prefect work-pool create none",
+        ),
+        (["--cron", "at three"], "--cron: 'at three' is no schedule"),
+    ):
+        done = deploy(*arguments)
+        assert done.returncode == 2 and message in done.stderr, done.stderr
+
+
 @pytest.mark.slow
 def test_a_run_that_is_cancelled_and_loses_worker_and_server_is_finished_by_later_runs(
     prefect: Prefect, half: Path
@@ -164,7 +195,10 @@ def test_a_run_that_is_cancelled_and_loses_worker_and_server_is_finished_by_late
     assert "perplexity" in pages["smoke-evaluate"]["data"]
     assert (half / "reports" / "smoke" / f"{run}.html").exists()
     assert f"reports/smoke/{run}.html" in pages["smoke-run"]["data"]
-    assert "| export | export | finished |" in pages["smoke-run"]["data"]
+    assert re.search(
+        r"\| evaluate \| evaluate \| finished \| .*perplexity.* \| \d+ \|", pages["smoke-run"]["data"]
+    )
+    assert prefect.request(f"flow_runs/{run}")["name"] == f"smoke-{run[:4]}"
     logs = prefect.request("logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200})
     assert any("perplexity:" in line["message"] for line in logs)
 

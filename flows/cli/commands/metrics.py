@@ -15,9 +15,9 @@ from rich.markup import escape
 from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, make_plan
 from flows.cli.output import OUTPUT, file_option, write
 from flows.format import is_number
-from flows.planning.plan import Plan
+from flows.inspection.training_rows import training_rows
 from infra.store import StoreError
-from infra.store.files.rows import decode, encode
+from infra.store.files.rows import encode
 from specs.errors import SpecError, counted, did_you_mean
 
 
@@ -46,7 +46,7 @@ def metrics_command(
             raise SpecError.of(
                 (), f"there is no stage '{stage}'", did_you_mean(stage, made.pipeline.stages), spec
             )
-    rows = collect(made, stages or list(made.pipeline.stages))
+    rows = training_rows(made, stages or made.pipeline.stages)
     if not rows:
         training = [name for name in made.pipeline.stages if any(node.steps for node in made.graph.of(name))]
         if chosen := [name for name in stages or training if name in training]:
@@ -58,30 +58,6 @@ def metrics_command(
     target = output or Path(f"{made.pipeline.name}-metrics.parquet")
     write(target, as_file(rows, target.suffix.lower()), made)
     console.print(f"{counted(len(rows), 'row is', 'rows are')} in {escape(str(target))}", soft_wrap=True)
-
-
-def collect(plan: Plan, stages: list[str]) -> list[dict[str, Any]]:
-    """The rows of the parts of stages, in order; for an unfinished part, those up to its last checkpoint.
-    Nested metrics have names with slashes: `validation/web`."""
-    rows = []
-    for node in plan.graph.nodes.values():
-        if node.stage not in stages or node.end_step is None or plan.graph.duplicate_of(node) is not None:
-            continue
-        artifact = node.artifact(plan.store)
-        steps = [step for step in artifact.checkpoint_steps() if step <= node.end_step]
-        if not artifact.complete and not steps:
-            continue
-        marker = artifact.manifest if artifact.complete else artifact.checkpoint(steps[-1]).marker
-        for entry in marker.history:
-            data = artifact.store.reader(f"{node.path}/attempts/{entry.path}", entry).bytes()
-            about = {
-                "run": plan.pipeline.name,
-                "stage": node.stage,
-                "part": node.name,
-                "attempt": entry.path.split("/")[0],
-            }
-            rows += [{**about, **_flat(row)} for row in decode(data, entry.path)]
-    return rows
 
 
 def as_file(rows: list[dict[str, Any]], ending: str) -> bytes:
@@ -99,10 +75,3 @@ def as_file(rows: list[dict[str, Any]], ending: str) -> bytes:
             infinite = {name for name, value in row.items() if is_number(value) and not math.isfinite(value)}
             text.write(json.dumps(row | dict.fromkeys(infinite), allow_nan=False) + "\n")
     return text.getvalue().encode()
-
-
-def _flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        flat |= _flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,7 @@ def report(
     output: Annotated[
         Path | None, file_option("<pipeline>-report.html by default", ".html", names=OUTPUT)
     ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="show it in the browser")] = False,
     store: StoreOption = None,
     overrides: SetOption = None,
 ) -> None:
@@ -59,19 +61,25 @@ def report(
     target = output or Path(f"{made.pipeline.name}-report.html")
     write(target, render(made), made)
     console.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
+    if open_it and not webbrowser.open(target.absolute().as_uri()):
+        console.print("No browser was found here that could show it.")
 
 
 @app.command()
 def inspect(
     spec: SpecArgument,
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="a part of a corpus, a mixture, or a training stage")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="a part of a corpus, of conversations or of preference data, a mixture, or a training stage",
+        ),
     ],
     step: Annotated[
         int | None, typer.Option(help="training step, counted from 1; the first by default")
     ] = None,
     sample: Annotated[
-        int | None, typer.Option(min=0, help="one training sample by its index, in place of a step")
+        int | None, typer.Option(min=0, help="one training sample, or one row, by its index")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="samples to show, or examples of each reason")] = 2,
     reason: Annotated[
@@ -89,8 +97,8 @@ def inspect(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show data: what a corpus kept and dropped and why, the shares of a mixture, or the samples of a step
-    as the model sees them."""
+    """Show data: what a corpus kept and dropped and why, the shares of a mixture, conversations, prompts with
+    completions and rewards, pairs, or the samples of a step as the model sees them."""
     made = make_plan(spec, store, overrides)
     options = Options(step, sample, limit, samples, reason, document)
     inspector, node = inspector_of(made, name, options)

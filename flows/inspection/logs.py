@@ -1,0 +1,86 @@
+"""What the attempts of parts print. An attempt's log is in its scratch folder while it runs, and in the store
+when it has ended.
+
+Invariant: a line is given once, without the secrets of the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from flows.planning.graph import Node
+from infra.store import Store
+from specs.job import Job
+from specs.redaction import redacted
+
+Line = tuple[str, str]
+"""(name of the part, line)"""
+Logs = dict[str, Callable[[], bytes]]
+"""Readers of the logs of a part, by attempt; names of attempts begin with their time."""
+
+
+def lines(store: Store, nodes: list[Node], scratch: str | None, every: bool = False) -> Iterator[Line]:
+    """The lines of the last attempt of each part, or of `every` attempt. `scratch`: see `make_scratch`."""
+    for node in nodes:
+        logs = _running(store, node, scratch) | _stored(store, node)
+        for attempt in sorted(logs) if every else sorted(logs)[-1:]:
+            yield from _lines(node, logs[attempt]())
+
+
+def follow(
+    store: Store, nodes: list[Node], scratch: str | None, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[Line]:
+    """The lines of attempts that run now or begin later, as they come, until all parts are finished."""
+    ended = {(node.name, attempt) for node in nodes for attempt in _stored(store, node)}
+    given: dict[tuple[str, str], int] = {}  # bytes of the other logs
+    while True:
+        finished = all(node.artifact(store).complete for node in nodes)
+        for node in nodes:
+            stored = _stored(store, node)
+            for attempt, read in (_running(store, node, scratch) | stored).items():
+                name = (node.name, attempt)
+                if name in ended:
+                    continue
+                log, begin = read(), given.get(name, 0)
+                end = len(log) if attempt in stored else max(begin, log.rfind(b"\n") + 1)  # not half a line
+                yield from _lines(node, log[begin:end])
+                given[name] = end
+                if attempt in stored:
+                    ended.add(name)
+        if finished:
+            return
+        sleep(2.0)
+
+
+def _lines(node: Node, log: bytes) -> Iterator[Line]:
+    for line in log.decode("utf-8", "replace").splitlines():
+        yield node.name, redacted(line)
+
+
+def _stored(store: Store, node: Node) -> Logs:
+    folder = f"{node.path}/logs"
+    return {
+        name.removesuffix(".txt"): partial(store.read_bytes, f"{folder}/{name}")
+        for name in store.names(folder)
+    }
+
+
+def _running(store: Store, node: Node, scratch: str | None) -> Logs:
+    """The logs of attempts that run on this machine, or whose scratch folder it shares."""
+    root = Path(scratch or os.environ.get("APERTUS_SCRATCH") or tempfile.gettempdir())
+    found: Logs = {}
+    for file in root.glob(f"apertus-{node.name.replace('/', '-')}-*/job.json"):
+        log = file.with_name("log.txt")
+        try:
+            job = Job.model_validate_json(file.read_bytes())
+            text = log.read_bytes()
+        except (OSError, ValueError):  # it is being made or removed
+            continue
+        if (job.store, job.path) == (store.url, node.path):
+            found[job.attempt] = partial(bytes, text)
+    return found

@@ -1,0 +1,156 @@
+"""Shows what is in the parts of conversations and preference data: conversations with the tokens that are
+trained; prompts, their completions and rewards; pairs.
+
+Invariant: reads the part and the parts that belong to it row by row; imports neither torch nor Prefect.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import groupby
+from typing import TypedDict
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from apertus_model.chat.encoder import TRAINED
+from apertus_model.data.conversations import ConversationShards
+from apertus_model.data.offline import offline_completions
+from apertus_model.data.rows import Rows
+from flows.inspection.common import Options, artifact
+from flows.planning.graph import Node
+from flows.planning.plan import Plan
+from infra.store import Artifact
+from specs.errors import SpecError
+
+KINDS = ("conversations", "prompts", "completions", "rewards", "pairs")
+
+
+class Answer(TypedDict):
+    """A completion of a prompt."""
+
+    text: str
+    about: str  # who wrote it, and what it is worth
+
+
+class Item(TypedDict):
+    """A conversation, a prompt with its completions, or a pair. `pieces`: (trained, text) in order."""
+
+    index: int
+    id: str
+    pieces: list[tuple[bool, str]]
+    answers: list[Answer]
+
+
+class Found(TypedDict):
+    """The output of `apertus inspect` for one of `KINDS`."""
+
+    name: str
+    kind: str
+    count: int
+    items: list[Item]
+
+
+Reader = tuple[int, Callable[[int], Item]]
+"""The number of rows of a part, and a function that reads one."""
+
+
+def collect(plan: Plan, node: Node, options: Options) -> Found:
+    """The first rows of a part, or that with the index `--sample`."""
+    found = artifact(plan, node)
+    count, item = READERS[node.kind](plan, node, found)
+    if options.sample is not None and options.sample >= count:
+        fix = f"name one from 0 to {count - 1}."
+        raise SpecError.of((), f"'{node.name}' has no row {options.sample}", fix, "--sample")
+    rows = range(min(count, options.limit)) if options.sample is None else [options.sample]
+    return {"name": node.name, "kind": node.kind, "count": count, "items": [item(index) for index in rows]}
+
+
+def show(console: Console, found: Found) -> None:
+    """Prints what `collect` has found."""
+    console.print(f"[bold]{escape(found['name'])}[/]: {found['count']:,} rows", highlight=False)
+    if any(trained for item in found["items"] for trained, _ in item["pieces"]):
+        console.print(Text("trained  ").append("not trained", style="dim"))
+    for item in found["items"]:
+        console.rule(Text(f"{item['index']}: {item['id']}"))
+        marked = any(trained for trained, _ in item["pieces"])
+        text = Text()
+        for trained, piece in item["pieces"]:
+            text.append(piece, style="dim" if marked and not trained else "")
+        console.print(text)
+        for answer in item["answers"]:
+            console.print(Text(answer["about"], style="bold magenta"), soft_wrap=True)
+            console.print(Text(answer["text"]))
+
+
+def _conversations(plan: Plan, node: Node, found: Artifact) -> Reader:
+    from tokenizers import Tokenizer
+
+    shards = ConversationShards(found, "train")
+    tokenizer_node = plan.graph.nodes[node.inputs["tokenizer"].node or ""]
+    tokenizer = Tokenizer.from_str(artifact(plan, tokenizer_node).bytes("tokenizer.json").decode())
+
+    def item(index: int) -> Item:
+        tokens, mask = shards.tokens(index).tolist(), shards.mask(index).tolist()
+        pieces = []
+        for trained, run in groupby(zip(tokens, mask, strict=True), key=lambda pair: pair[1] == TRAINED):
+            text = tokenizer.decode([token for token, _ in run], skip_special_tokens=False)
+            pieces.append((trained, text))
+        return {"index": index, "id": shards.conversation(index).id, "pieces": pieces, "answers": []}
+
+    return len(shards), item
+
+
+def _prompts(plan: Plan, node: Node, found: Artifact) -> Reader:
+    """Prompts with their completions: those of the part, or all with the rewards of the part."""
+    inputs = {role: plan.graph.nodes[read.node] for role, read in node.inputs.items() if read.node}
+    prompts = Rows(found if node.kind == "prompts" else artifact(plan, inputs["prompts"]))
+    rewards = Rows(found) if node.kind == "rewards" else None
+    sampled = artifact(plan, inputs["completions"]) if rewards else found
+    answers = None if node.kind == "prompts" else Rows(sampled)
+    generators = sum(role.startswith("generated:") for role in inputs)
+    others = [Rows(artifact(plan, inputs[f"generated:{number}"])) for number in range(generators)]
+    models = [rows.artifact.manifest.facts["model"] for rows in others]
+
+    def item(index: int) -> Item:
+        prompt = prompts[index]
+        written: list[Answer] = []
+        if node.kind != "completions":
+            offline = offline_completions(prompt, [rows[index] for rows in others], models)
+            for completion, made in offline:
+                written.append({"text": completion["text"], "about": " ".join(["offline", *made.values()])})
+        for completion in answers[index]["completions"] if answers else []:
+            end = "" if completion.get("finished", True) else ", cut off"
+            written.append({"text": completion["text"], "about": f"sampled{end}"})
+        if rewards:
+            values = [*rewards[index]["offline"], *rewards[index]["sampled"]]
+            for answer, value in zip(written, values, strict=True):
+                answer["about"] += f", reward {value:.4g}"
+        return {"index": index, "id": prompt["id"], "pieces": [(False, prompt["text"])], "answers": written}
+
+    return len(prompts), item
+
+
+def _pairs(plan: Plan, node: Node, found: Artifact) -> Reader:
+    lines = found.bytes("pairs.jsonl").splitlines()
+
+    def item(index: int) -> Item:
+        row = json.loads(lines[index])
+        answers: list[Answer] = []
+        for side in ("chosen", "rejected"):
+            one = row[side]
+            worth = f"reward {one['reward']:.4g}, quantile {one['quantile']:.3g}"
+            who = " ".join(one[name] for name in ("origin", "model") if name in one)
+            answers.append({"text": one["text"], "about": f"{side}: {who}, {worth}"})
+        return {"index": index, "id": row["id"], "pieces": [(False, row["prompt"])], "answers": answers}
+
+    return len(lines), item
+
+
+READERS = {
+    "conversations": _conversations,
+    **dict.fromkeys(("prompts", "completions", "rewards"), _prompts),
+    "pairs": _pairs,
+}

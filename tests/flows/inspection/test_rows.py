@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from apertus_model.data.rows import write_rows
+from apertus_model.data.vocabulary import train
+from flows.cli.tables import make_console
+from flows.inspection.common import Options
+from flows.inspection.inspectors import inspector_of
+from flows.inspection.rows import KINDS, READERS
+from flows.planning.plan import Plan
+from infra.store import Attempt
+from specs.errors import SpecError
+from tests.apertus_model.preference_artifacts import dialogue, put_conversations
+from tests.flows.conftest import job_of
+
+
+def _commit(
+    plan: Plan, name: str, rows: Sequence[dict[str, Any]], facts: dict[str, Any] | None = None
+) -> None:
+    node = plan.graph.nodes[name]
+    attempt = Attempt(job_of(plan, node), plan.store)
+    attempt.begin()
+    attempt.commit(metrics={}, facts=write_rows(attempt, node.kind, rows))
+
+
+@pytest.fixture
+def stored(chat: Callable[..., Plan]) -> Plan:
+    """Prompts with an offline completion, two sampled ones, their rewards, and a pair."""
+    plan = chat()
+    prompts = [
+        {"id": f"p{n}", "text": f"question {n}?", "completions": [{"text": "offline"}]} for n in range(3)
+    ]
+    sampled = [{"text": "good", "finished": True}, {"text": "endless", "finished": False}]
+    _commit(plan, "preferences/prompts", prompts)
+    _commit(plan, "preferences/completions", [{"id": f"p{n}", "completions": sampled} for n in range(3)])
+    _commit(
+        plan,
+        "preferences/rewards",
+        [{"id": f"p{n}", "offline": [0.5], "sampled": [n, -1.25]} for n in range(3)],
+    )
+    attempt = Attempt(job_of(plan, plan.graph.nodes["preferences/pairs"]), plan.store)
+    attempt.begin()
+    side = {"text": "good", "reward": 2.0, "quantile": 1.0, "origin": "sampled"}
+    other = {"text": "own", "reward": 0.5, "quantile": 0.25, "origin": "offline", "model": "hf:a"}
+    row = {"id": "p2", "prompt": "question 2?", "chosen": side, "rejected": other}
+    attempt.write_bytes("pairs.jsonl", json.dumps(row).encode() + b"\n")
+    attempt.commit(metrics={})
+    return plan
+
+
+def _found(plan: Plan, name: str, **options: Any) -> tuple[Any, str]:
+    """What is collected, and what is printed."""
+    inspector, node = inspector_of(plan, name, Options(**options))
+    found = inspector.collect(plan, node, Options(**options))
+    console = make_console(width=100, file=io.StringIO())
+    inspector.show(console, json.loads(json.dumps(found)))
+    return found, console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_rewards_are_shown_beside_their_completions(stored: Plan) -> None:
+    found, printed = _found(stored, "preferences/rewards", sample=2)
+    assert (found["count"], [item["id"] for item in found["items"]]) == (3, ["p2"])
+    assert [(answer["text"], answer["about"]) for answer in found["items"][0]["answers"]] == [
+        ("offline", "offline, reward 0.5"),
+        ("good", "sampled, reward 2"),
+        ("endless", "sampled, cut off, reward -1.25"),
+    ]
+    assert "question 2?" in printed and "sampled, cut off, reward -1.25\nendless\n" in printed
+
+
+def test_prompts_have_offline_completions_and_completions_sampled_ones(stored: Plan) -> None:
+    found, _ = _found(stored, "preferences/prompts", limit=1)
+    assert [answer["text"] for item in found["items"] for answer in item["answers"]] == ["offline"]
+    found, _ = _found(stored, "preferences/completions", limit=1)
+    assert [answer["text"] for item in found["items"] for answer in item["answers"]] == ["good", "endless"]
+
+
+def test_both_sides_of_a_pair_are_shown_with_their_worth(stored: Plan) -> None:
+    _, printed = _found(stored, "preferences/pairs")
+    assert "chosen: sampled, reward 2, quantile 1\ngood\n" in printed
+    assert "rejected: offline hf:a, reward 0.5, quantile 0.25\nown\n" in printed
+
+
+def test_trained_tokens_of_conversations_are_marked(chat: Callable[..., Plan]) -> None:
+    plan = chat()
+    attempt = Attempt(job_of(plan, plan.graph.nodes["tokenizer"]), plan.store)
+    attempt.begin()
+    tokenizer = train(["What is a kite? It needs wind."] * 9, 512, 100)
+    attempt.write_bytes("tokenizer.json", tokenizer.to_str().encode())
+    attempt.commit(metrics={}, facts={"vocab_size": 512, "bos_id": 1, "eos_id": 2, "pad_id": 3})
+    node = plan.graph.nodes["chat/questions"]
+    bench = SimpleNamespace(job=lambda *arguments, **more: job_of(plan, node))
+    talks = [dialogue("What is a kite?", "It needs wind."), dialogue("And rain?", "No.")]
+    put_conversations(bench, node.fingerprint, plan.graph.nodes["tokenizer"].artifact(plan.store), talks)
+    found, printed = _found(plan, "chat", limit=9)
+    assert [item["id"] for item in found["items"]] == ["What is a kite?", "And rain?"]
+    trained = ["".join(text for marked, text in item["pieces"] if marked) for item in found["items"]]
+    assert trained == ["It needs wind.<|assistant_end|>", "No.<|assistant_end|>"]
+    assert "<|user_start|>What is a kite?<|user_end|>" in found["items"][0]["pieces"][0][1]
+    assert "chat/questions: 2 rows" in printed
+
+
+def test_rows_that_are_not_there_and_options_of_others_are_refused(stored: Plan) -> None:
+    with pytest.raises(SpecError, match=r"has no row 3.*from 0 to 2"):
+        _found(stored, "preferences/prompts", sample=3)
+    with pytest.raises(SpecError, match=r"--step applies to a training stage"):
+        _found(stored, "preferences/prompts", step=3)
+    with pytest.raises(SpecError, match=r"'preferences' has 4 parts"):
+        _found(stored, "preferences")
+    with pytest.raises(SpecError, match=r"has not been made yet"):
+        _found(stored, "chat")
+
+
+def test_every_kind_has_a_reader() -> None:
+    assert READERS.keys() == {*KINDS}
