@@ -62,7 +62,7 @@ class StageError(MaskedError, ValueError):
 
 def a(noun: str) -> str:
     """The noun with its article: `an export`, `a corpus`."""
-    return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"
+    return f"{'an' if noun[:1] in 'aeiou' or noun == 'sft' else 'a'} {noun}"
 
 
 def counted(number: int, one: str, several: str = "") -> str:

@@ -148,7 +148,8 @@ class Passes:
         return [unit.removesuffix(".json") for unit in stored if unit.startswith(kinds)]
 
     def _check(self, left: Tally) -> None:
-        """SourceError when one of the two splits would be empty."""
+        """SourceError when nothing is left to train on, or a stated share holds out none. A share of 0 may
+        hold out none, and so may the default share of few documents."""
         share, (train, held_out) = self.work.part.process.holdout, left.documents
         total = train + held_out
         if not total:
@@ -156,17 +157,13 @@ class Passes:
                 f"no document of {self.work.part.source.url} is left: {counts_line(self._dropped())}. Fix:"
                 " check the globs, the format or the filters"
             )
-        if total < 2:
-            raise SourceError("1 document is left after filtering; training and held-out split need one each")
-        if not train:
-            raise SourceError(
-                f"holdout {share} holds out all {total} documents. Fix: lower the share, or add documents"
-            )
-        if not held_out:
-            raise SourceError(
-                f"holdout {share} of {total} documents holds out none of them. Fix: add documents, or set a"
-                f" share of {(left.least + 1) / 2**64:.4f} or more"
-            )
+        if train and (held_out or share in (0, type(self.work.part.process).model_fields["holdout"].default)):
+            return
+        which = "all" if held_out else "none"
+        fix = "set holdout: 0, which holds out none, or add documents"
+        if total > 1 and not held_out:
+            fix += f", or set a share of {(left.least + 1) / 2**64:.4f} or more"
+        raise SourceError(f"holdout {share} of {counted(total, 'document')} holds out {which}. Fix: {fix}")
 
     def _dropped(self) -> dict[str, dict[str, int]]:
         """The counts of the documents that were read, rejected and dropped, when none is left to write."""

@@ -20,14 +20,20 @@ from apertus_model.data.stream import Sample, split_shards
 from apertus_model.progress import Progress
 from apertus_model.trainer.evaluator import Evaluator
 from infra.store import Artifact
+from specs.errors import StageError
 from specs.stages.evaluate import ByPosition
 
 
 def held_out(corpus: Artifact, *, sequence_length: int, samples: int) -> list[Sample]:
-    """The first held-out sequences of a corpus, at most `samples`."""
-    facts = corpus.manifest.facts
+    """The first held-out sequences of a corpus, at most `samples`. StageError when it holds out nothing."""
+    facts, shards = corpus.manifest.facts, split_shards(corpus, "validation")
+    if not shards:
+        raise StageError(
+            f"'{corpus.identity.name}' holds out no document, so there is nothing to evaluate on."
+            " Fix: set its holdout, or leave it out of sources"
+        )
     sequences = validation_samples(
-        [split_shards(corpus, "validation")],
+        [shards],
         vocab_size=facts["vocab_size"],
         eos_id=facts["eos_id"],
         sequence_length=sequence_length,

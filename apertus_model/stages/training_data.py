@@ -172,13 +172,18 @@ class MixtureData:
             self.identity["teacher"] = _content(predictions)
         self.heldout: dict[str, Sequence[SampleLike]] = {}
         if segment.validation.interval:
+            shards = {
+                name: split_shards(corpus, "validation", blocks)
+                for name, corpus in zip(self.names, corpora, strict=True)
+            }
+            names = [name for name in self.names if shards[name]]  # the others hold out nothing
             heldout = validation_samples(
-                [split_shards(corpus, "validation", blocks) for corpus in corpora],
+                [shards[name] for name in names],
                 vocab_size=recipe.vocab_size,
                 eos_id=recipe.eos_id,
                 sequence_length=segment.sequence_length,
             )
-            for index, name in enumerate(self.names):
+            for index, name in enumerate(names):
                 chosen = [heldout[i] for i in heldout.of_source(index)[: segment.validation.samples]]
                 if _scored(chosen):
                     self.heldout[name] = chosen

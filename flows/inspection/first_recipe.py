@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow.parquet
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-import specs
 from apertus_model.data.compressed import decompressed
 from apertus_model.data.conversation_readers import COLUMNS
 from apertus_model.data.tables import json_rows
 from specs.errors import SpecError
+from specs.schema import with_editor_line
 
 TEXT = (".txt", ".text", ".md", ".rst")
 CODE = (
@@ -30,7 +30,6 @@ CODE = (
 ROWS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 STORE = "apertus-store"
-SCHEMA = Path(specs.__file__).with_name("pipeline.schema.json")
 LOOKED_AT = 20  # rows of a file, to find out what they hold
 LEAST = 1_000  # bytes of documents that make a few sequences
 BYTES_PER_TOKEN = 3
@@ -138,17 +137,18 @@ def recipe(found: Found) -> str:
     steps = min(300, max(40, 4 * tokens // per_step))
     name = re.sub(r"[^a-z0-9]+", "-", found.folder.resolve().name.lower()).strip("-") or "my-model"
     folder = Environment(loader=PackageLoader("flows.inspection", ""), undefined=StrictUndefined)
-    return folder.get_template("first_recipe.yaml.jinja").render(
-        schema=SCHEMA.as_uri(),
+    text = folder.get_template("first_recipe.yaml.jinja").render(
         store=STORE,
         name=name,
         groups=found.groups,
         documents=documents,
         chats=[group for group in found.groups if group.name.startswith("chats")],
+        pairs=[group for group in found.groups if group.name.startswith("pairs")],
         steps=steps,
         repetition=4 + 2 * steps * per_step // tokens,
         **sizes,
     )
+    return with_editor_line(text)
 
 
 def _globs(group: Group, others: list[Group]) -> list[str]:

@@ -86,11 +86,11 @@ def show(console: Console, found: Found) -> None:
 
 
 def _conversations(plan: Plan, node: Node, found: Artifact) -> Reader:
-    from tokenizers import Tokenizer
+    from apertus_model.tokenizer_files import open_tokenizer
 
     shards = ConversationShards(found, "train")
     tokenizer_node = plan.graph.nodes[node.inputs["tokenizer"].node or ""]
-    tokenizer = Tokenizer.from_str(artifact(plan, tokenizer_node).bytes("tokenizer.json").decode())
+    tokenizer = open_tokenizer(artifact(plan, tokenizer_node).local("tokenizer.json"))
 
     def item(index: int) -> Item:
         tokens, mask = shards.tokens(index).tolist(), shards.mask(index).tolist()

@@ -110,9 +110,12 @@ def problems(found: list[SourceUsage]) -> list[Problem]:
             message = (
                 f"'{usage.stage}' draws {usage.tokens:,.0f} tokens from '{usage.source}' through mixture"
                 f" '{usage.mixture}', which {available} ({usage.sequences:,} sequences of"
-                f" {usage.sequence_length}): with what was drawn before {usage.passes:.1f} passes,"
-                f" {usage.allowed:g} are allowed"
+                f" {usage.sequence_length})"
             )
+            if math.isfinite(usage.passes):
+                message += (
+                    f": with what was drawn before {usage.passes:.1f} passes, {usage.allowed:g} are allowed"
+                )
             fix = "lower the budget or the source's weight, add data" + (
                 f" ({usage.passes / usage.allowed:.2f} times as much), or raise max_repetition to"
                 f" {_above(usage.passes):g}."

@@ -40,7 +40,10 @@ class CorpusSource(Spec):
         ),
     )
     holdout: float = identity(
-        0.02, gt=0, lt=1, description="share of the documents kept out of training, for validation"
+        0.02,
+        ge=0,
+        lt=1,
+        description="share of the documents kept out of training, for validation; 0 holds out none",
     )
     repeats: Repeats | None = identity(None, neutral=None)
     planted: dict[str, Planted] = identity(
