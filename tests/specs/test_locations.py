@@ -34,8 +34,8 @@ NO_PATHS = {
     "Axis.label", "Axis.metric", "Axis.stage", "Checkpointing.best", "FigureSpec.against",
     "FigureSpec.series", "FigureSpec.text", "FigureSpec.times", "FigureSpec.title", "Gate.metric",
     "Measuring.reference", "ModelSpec.flavour", "Pipeline.description", "Pipeline.figures", "Pipeline.name",
-    "Pipeline.silence", "PublishedScore.source", "RobotsSource.include", "Server.key", "Server.url",
-    "SourceSpec.exclude", "SourceSpec.include", "SourceSpec.language", "SourceSpec.license",
+    "Pipeline.silence", "PublishedScore.source", "RobotsSource.include", "Server.key", "Server.proxy",
+    "Server.url", "SourceSpec.exclude", "SourceSpec.include", "SourceSpec.language", "SourceSpec.license",
     "SourceSpec.tokenizer", "Stage.after", "Stage.description", "Stage.silence", "WandbSpec.entity",
     "WandbSpec.project", "Workers.memory",
 }  # fmt: skip

@@ -254,7 +254,9 @@ def test_nothing_is_held_out_at_0_or_if_the_default_holds_out_none_of_few(
     spec = _spec(tmp_path, include=["a.jsonl"]) | {"process": process}
     artifact = bench.run("conversations", "c", spec, {"tokenizer": tokenizer})
     assert artifact.manifest.metrics["train"]["conversations"] == rows
-    assert artifact.manifest.metrics["validation"] == {"conversations": 0, "tokens": 0, "trained_tokens": 0}
+    assert artifact.manifest.metrics["validation"] == dict.fromkeys(
+        ("conversations", "tokens", "trained_tokens", "shortest", "shortest_prompt"), 0
+    )
     shards = ConversationShards(artifact, "validation")
     assert len(shards) == 0
     assert heldout([shards], sequence_length=64, longer="drop", pad_id=0) == []
