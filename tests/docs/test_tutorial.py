@@ -55,12 +55,14 @@ def test_the_commands_do_what_the_page_says(tmp_path: Path) -> None:
         _,
         _,
         _,
+        _,
         planned,
         ran,
         status,
         corpus,
         batch,
         lineage,
+        first,
         _,
         changed,
         _,
@@ -81,6 +83,8 @@ def test_the_commands_do_what_the_page_says(tmp_path: Path) -> None:
     assert "step 1, 4 sequences of 64 tokens" in batch
     assert "6 files" in lineage
     assert "CC0-1.0" in lineage
+    assert "6 files" in first
+    assert "texts/recipe.yaml" in first
     assert set(actions(changed).values()) == {"run"}
     assert "documents of notes changed" in changed
     assert actions(longer)["pretrain"] == "resume"
@@ -96,6 +100,8 @@ def test_the_commands_do_what_the_page_says(tmp_path: Path) -> None:
     assert "fields that differ" in against
     assert done.stdout.rpartition(">>>\n")[2].startswith("<s>A river ")
     assert (tmp_path / "my-model" / "report.html").stat().st_size > 100_000
+    (session,) = blocks("python")
+    subprocess.run([sys.executable, "-c", session], cwd=tmp_path / "my-model", env=environment, check=True)
 
 
 def actions(plan: str) -> dict[str, str]:
