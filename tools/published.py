@@ -43,7 +43,7 @@ PARAMETERS = {"8b": "8B", "70b": "70B"}
 LONG_TOKENS = {"8b": (78.43, 58.13, 58.72, 29.19), "70b": (78.52, 58.22, 58.72, 29.23)}  # billions, [LC], [D]
 LENGTHS = ("8k", "16k", "32k", "64k")
 SPEED = {"8b": 6960, "70b": 723}  # tokens a second and GPU in pretraining [P]
-LONG_SPEED = {"8b": (6150, 4300, 3700, 1800), "70b": (780, 710, 480, 160)}  # in long context [LC]
+LONG_SPEED = {"8b": (6150, 4300, 3700, 1800), "70b": (780, 710, 480, 160)}  # in long context, [P] table 5
 PAGE = RECIPES.parents[1] / "docs" / "recipes.md"
 OVERVIEW = (
     "apertus-8b",
@@ -165,7 +165,7 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
         )
         yield Line(
             f"long context {length}, GPU-hours",
-            f"{published * 1e9 / speed / 3600:,.0f} [LC], [D]",
+            f"{published * 1e9 / speed / 3600:,.0f} [LC], [P], [D]",
             f"{taken.sum('gpu_hours') or 0:,.0f}",
             f"{speed:,} tokens/s and GPU; {taken.parts[0].gpus:,} GPUs,"
             f" {tables.duration(taken.sum('seconds'))}",

@@ -66,7 +66,8 @@ def choose(candidates: Sequence[Candidate], random: Random, *, reference: int, w
     else of the best.
 
     Beyond the published rule, completions with the tokens of an earlier one are skipped, the two rewards
-    differ, and of two completions of one class the one with the higher reward is chosen.
+    differ, and of two completions of one class the one with the higher reward is chosen. Quantiles are among
+    all that the model sampled; the published code removes completions that are too long before.
 
     Args:
         candidates: completions that are short enough.

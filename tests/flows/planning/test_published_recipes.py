@@ -176,7 +176,7 @@ def test_the_evaluations_read_the_benchmarks_that_are_kept_out(plans: dict[str, 
     part = nodes["chat/sft-code"].part
     assert isinstance(part, ConversationsPart)
     (rule,) = part.process.filters
-    folders = [files.url.removeprefix("data/evaluation/") for files in rule.files()]
+    folders = [files.url.partition("data/evaluation/")[2] for files in rule.files()]
     assert len(folders) == 14
     # a folder is a snapshot, a folder of one, or holds several
     nested = [(f"{folder}/", f"{name}/") for folder in folders for name in read]

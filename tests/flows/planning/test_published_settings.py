@@ -90,6 +90,34 @@ def test_planted_books_are_those_of_the_probes(recipes: dict[str, Pipeline]) -> 
     assert second.per_bucket * sum(second.buckets) * second.length == pytest.approx(583e6, rel=1e-3)
 
 
+# Report, table 6; stage 2 is the 70B's.
+ALWAYS = {"fineweb-2-33", "starcoder", "finemath"}
+DATA_STAGES = {
+    "stage-1": {"fineweb-edu-2", "gutenberg-v1", *ALWAYS},
+    "stage-2": {"fineweb-hq", "fineweb-edu-3", "gutenberg-v1", *ALWAYS},
+    "stage-3": {"fineweb-hq", "fineweb-edu-3", "gutenberg-v2", "infiwebmath", "megamath-web", *ALWAYS},
+    "stage-4": {"dclm-edu", "fineweb-2-10", "starcoder", "finemath", "infiwebmath", "megamath-web-pro"},
+    "stage-5": {
+        *{"dclm-edu", "fineweb-2-10", "starcoder-edu", "stack-v2-edu", "finemath", "infiwebmath"},
+        *{"megamath-web-pro", "wikipedia", "parallel", "tasks"},
+    },
+}
+
+
+@pytest.mark.parametrize("scripts", [False, True])
+def test_data_stages_have_the_sources_of_the_report_or_those_of_the_scripts(scripts: bool) -> None:
+    """Report, table 6: three replicas of the task data. Both scripts list StarCoder in stage 5."""
+    overrides = ["variables.stage_5.corpus/starcoder=1"] if scripts else []
+    stages = load(RECIPES / "apertus-70b.yaml", overrides).stages
+    for name, sources in DATA_STAGES.items():
+        mixture = stages[name]
+        assert isinstance(mixture, MixtureStage) and mixture.proportional is not None
+        more = {"starcoder"} if scripts and name == "stage-5" else set()
+        factors = {source: part.weight for source, part in mixture.proportional.items()}
+        expected = {f"corpus/{source}" for source in sources | more}
+        assert factors == dict.fromkeys(expected, 1) | ({"corpus/tasks": 3} if name == "stage-5" else {})
+
+
 def test_every_data_stage_of_a_run_has_another_seed(recipes: dict[str, Pipeline]) -> None:
     """Report, H.3; scripts of both runs, above the files of each stage."""
     for size, stages in {"8b": (1, 3, 4, 5), "70b": (1, 2, 3, 4, 5)}.items():
@@ -175,6 +203,17 @@ def test_the_slow_momentum_of_each_tuning_has_a_variable(variable: str, stage: s
     assert isinstance(sft, SftStage) and isinstance(align, QrpoStage)
     betas = {"sft": sft.optimizer.betas, "align": align.optimizer.betas}
     assert betas == {stage: (0.9, 0.999, 0.999), other: (0.9, 0.999, 0.99)}
+
+
+def test_alignment_has_the_seeds_of_its_code(recipes: dict[str, Pipeline]) -> None:
+    """posttraining, configs: 42 where the model samples and is trained, 43 where pairs are chosen."""
+    for recipe in recipes.values():
+        align = recipe.stages["align"]
+        assert isinstance(align, QrpoStage) and align.data_seed == 42
+        for name in ("preferences-standard", "preferences-controversial"):
+            preferences = recipe.stages[name]
+            assert isinstance(preferences, PreferenceDataStage)
+            assert (preferences.seed, preferences.completions.seed) == (43, 42)
 
 
 WORDINGS = {"judge": "4.3.2", "comparison": "note 44", "persona": "J.2"}
