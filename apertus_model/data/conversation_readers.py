@@ -39,13 +39,12 @@ from apertus_model.data.compressed import decompressed
 from apertus_model.data.conversations import Conversation
 from apertus_model.data.documents import Rejection
 from apertus_model.data.installed import read_installed
-from apertus_model.data.tables import json_rows
+from apertus_model.data.tables import ROWS_WITHOUT, json_rows
 from infra.store.inputs import SourceError
 from specs.sources import SourceSpec
 from specs.stages.conversations import CONTROL_COLUMNS
 
 ROWS_PER_BATCH = 256
-ROWS_WITHOUT = 1000
 COLUMNS = (
     ("chosen", "rejected"),
     ("messages", "rejected_response"),
