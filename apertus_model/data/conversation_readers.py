@@ -22,6 +22,7 @@ import pyarrow.parquet
 from fsspec import AbstractFileSystem
 
 from apertus_model.chat.messages import (
+    TRAINS,
     ConversationError,
     Message,
     answered,
@@ -197,6 +198,8 @@ def _check_wanted(row: Row, columns: Sequence[str]) -> None:
     for column in LABELS:
         if given(label := row.get(column)) and not isinstance(label, str) and not truth("label", label):
             raise ConversationError("unwanted_answer", f"'{column}' is false")
+    if left_out := [column for column in TRAINS if given(row.get(column)) and row[column] == 0]:
+        raise ConversationError("nothing_trained", f"'{left_out[0]}' of the row is {row[left_out[0]]!r}")
     if seen := [column for column in NOT_TEXT if given(row.get(column))]:
         raise ConversationError("not_text", f"there are {seen[0]}, and only text is read")
     if "completions" in columns and given(row.get("labels")):
