@@ -88,7 +88,9 @@ def test_both_sides_of_a_pair_are_shown_with_their_worth(stored: Plan) -> None:
     assert "rejected: offline hf:a, reward 0.5, quantile 0.25\nown\n" in printed
 
 
-def test_trained_tokens_of_conversations_are_marked_and_rejected_answers_follow(chat: Callable[..., Plan]) -> None:
+def test_trained_tokens_of_conversations_are_marked_and_rejected_answers_follow(
+    chat: Callable[..., Plan],
+) -> None:
     plan = chat()
     attempt = Attempt(job_of(plan, plan.graph.nodes["tokenizer"]), plan.store)
     attempt.begin()
