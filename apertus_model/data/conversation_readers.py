@@ -22,6 +22,7 @@ import pyarrow.parquet
 from fsspec import AbstractFileSystem
 
 from apertus_model.chat.messages import (
+    TRAINS,
     ConversationError,
     Message,
     answered,
@@ -39,13 +40,12 @@ from apertus_model.data.compressed import decompressed
 from apertus_model.data.conversations import Conversation
 from apertus_model.data.documents import Rejection
 from apertus_model.data.installed import read_installed
-from apertus_model.data.tables import json_rows
+from apertus_model.data.tables import ROWS_WITHOUT, json_rows
 from infra.store.inputs import SourceError
 from specs.sources import SourceSpec
 from specs.stages.conversations import CONTROL_COLUMNS
 
 ROWS_PER_BATCH = 256
-ROWS_WITHOUT = 1000
 COLUMNS = (
     ("chosen", "rejected"),
     ("messages", "rejected_response"),
@@ -198,6 +198,8 @@ def _check_wanted(row: Row, columns: Sequence[str]) -> None:
     for column in LABELS:
         if given(label := row.get(column)) and not isinstance(label, str) and not truth("label", label):
             raise ConversationError("unwanted_answer", f"'{column}' is false")
+    if left_out := [column for column in TRAINS if given(row.get(column)) and row[column] == 0]:
+        raise ConversationError("nothing_trained", f"'{left_out[0]}' of the row is {row[left_out[0]]!r}")
     if seen := [column for column in NOT_TEXT if given(row.get(column))]:
         raise ConversationError("not_text", f"there are {seen[0]}, and only text is read")
     if "completions" in columns and given(row.get("labels")):

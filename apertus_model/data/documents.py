@@ -4,8 +4,8 @@ Invariants:
 - A parser sees bytes and yields documents in an order that the bytes decide. A reader of an installed package
   is imported only when a file is read.
 - Rejected documents are counted under a name (`Rejection`); a source that contradicts the spec (a
-  missing column, a file that cannot be read or ends too early) is a SourceError that names the file and the
-  position.
+  column that no row has, a file that cannot be read or ends too early) is a SourceError that names the file
+  and the position.
 - Files are streamed (`tables`, `web`), except for formats with one document per file, of DOCUMENT_BYTES at
   most.
 
@@ -61,7 +61,7 @@ def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: 
     file.
 
     A file without rows or records is one rejection, `empty_file`. Raises SourceError when the file cannot be
-    read to its end, or lacks columns that the spec names.
+    read to its end, or no row has the columns that the spec names.
     """
     name = path or PurePosixPath(root).name
 

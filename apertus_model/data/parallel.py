@@ -113,7 +113,9 @@ def _lines(source: SourceSpec, column: str) -> Iterator[Line]:
         for row, found in enumerate(read_documents(source, fs, root, file.path), start=1):
             place = f"'{path}' of {source.url}, row {row}"
             if isinstance(found, Rejection):
-                raise SourceError(f"{place}: it has no usable text ({found.reason}). Fix: remove the line")
+                raise SourceError(
+                    f"{place}: it has no usable text ({found.found or found.reason}). Fix: remove the line"
+                )
             if source.format == "text":
                 yield from _file(found.text, own, f"'{path}' of {source.url}")
                 continue

@@ -172,7 +172,7 @@ def _texts(name: str, source: SourceSpec) -> Iterator[PlantedDocument]:
             if isinstance(found, Rejection):
                 raise SourceError(
                     f"document {place} of {source.url}, which is planted as '{name}', is rejected:"
-                    f" {found.reason}. Fix: correct it, or leave it out"
+                    f" {found.found or found.reason}. Fix: correct it, or leave it out"
                 )
             yield PlantedDocument(name=found.id or place, bucket=0, text=found.text)
 

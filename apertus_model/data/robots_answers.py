@@ -3,9 +3,9 @@
 Invariants:
 - An answer is a function of its row or record. The content that counts is cut to `READ_BYTES`, also that
   of a compressed answer, so memory is bounded by a row of a table or a record of an archive.
-- A row or record without a usable answer (a broken record, a row that is not UTF-8, an address that is not of
-  a robots.txt, a redirect) is left out. A file that cannot be read to its end, or lacks columns, is a
-  SourceError.
+- A row or record without a usable answer (a broken record, a row that is not UTF-8 or lacks columns, an
+  address that is not of a robots.txt, a redirect) is left out. A file that cannot be read to its end, or has
+  no row with the columns, is a SourceError.
 """
 
 from __future__ import annotations

@@ -41,32 +41,47 @@ JSON_TYPES: dict[str, tuple[set[type], str]] = {
 """What a column of JSON may hold beside null, by the field that names the column; and the end of the message
 about another value."""
 ROWS_PER_BATCH = 4096
+ROWS_WITHOUT = 1000
+"""A file none of whose first rows, of this number, has the columns that are read ends the stage."""
 BATCH_BYTES = 2**25
 READ_BYTES = 2**20
 
 
 def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
     """The documents of lines of JSON, one per line. datatrove's JsonlReader abandons a file at the first byte
-    that is not UTF-8 and only logs broken lines; here each broken line is counted."""
+    that is not UTF-8 and only logs broken lines; here each broken line is counted, and so is each row without
+    the columns that the spec names. NotAsStated if none of the first ROWS_WITHOUT lines has them."""
+    first, known = None, False
     for number, row in json_rows(file):
         if isinstance(row, Rejection):
             yield row
             continue
-        place = f"line {number}"
-        _require(list(row), source, place)
-        metadata = {name: row[name] for name in source.metadata}
-        identifier = None if source.id_column is None else row[source.id_column]
-        for field, name, value in (
-            ("text_column", source.text_column, row[source.text_column]),
-            ("id_column", source.id_column, identifier),
-            *(("metadata", name, value) for name, value in metadata.items()),
-        ):
-            kinds, required = JSON_TYPES[field]
-            if value is not None and type(value) not in kinds:
-                raise NotAsStated(
-                    f"column '{name}' holds {shown(value)}{required}", f"correct {field}", place
-                )
-        yield _document(row[source.text_column], identifier, metadata)
+        try:
+            document = _json_document(row, source, f"line {number}")
+            known = True
+        except NotAsStated as error:
+            first = first or error
+            if not known and number >= ROWS_WITHOUT:
+                break
+            document = Rejection("no_columns", found=error.found)
+        yield document
+    if first and not known:
+        raise first
+
+
+def _json_document(row: dict[str, Any], source: SourceSpec, place: str) -> SourceDocument | Rejection:
+    _require(list(row), source, place)
+    metadata = {name: row[name] for name in source.metadata}
+    identifier = None if source.id_column is None else row[source.id_column]
+    for field, name, value in (
+        ("text_column", source.text_column, row[source.text_column]),
+        ("id_column", source.id_column, identifier),
+        *(("metadata", name, value) for name, value in metadata.items()),
+    ):
+        kinds, required = JSON_TYPES[field]
+        if value is not None and type(value) not in kinds:
+            raise NotAsStated(f"column '{name}' holds {shown(value)}{required}", f"correct {field}", place)
+    return _document(row[source.text_column], identifier, metadata)
 
 
 def json_rows(

@@ -309,11 +309,12 @@ def _publish(plan: Plan, failed: dict[str, str]) -> None:
 
 
 def _run_name() -> str:
-    """The name of a run on Prefect's pages: the recipe, and the first digits of the run's id."""
-    run = _run.get(None)
-    parameters = runtime.flow_run.parameters
-    recipe = run.plan.pipeline.name if run else PurePath(parameters["spec"]).stem
-    return f"{recipe}-{str(runtime.flow_run.id)[:4]}"
+    """The name of a run on Prefect's pages: its recipe or deployment, and the first digits of its id."""
+    if run := _run.get(None):
+        name = run.plan.pipeline.name
+    else:
+        name = runtime.deployment.name or PurePath(runtime.flow_run.parameters["spec"]).stem
+    return f"{name}-{str(runtime.flow_run.id)[:4]}"
 
 
 @flow(

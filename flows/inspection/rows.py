@@ -98,7 +98,10 @@ def _conversations(plan: Plan, node: Node, found: Artifact) -> Reader:
         for trained, run in groupby(zip(tokens, mask, strict=True), key=lambda pair: pair[1] == TRAINED):
             text = tokenizer.decode([token for token, _ in run], skip_special_tokens=False)
             pieces.append((trained, text))
-        return {"index": index, "id": shards.conversation(index).id, "pieces": pieces, "answers": []}
+        talk = shards.conversation(index)
+        about = "rejected" if talk.preference else "another completion"
+        others: list[Answer] = [{"text": text, "about": about} for text in talk.completions[1:]]
+        return {"index": index, "id": talk.id, "pieces": pieces, "answers": others}
 
     return len(shards), item
 

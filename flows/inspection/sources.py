@@ -1,4 +1,4 @@
-"""Checks of sources in rows, by the first document that a run would read.
+"""Checks of sources in rows, by the rows that a run would read until the first document.
 
 Invariant: only sources that a pending part reads are opened, and of these only the first file.
 """
@@ -6,6 +6,7 @@ Invariant: only sources that a pending part reads are opened, and of these only 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from flows.planning.plan import Plan
 from infra.store.inputs import SourceError
@@ -21,9 +22,12 @@ def wrong_sources(plan: Plan) -> Iterator[Problem]:
         if name not in pending or listing is None or source.format not in TABLES:
             continue
         from apertus_model.data.documents import open_source, read_documents  # loads pyarrow
+        from apertus_model.data.found import SourceDocument
+        from apertus_model.data.tables import ROWS_WITHOUT
 
+        rows = islice(read_documents(source, *open_source(source), listing.files[0].path), ROWS_WITHOUT)
         try:
-            next(read_documents(source, *open_source(source), listing.files[0].path), None)
+            next((row for row in rows if isinstance(row, SourceDocument)), None)
         except SourceError as error:
             message, _, fix = str(error).partition(". Fix: ")
             fields = [field for field in SourceSpec.model_fields if fix == f"correct {field}"]

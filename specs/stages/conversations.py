@@ -99,7 +99,7 @@ class ConversationsStage(Stage):
     """Conversations for the training of `sft`, the prompts of `preference_data`, the pairs of `reward_model`
     and the questions of `evaluate`."""
 
-    VERSION: ClassVar[int] = 5
+    VERSION: ClassVar[int] = 6
     READS: ClassVar[Literal["text", "conversations"]] = "conversations"
     PART_PER_SOURCE: ClassVar[bool] = True
     kind: Literal["conversations"] = identity()

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from apertus_model.chat.messages import ConversationError, given
+from apertus_model.chat.messages import TRAINS, ConversationError, given
 from apertus_model.data.conversation_readers import (
     COLUMNS,
     LABELS,
@@ -262,6 +262,11 @@ def test_a_function_call_of_share_gpt_is_a_block(tmp_path: Path) -> None:
         ),
         (json.dumps({"prompt": "x", "completion": "y", "label": False}), "unwanted_answer"),
         (json.dumps({"conversations": [ASKS, SAYS], "kto_tag": False}), "unwanted_answer"),
+        *(
+            (json.dumps({"messages": [ASKS, SAYS], column: value}), "nothing_trained")
+            for column in TRAINS
+            for value in (0, False)
+        ),
         (json.dumps({"prompt": "x", "completion": "y", "label": 3}), "bad_label"),
         (json.dumps({"prompt": "x", "completions": ["y"], "labels": [True]}), "stepwise"),
         (json.dumps({"messages": [BRIEF, HI, YES], "system": "Be long."}), "contradiction"),

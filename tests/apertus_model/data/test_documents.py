@@ -116,7 +116,7 @@ def test_a_file_longer_than_the_limit_is_counted(
 
 def test_a_missing_column_names_file_line_and_columns(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"a\.jsonl', line 2: no column 'text'; there are body, id"):
-        _read(tmp_path / "a.jsonl", '{"text": "one"}\n{"body": "two", "id": 1}\n', format="jsonl")
+        _read(tmp_path / "a.jsonl", 'no JSON\n{"body": "two", "id": 1}\n', format="jsonl")
 
 
 @pytest.mark.parametrize(

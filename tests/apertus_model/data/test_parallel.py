@@ -115,7 +115,9 @@ def test_rows_that_are_not_parallel_are_named(
 
 def test_a_file_without_the_column_of_languages_is_named(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "rows", ROWS) | {"metadata": ["lang"]}
-    with pytest.raises(SourceError, match=r"lines\.jsonl', line 1: no column 'lang'; there are id, language"):
+    with pytest.raises(
+        SourceError, match=r"lines\.jsonl' of .*, row 1: .*no column 'lang'; there are id, language"
+    ):
         read(source, language_column="lang")
 
 

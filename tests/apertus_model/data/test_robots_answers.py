@@ -147,7 +147,6 @@ def test_an_archive_that_is_cut_off_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": CLOSED}, r"a\.jsonl', line 2: no column 'url'.*Fix: correct url_column, text_column"),
         (
             {**ROWS[0], "status": "fine"},
             "column 'status' holds 'fine', not a status. Fix: correct status_column",
@@ -159,6 +158,17 @@ def test_an_archive_that_is_cut_off_is_named(tmp_path: Path) -> None:
 def test_a_row_that_contradicts_the_spec_is_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     with pytest.raises(SourceError, match=message):
         list(answers(_source(_jsonl(tmp_path / "s", [ROWS[0], row]), "jsonl", **ALL)))
+
+
+def test_a_row_without_its_columns_is_left_out_and_a_file_of_such_rows_is_named(tmp_path: Path) -> None:
+    other = {"text": CLOSED}
+    folders = [_jsonl(tmp_path / "a", ROWS[:1]), _jsonl(tmp_path / "b", [other, ROWS[0], other])]
+    first, second = (list(answers(_source(folder, "jsonl", **ALL))) for folder in folders)
+    assert first == second != []
+    with pytest.raises(
+        SourceError, match=r"a\.jsonl', line 1: no column 'url'.*Fix: correct url_column, text_column"
+    ):
+        list(answers(_source(_jsonl(tmp_path / "t", [other, other]), "jsonl", **ALL)))
 
 
 def test_a_file_with_another_schema_half_way_is_named(tmp_path: Path) -> None:

@@ -224,6 +224,37 @@ def test_missing_column_is_named_with_existing_ones(
         _read(tmp_path, kind, write(TABLE), **{**COLUMNS, field: value})
 
 
+BAD_ROWS: list[dict[str, Any]] = [
+    {},
+    {"body": "one", "key": 7, "url": None},  # no score
+    {"body": 7, "key": 7, "url": None, "score": 1},
+    {"body": "one", "key": 0.5, "url": None, "score": 1},
+    {"body": "one", "key": 7, "url": [], "score": 1},
+]
+
+
+@pytest.mark.parametrize("bad", BAD_ROWS, ids=str)
+@pytest.mark.parametrize("place", [0, 1, tables.ROWS_WITHOUT - 1, tables.ROWS_WITHOUT + 1])
+def test_a_row_of_json_without_its_columns_is_counted(
+    tmp_path: Path, bad: dict[str, Any], place: int
+) -> None:
+    good = {"body": "one", "key": 7, "url": None, "score": 1}
+    fields = {**COLUMNS, "metadata": ["url", "score"]}
+    for before in ([good] * place, [bad] * min(place, tables.ROWS_WITHOUT - 2)):
+        rows = [*before, bad, good]
+        found = _read(tmp_path, "jsonl", "\n".join(map(json.dumps, rows)).encode(), **fields)
+        assert [isinstance(one, Rejection) and one.reason for one in found] == [
+            row is bad and "no_columns" for row in rows
+        ]
+
+
+def test_a_file_none_of_whose_first_rows_has_the_columns_ends_the_stage(tmp_path: Path) -> None:
+    good, content = b'{"body": "one"}\n', b'{"text": "one"}\n' * tables.ROWS_WITHOUT
+    for rows in (content, content + good, content[: len(content) // 2]):
+        with pytest.raises(SourceError, match=r"rows\.jsonl', line 1: no column 'body'; there are text\."):
+            _read(tmp_path, "jsonl", rows, text_column="body")
+
+
 @pytest.mark.parametrize(("kind", "write"), CONTAINERS)
 def test_list_is_not_accepted_as_metadata(tmp_path: Path, kind: str, write: Callable[..., bytes]) -> None:
     with pytest.raises(SourceError, match=r"column 'tags' holds .*; metadata are .*Fix: correct metadata"):

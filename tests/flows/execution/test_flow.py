@@ -92,3 +92,12 @@ def test_a_run_records_how_it_ended_and_why(
     assert 0 <= end.seconds < 60
     (row,) = read_json("runs", "--store", store.url, "--json")["runs"]
     assert (row["outcome"], row["reason"], row["started"]) == (outcome, reason, end.started)
+
+
+def test_a_deployed_run_has_the_name_of_its_deployment_and_not_of_its_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__NAME", "kites")
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", "3f2a9c00-0000-4000-8000-000000000000")
+    name = pipeline.pipeline.flow_run_name
+    assert callable(name) and name() == "kites-3f2a"

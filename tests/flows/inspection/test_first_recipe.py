@@ -5,6 +5,9 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from flows.planning.plan import Plan, make
 from infra.store import Store
 from specs.errors import SpecError
 from specs.recipe import load
+from tests.e2e.conftest import ROOT
 
 LINE = "A kite needs wind, a line and a tail, which keeps it upright. "
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -114,3 +118,26 @@ def test_a_few_words_are_too_little(tmp_path: Path) -> None:
         look(tmp_path)
     WRITERS["code"](tmp_path)
     assert look(tmp_path).left_out == {"texts with 7 bytes, which are too few": 1}
+
+
+@pytest.mark.slow
+def test_a_recipe_of_text_chats_and_pairs_runs_to_its_export(tmp_path: Path) -> None:
+    for kind in ("text", "rows", "chats", "pairs"):
+        WRITERS[kind](tmp_path)
+    with (tmp_path / "rows.jsonl").open("ab") as rows:
+        rows.write(_lines({"body": LINE}))  # a row without its column
+    environment = os.environ | {"PREFECT_HOME": str(tmp_path / ".prefect"), "COLUMNS": "200"}
+
+    def apertus(*arguments: str) -> str:
+        line = [sys.executable, "-m", "flows.cli", *arguments]
+        ran = subprocess.run(line, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+    apertus("init", str(tmp_path))
+    recipe_file = str(tmp_path / "recipe.yaml")
+    apertus("run", recipe_file)
+    parts = {part["name"]: part for part in json.loads(apertus("status", recipe_file, "--json"))["parts"]}
+    assert {"corpus/texts", "corpus/rows", "chat/chats", "chat/pairs", "sft", "dpo", "export"} < parts.keys()
+    assert {part["state"] for part in parts.values()} == {"finished"}
+    assert parts["corpus/rows"]["metrics"]["rejected"] == {"no_columns": 1}

@@ -88,7 +88,9 @@ def test_both_sides_of_a_pair_are_shown_with_their_worth(stored: Plan) -> None:
     assert "rejected: offline hf:a, reward 0.5, quantile 0.25\nown\n" in printed
 
 
-def test_trained_tokens_of_conversations_are_marked(chat: Callable[..., Plan]) -> None:
+def test_trained_tokens_of_conversations_are_marked_and_rejected_answers_follow(
+    chat: Callable[..., Plan],
+) -> None:
     plan = chat()
     attempt = Attempt(job_of(plan, plan.graph.nodes["tokenizer"]), plan.store)
     attempt.begin()
@@ -97,7 +99,8 @@ def test_trained_tokens_of_conversations_are_marked(chat: Callable[..., Plan]) -
     attempt.commit(metrics={}, facts={"vocab_size": 512, "bos_id": 1, "eos_id": 2, "pad_id": 3})
     node = plan.graph.nodes["chat/questions"]
     bench = SimpleNamespace(job=lambda *arguments, **more: job_of(plan, node))
-    talks = [dialogue("What is a kite?", "It needs wind."), dialogue("And rain?", "No.")]
+    pair = dialogue("And rain?", "No.", "Yes.", preference=True)
+    talks = [dialogue("What is a kite?", "It needs wind."), pair]
     put_conversations(bench, node.fingerprint, plan.graph.nodes["tokenizer"].artifact(plan.store), talks)
     found, printed = _found(plan, "chat", limit=9)
     assert [item["id"] for item in found["items"]] == ["What is a kite?", "And rain?"]
@@ -105,6 +108,8 @@ def test_trained_tokens_of_conversations_are_marked(chat: Callable[..., Plan]) -
     assert trained == ["It needs wind.<|assistant_end|>", "No.<|assistant_end|>"]
     assert "<|user_start|>What is a kite?<|user_end|>" in found["items"][0]["pieces"][0][1]
     assert "chat/questions: 2 rows" in printed
+    assert [item["answers"] for item in found["items"]] == [[], [{"text": "Yes.", "about": "rejected"}]]
+    assert "rejected\nYes.\n" in printed
 
 
 def test_rows_that_are_not_there_and_options_of_others_are_refused(stored: Plan) -> None:

@@ -50,6 +50,15 @@ def test_a_column_that_the_first_file_lacks_is_an_error_of_the_plan_at_its_field
     assert problem.fix == f"correct {field}."
 
 
+def test_a_first_row_without_the_columns_is_no_error_of_the_plan(
+    tmp_path: Path, store: Store, rows: list[str]
+) -> None:
+    for file in (tmp_path / "rows").glob("*.jsonl"):
+        file.write_text(f'{{"url": "u"}}\n{file.read_text()}')
+    plan = make(load(write_recipe(tmp_path), [*rows, "sources.notes.text_column=body"]), store)
+    assert list(wrong_sources(plan)) == []
+
+
 def test_only_sources_that_a_pending_part_reads_are_opened(
     tmp_path: Path, store: Store, rows: list[str]
 ) -> None:
