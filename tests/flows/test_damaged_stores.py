@@ -36,8 +36,8 @@ COMMANDS = [
     *(
         "plan SPEC",
         "status SPEC",
-        "report SPEC -o OUT",
-        "metrics SPEC -o OUT",
+        "report SPEC -o OUT.html",
+        "metrics SPEC -o OUT.csv",
         "lineage SPEC export",
         "diff SPEC SPEC:evaluate",
     ),
@@ -51,7 +51,12 @@ COMMANDS = [
         "cp SPEC OUT",
         "cp tiny OUT",
     ),
-    *("verify SPEC", "verify --all", "verify --all --fix", "branch SPEC pretrain@step=8 --name other -o OUT"),
+    *(
+        "verify SPEC",
+        "verify --all",
+        "verify --all --fix",
+        "branch SPEC pretrain@step=8 --name other -o OUT.yaml",
+    ),
 ]
 
 

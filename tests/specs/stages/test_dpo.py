@@ -29,7 +29,7 @@ def recipe(folder: Path, data: str) -> Path:
         ("data_seed: 1", ONE),
         ("pairs: []", ONE),
         ("pairs: [chat]\n    preferences: preferences", ONE),
-        ("pairs: [sft]", "stages.plain.pairs[0]: stage 'sft' is a sft; conversations is needed here"),
+        ("pairs: [sft]", "stages.plain.pairs[0]: stage 'sft' is an sft; conversations is needed here"),
         ("pairs: [chat, chat]", "a part is repeated"),
         ("preferences: chat", "stage 'chat' is a conversations; preference_data is needed here"),
     ],

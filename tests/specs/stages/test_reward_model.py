@@ -28,7 +28,7 @@ STAGE = """\
         ),
         ("stages.cooldown.from=judge", "stage 'judge' is a reward_model"),
         ("stages.merged.checkpoints=[qrpo, judge]", "stage 'judge' is a reward_model"),
-        ("stages.preferences.reward={from: sft}", "stage 'sft' is a sft; reward_model is needed here"),
+        ("stages.preferences.reward={from: sft}", "stage 'sft' is an sft; reward_model is needed here"),
         ("stages.pretrain.model.head=reward", "pretraining needs the logits of a vocabulary"),
     ],
 )

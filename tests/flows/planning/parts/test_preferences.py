@@ -245,7 +245,7 @@ def test_sets_with_prompts_of_the_same_conversations_are_refused_with_the_fix(
         ("[preferences, thrid]", "there is no stage 'thrid'"),
         (
             "[preferences, sft]",
-            "stage 'sft' is a sft; one of preference_data, rewarded_completions is needed",
+            "stage 'sft' is an sft; one of preference_data, rewarded_completions is needed",
         ),
         ("{}", "at least 1 item"),
     ],
