@@ -173,7 +173,7 @@ def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Itera
     ]
     for at, begin, batch in pieces:
         path: FieldPath = (*at, "global_batch_size", begin)
-        if batch < 1 or batch % ranks:
+        if batch > 0 and batch % ranks:  # a smaller one is reported by `batch_pieces`
             fix = f"use a multiple of {ranks}, or other launch.processes."
             yield Problem(
                 path,

@@ -274,7 +274,9 @@ def _is_merge(key: Node) -> bool:
 
 
 def keys_of(target: str, stage: str | None) -> list[str]:
-    """The keys of a dotted path. The name of a stage, which may have dots, is one key."""
+    """The keys of a path, `steps[0].budget` or `steps.0.budget`. The name of a stage, which may have dots, is
+    one key."""
+    target = re.sub(r"\[(\d+)\]", r".\1", target)
     if stage is None:
         return target.split(".")
     return ["stages", stage, *target.removeprefix(f"stages.{stage}").split(".")[1:]]

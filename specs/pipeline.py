@@ -14,6 +14,7 @@ from specs.advice import Silenced
 from specs.assumed_inputs import AssumedInputs
 from specs.base import Spec, execution, location, reference
 from specs.cluster import Cluster
+from specs.compose import distinct
 from specs.document import Document
 from specs.errors import FieldPath, SpecError
 from specs.figures import FigureSpec
@@ -75,9 +76,10 @@ class Pipeline(Spec):
         return "" if self._document is None else self._document.where(path)
 
     def located(self, error: SpecError) -> SpecError:
-        """The same error, in which each problem has the file and line of its field."""
-        problems = error.problems
-        return SpecError([replace(one, where=one.where or self.where(one.path)) for one in problems])
+        """The same error, in which each problem has the file and line of its field, and one that the variants
+        of a stage share is stated once."""
+        problems = [replace(one, where=one.where or self.where(one.path)) for one in error.problems]
+        return SpecError(problems if self._document is None else distinct(self._document, problems))
 
     def family(self, stage: str) -> str:
         """The matrix stage that a stage is a variant of, or its own name if it is not a variant."""

@@ -1,8 +1,9 @@
 """Explains why a part that is not stored has to run: its differences from the most similar stored part.
 
 It is compared with the part of the same name in the last run of the pipeline, or else with the stored
-artifact of the same kind that has the fewest differences, if it shares most of the part's identity. A store
-holds the work of unrelated recipes too, whose parts explain nothing: a part without such an artifact is new.
+artifact of the same kind that has the fewest differences, one of the same name first, if it shares most of
+the part's identity, and its name or an input. A store holds the work of unrelated recipes too, whose parts
+explain nothing: a part without such an artifact is new.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ def difference(node: Node, records: Records) -> str:
         (reasons, identity)
         for path in _candidates(node, records)
         if (identity := Artifact(records.store, path).readable_identity) is not None
+        and _related(node, identity)
         and 2 * len(reasons := _reasons(node, identity)) < len({**flatten(node.identity), **node.inputs})
     ]
-    best = min(candidates, key=lambda pair: len(pair[0]), default=None)
+    best = min(candidates, key=lambda pair: (pair[1].name != node.name, len(pair[0])), default=None)
     last = records.last(node.name)
     if (
         last is not None
@@ -48,6 +50,15 @@ def difference(node: Node, records: Records) -> str:
 
 def _candidates(node: Node, records: Records) -> list[str]:
     return [f"{node.kind}/{name}" for name in records.store.names(node.kind)[-LOOKED_AT:]]
+
+
+def _related(node: Node, identity: Identity) -> bool:
+    """Whether a stored artifact shares the name or an input of the part, or the part reads nothing."""
+    shared = (
+        role in identity.inputs and identity.inputs[role].fingerprint == read.fingerprint
+        for role, read in node.inputs.items()
+    )
+    return identity.name == node.name or not node.inputs or any(shared)
 
 
 def _reasons(node: Node, identity: Identity) -> list[str]:

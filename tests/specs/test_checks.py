@@ -70,6 +70,14 @@ def test_a_batch_that_the_processes_cannot_divide_is_refused(tmp_path: Path) -> 
     assert "cannot be divided among 3 data-parallel processes. Fix: use a multiple of 3" in text
 
 
+@pytest.mark.parametrize("batch", [0, -3])
+def test_an_impossible_batch_is_one_problem(tmp_path: Path, batch: int) -> None:
+    changes = [f"stages.pretrain.global_batch_size={batch}", "launch.processes=2"]
+    text = problems(write_recipe(tmp_path), *changes)
+    assert text.endswith(f"a batch of {batch} sequences is not possible. Fix: use 1 or more.")
+    assert len(text.splitlines()) == 1
+
+
 def test_a_layout_that_does_not_fit_several_stages_is_one_problem(tmp_path: Path) -> None:
     layout = ["launch.processes=2", "launch.parallel.tp=2", "stages.export.launch.parallel.tp=2"]
     assert problems(write_recipe(tmp_path), *layout) == (

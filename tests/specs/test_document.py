@@ -141,7 +141,8 @@ def test_an_override_sets_a_value_of_its_yaml_type() -> None:
     override(found, "a.b=2e-4")
     override(found, "a.c.d=[x, 1]")
     override(found, "list.1=7")
-    assert found.data == {"a": {"b": 2e-4, "c": {"d": ["x", 1]}}, "list": [1, 7]}
+    override(found, "list[0]=6")
+    assert found.data == {"a": {"b": 2e-4, "c": {"d": ["x", 1]}}, "list": [6, 7]}
 
 
 @pytest.mark.parametrize("assignment", ["nothing", "a..b=1", "=1", "a.b.c=1", "list.9=1", "a.b=[1"])

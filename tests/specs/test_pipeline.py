@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specs.errors import Problem, SpecError
 from specs.launch import Workers
 from specs.pipeline import Pipeline
 from specs.recipe import load
@@ -39,3 +40,15 @@ def test_a_variant_belongs_to_its_matrix_and_another_stage_to_itself(tmp_path: P
     pipeline = load(write_recipe(tmp_path, RECIPE + tuned))
     assert {pipeline.family(name) for name in pipeline.stages if name.startswith("tuned-")} == {"tuned"}
     assert pipeline.family("cooldown") == "cooldown"
+
+
+def test_a_problem_of_the_plan_that_variants_share_is_stated_once(tmp_path: Path) -> None:
+    variants = "cooldown:\n    matrix: {{z_loss: [1e-4, 2e-4, 3e-4]}}"
+    text = RECIPE.replace("cooldown:", variants, 1).replace("from: cooldown", "from: cooldown-1e-4")
+    pipeline = load(write_recipe(tmp_path, text))
+    shared = [
+        Problem(("stages", f"cooldown-{rate}", "budget"), "too short") for rate in ("1e-4", "2e-4", "3e-4")
+    ]
+    [problem] = pipeline.located(SpecError([*shared])).problems
+    assert problem.path[1] == "cooldown-1e-4"
+    assert "tiny.yaml:" in problem.where

@@ -12,7 +12,7 @@ from flows.planning.plan import Plan, make
 from infra.store import Store
 from specs.recipe import load
 from tests.flows.conftest import finish
-from tests.recipes import write_recipe
+from tests.recipes import RECIPE, write_recipe
 
 Planned = Callable[..., Plan]
 
@@ -88,6 +88,36 @@ def test_parts_of_a_new_recipe_are_not_compared_with_those_of_an_unrelated_one(
     (tmp_path / "other" / "documents" / "rows.jsonl").write_text(rows)
     plan = make(load(write_recipe(tmp_path / "other", UNRELATED)), store)
     assert {name: step.reason for name, step in plan.steps.items()} == dict.fromkeys(plan.steps, "new")
+
+
+def test_a_part_with_other_inputs_and_another_name_is_new_however_many_settings_it_shares(
+    planned: Planned, store: Store, tmp_path: Path
+) -> None:
+    finish(planned())
+    path = write_recipe(
+        tmp_path / "other",
+        RECIPE.replace("cooldown:", "annealing:").replace("from: cooldown", "from: annealing"),
+    )
+    plan = make(
+        load(path, ["name=other", "stages.tokenizer.vocab_size=640", "stages.pretrain.model.vocab_size=640"]),
+        store,
+    )
+    assert plan.steps["annealing"].reason == "new"
+
+
+def test_a_part_is_compared_with_the_stored_one_of_its_name_before_more_similar_ones(
+    store: Store, tmp_path: Path
+) -> None:
+    source = '{{url: "{documents}", format: text, include: ["*.txt"]}}'
+    text = RECIPE.replace("  notes:", f"  more: {source}\n  notes:")
+    text = text.replace(
+        "{{notes: {{holdout: 0.2}}}}", "{{more: {{holdout: 0.3}}, notes: {{holdout: 0.2, pii: false}}}}"
+    )
+    path = write_recipe(tmp_path, text)
+    finish(make(load(path), store))
+    plan = make(load(path, ["name=renamed", "stages.corpus.sources.notes={holdout: 0.4}"]), store)
+    assert "against" not in plan.steps["corpus/notes"].reason
+    assert "holdout: 0.2 -> 0.4" in plan.steps["corpus/notes"].reason
 
 
 def test_a_part_of_a_renamed_recipe_is_compared_with_the_one_that_shares_most_of_it(
