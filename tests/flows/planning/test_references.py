@@ -193,7 +193,7 @@ REFUSED = [
     (
         "stages.pretrain.sequence_length=1000000 stages.pretrain.budget=16 steps",
         (
-            "(0 sequences of 1000000): with what was drawn before inf passes, 100 are allowed. "
+            "(0 sequences of 1000000). "
             "Fix: lower the budget or the source's weight, add data, or shorten the sequences."
         ),
     ),
