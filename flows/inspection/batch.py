@@ -225,9 +225,11 @@ def _origins(data: Any, sample: Any, index: int) -> list[str]:
     rows = samples.sets[source]
     sides = ("chosen", "rejected") if rows.sides == 2 else ("completion",)
     places = [2 // rows.sides * number for number in range(rows.sequence_ids(row).size)]
+    rewarded = rows.sides == 1 or sample.rewards.any()  # the pairs of a file have no rewards
     return [
-        f"{data.names[source]} ({sides[number % rows.sides]}, quantile reward {sample.rewards[place]:.3f},"
-        f" reference log-probability {sample.reference[place]:.2f})"
+        f"{data.names[source]} ({sides[number % rows.sides]},"
+        + (f" quantile reward {sample.rewards[place]:.3f}," if rewarded else "")
+        + f" reference log-probability {sample.reference[place]:.2f})"
         for number, place in enumerate(places)
     ]
 

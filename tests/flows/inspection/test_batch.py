@@ -130,17 +130,29 @@ def test_labelled_pairs_show_both_sides(words: Tokenizer) -> None:
     assert sources == ["pairs (pair 0, chosen)", "pairs (pair 0, rejected)", "padding"]
 
 
-def test_pairs_show_both_sides_with_their_rewards(words: Tokenizer) -> None:
+def _of_pairs(words: Tokenizer, rewards: list[float]) -> inspect_batch.Sample:
     arrays = {
         "tokens": np.array([1, 2, 2, 1, 3], dtype=np.int32),
         "lengths": np.array([3, 2]),
         "prompt_lengths": np.array([1, 1]),
-        "rewards": np.array([0.75, 0.25], dtype=np.float32),
+        "rewards": np.array(rewards, dtype=np.float32),
     }
     reference = np.array([-1.5, -2.5], dtype=np.float32)
     rows = PreferenceSamples(arrays, reference, sequence_length=8, pad_id=4)
     samples = PreferenceSets([rows], [Fraction(1)], seed=1)
-    found = inspect_batch.sample_of(SimpleNamespace(samples=samples, names=["pairs"]), words, 0, {4})
+    return inspect_batch.sample_of(SimpleNamespace(samples=samples, names=["pairs"]), words, 0, {4})
+
+
+def test_pairs_of_a_file_have_no_rewards_to_show(words: Tokenizer) -> None:
+    assert [document["source"] for document in _of_pairs(words, [0, 0])["documents"]] == [
+        "pairs (chosen, reference log-probability -1.50)",
+        "pairs (rejected, reference log-probability -2.50)",
+        "padding",
+    ]
+
+
+def test_pairs_show_both_sides_with_their_rewards(words: Tokenizer) -> None:
+    found = _of_pairs(words, [0.75, 0.25])
     assert [(document["source"], document["trained"]) for document in found["documents"]] == [
         ("pairs (chosen, quantile reward 0.750, reference log-probability -1.50)", 2),
         ("pairs (rejected, quantile reward 0.250, reference log-probability -2.50)", 1),
