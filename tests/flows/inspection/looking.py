@@ -16,6 +16,8 @@ OVERRIDES = [
     "stages.pretrain.packing=best-fit",
     "stages.cooldown.packing=concatenate",
     "stages.cooldown.goldfish={k: 3, h: 2}",
+    # the conversations are made, so that their lengths are known: prompts and answers fit
+    "stages.sft.sequence_length=256",
 ]
 
 
