@@ -146,7 +146,7 @@ def test_a_recipe_of_ones_own_is_deployed_by_a_command(prefect: Prefect, tmp_pat
     assert done.returncode == 0, done.stderr
     assert done.stdout == "Deployed apertus/own-data. It runs at 0 3 * * * (UTC).\n"
     made = prefect.request("deployments/name/apertus/own-data")
-    assert made["entrypoint"] == "flows.execution.flow.pipeline" and made["pull_steps"] is None
+    assert made["entrypoint"] == "flows.execution.flow.pipeline" and not made["pull_steps"]
     assert made["parameters"] == {"spec": str(recipe), "until": "corpus", "overrides": ["concurrency=2"]}
     assert (made["tags"], made["work_pool_name"]) == (["own-data", "nightly"], "local")
     assert [schedule["schedule"]["cron"] for schedule in made["schedules"]] == ["0 3 * * *"]

@@ -34,10 +34,11 @@ def test_pairs_are_made_of_conversations_and_of_what_the_model_says(bench: Any, 
     assert rewards.manifest.metrics["ties"] < 0.02
     lines = [json.loads(line) for line in pairs.bytes("pairs.jsonl").splitlines()]
     assert len(lines) == 24
-    assert all(
-        row["chosen"]["origin"] == "offline" and row["rejected"]["quantile"] <= 0.2 for row in lines[::2]
-    )
-    assert all(row["chosen"]["origin"] == row["rejected"]["origin"] == "sampled" for row in lines[1::2])
+    # the conversation's answer and the best sampled one have quantile 1, and either may be chosen
+    assert all(row["chosen"]["quantile"] == 1 and row["rejected"]["quantile"] <= 0.2 for row in lines[::2])
+    assert {row["chosen"]["origin"] for row in lines[::2]} == {"offline", "sampled"}
+    assert all(row["rejected"]["origin"] == "sampled" for row in lines)
+    assert all(row["chosen"]["reward"] > row["rejected"]["reward"] for row in lines)
 
     facts = pairs.manifest.facts
     assert facts["pad_id"] == 10
