@@ -1,7 +1,8 @@
 """Shows what is in the parts of conversations and preference data: conversations with the tokens that are
 trained; prompts, their completions and rewards; pairs.
 
-Invariant: reads the part and the parts that belong to it row by row; imports neither torch nor Prefect.
+Invariant: reads the part and the parts that belong to it row by row; imports neither torch nor Prefect, and
+what needs numpy when it is asked for.
 """
 
 from __future__ import annotations
@@ -15,10 +16,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from apertus_model.chat.encoder import TRAINED
-from apertus_model.data.conversations import ConversationShards
-from apertus_model.data.offline import offline_completions
-from apertus_model.data.rows import Rows
 from flows.inspection.common import Options, artifact
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
@@ -86,6 +83,8 @@ def show(console: Console, found: Found) -> None:
 
 
 def _conversations(plan: Plan, node: Node, found: Artifact) -> Reader:
+    from apertus_model.chat.encoder import TRAINED
+    from apertus_model.data.conversations import ConversationShards
     from apertus_model.tokenizer_files import open_tokenizer
 
     shards = ConversationShards(found, "train")
@@ -108,6 +107,9 @@ def _conversations(plan: Plan, node: Node, found: Artifact) -> Reader:
 
 def _prompts(plan: Plan, node: Node, found: Artifact) -> Reader:
     """Prompts with their completions: those of the part, or all with the rewards of the part."""
+    from apertus_model.data.offline import offline_completions
+    from apertus_model.data.rows import Rows
+
     inputs = {role: plan.graph.nodes[read.node] for role, read in node.inputs.items() if read.node}
     prompts = Rows(found if node.kind == "prompts" else artifact(plan, inputs["prompts"]))
     rewards = Rows(found) if node.kind == "rewards" else None

@@ -25,7 +25,7 @@ Planned = Callable[..., Plan]
         ),
         (
             "stages.qrpo.sequence_length=64",
-            r"'preferences' has sequence_length 128, this stage 64. Fix: set sequence_length: 128",
+            r"'preferences' has sequence_length 128, this stage 64. Fix: set 128",
         ),
         ("stages.dpo.precision.param=bfloat16", r"are in float32, this stage computes in bfloat16"),
         (

@@ -37,7 +37,9 @@ def options() -> Iterator[tuple[str, str]]:
         assert command.callback is not None
         for parameter, hint in get_type_hints(command.callback, include_extras=True).items():
             if "Path" in str(hint):
-                (option,) = (one for one in hint.__metadata__ if isinstance(one, OptionInfo))
+                option = next((one for one in hint.__metadata__ if isinstance(one, OptionInfo)), None)
+                if option is None:  # an argument, which is read
+                    continue
                 # typer keeps the first name as the default
                 name = option.default if isinstance(option.default, str) else f"--{parameter}"
                 yield command.name or command.callback.__name__, name

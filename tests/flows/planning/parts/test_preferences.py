@@ -247,7 +247,7 @@ def test_sets_with_prompts_of_the_same_conversations_are_refused_with_the_fix(
             "[preferences, sft]",
             "stage 'sft' is an sft; one of preference_data, rewarded_completions is needed",
         ),
-        ("{}", "at least 1 item"),
+        ("{}", "{} is too short. Fix: give at least 1, not 0."),
     ],
 )
 def test_sets_that_cannot_be_read_are_refused(tmp_path: Path, store: Store, stated: str, told: str) -> None:
