@@ -22,6 +22,8 @@ TYPES = "types only"
 PROGRAMS = ("tests/e2e", "tests/apertus_model/rehearsal/test_counts.py")
 TESTED_IN = {
     "apertus_model.work.messages": "tests/apertus_model/work/test_worker.py",
+    "flows.execution.deployments": "tests/e2e/test_deployment.py",
+    "flows.inspection.training_rows": "tests/flows/cli/commands/test_metrics.py",
     "flows.planning.estimate.alignment": "tests/apertus_model/trainer/test_flop_model.py",
     "infra.kubernetes": "tests/infra/launchers/test_kubernetes.py",
     "specs.anomalies": "tests/apertus_model/trainer/test_anomalies.py",

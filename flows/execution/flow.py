@@ -279,7 +279,7 @@ def run_plan(run: Run, until: str | None, only: str | None) -> None:
 @contextmanager
 def _recorded(session: Session, asked: str) -> Iterator[None]:
     """Records how the run ended. `asked`: what a run was asked for that does not run everything."""
-    begun, reason = datetime.now(UTC), asked
+    started, begun, reason = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic(), asked
     outcome: Outcome = "finished"
     try:
         yield
@@ -289,9 +289,8 @@ def _recorded(session: Session, asked: str) -> Iterator[None]:
         reason = redacted(str(error) or STOPPED_BY.get(type(error).__name__, type(error).__name__))
         raise
     finally:
-        plan, seconds = session.plan, (datetime.now(UTC) - begun).total_seconds()
-        started = begun.isoformat(timespec="seconds")
-        end = RunEnd(outcome=outcome, reason=reason, started=started, seconds=round(seconds, 1))
+        plan, seconds = session.plan, round(time.monotonic() - begun, 1)
+        end = RunEnd(outcome=outcome, reason=reason, started=started, seconds=seconds)
         with suppress(OSError, StoreError):  # a run without the record of its end is listed as such
             Records(plan.store, plan.pipeline.name).write(plan.graph, plan.pipeline.to_json(), end)
 

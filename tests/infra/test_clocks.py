@@ -26,6 +26,8 @@ READS_THE_WALL_CLOCK = {
     "apertus_model/stop.py": 1,
     "apertus_model/tracking.py": 2,
     "apertus_model/trainer/metrics.py": 1,
+    "flows/cli/commands/run.py": 1,
+    "flows/execution/flow.py": 1,
     "flows/execution/runner.py": 2,
     "infra/store/reading/artifact.py": 1,
     "infra/store/writing/attempt.py": 2,

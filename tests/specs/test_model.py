@@ -44,7 +44,7 @@ def test_only_a_model_without_qk_norm_says_so_and_transformers_has_no_class_for_
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("n_kv_heads", 2), ("head_dim", 33), ("vocab_size", 100), ("flavour", "9b"), ("width", 3)],
+    [("n_kv_heads", 2), ("head_dim", 33), ("vocab_size", 0), ("flavour", "9b"), ("width", 3)],
 )
 def test_impossible_models_are_refused(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field if field != "flavour" else "9b"):
