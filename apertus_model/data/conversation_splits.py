@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from apertus_model.chat.encoder import TRAINED
 from apertus_model.data.conversation_selection import KEPT, Compared, chosen, kept_name, resolve
+from apertus_model.data.documents import check_holdout
 from apertus_model.data.megatron import TokenFile, TokenFileWriter, token_dtype
 from apertus_model.data.rejects import RejectsWriter, Removed, read_rejects, url_of
 from infra.store import Artifact
-from infra.store.inputs import SourceError
 from specs.errors import counted
 from specs.filters import NearDuplicatesFilter, labels
 from specs.stages.conversations import ConversationSource
@@ -139,19 +139,13 @@ class AllConversations:
         return len(self._kept)
 
     def held_out(self, share: float) -> NDArray[np.bool_]:
-        """(conversations,): whether each is held out; none for a share of 0, or if the default share of few
-        conversations holds out none. SourceError when one of the two splits would be empty otherwise."""
+        """(conversations,): whether each is held out. SourceError as `check_holdout` says."""
         mask = self._group < np.uint64(min(int(share * 2**64), 2**64 - 1))
         count, groups = int(mask.sum()), len(np.unique(self._group))
         usual = ConversationSource.model_fields["holdout"].default
-        if count < len(self) and (count or share in (0, usual)):
-            return mask
-        which = "all" if count else "none"
-        what = f"holdout {share} of {counted(groups, 'group')} of conversations holds out {which}"
-        fix = "set holdout: 0, which holds out none, or add conversations"
-        if not count and groups > 1:
-            fix += f", or set a share of {(int(self._group.min()) + 1) / 2**64:.4f} or more"
-        raise SourceError(f"{what}. Fix: {fix}")
+        least = int(self._group.min()) if groups > 1 else None
+        check_holdout(share, usual, count, len(self), f"{counted(groups, 'group')} of conversations", least)
+        return mask
 
     def write(
         self, name: str, chosen: NDArray[np.int64], folder: Path, shard_tokens: int = SHARD_TOKENS

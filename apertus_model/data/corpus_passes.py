@@ -17,6 +17,7 @@ from typing import Any
 from apertus_model.data import corpus_plan
 from apertus_model.data.corpus_plan import CorpusPlan, Duplicate, Layout, Size
 from apertus_model.data.corpus_work import SHOWN, CorpusWork
+from apertus_model.data.documents import check_holdout
 from apertus_model.data.planted import encoder, planted_documents, to_json, tokenised
 from apertus_model.data.probes import probes_of
 from apertus_model.data.scatter import EQUAL
@@ -148,22 +149,17 @@ class Passes:
         return [unit.removesuffix(".json") for unit in stored if unit.startswith(kinds)]
 
     def _check(self, left: Tally) -> None:
-        """SourceError when nothing is left to train on, or a stated share holds out none. A share of 0 may
-        hold out none, and so may the default share of few documents."""
-        share, (train, held_out) = self.work.part.process.holdout, left.documents
+        """SourceError when no document is left, or as `check_holdout` says."""
+        process, (train, held_out) = self.work.part.process, left.documents
         total = train + held_out
         if not total:
             raise SourceError(
                 f"no document of {self.work.part.source.url} is left: {counts_line(self._dropped())}. Fix:"
                 " check the globs, the format or the filters"
             )
-        if train and (held_out or share in (0, type(self.work.part.process).model_fields["holdout"].default)):
-            return
-        which = "all" if held_out else "none"
-        fix = "set holdout: 0, which holds out none, or add documents"
-        if total > 1 and not held_out:
-            fix += f", or set a share of {(left.least + 1) / 2**64:.4f} or more"
-        raise SourceError(f"holdout {share} of {counted(total, 'document')} holds out {which}. Fix: {fix}")
+        usual = type(process).model_fields["holdout"].default
+        least = left.least if total > 1 else None
+        check_holdout(process.holdout, usual, held_out, total, counted(total, "document"), least)
 
     def _dropped(self) -> dict[str, dict[str, int]]:
         """The counts of the documents that were read, rejected and dropped, when none is left to write."""

@@ -78,6 +78,23 @@ def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: 
         yield Rejection("empty_file")
 
 
+def check_holdout(share: float, usual: float, held_out: int, total: int, of: str, least: int | None) -> None:
+    """SourceError when nothing is left to train on, or a stated share holds out none. A share of 0 may hold
+    out none, and so may the default share, `usual`, of few.
+
+    Args:
+        held_out, total: numbers of documents or conversations.
+        of: what the share is of, with its number: `60 documents`.
+        least: the smallest hash, of 64 bits, by which a share would hold something out; None if no share can.
+    """
+    if held_out < total and (held_out or share in (0, usual)):
+        return
+    fix = f"set holdout: 0, which holds out none, or add {of.rpartition(' ')[2].removesuffix('s')}s"
+    if not held_out and least is not None:
+        fix += f", or set a share of {(least + 1) / 2**64:.4f} or more"
+    raise SourceError(f"holdout {share} of {of} holds out {'all' if held_out else 'none'}. Fix: {fix}")
+
+
 def texts_of(source: SourceSpec) -> Iterator[str]:
     """The texts of all documents of a source, in the order of its files. SourceError as `read_documents`."""
     fs, root = open_source(source)
