@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from flows.cli.tables import make_console
 from flows.format import amount
-from flows.inspection.sources import wrong_sources
+from flows.inspection.sources import check_sources
 from flows.planning.plan import Plan, make
 from infra.store import Store, StoreError
 from infra.store.inputs import Listing
@@ -140,8 +140,7 @@ def make_plan(spec: str, store: str | None, overrides: list[str] | None, ask_net
             errors.print(f"reading source {name} for its digest: {files}")
 
     plan = make(pipeline, opened, reading, ask_network=ask_network)
-    if problems := list(wrong_sources(plan)):
-        raise pipeline.located(SpecError(problems))
+    check_sources(plan)
     return plan
 
 

@@ -35,6 +35,7 @@ from flows.execution.prefect_pages import ProgressBar, only_shown, publish_resul
 from flows.execution.runner import Observer, PipelineFailed, Runner, StageFailed
 from flows.execution.watchdog import guard
 from flows.format import describe
+from flows.inspection.sources import check_sources
 from flows.planning.plan import Plan, Step, decide, make
 from flows.planning.run_records import Records
 from flows.planning.stage_choice import select
@@ -281,16 +282,18 @@ def _recorded(session: Session, asked: str) -> Iterator[None]:
     """Records how the run ended. `asked`: what a run was asked for that does not run everything."""
     started, begun, reason = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic(), asked
     outcome: Outcome = "finished"
+    unfinished: list[str] = []
     try:
         yield
     except BaseException as error:
         stopped = isinstance(error, WorkerLost) or not isinstance(error, Exception)
         outcome = "interrupted" if stopped else "failed"
         reason = redacted(str(error) or STOPPED_BY.get(type(error).__name__, type(error).__name__))
+        unfinished = [*error.reasons] if isinstance(error, PipelineFailed) else []
         raise
     finally:
         plan, seconds = session.plan, round(time.monotonic() - begun, 1)
-        end = RunEnd(outcome=outcome, reason=reason, started=started, seconds=seconds)
+        end = RunEnd(outcome=outcome, reason=reason, unfinished=unfinished, started=started, seconds=seconds)
         with suppress(OSError, StoreError):  # a run without the record of its end is listed as such
             Records(plan.store, plan.pipeline.name).write(plan.graph, plan.pipeline.to_json(), end)
 
@@ -348,6 +351,7 @@ def pipeline(
         if run is None:
             recipe = load(spec, overrides or [])
             made = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))
+            check_sources(made)
             run = Run(made, _Silent(), load_profile(os.environ.get("APERTUS_PROFILE")))
         try:
             run_plan(run, until, only)

@@ -22,7 +22,7 @@ from flows.planning.plan import Plan
 from infra.store import Artifact
 from specs.errors import SpecError
 
-KINDS = ("conversations", "prompts", "completions", "rewards", "pairs")
+KINDS = ("conversations", "prompts", "completions", "rewards", "pairs", "labelled_pairs")
 
 
 class Answer(TypedDict):
@@ -71,7 +71,7 @@ def show(console: Console, found: Found) -> None:
     if any(trained for item in found["items"] for trained, _ in item["pieces"]):
         console.print(Text("trained  ").append("not trained", style="dim"))
     for item in found["items"]:
-        console.rule(Text(f"{item['index']}: {item['id']}"))
+        console.rule(Text(f"{item['index']}: {item['id']}".removesuffix(": ")))
         marked = any(trained for trained, _ in item["pieces"])
         text = Text()
         for trained, piece in item["pieces"]:
@@ -85,24 +85,29 @@ def show(console: Console, found: Found) -> None:
 def _conversations(plan: Plan, node: Node, found: Artifact) -> Reader:
     from apertus_model.chat.encoder import TRAINED
     from apertus_model.data.conversations import ConversationShards
-    from apertus_model.tokenizer_files import open_tokenizer
 
-    shards = ConversationShards(found, "train")
-    tokenizer_node = plan.graph.nodes[node.inputs["tokenizer"].node or ""]
-    tokenizer = open_tokenizer(artifact(plan, tokenizer_node).local("tokenizer.json"))
+    shards, decode = ConversationShards(found, "train"), _decoder(plan, node)
 
     def item(index: int) -> Item:
         tokens, mask = shards.tokens(index).tolist(), shards.mask(index).tolist()
         pieces = []
         for trained, run in groupby(zip(tokens, mask, strict=True), key=lambda pair: pair[1] == TRAINED):
-            text = tokenizer.decode([token for token, _ in run], skip_special_tokens=False)
-            pieces.append((trained, text))
+            pieces.append((trained, decode([token for token, _ in run])))
         talk = shards.conversation(index)
         about = "rejected" if talk.preference else "another completion"
         others: list[Answer] = [{"text": text, "about": about} for text in talk.completions[1:]]
         return {"index": index, "id": talk.id, "pieces": pieces, "answers": others}
 
     return len(shards), item
+
+
+def _decoder(plan: Plan, node: Node) -> Callable[[list[int]], str]:
+    """The function that shows tokens of a part, special tokens included, as text."""
+    from apertus_model.tokenizer_files import open_tokenizer
+
+    read = plan.graph.nodes[node.inputs["tokenizer"].node or ""]
+    tokenizer = open_tokenizer(artifact(plan, read).local("tokenizer.json"))
+    return lambda tokens: tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 def _prompts(plan: Plan, node: Node, found: Artifact) -> Reader:
@@ -154,8 +159,30 @@ def _pairs(plan: Plan, node: Node, found: Artifact) -> Reader:
     return len(lines), item
 
 
+def _labelled_pairs(plan: Plan, node: Node, found: Artifact) -> Reader:
+    from apertus_model.data.packed_pairs import pair_arrays
+
+    arrays = pair_arrays(found, ("lengths", "prompt_lengths"), "train-", ("margins",))
+    ends, decode = arrays["lengths"].cumsum().tolist(), _decoder(plan, node)
+
+    def item(index: int) -> Item:
+        answers: list[Answer] = []
+        prompt = ""
+        for sequence, side in ((2 * index, "chosen"), (2 * index + 1, "rejected")):
+            begin = ends[sequence] - int(arrays["lengths"][sequence])
+            middle = begin + int(arrays["prompt_lengths"][sequence])
+            prompt = decode(arrays["tokens"][begin:middle].tolist())
+            text = decode(arrays["tokens"][middle : ends[sequence]].tolist())
+            answers.append({"text": text, "about": side})
+        answers[0]["about"] += f", margin {arrays['margins'][index]:.4g}"
+        return {"index": index, "id": "", "pieces": [(False, prompt)], "answers": answers}
+
+    return len(ends) // 2, item
+
+
 READERS = {
     "conversations": _conversations,
     **dict.fromkeys(("prompts", "completions", "rewards"), _prompts),
     "pairs": _pairs,
+    "labelled_pairs": _labelled_pairs,
 }

@@ -10,12 +10,17 @@ from itertools import islice
 
 from flows.planning.plan import Plan
 from infra.store.inputs import SourceError
-from specs.errors import Problem
+from specs.errors import Problem, SpecError
 from specs.sources import TABLES, SourceSpec
 
 
-def wrong_sources(plan: Plan) -> Iterator[Problem]:
-    """A problem for each source whose first file cannot be read, or lacks a column that the recipe names."""
+def check_sources(plan: Plan) -> None:
+    """SpecError if the first file of a source cannot be read, or lacks a column that the recipe names."""
+    if problems := list(_problems(plan)):
+        raise plan.pipeline.located(SpecError(problems))
+
+
+def _problems(plan: Plan) -> Iterator[Problem]:
     pending = {read.name for step in plan.pending for read in step.node.inputs.values() if read.node is None}
     for name, source in plan.pipeline.sources.items():
         listing = plan.graph.listings.get(name)

@@ -226,6 +226,7 @@ class RunPart(Foreign):
 class RunEnd(Foreign):
     outcome: Outcome
     reason: str = ""  # the parts that did not finish, one a line
+    unfinished: list[str] = Field(default_factory=list)  # their names; an older run may have finished them
     started: str
     seconds: float
 

@@ -49,8 +49,8 @@ def run_rows(store: Store, metrics: Sequence[str] = ()) -> list[RunRow]:
         stamps = runs.stamps(store, name)
         record = runs.read(store, name, stamps[-1])
         artifacts = {part: Artifact(store, path, step) for part, (path, step) in record.parts.items()}
-        finished = {part: artifact for part, artifact in artifacts.items() if artifact.complete}
-        numbers = _numbers(finished) if metrics else {}
+        complete = {part: artifact for part, artifact in artifacts.items() if artifact.complete}
+        numbers = _numbers(complete) if metrics else {}
         known |= numbers.keys()
         started = datetime.fromtimestamp(record.time, UTC).isoformat(timespec="seconds")
         row: RunRow = {
@@ -61,7 +61,7 @@ def run_rows(store: Store, metrics: Sequence[str] = ()) -> list[RunRow]:
             "seconds": None,
             "records": len(stamps),
             "parts": len(artifacts),
-            "finished": len(finished),
+            "finished": len(complete.keys() - set(record.end.unfinished if record.end else ())),
             "metrics": {one: value for one, value in numbers.items() if _matches(one, metrics)},
         }
         if (end := record.end) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from specs.errors import SpecError
 from specs.profiles import Profile
 from tests.flows.execution.notes import Notes
 from tests.flows.finished import read_json
+from tests.recipes import write_recipe
 
 Planned = Callable[..., Plan]
 
@@ -89,9 +91,20 @@ def test_a_run_records_how_it_ended_and_why(
             pipeline.run_plan(run, None, None)
     end = runs.last(store, "tiny").end
     assert end is not None and (end.outcome, end.reason) == (outcome, reason)
+    assert end.unfinished == (["evaluate", "export"] if isinstance(error, pipeline.PipelineFailed) else [])
     assert 0 <= end.seconds < 60
     (row,) = read_json("runs", "--store", store.url, "--json")["runs"]
     assert (row["outcome"], row["reason"], row["started"]) == (outcome, reason, end.started)
+
+
+def test_a_deployed_run_refuses_a_column_that_a_source_lacks_before_anything_starts(
+    tmp_path: Path, store: Store
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"body": "' + "a text " * 20_000 + '"}\n')
+    rows = f'sources.notes={{url: "{tmp_path}", format: jsonl, include: ["*.jsonl"]}}'
+    with pytest.raises(SpecError, match=r"sources.notes.text_column: .*no column 'text'; there are body"):
+        pipeline.pipeline.fn(str(write_recipe(tmp_path)), [rows], store=store.url)
+    assert runs.names(store) == []
 
 
 def test_a_deployed_run_has_the_name_of_its_deployment_and_not_of_its_file(

@@ -3,22 +3,28 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
+from apertus_model.chat import ChatEncoder
 from apertus_model.data.rows import write_rows
 from apertus_model.data.vocabulary import train
+from apertus_model.stages.labelled_pairs import write_pairs
 from flows.cli.tables import make_console
 from flows.inspection.common import Options
 from flows.inspection.inspectors import inspector_of
 from flows.inspection.rows import KINDS, READERS
-from flows.planning.plan import Plan
-from infra.store import Attempt
+from flows.planning.plan import Plan, make
+from infra.store import Attempt, Store
 from specs.errors import SpecError
+from specs.recipe import load
 from tests.apertus_model.preference_artifacts import dialogue, put_conversations
 from tests.flows.conftest import job_of
+from tests.recipes import CHAT, write_recipe
 
 
 def _commit(
@@ -88,15 +94,51 @@ def test_both_sides_of_a_pair_are_shown_with_their_worth(stored: Plan) -> None:
     assert "rejected: offline hf:a, reward 0.5, quantile 0.25\nown\n" in printed
 
 
-def test_trained_tokens_of_conversations_are_marked_and_rejected_answers_follow(
-    chat: Callable[..., Plan],
-) -> None:
-    plan = chat()
+def _put_tokenizer(plan: Plan) -> Tokenizer:
     attempt = Attempt(job_of(plan, plan.graph.nodes["tokenizer"]), plan.store)
     attempt.begin()
     tokenizer = train(["What is a kite? It needs wind."] * 9, 512, 100)
     attempt.write_bytes("tokenizer.json", tokenizer.to_str().encode())
     attempt.commit(metrics={}, facts={"vocab_size": 512, "bos_id": 1, "eos_id": 2, "pad_id": 3})
+    return tokenizer
+
+
+def test_labelled_pairs_are_shown_with_both_sides_and_the_margin(store: Store, tmp_path: Path) -> None:
+    judge = "kind: reward_model, from: sft, pairs: [chat], global_batch_size: 4, budget: 4 steps"
+    recipe = CHAT + "  judge: {{" + judge + ", optimizer: {{lr: 1e-4}}}}\n"
+    plan = make(load(write_recipe(tmp_path, recipe)), store)
+    node = plan.graph.nodes["judge/pairs"]
+    encoder = ChatEncoder(_put_tokenizer(plan))
+    rows = [
+        {
+            "prompt": encoder.prompt(dialogue(question, "").prompt).tolist(),
+            "chosen": encoder.completion("Wind.").tolist(),
+            "rejected": encoder.completion(f"{question} No.").tolist(),
+            "margin": margin,
+            "source": 0,
+        }
+        for question, margin in (("What is a kite?", None), ("And rain?", 1.5))
+    ]
+    attempt = Attempt(job_of(plan, node), plan.store)
+    attempt.begin()
+    _, names = write_pairs(rows, tmp_path, "train")
+    for name in names:
+        attempt.put(tmp_path / name, name)
+    attempt.commit(metrics={})
+    found, printed = _found(plan, "judge/pairs", limit=9)
+    assert [item["pieces"][0][1].count("And rain?") for item in found["items"]] == [0, 1]
+    assert [answer["text"] for answer in found["items"][1]["answers"]] == [
+        "Wind.<|assistant_end|>",
+        "And rain? No.<|assistant_end|>",
+    ]
+    assert "chosen, margin 0\nWind." in printed and "chosen, margin 1.5\nWind." in printed
+
+
+def test_trained_tokens_of_conversations_are_marked_and_rejected_answers_follow(
+    chat: Callable[..., Plan],
+) -> None:
+    plan = chat()
+    _put_tokenizer(plan)
     node = plan.graph.nodes["chat/questions"]
     bench = SimpleNamespace(job=lambda *arguments, **more: job_of(plan, node))
     pair = dialogue("And rain?", "No.", "Yes.", preference=True)

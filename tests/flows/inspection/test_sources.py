@@ -9,9 +9,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from flows.inspection.sources import wrong_sources
+from flows.inspection.sources import check_sources
 from flows.planning.plan import make
 from infra.store import Store
+from specs.errors import SpecError
 from specs.recipe import load
 from tests.flows.conftest import finish
 from tests.recipes import write_recipe
@@ -44,7 +45,9 @@ def test_a_column_that_the_first_file_lacks_is_an_error_of_the_plan_at_its_field
     columns = {"text_column": "body", field: stated}
     overrides = [*rows, *(f"sources.notes.{name}={value}" for name, value in columns.items())]
     plan = make(load(write_recipe(tmp_path), overrides), store)
-    (problem,) = wrong_sources(plan)
+    with pytest.raises(SpecError) as raised:
+        check_sources(plan)
+    (problem,) = raised.value.problems
     assert problem.path == ("sources", "notes", field)
     assert message in problem.message and "/rows/b." in problem.message
     assert problem.fix == f"correct {field}."
@@ -56,7 +59,7 @@ def test_a_first_row_without_the_columns_is_no_error_of_the_plan(
     for file in (tmp_path / "rows").glob("*.jsonl"):
         file.write_text(f'{{"url": "u"}}\n{file.read_text()}')
     plan = make(load(write_recipe(tmp_path), [*rows, "sources.notes.text_column=body"]), store)
-    assert list(wrong_sources(plan)) == []
+    check_sources(plan)
 
 
 def test_only_sources_that_a_pending_part_reads_are_opened(
@@ -64,10 +67,12 @@ def test_only_sources_that_a_pending_part_reads_are_opened(
 ) -> None:
     overrides = [*rows, "sources.notes.text_column=body"]
     plan = make(load(write_recipe(tmp_path), overrides), store)
-    assert list(wrong_sources(plan)) == []
+    check_sources(plan)
     finish(plan)
     finished = make(load(write_recipe(tmp_path), overrides), store)
     for file in (tmp_path / "rows").iterdir():
         file.unlink()
-    assert [problem.path for problem in wrong_sources(plan)] == [("sources", "notes")]
-    assert list(wrong_sources(finished)) == []
+    with pytest.raises(SpecError) as raised:
+        check_sources(plan)
+    assert [problem.path for problem in raised.value.problems] == [("sources", "notes")]
+    check_sources(finished)

@@ -39,6 +39,12 @@ def test_a_run_that_ended_is_listed_with_its_outcome_its_time_and_the_reason(don
     text = shown(runs_table(done.store, [row]), 200)
     assert "failed" in text and "1.5 min" in text
     assert "gate on perplexity: 1e+04 is above the allowed 1000; and 1 more" in " ".join(text.split())
+    assert row["finished"] == 10
+    # parts that an older run has finished, and this one did not reach
+    failed = end.model_copy(update={"unfinished": ["evaluate", "export"]})
+    Records(done.store, "tiny").write(done.graph, {}, failed)
+    (row,) = run_rows(done.store, ["evaluate:perplexity"])
+    assert row["finished"] == 8 and row["metrics"]
     # the next start has not ended
     Records(done.store, "tiny").write(done.graph, {})
     assert run_rows(done.store)[0]["outcome"] == "unknown"
