@@ -213,6 +213,8 @@ def _read(message: Mapping[str, Any]) -> dict[str, Any]:
     role = "tool" if message.get("role") == "function" else str(message.get("role"))
     known = ("role", "content", *TRAINS, *KEYS.get(role, ()), *NOTES)
     read = known_keys(message, known, f"a message of role {role}") | {"role": role}
+    if message.get("role") is None:
+        raise ConversationError("not_alternating", "a message has no role")
     if role != "assistant" and _is_trained(read) is True:
         raise ConversationError("trained_prompt", f"a message of role {role} cannot be trained")
     return read

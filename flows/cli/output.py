@@ -55,7 +55,7 @@ def _check(path: Path, endings: tuple[str, ...]) -> None:
     ending = path.suffix.lower()
     if ending not in endings:
         what = f"'{path}' is no name of a file that ends in {' or '.join(endings)}"
-        raise StageError(f"{what}. Fix: name it {path.stem or 'file'}{endings[0]}")
+        raise StageError(f"{what}. Fix: name it {path.name.split('.')[0] or 'file'}{endings[0]}")
     try:
         folder = path.resolve().parent
     except (ValueError, RuntimeError, OSError) as error:  # a NUL, a loop of links
