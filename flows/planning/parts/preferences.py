@@ -213,10 +213,11 @@ def add_prompts(
     inputs = _conversations(builder, sources, path, checkpoint)
     shortest = builder.shortest(map(builder.part, sources), part.split, "shortest_prompt")
     needed = shortest + part.max_new_tokens
-    if shortest and needed > part.max_tokens:
+    if shortest and part.max_new_tokens < part.max_tokens < needed:  # without any room: `check_room`
+        left = part.max_tokens - part.max_new_tokens
         message = (
-            f"no prompt fits: the shortest has {shortest} tokens or more, which with max_new_tokens"
-            f" {part.max_new_tokens} are {needed}, of {part.max_tokens}"
+            f"no prompt fits: the shortest has {shortest} tokens or more, and of max_tokens {part.max_tokens}"
+            f" max_new_tokens {part.max_new_tokens} leaves {left}"
         )
         longer = (
             f", or set max_tokens to {needed} or more and sequence_length to {2 * needed} or more, here and"
