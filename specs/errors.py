@@ -39,7 +39,8 @@ class Problem:
         if self.path:
             text += f"{dotted(self.path)}: "
         text += self.message
-        return redacted(f"{text.rstrip('.')}. Fix: {self.fix}" if self.fix else text)
+        has_fix = ". Fix: " in self.message  # of the error of a file, which knows more
+        return redacted(f"{text.rstrip('.')}. Fix: {self.fix}" if self.fix and not has_fix else text)
 
 
 class SpecError(ValueError):

@@ -8,7 +8,7 @@ import pytest
 
 from infra.store import StoreError
 from infra.store.storage.retry import StorageError
-from specs.errors import StageError, counted, did_you_mean
+from specs.errors import Problem, StageError, counted, did_you_mean
 
 
 def test_suggestions_name_each_candidate_once() -> None:
@@ -22,6 +22,12 @@ def test_one_of_a_thing_is_named_in_the_singular() -> None:
         "1,204 documents",
     ]
     assert [counted(number, "unit is", "units are") for number in (1, 2)] == ["1 unit is", "2 units are"]
+
+
+def test_a_problem_has_one_fix_which_is_that_of_the_error_that_it_repeats() -> None:
+    assert str(Problem(("url",), "no file.", "correct it.")) == "url: no file. Fix: correct it."
+    repeated = "a.txt is no text. Fix: leave it out"
+    assert str(Problem(("url",), repeated, "correct it.")) == f"url: {repeated}"
 
 
 @pytest.mark.parametrize("kind", [StageError, StoreError, StorageError])
