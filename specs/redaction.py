@@ -27,7 +27,8 @@ appear in too many texts."""
 
 # Names of secrets
 
-_NAME = r"secret|passw(?:or)?d|passphrase|credentials?|connection[_-]?string|shared[_-]?access[_-]?signature"
+_NAME = r"secret|passw(?:or)?d|passphrase|credentials?|(?:auth|connection)[_-]?string"
+_NAME += r"|shared[_-]?access[_-]?signature"
 _NAME += r"|(?:access|account|api|auth|encryption|master|private|shared|signing)[_-]?keys?"
 _NAME += r"|(?:access|api|auth|bearer|bot|csrf|gitlab|hf|hub|(?<![a-z])id|oauth|personal|private|refresh"
 _NAME += r"|security|session|subject|vault)[_-]?tokens?"

@@ -6,7 +6,8 @@ committed meanwhile. The flow runs in this process without a server, or with the
 `PREFECT_API_URL` names; `prefect.yaml` deploys it.
 
 Invariants: a part starts when all its inputs, and all stages in its `after`, have finished. A failure stops
-only parts that depend on it. However the flow ends, its stages are told to stop, and it waits for them.
+only parts that depend on it. However the flow ends, its stages are told to stop, and it waits for them. Its
+state is Cancelled when a person has stopped it (a cancellation, Ctrl-C), and Crashed when anything else has.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from typing import Any
 
 from prefect import flow, get_run_logger, runtime, tags, task
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Cancelled, Completed, State
+from prefect.exceptions import CancelledRun
+from prefect.settings import get_current_settings
+from prefect.states import Cancelled, Completed, Crashed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.execution import interrupts
@@ -48,7 +51,7 @@ from specs.recipe import load
 from specs.redaction import RedactedRecord, redacted, without_secrets
 
 STOPPED_BY = {
-    "KeyboardInterrupt": "Ctrl-C",
+    "KeyboardInterrupt": interrupts.CTRL_C,
     "TerminationSignal": "SIGTERM or a cancellation",
     "WorkerLost": "the end of its worker",
 }
@@ -343,7 +346,7 @@ def pipeline(
         store: folder or fsspec URL, without credentials; that of the recipe by default.
     """
     logging.setLogRecordFactory(RedactedRecord)
-    if runtime.deployment.id is not None:
+    if get_current_settings().api.url is not None:  # this server outlives the run
         guard(str(runtime.flow_run.id))
     interrupts.listen_again()  # Prefect has taken SIGTERM; its exception may be raised twice
     with _secrets_kept():
@@ -356,7 +359,11 @@ def pipeline(
         try:
             run_plan(run, until, only)
         except WorkerLost as error:
-            return Cancelled(message=str(error))
+            return Crashed(message=str(error))
+        except KeyboardInterrupt as error:
+            if str(error) != interrupts.CTRL_C:  # nobody need have asked for another signal
+                raise
+            return Cancelled(message="stopped by Ctrl-C; the next run resumes its work")
         return None
 
 
@@ -368,6 +375,9 @@ def run_here(plan: Plan, observer: Observer, profile: Profile, **parameters: Any
     try:
         with tags(plan.pipeline.name):
             pipeline(**parameters)
+    except CancelledRun:
+        interrupts.check()
+        raise
     finally:
         _run.reset(token)
     return run.plan

@@ -18,6 +18,7 @@ from typing import Any
 
 from infra.liveness import STOP_SIGNALS, stop_signals_blocked
 
+CTRL_C = "Ctrl-C"
 _heard: list[str] = []
 _deferring = False
 
@@ -65,7 +66,7 @@ def blocked() -> Iterator[None]:
 def _on_signal(number: int, frame: Any) -> None:
     _without_terminal()
     if not _heard:
-        _heard.append("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+        _heard.append(CTRL_C if number == signal.SIGINT else signal.Signals(number).name)
         if not _deferring:
             check()
 

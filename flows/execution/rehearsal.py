@@ -28,6 +28,7 @@ from specs.layout import micro_batches_in_flight
 from specs.stages.training import Segment
 
 RANK, SERVER = "apertus_model.rehearsal.__main__", "apertus_model.rehearsal.server"
+PREPARE_SECONDS = 600.0  # a server imports torchtitan before it answers, and nothing else can start a rank
 Ranks = Literal["first, middle and last", "all kinds"]
 # fields of a segment that say where it begins and ends, what it reads and what it saves, but not what a step
 # does; labels that Goldfish leaves out are trained in a rehearsal, too
@@ -250,10 +251,10 @@ def _begun(task: Task) -> Iterator[Callable[[], RankReport]]:
         question.write_text(task.model_dump_json())
         server = kept_server(environment, SERVER, [task.device, task.gpu])
         try:
-            process = server.start(RANK, [str(question), str(answer)], environment)
-        except ServerLost:
-            ended = f"it did not start: python -m {SERVER} {task.device} {task.gpu} ended"
-            yield lambda: _failed(task, ended)
+            process = server.start(RANK, [str(question), str(answer)], environment, seconds=PREPARE_SECONDS)
+        except ServerLost as error:
+            why = f"it did not start, by python -m {SERVER} {task.device} {task.gpu}: {error}"
+            yield lambda: _failed(task, why)
             return
 
         def report() -> RankReport:

@@ -4,6 +4,9 @@ one.
 Invariant: the temporary server lives as long as the process, however that ends. It must learn how the run
 ended, so the signals that end a run do not end the server. It is killed at exit, after its logs are
 delivered; if this process is killed, by a guard that holds the other end of a pipe.
+
+Only this user reads it: requests need a key that each run draws, and hands on in the environment only; the
+database is in a folder of its own, `PREFECT_HOME/apertus`, as `PREFECT_HOME` may serve other uses.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
 import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,9 @@ SETTINGS = {
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
 }
+KEYS = ("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING")  # of the server, and of its clients
+DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+TURN_SECONDS = 60.0  # for the start of another run's server
 
 
 def start_prefect() -> None:
@@ -47,6 +55,7 @@ def start_prefect() -> None:
         _reach(url)
         return
     from prefect.server.api.server import SubprocessASGIServer
+    from pydantic import SecretStr
 
     class Guarded(SubprocessASGIServer):  # has a guard from its start on, also when `start` retries
         def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
@@ -60,8 +69,15 @@ def start_prefect() -> None:
                 self.server_process.kill()  # SIGTERM, which Prefect sends, is blocked
             super().stop()
 
+    settings = get_current_settings()
+    folder = _own_folder(settings.home)
+    os.environ |= dict.fromkeys(KEYS, f"apertus:{secrets.token_urlsafe(32)}")
+    usual = f"sqlite+aiosqlite:///{settings.home}/prefect.db"
+    if settings.server.database.connection_url == SecretStr(usual):
+        os.environ[DATABASE] = f"sqlite+aiosqlite:///{folder}/prefect.db"
+    refresh_global_settings_context()
     server = Guarded()
-    with _alone(get_current_settings().home):
+    with _alone(folder):
         try:
             server.start()
         except RuntimeError as error:
@@ -100,21 +116,38 @@ def _guard(pid: int) -> None:
     start_guard(kill)
 
 
-@contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """Keeps other runs from starting a server in the folder `home` meanwhile: of two servers that create one
-    database, one fails and retries. OSError when the folder cannot be written."""
+def _own_folder(home: Path) -> Path:
+    """The folder `apertus` in the folder `home`, which nobody but this user may enter, with a database that
+    nobody else may read. OSError when it cannot be written, or belongs to another user."""
+    folder, database = home / "apertus", home / "apertus" / "prefect.db"
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        (home / "apertus-starts-a-server").touch()
+        home.mkdir(0o700, parents=True, exist_ok=True)
+        folder.mkdir(0o700, exist_ok=True)
+        folder.chmod(0o700)
+        database.touch(0o600)  # SQLite's -wal and -shm beside it take its mode
+        database.chmod(0o600)
     except OSError as error:
         raise OSError(
             f"Prefect keeps its database in {home}, which cannot be written ({error.strerror})."
             " Fix: set PREFECT_HOME to a folder that can"
         ) from error
-    with open(home / "apertus-starts-a-server", "w") as file:
-        with suppress(OSError):  # a filesystem without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
+    return folder
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keeps other runs from starting a server in the folder meanwhile: of two servers that create one
+    database, one fails and retries. A run that has waited for `TURN_SECONDS` starts its own all the same."""
+    deadline = time.monotonic() + TURN_SECONDS
+    with open(folder / "starting", "w") as file:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.1)
+            except OSError:  # a filesystem without locks
+                break
         yield
 
 

@@ -1,4 +1,4 @@
-"""Reports a deployed run whose process was killed, which Prefect would show as running for ever.
+"""Reports a run whose process was killed, which its Prefect server would show as running for ever.
 
 A worker that is told to stop kills its runs at once. The guard is a separate process that holds the other end
 of a pipe: it notices the end of the run's process, whatever the cause.

@@ -45,6 +45,7 @@ HUNG = (
     "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
 )
 ROOT = str(Path(__file__).resolve().parents[2])
+Started = subprocess.Popen[bytes] | ForkedStage
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Process:
         self.launch = launch
         self.distributed = distributed
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | ForkedStage | None = None
+        self._process: Started | None = None
         self._stopped = ""
 
     @property
@@ -87,14 +88,20 @@ class Process:
         """Seconds until a stage that was told to stop is killed."""
         return stop_seconds(self.launch) + END_SECONDS
 
-    def start(self, job_file: Path) -> subprocess.Popen[bytes] | ForkedStage:
+    def start(self, job_file: Path, say: Callable[[str], None]) -> Started | None:
         """Forks a stage of one process from a server that has imported torch. Starts Python for several
-        ranks, which torchrun starts, and when nothing can be forked."""
+        ranks, which torchrun starts, and when nothing can be forked, which it says. None when it is told to
+        stop meanwhile."""
         environment = self.environment()
         server = server_for(environment) if not self.distributed or self.launch.world_size == 1 else None
         if server is not None:
-            with contextlib.suppress(ServerLost):
-                return server.start(f"{STAGES}.__main__", [str(job_file)], environment)
+            wanted = lambda: not self._stopped  # noqa: E731
+            try:
+                return server.start(f"{STAGES}.__main__", [str(job_file)], environment, wanted)
+            except ServerLost as error:
+                if self._stopped:
+                    return None
+                say(f"{error}; this stage is a process of its own")
         return start_process(self.command(job_file), environment)
 
     def command(self, job_file: Path) -> list[str]:
@@ -139,13 +146,21 @@ class Process:
         job_file.write_text(self.job.model_dump_json(indent=1))
         progress = Path(self.job.progress)
         progress.touch()
+
+        def say(line: str) -> None:
+            with open(scratch / "log.txt", "a", encoding="utf-8") as log:
+                log.write(line + "\n")
+            on_line(line)
+
+        process = None if self._stopped else self.start(job_file, say)
+        if process is None:
+            return Ended(-signal.SIGTERM, self._stopped, (), None)
+        assert process.stdin is not None
+        on_start(os.fstat(process.stdin.fileno()).st_ino)
         with self._lock:
-            if self._stopped:
-                return Ended(-signal.SIGTERM, self._stopped, (), None)
-            process = self._process = self.start(job_file)
-            assert process.stdin is not None
-            pipe = os.fstat(process.stdin.fileno()).st_ino  # before `stop` can close it
-        on_start(pipe)
+            self._process = process
+        if self._stopped:
+            self._end()
         tail: deque[str] = deque(maxlen=TAIL_LINES)
         over = threading.Event()
         reader = threading.Thread(
@@ -164,10 +179,8 @@ class Process:
             self._close_stdin()  # the ranks may outlive a torchrun that was killed; they notice this
             reader.join(self.grace)
             if stacks := stacks_of(scratch):
-                with open(scratch / "log.txt", "a", encoding="utf-8") as log:
-                    for line in stacks:
-                        log.write(line + "\n")
-                        on_line(line)
+                for line in stacks:
+                    say(line)
                 with self._lock:
                     self._stopped = self._stopped or HUNG
         finally:
@@ -184,9 +197,11 @@ class Process:
             if self._stopped:
                 return
             self._stopped = reason
-        process = self._process
-        if process is None or process.poll() is not None:
-            return
+            process = self._process
+        if process is not None and process.poll() is None:
+            self._end()
+
+    def _end(self) -> None:
         self._close_stdin()
         timer = threading.Timer(self.grace, self._kill)
         timer.daemon = True
@@ -207,7 +222,7 @@ class Process:
 
     @staticmethod
     def _read(
-        process: subprocess.Popen[bytes] | ForkedStage,
+        process: Started,
         log: Path,
         tail: deque[str],
         on_line: Callable[[str], None],

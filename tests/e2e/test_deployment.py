@@ -23,7 +23,7 @@ from flows.execution.prefect_pages import key
 from flows.planning.plan import make
 from infra.store import Artifact, Store
 from specs.recipe import load
-from tests.e2e.conftest import ROOT, SMOKE
+from tests.e2e.conftest import ROOT, SMOKE, Run
 from tests.e2e.prefect_server import OVER, Prefect
 from tests.e2e.test_smoke import plan_of
 
@@ -170,7 +170,7 @@ def test_a_run_that_is_cancelled_and_loses_worker_and_server_is_finished_by_late
     run = prefect.run(**asked)
     cancelled = _stopped_in_the_middle(prefect, annealing, run, lambda: prefect.cancel(run), "CANCELLED")
     run = prefect.run(**asked)
-    orphaned = _stopped_in_the_middle(prefect, annealing, run, prefect.worker.kill, "CANCELLED")
+    orphaned = _stopped_in_the_middle(prefect, annealing, run, prefect.worker.kill, "CRASHED")
     prefect.lose_server()
     prefect.start_server()
     prefect.deploy("mini")
@@ -220,11 +220,36 @@ def test_the_guard_of_a_dead_process_reports_only_a_run_that_is_shown_as_running
     assert [prefect.state(run) for run in runs] == ["CRASHED", "CANCELLING"]
 
 
+def _end_process_of_run(prefect: Prefect) -> None:
+    """What an eviction does: SIGTERM to the process itself, which nobody has asked the server for."""
+    (process,) = psutil.Process(prefect.worker.pid).children()
+    process.terminate()
+
+
 @pytest.mark.slow
-def test_a_run_whose_worker_gets_sigterm_ends_as_crashed(prefect: Prefect, half: Path) -> None:
-    run = prefect.run(spec=SMOKE, store=str(half), overrides=[LONGER, ENDS_ONLY])
-    _stopped_in_the_middle(prefect, _annealing(half), run, prefect.worker.terminate, "CRASHED")
+def test_a_run_whose_process_or_worker_gets_sigterm_ends_as_crashed(prefect: Prefect, half: Path) -> None:
+    asked = {"spec": SMOKE, "store": str(half), "overrides": [LONGER, ENDS_ONLY]}
+    for stop in (lambda: _end_process_of_run(prefect), prefect.worker.terminate):
+        _stopped_in_the_middle(prefect, _annealing(half), prefect.run(**asked), stop, "CRASHED")
     prefect.start_worker()
+
+
+@pytest.mark.slow
+def test_a_run_of_the_command_line_that_is_killed_ends_as_crashed_on_the_server_that_it_names(
+    prefect: Prefect, half: Path, tmp_path: Path
+) -> None:
+    words = ("run", SMOKE, "--store", str(half))
+    run = Run(tmp_path, *words, overrides=[LONGER, ENDS_ONLY], api=prefect.api)
+
+    def shown() -> list[str]:
+        query = {"flow_runs": {"tags": {"all_": ["smoke"]}}, "sort": "START_TIME_DESC", "limit": 1}
+        return [found["id"] for found in prefect.request("flow_runs/filter", query) if run.stage_processes()]
+
+    run.wait_for(lambda: bool(shown()))
+    (number,) = shown()
+    run.process.kill()
+    assert prefect.wait(number) == "CRASHED"
+    assert run.no_process_is_left(within=60)
 
 
 @pytest.mark.slow

@@ -56,7 +56,9 @@ def test_a_process_that_does_not_start_is_a_failure_of_the_rank(monkeypatch: pyt
     monkeypatch.setattr(rehearsal, "SERVER", "apertus_model.rehearsal.absent")
     (report,) = run_ranks([task()])
     assert report.failure is not None
-    assert report.failure.error == f"it did not start: python -m {rehearsal.SERVER} cuda H100 ended"
+    assert report.failure.error == (
+        f"it did not start, by python -m {rehearsal.SERVER} cuda H100: the stage server has ended"
+    )
 
 
 def test_an_interrupted_rehearsal_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.exceptions import CancelledRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.execution import flow as pipeline
+from flows.execution import interrupts
 from flows.execution.runner import Runner
 from flows.planning.plan import Plan
 from infra.store import StorageError, Store, runs
@@ -105,6 +109,58 @@ def test_a_deployed_run_refuses_a_column_that_a_source_lacks_before_anything_sta
     with pytest.raises(SpecError, match=r"sources.notes.text_column: .*no column 'text'; there are body"):
         pipeline.pipeline.fn(str(write_recipe(tmp_path)), [rows], store=store.url)
     assert runs.names(store) == []
+
+
+@pytest.fixture
+def ends(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], Any]:
+    """Runs the flow without Prefect, in which the walk ends with an error. What the flow returns."""
+
+    def ends(error: BaseException) -> Any:
+        def run_plan(*arguments: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(pipeline, "run_plan", run_plan)
+        monkeypatch.setattr(logging, "setLogRecordFactory", lambda factory: None)
+        token = pipeline._run.set(pipeline.Run(planned(), Notes(), Profile()))
+        try:
+            return pipeline.pipeline.fn(spec="tiny.yaml")
+        finally:
+            pipeline._run.reset(token)
+
+    return ends
+
+
+def test_a_run_is_cancelled_when_a_person_has_stopped_it_and_has_crashed_when_anything_else_has(
+    ends: Callable[[BaseException], Any],
+) -> None:
+    assert ends(KeyboardInterrupt("Ctrl-C")).is_cancelled()
+    assert ends(pipeline.WorkerLost("the worker is gone")).is_crashed()
+    for error in (KeyboardInterrupt("SIGTERM"), KeyboardInterrupt(), pipeline.PipelineInterrupted("TERM")):
+        with pytest.raises(type(error)):  # of which Prefect makes Crashed
+            ends(error)
+
+
+def test_the_command_line_ends_as_by_ctrl_c_when_the_run_is_cancelled(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancelled(**parameters: Any) -> None:
+        raise CancelledRun("stopped")
+
+    monkeypatch.setattr(pipeline, "pipeline", cancelled)
+    monkeypatch.setattr(interrupts, "_heard", ["Ctrl-C"])
+    with pytest.raises(KeyboardInterrupt, match="Ctrl-C"):
+        pipeline.run_here(planned(), Notes(), Profile(), spec="tiny.yaml")
+
+
+@pytest.mark.parametrize("url", [None, "http://127.0.0.1:9/api"])
+def test_a_run_has_a_guard_if_its_server_outlives_it(
+    url: str | None, ends: Callable[[BaseException], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guards: list[str] = []
+    monkeypatch.setattr(pipeline, "guard", guards.append)
+    with temporary_settings({PREFECT_API_URL: url}):
+        ends(KeyboardInterrupt("Ctrl-C"))
+    assert len(guards) == (url is not None)
 
 
 def test_a_deployed_run_has_the_name_of_its_deployment_and_not_of_its_file(

@@ -3,15 +3,19 @@ theirs in turn."""
 
 from __future__ import annotations
 
+import fcntl
+import http.server
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from flows.execution.server import SETTINGS, _alone, _check_proxies
+from flows.execution import server
+from flows.execution.server import SETTINGS, _alone, _check_proxies, _own_folder
 from infra.liveness import STOP_SIGNALS
 from tests.e2e.conftest import command_line
 from tests.machine import slow
@@ -28,7 +32,7 @@ from prefect.settings import get_current_settings
 
 def start(server):
     settings = get_current_settings()
-    with open(settings.home / "apertus-starts-a-server") as file:
+    with open(settings.home / "apertus" / "starting") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -74,8 +78,135 @@ def test_a_home_of_prefect_that_cannot_be_written_is_an_error_that_names_the_set
     (tmp_path / "home").write_text("a file")
     home = tmp_path / "home" / ".prefect"
     fix = r"cannot be written \(Not a directory\). Fix: set PREFECT_HOME to a folder that can"
-    with pytest.raises(OSError, match=f"Prefect keeps its database in {home}, which {fix}"), _alone(home):
-        pass
+    with pytest.raises(OSError, match=f"Prefect keeps its database in {home}, which {fix}"):
+        _own_folder(home)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_nobody_else_reads_the_database_whatever_umask_and_the_mode_of_the_home(
+    umask: int, tmp_path: Path
+) -> None:
+    there, new = tmp_path / "there", tmp_path / "new"
+    there.mkdir()
+    there.chmod(0o755)
+    before = os.umask(umask)
+    try:
+        folders = [_own_folder(home) for home in (there, there, new)]
+        (folders[0] / "prefect.db").chmod(0o644)
+        _own_folder(there)
+    finally:
+        os.umask(before)
+    assert [mode(there), mode(new)] == [0o755, 0o700], "a folder that was there may serve other uses"
+    for folder in folders:
+        assert [mode(folder), mode(folder / "prefect.db")] == [0o700, 0o600]
+
+
+def test_a_run_does_not_wait_for_ever_for_another_that_starts_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other may be stopped."""
+    with open(tmp_path / "starting", "w") as file, monkeypatch.context() as patched:
+        patched.setattr(server, "TURN_SECONDS", 0.3)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        begun = time.monotonic()
+        with _alone(tmp_path):
+            assert 0.3 <= time.monotonic() - begun < 30
+
+
+# The real server; the last lines are what others than this user get.
+ASKED = """
+import os, subprocess, sys
+from pathlib import Path
+import httpx
+from flows.execution.server import KEYS, start_prefect
+from prefect.client.orchestration import get_client
+from prefect.server.api.server import SubprocessASGIServer
+from specs.redaction import redacted
+
+start_prefect()
+server = SubprocessASGIServer()
+asked = f"{server.api_url}/flow_runs/filter"
+(key,) = {os.environ[name] for name in KEYS}
+with get_client(sync_client=True) as client:
+    print(client.read_flow_runs())
+for auth in (None, ("apertus", "wrong"), tuple(key.split(":"))):
+    print(httpx.post(asked, json={}, auth=auth).status_code)
+print(len(key) > 40, key in Path(f"/proc/{server.server_process.pid}/cmdline").read_text(), redacted(key))
+for file in sorted(Path(os.environ["PREFECT_HOME"]).rglob("prefect.db*")):
+    print(file.name, oct(file.stat().st_mode & 0o777), file.read_bytes().count(key.encode()))
+if os.getuid() == 0:
+    other = "import sys, httpx; print(httpx.post(sys.argv[1], json={}).status_code)"
+    read = "import sys; open(sys.argv[1])"
+    for program, argument in ((other, asked), (read, f"/proc/{server.server_process.pid}/environ")):
+        words = [sys.executable, "-c", program, argument]
+        done = subprocess.run(words, user=65534, env={}, cwd="/", capture_output=True, text=True)
+        print(done.stdout.strip() or done.stderr.splitlines()[-1].partition(":")[0])
+"""
+
+
+@pytest.mark.slow
+def test_the_temporary_server_answers_nobody_without_the_key_of_the_run(tmp_path: Path) -> None:
+    environment = os.environ | {"PREFECT_HOME": str(tmp_path / "home")}
+    environment.pop("PREFECT_API_URL", None)
+    program = [sys.executable, "-c", ASKED]
+    ended = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    runs, *codes, key = ended.stdout.splitlines()[:5]
+    assert (runs, codes) == ("[]", ["401", "401", "200"])
+    assert key == "True False <PREFECT_API_AUTH_STRING>"
+    files, others = ended.stdout.splitlines()[5:8], ended.stdout.splitlines()[8:]
+    assert files == [f"prefect.db{suffix} 0o600 0" for suffix in ("", "-shm", "-wal")]
+    assert others == (["401", "PermissionError"] if os.getuid() == 0 else [])
+
+
+KEPT = """
+import os
+from flows.execution.server import DATABASE, KEYS, start_prefect
+from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import get_current_settings
+
+SubprocessASGIServer.start = lambda server: None
+start_prefect()
+database = get_current_settings().server.database.connection_url.get_secret_value()
+print(database.rpartition("/")[2], [os.environ.get(name, "no")[:7] for name in KEYS])
+"""
+
+
+@pytest.mark.parametrize(
+    ("stated", "told"),
+    [
+        ({"PREFECT_API_URL": "URL"}, "prefect.db ['no', 'no']"),
+        ({"PREFECT_API_URL": "URL", "PREFECT_API_AUTH_STRING": "me:mine"}, "prefect.db ['no', 'me:mine']"),
+        (
+            {"PREFECT_API_AUTH_STRING": "me:mine", "PREFECT_SERVER_DATABASE_NAME": "/tmp/own.db",
+             "PREFECT_SERVER_DATABASE_DRIVER": "sqlite+aiosqlite"},
+            "own.db ['apertus', 'apertus']",
+        ),
+    ],
+    ids=["server", "server-with-key", "database"],
+)  # fmt: skip
+def test_a_server_or_a_database_of_the_user_is_used_as_it_is(
+    stated: dict[str, str], told: str, tmp_path: Path
+) -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as here:
+        threading.Thread(target=here.serve_forever, daemon=True).start()
+        stated = {
+            name: value.replace("URL", f"http://127.0.0.1:{here.server_port}")
+            for name, value in stated.items()
+        }
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        ended = subprocess.run(
+            [sys.executable, "-c", KEPT],
+            env=environment | {"PREFECT_HOME": str(tmp_path)} | stated,
+            cwd=ROOT, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        here.shutdown()
+    assert ended.stdout == told + "\n", ended.stderr
+    assert not (tmp_path / "apertus").exists() or "PREFECT_API_URL" not in stated
 
 
 # In place of the server another process, which only sleeps.

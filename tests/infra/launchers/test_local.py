@@ -9,12 +9,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.launchers.local import TAIL_LINES, Ended, Process, start_process
+from infra.launchers import local, warm
+from infra.launchers.local import TAIL_LINES, Ended, Process, Started, start_process
+from infra.launchers.warm import StageServer
 from specs.job import Failure, Job, ProgressRow
 from specs.launch import Launch
 from specs.units import Duration
@@ -45,8 +48,11 @@ class Script(Process):
         self.lines: list[str] = []
         self.rows: list[ProgressRow] = []
 
-    def start(self, job_file: Path) -> subprocess.Popen[bytes]:
-        return start_process([sys.executable, "-c", self.program, str(job_file)], self.environment())
+    def start(self, job_file: Path, say: Callable[[str], None]) -> Started | None:
+        return start_process(self.command(job_file), self.environment())
+
+    def command(self, job_file: Path) -> list[str]:
+        return [sys.executable, "-c", self.program, str(job_file)]
 
     def go(self) -> Ended:
         return self.run(self.lines.append, self.rows.append)
@@ -144,6 +150,46 @@ def test_a_stage_that_was_stopped_before_it_began_never_begins(tmp_path: Path) -
     process = Script(tmp_path, "print('up')")
     process.stop("too late")
     assert process.go().stopped == "too late"
+    assert process.lines == []
+
+
+class Forked(Script):
+    """A launcher that forks its stage if it can."""
+
+    start = Process.start
+
+
+@pytest.fixture
+def stopped_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StageServer]:
+    """The server that stages are to be forked from, which nothing but kill -9 reaches."""
+    server = StageServer(os.environ)
+    os.kill(server.process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(local, "server_for", lambda environment: server)
+    yield server
+    server.process.kill()
+    server.process.wait()
+
+
+def test_a_stage_whose_server_is_stopped_is_a_process_of_its_own_and_the_log_says_so(
+    stopped_server: StageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "ANSWER_SECONDS", 0.2)
+    process = Forked(tmp_path, "print('up')")
+    assert process.go().code == 0
+    told = "the stage server has not answered for 0.2 s; this stage is a process of its own"
+    assert process.lines == [told, "up"]
+    assert (tmp_path / "log.txt").read_text().splitlines() == process.lines
+
+
+def test_a_stop_does_not_wait_for_a_server_that_is_stopped(
+    stopped_server: StageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "ANSWER_SECONDS", 3600)
+    process = Forked(tmp_path, "print('up')")
+    threading.Timer(0.2, process.stop, ["enough"]).start()
+    begun = time.monotonic()
+    assert process.go().stopped == "enough"
+    assert time.monotonic() - begun < 30
     assert process.lines == []
 
 

@@ -150,14 +150,52 @@ def test_stages_that_run_at_the_same_time_do_not_hold_each_other_s_pipes(fork: F
         assert end_of(stage) == 0
 
 
-def test_a_stage_is_killed_when_its_server_dies(server: StageServer, fork: Fork) -> None:
+def test_a_stage_outlives_its_server(server: StageServer, fork: Fork) -> None:
     stage = fork(WAITS)
     assert stage.stdout.readline() == b"up\n"
     server.process.kill()
-    assert end_of(stage) == -signal.SIGKILL
-    assert stage.stdout.read() == b""
+    server.process.wait()
+    assert stage.poll() is None
     with pytest.raises(ServerLost):
         fork(WAITS)
+    stage.stdin.close()
+    assert stage.stdout.read() == b"over\n"
+    assert end_of(stage) == -signal.SIGKILL, "nobody knows its exit code"
+
+
+def test_the_end_of_a_stage_is_seen_although_its_server_is_stopped(
+    server: StageServer, fork: Fork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = fork(WAITS)
+    assert stage.stdout.readline() == b"up\n"
+    os.kill(server.process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(warm, "ANSWER_SECONDS", 0.2)
+    stage.stdin.close()
+    assert stage.stdout.read() == b"over\n"
+    assert end_of(stage) == -signal.SIGKILL
+    assert server.alive
+
+
+def test_a_server_that_is_stopped_is_killed_and_runs_nothing(
+    server: StageServer, fork: Fork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.kill(server.process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(warm, "ANSWER_SECONDS", 0.2)
+    with pytest.raises(ServerLost, match=r"has not answered for 0\.2 s"):
+        fork(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert not server.alive
+    assert server.process.wait(60) == -signal.SIGKILL
+    assert not (tmp_path / "ran").exists()
+
+
+def test_nobody_waits_for_a_server_when_the_stage_is_not_wanted_any_more(
+    server: StageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.kill(server.process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(warm, "ANSWER_SECONDS", 3600)
+    wanted = iter([True, True])
+    with pytest.raises(ServerLost):
+        server.start("absent", [], os.environ, lambda: next(wanted, False))
 
 
 def test_the_end_of_a_launcher_ends_its_server_and_tells_its_stages(folder: Path) -> None:
