@@ -20,6 +20,7 @@ from specs.job import Job
 from specs.profiles import KubernetesProfile, Profile
 
 POLL_SECONDS = 5.0
+ANSWER_SECONDS = 120.0  # of a command
 SCRATCH = "/scratch"
 INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -51,12 +52,20 @@ class Kubectl:
         self.prefix = ["kubectl", *context, f"--namespace={settings.namespace}"]
 
     def __call__(self, *words: str, text: str | None = None, check: bool = True) -> str:
-        """The output of a command. KubernetesError when it fails; without `check`, its error is only
-        printed."""
+        """The output of a command. KubernetesError when it fails, or does not end within `ANSWER_SECONDS`;
+        without `check`, its error is only printed."""
         try:
             done = subprocess.run(
-                [*self.prefix, *words], input=text, capture_output=True, text=True, check=False
+                [*self.prefix, *words],
+                input=text,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=ANSWER_SECONDS,
             )
+        except subprocess.TimeoutExpired:
+            message = f"no answer for {ANSWER_SECONDS:g} s"
+            done = subprocess.CompletedProcess(words, 1, "", message)
         except FileNotFoundError as error:
             raise StageError(
                 "this machine has no 'kubectl'. Fix: install it, or use a profile with another launcher"

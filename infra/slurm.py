@@ -27,6 +27,7 @@ ENDED = frozenset(
     ]
 )  # states that a job does not leave
 POLL_SECONDS = 5.0
+ANSWER_SECONDS = 120.0  # of a command, whose own patience with a busy controller is shorter
 VISIBLE_SECONDS = 30.0  # a shared folder may show files of another machine this late
 Options = Mapping[str, str | int | bool | None]
 
@@ -40,9 +41,20 @@ class SlurmMissing(StageError):
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    """Runs one of Slurm's commands. SlurmMissing when this machine does not have it."""
+    """Runs one of Slurm's commands, which has failed when it does not end within `ANSWER_SECONDS`.
+    SlurmMissing when this machine does not have it."""
     try:
-        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=ANSWER_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        message = f"{words[0]} did not answer for {ANSWER_SECONDS:g} s"
+        return subprocess.CompletedProcess(words, 1, "", message)
     except FileNotFoundError as error:
         fix = (
             "start the pipeline where Slurm is, or set 'executor: local' and a profile with 'launcher: local'"

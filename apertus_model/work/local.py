@@ -24,6 +24,7 @@ from specs.errors import StageError, counted
 from specs.job import Failure, Job
 
 ROOT = str(Path(__file__).resolve().parents[2])
+END_SECONDS = 30.0  # for the end of a worker that has no more work
 ANSWERS: TypeAdapter[Committed | Failure] = TypeAdapter(Committed | Failure)
 
 
@@ -119,13 +120,18 @@ class _Worker:
             pass  # the process has ended, which its other pipe shows
 
     def end(self) -> int:
-        """Waits for the end of the process, which comes at once. Returns its exit code."""
+        """Waits for the end of the process, which comes at once, and otherwise kills it. Returns its exit
+        code."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
         except BrokenPipeError:
             pass
-        return self._process.wait()
+        try:
+            return self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return self._process.wait()
 
     def kill(self) -> None:
         self._process.kill()

@@ -54,6 +54,7 @@ def start_prefect() -> None:
     if url is not None:
         _reach(url)
         return
+    import httpx
     from prefect.server.api.server import SubprocessASGIServer
     from pydantic import SecretStr
 
@@ -80,7 +81,7 @@ def start_prefect() -> None:
     with _alone(folder):
         try:
             server.start()
-        except RuntimeError as error:
+        except (RuntimeError, httpx.HTTPError) as error:
             fix = "run again; or start one and name it in PREFECT_API_URL"
             raise ConnectionError(f"Prefect's temporary server did not start: {error} Fix: {fix}") from error
 

@@ -169,10 +169,9 @@ class SlurmJob(ClusterJob):
             threading.Thread(target=read, daemon=True),
             threading.Thread(target=follow, args=(Path(self.job.progress), on_progress, over), daemon=True),
         ]
-        with self._lock:
-            if self._stopped:
-                return Ended(-15, self._stopped, (), None)
-            number = self._submit(on_line)
+        if self._stopped:
+            return Ended(-15, self._stopped, (), None)
+        number = self._submit(on_line)
         on_line(f"submitted as Slurm job {number}: {self.nodes} nodes, {self.per_node} processes on each")
         for helper in helpers:
             helper.start()
@@ -216,7 +215,7 @@ class SlurmJob(ClusterJob):
 
     def _wait(self, number: str) -> str:
         """Blocks until the job has ended and returns its last state. A job that was told to stop is cancelled
-        if it has not begun, or takes too long.
+        if it has not begun, or takes too long; by then, nobody waits for a Slurm that does not answer.
 
         A step that failed may have failed with its node, which Slurm says a little later: the last state of
         the job is waited for."""
@@ -226,12 +225,13 @@ class SlurmJob(ClusterJob):
             ended = state in slurm.ENDED
             if code == 0 and not ended:
                 return "COMPLETED"
-            over = True if code is not None else None if state is None else ended
+            given_up = state is None and self._overdue
+            over = True if code is not None or given_up else None if state is None else ended
             for_long = self._jobs.over_for_long(number, over)
             if over:
                 known = ended if code is not None else state in ENDED_BY_CLUSTER
                 if known or self._stopped or for_long:
-                    return str(state)
+                    return state or "no answer"
             else:
                 if self._stopped and (state == "PENDING" or self._overdue):
                     self._jobs.cancel()

@@ -45,6 +45,17 @@ def test_states_are_those_of_the_jobs_that_slurm_knows(
     assert Jobs().states() == states
 
 
+def test_a_command_that_does_not_end_is_no_answer(
+    program: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("squeue", "sbatch"):
+        program(name, "exec sleep 600")
+    monkeypatch.setattr(slurm, "ANSWER_SECONDS", 0.2)
+    assert Jobs().states() is None
+    with pytest.raises(SlurmError, match=r"sbatch did not answer for 0\.2 s"):
+        Jobs().submit(tmp_path / "job.sh", {})
+
+
 def test_all_jobs_that_were_submitted_are_asked_for_and_cancelled_together(
     tmp_path: Path, program: Callable[[str, str], None]
 ) -> None:

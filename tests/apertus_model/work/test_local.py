@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import random
 import signal
 import subprocess
@@ -157,6 +158,15 @@ def test_an_error_for_users_ends_the_stage_with_its_words(
     spec = {"source": {"url": str(folder), "format": "jsonl"}, "process": {}, "seed": 1, "files_per_task": 1}
     with pytest.raises(StageError, match=r"\.jsonl', line 1: no column 'text'; there are body"):
         bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, workers=2)
+
+
+def test_the_end_of_a_worker_that_is_stopped_is_not_waited_for(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "END_SECONDS", 0.2)
+    worker = local._Worker(_job(bench, 1, None), 0, queue.SimpleQueue())
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    assert worker.end() == -signal.SIGKILL
 
 
 def _job(bench: Any, tp: int, workers: int | None) -> Job:

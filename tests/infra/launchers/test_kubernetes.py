@@ -9,6 +9,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 
+from infra import kubernetes
 from infra.kubernetes import KubernetesError, object_name
 from infra.launchers import launch_job
 from infra.launchers.kubernetes import KubernetesJob
@@ -16,6 +17,7 @@ from infra.launchers.local import Process
 from specs.errors import StageError
 from specs.job import REPORT, Job
 from specs.launch import Launch, Parallel, Workers
+from specs.profiles import KubernetesProfile
 from specs.units import Duration
 from tests.infra.launchers.pretended import PROFILE, Pretended, a_job, a_kubernetes_job, stamped
 
@@ -204,6 +206,15 @@ def test_what_the_cluster_refuses_is_an_error_with_its_words(cluster: Pretended,
         "service",
         "configmap",
     ]
+
+
+def test_a_kubectl_that_does_not_end_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kubectl").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(kubernetes, "ANSWER_SECONDS", 0.2)
+    with pytest.raises(KubernetesError, match=r"kubectl get: no answer for 0\.2 s"):
+        kubernetes.Kubectl(KubernetesProfile(image="image")).items("jobs", "a", "b")
 
 
 def test_a_machine_without_kubectl_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

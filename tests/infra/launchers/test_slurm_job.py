@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,19 @@ def test_the_exit_code_of_a_step_that_ends_at_once_is_kept(
     job.profile = Profile(setup=["kill() { false; }"])  # the step is gone when it is looked for
     assert subprocess.run(["bash"], input=job.script(), text=True, check=False).returncode == 7
     assert (job.scratch / "code").read_text() == "7\n"
+
+
+def test_a_job_that_was_told_to_stop_does_not_wait_for_a_slurm_that_is_silent(
+    answers: Callable[..., None], tmp_path: Path
+) -> None:
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "scancel").write_text(f"#!/bin/sh\ntouch {tmp_path}/cancelled\n")
+    job = Script(tmp_path / "job", "")
+    job.grace = 0.2
+    threading.Timer(0.3, job.stop, ["enough"]).start()
+    ended = job.go()
+    assert (ended.stopped, ended.tail[-1]) == ("enough", "Slurm job 7: no answer")
+    assert (tmp_path / "cancelled").exists()
 
 
 def test_stacks_that_ranks_left_are_printed_once(answers: Callable[..., None], tmp_path: Path) -> None:
