@@ -95,9 +95,9 @@ class Process:
         environment = self.environment()
         server = server_for(environment) if not self.distributed or self.launch.world_size == 1 else None
         if server is not None:
-            wanted = lambda: not self._stopped  # noqa: E731
+            program, wanted = f"{STAGES}.__main__", lambda: not self._stopped
             try:
-                return server.start(f"{STAGES}.__main__", [str(job_file)], environment, wanted)
+                return server.start(program, [str(job_file)], environment, wanted)
             except ServerLost as error:
                 if self._stopped:
                     return None

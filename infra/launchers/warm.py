@@ -161,7 +161,8 @@ class StageServer:
             ours.close()
             for pipe in pipes:
                 pipe.close()
-            raise ServerLost(str(error)) from error
+            lost = isinstance(error, ServerLost)
+            raise ServerLost(str(error) if lost else "the stage server has ended") from error
         finally:
             theirs.close()
             os.close(stdin_of_stage)

@@ -70,8 +70,8 @@ def test_an_interrupted_rehearsal_leaves_no_process(monkeypatch: pytest.MonkeyPa
         def read(self, size: int | None = -1) -> bytes:
             raise KeyboardInterrupt
 
-    def start(server: StageServer, *program: Any) -> ForkedStage:
-        stage = begin(server, *program)
+    def start(server: StageServer, *program: Any, seconds: float) -> ForkedStage:
+        stage = begin(server, *program, seconds=seconds)
         pipes.append(stage.stdout)
         stage.stdout = Interrupted()
         started.append(stage)
