@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
-from jinja2 import TemplateError
-
 from apertus_model.chat import ChatEncoder
 from apertus_model.chat.usual import usual_messages, usual_tools
 from apertus_model.data.rows import Row
-from apertus_model.tokenizer_files import open_folder, open_tokenizer
+from apertus_model.tokenizer_files import ChatTemplateError, open_folder, open_tokenizer
 from specs.errors import StageError
 from specs.foreign import checked, parse_json, read_local
 from specs.hugging_face_files import MOST, Generation, OtherConfig
@@ -97,18 +95,13 @@ class OtherFormat(TextFormat, TokenFormat):
         max_new_tokens: the number of tokens that an answer may have.
 
     Raises:
-        GenerationError: transformers cannot open the tokenizer, or the folder lacks a chat template or the
-        id that ends a turn.
+        GenerationError: the folder lacks a chat template or the id that ends a turn.
+        TokenizerError: transformers cannot open the tokenizer.
     """
 
     def __init__(self, folder: Path, tokenizer: Path, max_new_tokens: int) -> None:
         super().__init__(tokenizer)
-        try:
-            self._its: Any = open_folder(folder, as_written=True)
-        except Exception as error:  # errors of many kinds
-            raise GenerationError(
-                f"transformers cannot open the tokenizer of the model: {type(error).__name__}: {error}"
-            ) from error
+        self._its: Any = open_folder(folder, as_written=True)
         if not self._its.chat_template:
             raise GenerationError("the model has no chat template. Fix: add its chat_template.jinja")
         config = config_of(folder)
@@ -134,10 +127,9 @@ class OtherFormat(TextFormat, TokenFormat):
                 add_generation_prompt=True,
                 tokenize=False,
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except ChatTemplateError as error:
             raise GenerationError(
-                f"the chat template of the model refuses prompt {prompt['id']}: {error}. Fix: leave its"
-                " source out of prompts"
+                f"prompt {prompt['id']}: {error}, or leave the source of the prompt out of prompts"
             ) from error
         tokens: list[int] = self._its(text, add_special_tokens=False)["input_ids"]
         return _fitting(prompt, tokens, self._room)

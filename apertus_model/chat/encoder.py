@@ -29,7 +29,7 @@ from tokenizers import Tokenizer
 
 from apertus_model.chat.messages import Block, ConversationError, Message, blocks_of, normal_tools, normalise
 from apertus_model.chat.template import BLOCK_STARTS, CONTROL_TOKENS, END_OF_TURN, TOOLS_END, TURN, render
-from apertus_model.tokenizer_files import set_state_aside
+from apertus_model.tokenizer_files import changed
 from specs.errors import StageError
 
 PROMPT, TRAINED, UNTRAINED = 0, 1, 2
@@ -80,10 +80,8 @@ class ChatEncoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         # what begins a text is marked as such; here a control token precedes every text
-        self._tokenizer = Tokenizer.from_str(
-            tokenizer.to_str().replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
-        )
-        set_state_aside(self._tokenizer)
+        document = tokenizer.to_str().replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+        self._tokenizer = changed(tokenizer, document)
         self._tokenizer.encode_special_tokens = True
         found = {token: self._tokenizer.token_to_id(token) for token in CONTROL_TOKENS}
         if missing := [token for token, index in found.items() if index is None]:

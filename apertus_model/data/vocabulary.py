@@ -16,6 +16,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from apertus_model.tokenizer_files import guarded
+
 UNKNOWN, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
 NAMED: dict[int, str] = {
     0: UNKNOWN,
@@ -62,7 +64,7 @@ def train(texts: Iterable[str], vocab_size: int, reserved: int) -> Tokenizer:
             f"vocab_size {vocab_size} has no room for {reserved} special tokens and 256 bytes; take"
             f" {reserved + 256} or more"
         )
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = guarded(Tokenizer(models.BPE()), "of this stage")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex("|".join(SPLIT_PIECES)), behavior="isolated"),

@@ -35,7 +35,7 @@ class SequenceClassifier:
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         try:
-            self._tokenizer: Any = open_folder(folder)
+            self._tokenizer: Any = open_folder(folder, name=name)
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             # transformers has no sequence classification for Apertus: see specs.hugging_face.architecture
             self._by_token = config.architectures == ["ApertusForTokenClassification"]

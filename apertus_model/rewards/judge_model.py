@@ -46,13 +46,13 @@ class ChatTokens:
         arguments: arguments for the chat template.
 
     Raises:
-        RewardError: transformers cannot open the folder, or there is no chat template.
+        RewardError: there is no chat template.
+        TokenizerError: transformers cannot open the folder.
     """
 
     def __init__(self, folder: Path, name: str, max_tokens: int, arguments: Template) -> None:
         self._name, self._max_tokens, self._arguments = name, max_tokens, arguments
-        with opening(name):
-            self.tokenizer: Any = open_folder(folder, as_written=True)
+        self.tokenizer: Any = open_folder(folder, as_written=True, name=f"judge {name}")
         if not self.tokenizer.chat_template:
             raise RewardError(
                 f"the judge {name} has no chat template, so it cannot be asked."

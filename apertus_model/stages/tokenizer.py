@@ -25,7 +25,7 @@ from apertus_model.data.documents import Rejection, open_source, read_documents
 from apertus_model.data.vocabulary import BOS, EOS, PAD, config_files, train
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from apertus_model.tokenizer_files import open_folder, set_state_aside
+from apertus_model.tokenizer_files import load_tokenizer, open_folder, set_state_aside
 from infra.store import Attempt
 from infra.store.hugging_face import TOKENIZER_FILES
 from infra.store.inputs import SourceError, list_source
@@ -40,14 +40,14 @@ TRIED = " A\tb\n\n \u00c9 e\u0301 \ufb01 \uff11234 \u65e5\u672c don't <x>  \u258
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the stage. SourceError for a source without text, or a folder that holds no usable tokenizer, or
-    that transformers opens as another one."""
+    """Runs the stage. SourceError for a source without text, and for a folder that holds no usable tokenizer
+    or that transformers opens as another one; TokenizerError for one that cannot be opened."""
     part = TokenizerPart.model_validate(job.spec)
     metrics: dict[str, Any] = {}
     if part.path is not None:
         folder = _import(part.path, attempt.workdir)
         specials = _special_tokens(folder, part.path)
-        tokenizer = _load(folder / "tokenizer.json", part.path)
+        tokenizer = load_tokenizer(folder / "tokenizer.json", f"{part.path}/tokenizer.json")
         if state := set_state_aside(tokenizer):
             tokenizer.save(str(folder / "tokenizer.json"))
             progress.log(
@@ -150,23 +150,10 @@ def _import(url: str, workdir: Path) -> Path:
     return workdir
 
 
-def _load(file: Path, url: str) -> Tokenizer:
-    """The tokenizer of a file. SourceError for anything but a fast tokenizer."""
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
-        raise SourceError(f"{file.name} of the tokenizer folder {url} cannot be read: {error}") from error
-
-
 def _check_as_transformers(tokenizer: Tokenizer, folder: Path, url: str) -> None:
     """SourceError when transformers, which opens what a folder states, makes other tokens than its
     tokenizer.json: a model would read others than it was trained on."""
-    try:
-        theirs = open_folder(folder)
-    except Exception as error:  # errors of many kinds
-        raise SourceError(
-            f"transformers cannot open the tokenizer folder {url}: {type(error).__name__}: {error}"
-        ) from error
+    theirs = open_folder(folder, name=url)
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     for text in (TRIED, TRIED.lstrip(), *(f"a {token} b{token}c" for token in added)):
         ours = tokenizer.encode(text, add_special_tokens=False).ids

@@ -66,7 +66,7 @@ def test_messages_that_the_template_refuses_are_a_message(tmp_path: Path, tokeni
     blocks = [{"type": "tool_calls", "calls": [call]}, {"type": "tool_outputs", "outputs": ["noon"]}]
     messages = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": blocks}]
     with pytest.raises(
-        GenerationError, match="the chat template of the model refuses prompt p: no tools here"
+        GenerationError, match=r"prompt p: the chat template of .*/model fails: no tools here"
     ):
         opened(folder, tokenizer).tokens({"id": "p", "messages": messages})
 

@@ -15,6 +15,7 @@ import torch
 from apertus_model.rewards import RewardError
 from apertus_model.rewards.judge_model import ChatTokens, ServerModel, TransformersModel, VllmModel
 from apertus_model.server_client import ServerFailure
+from apertus_model.tokenizer_files import TokenizerError
 from apertus_model.vllm_client import VLLM_PYTHON, Vllm
 from specs.judge import Judge
 from tests.apertus_model.openai_server import Handler, Server, changed, replies, serving
@@ -116,7 +117,7 @@ def test_a_question_that_is_too_long_is_an_error(folder: Path) -> None:
 
 
 def test_a_folder_that_is_no_model_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RewardError, match="the judge theirs cannot be opened"):
+    with pytest.raises(TokenizerError, match="the tokenizer of judge theirs"):
         opened(tmp_path)
 
 

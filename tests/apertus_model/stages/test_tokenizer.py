@@ -9,8 +9,10 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from apertus_model.chat import ChatEncoder, render
+from apertus_model.tokenizer_files import TokenizerError
 from infra.store import Artifact
 from infra.store.inputs import SourceError
+from specs.errors import StageError
 
 TRICKY = [
     "plain text",
@@ -121,7 +123,7 @@ def test_a_folder_that_transformers_cannot_open_is_refused(
     (tmp_path / "tokenizer.json").write_bytes(tokenizer.bytes("tokenizer.json"))
     config = json.loads(tokenizer.bytes("tokenizer_config.json")) | {"added_tokens_decoder": {"x": 1}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(SourceError, match="transformers cannot open the tokenizer folder"):
+    with pytest.raises(TokenizerError, match="transformers cannot open the tokenizer of"):
         bench.run("tokenizer", "other", {"path": str(tmp_path), "vocab_size": 512, "bytes_per_source": 1})
 
 
@@ -199,8 +201,8 @@ def test_folders_that_hold_no_tokenizer_are_refused(bench: Any, documents: Path,
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", b"{", r"tokenizer\.json of the tokenizer folder .* cannot be read"),
-        ("tokenizer.json", b"\xff", r"tokenizer\.json of the tokenizer folder .* cannot be read"),
+        ("tokenizer.json", b"{", r"the tokenizer .*/imported/tokenizer\.json fails in from_file"),
+        ("tokenizer.json", b"\xff", r"the tokenizer .*/imported/tokenizer\.json fails in from_file"),
         (
             "tokenizer_config.json",
             b"{",
@@ -234,7 +236,7 @@ def test_damaged_files_of_a_tokenizer_folder_are_named(
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (folder / file).write_bytes(tokenizer.bytes(file))
     (folder / name).write_bytes(content)
-    with pytest.raises(SourceError, match=message):
+    with pytest.raises(StageError, match=message):
         bench.run("tokenizer", "imported", {"path": str(folder), "vocab_size": 512, "bytes_per_source": 1})
 
 
