@@ -23,7 +23,7 @@ CONTEXT_END = "\x04"  # between the context of a message and the message
 
 def docstrings(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
     """Each docstring of a Python file."""
-    tree = syntax_tree(file)
+    tree = syntax_tree(file, source)
     if isinstance(tree, Rejection):
         yield tree
         return
@@ -59,7 +59,7 @@ def repeated_letters(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
 def literals(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
     """The long strings of a Python file, except those that are statements of their own: docstrings are not
     literals."""
-    tree = syntax_tree(file)
+    tree = syntax_tree(file, source)
     if isinstance(tree, Rejection):
         yield tree
         return
@@ -75,9 +75,9 @@ def literals(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
             yield encodable(text)
 
 
-def syntax_tree(file: BinaryIO) -> ast.Module | Rejection:
+def syntax_tree(file: BinaryIO, source: SourceSpec) -> ast.Module | Rejection:
     """The syntax tree of a Python file, which is parsed and not run."""
-    content = whole(file)
+    content = whole(file, source)
     if isinstance(content, Rejection):
         return content
     with warnings.catch_warnings():
@@ -91,7 +91,7 @@ def syntax_tree(file: BinaryIO) -> ast.Module | Rejection:
 def gettext_json(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
     """Translated messages of a Jed catalogue, `{"": header, message: [translation, plural, ...]}`, joined
     by line breaks into documents of about CATALOGUE_DOCUMENT_BYTES."""
-    catalogue = _catalogue(file)
+    catalogue = _catalogue(file, source)
     if isinstance(catalogue, Rejection):
         yield catalogue
         return
@@ -114,7 +114,7 @@ def gettext_json(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
 def gettext_messages(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
     """Each translated message of a Jed catalogue, with the message as its id and the catalogue's language in
     `language`: catalogues of one program are parallel text."""
-    catalogue = _catalogue(file)
+    catalogue = _catalogue(file, source)
     if isinstance(catalogue, Rejection):
         yield catalogue
         return
@@ -128,7 +128,7 @@ def gettext_messages(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
 def gettext_originals(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:
     """The messages of `gettext_messages`, but untranslated: in English, without the context that may precede
     them."""
-    catalogue = _catalogue(file)
+    catalogue = _catalogue(file, source)
     if isinstance(catalogue, Rejection):
         yield catalogue
         return
@@ -144,9 +144,9 @@ def _translated(catalogue: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield message, text
 
 
-def _catalogue(file: BinaryIO) -> dict[str, Any] | Rejection:
+def _catalogue(file: BinaryIO, source: SourceSpec) -> dict[str, Any] | Rejection:
     """A Jed catalogue, whose header is under ""."""
-    content = whole(file)
+    content = whole(file, source)
     if isinstance(content, Rejection):
         return content
     try:

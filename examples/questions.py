@@ -68,7 +68,7 @@ def module_name(url: str, path: str) -> str:
 def function_questions(file: BinaryIO, source: SourceSpec, path: str) -> Iterator[Conversation | Rejection]:
     """Conversations about the functions of one file, function by function in the order of the source."""
     module = module_name(source.url, path)
-    tree = syntax_tree(file)
+    tree = syntax_tree(file, source)
     if isinstance(tree, Rejection):
         yield tree
         return

@@ -29,6 +29,7 @@ COMPRESSED_INSIDE = ("parquet", "arrow")
 Format = Literal[
     "text", "code", "jsonl", "parquet", "arrow", "warc", "megatron", "documents", "chat", "conversations"
 ]
+MAX_DOCUMENT_BYTES = 2**24
 FUNCTION = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 """A function of an installed package, `package.module:name`. It is imported when a stage calls it, never
 by a plan."""
@@ -159,6 +160,15 @@ class SourceSpec(Spec):
         neutral=None,
         ge=1,
         description="version of the reader, required: raise it when its results change",
+    )
+    max_document_bytes: int = identity(
+        MAX_DOCUMENT_BYTES,
+        neutral=MAX_DOCUMENT_BYTES,
+        ge=1,
+        description=(
+            "a longer document (its text, or line of JSON, row with its columns, record of an archive;"
+            " decompressed) is rejected as `too_large` before it is held in memory"
+        ),
     )
     limit: int | None = identity(None, neutral=None, ge=1, description="maximum number of documents")
     language: str = execution("", description="recorded for the audit")

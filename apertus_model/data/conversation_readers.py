@@ -2,23 +2,19 @@
 
 Invariants: malformed rows are counted under a name (`Rejection`); a file none of whose first ROWS_WITHOUT
 rows has the columns of a form is a SourceError that names file, columns and the fix. Every column that says
-what is trained is read, or the row is rejected. Files are streamed: JSON line by line, Parquet in batches of
-rows. docs/reference/conversations.md has the forms and columns for users.
+what is trained is read, or the row is rejected. Files are streamed: JSON line by line, Parquet in pieces
+(`table_pieces`). docs/reference/conversations.md has the forms and columns for users.
 """
 
 from __future__ import annotations
 
 import json
-import lzma
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
-import pyarrow
-import pyarrow.parquet
 from fsspec import AbstractFileSystem
 
 from apertus_model.chat.messages import (
@@ -38,14 +34,14 @@ from apertus_model.chat.messages import (
 )
 from apertus_model.data.compressed import decompressed
 from apertus_model.data.conversations import Conversation
-from apertus_model.data.documents import Rejection
+from apertus_model.data.found import UNREADABLE, Rejection
 from apertus_model.data.installed import read_installed
+from apertus_model.data.table_pieces import parquet_rows
 from apertus_model.data.tables import ROWS_WITHOUT, json_rows
 from infra.store.inputs import SourceError
 from specs.sources import SourceSpec
 from specs.stages.conversations import CONTROL_COLUMNS
 
-ROWS_PER_BATCH = 256
 COLUMNS = (
     ("chosen", "rejected"),
     ("messages", "rejected_response"),
@@ -84,17 +80,16 @@ def read_conversations(source: SourceSpec, fs: AbstractFileSystem, root: str, pa
             with fs.open(full, "rb") as file:
                 yield from read_installed(source, decompressed(file, full), path or PurePosixPath(root).name)
         else:
-            yield from _from_rows(fs, full)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException) as error:
+            yield from _from_rows(fs, full, source.max_document_bytes)
+    except UNREADABLE as error:
         raise SourceError(f"cannot read '{full}': {type(error).__name__}: {error}") from error
 
 
-def _from_rows(fs: AbstractFileSystem, full: str) -> Parsed:
+def _from_rows(fs: AbstractFileSystem, full: str, most: int) -> Parsed:
     reader, known = _reader(full), False
     with fs.open(full, "rb") as raw:
-        for number, row in enumerate(
-            reader(raw if reader is _parquet_rows else decompressed(raw, full)), start=1
-        ):
+        content = raw if reader is _parquet_rows else decompressed(raw, full)
+        for number, row in enumerate(reader(content, most), start=1):
             if isinstance(row, Rejection):
                 yield row
                 continue
@@ -113,7 +108,7 @@ def _from_rows(fs: AbstractFileSystem, full: str) -> Parsed:
                 yield Rejection("not_json")
 
 
-def _reader(full: str) -> Callable[[BinaryIO], Iterator[Row | Rejection]]:
+def _reader(full: str) -> Callable[[BinaryIO, int], Iterator[Row | Rejection]]:
     suffixes = PurePosixPath(full).suffixes
     if suffixes[-1:] == [".parquet"]:
         return _parquet_rows
@@ -125,15 +120,14 @@ def _reader(full: str) -> Callable[[BinaryIO], Iterator[Row | Rejection]]:
     )
 
 
-def _json_rows(file: BinaryIO) -> Iterator[Row | Rejection]:
-    for _, row in json_rows(file, parse_constant=lambda name: None):  # NaN and infinities are not JSON
+def _json_rows(file: BinaryIO, most: int) -> Iterator[Row | Rejection]:
+    for _, row in json_rows(file, most, parse_constant=lambda name: None):  # NaN and infinities are not JSON
         yield row
 
 
-def _parquet_rows(file: BinaryIO) -> Iterator[Row]:
-    for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=ROWS_PER_BATCH):
-        for row in batch.to_pylist():
-            yield without_null(row)
+def _parquet_rows(file: BinaryIO, most: int) -> Iterator[Row | Rejection]:
+    for row in parquet_rows(file, most):
+        yield row if isinstance(row, Rejection) else without_null(row)
 
 
 def conversation_of(row: Row) -> Conversation:

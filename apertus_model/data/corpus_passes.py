@@ -18,6 +18,7 @@ from apertus_model.data import corpus_plan
 from apertus_model.data.corpus_plan import CorpusPlan, Duplicate, Layout, Size
 from apertus_model.data.corpus_work import SHOWN, CorpusWork
 from apertus_model.data.documents import check_holdout
+from apertus_model.data.found import fix_of
 from apertus_model.data.planted import encoder, planted_documents, to_json, tokenised
 from apertus_model.data.probes import probes_of
 from apertus_model.data.scatter import EQUAL
@@ -153,9 +154,10 @@ class Passes:
         process, (train, held_out) = self.work.part.process, left.documents
         total = train + held_out
         if not total:
+            counts = self._dropped()
+            fix = fix_of(counts["rejected"] | counts[DROPPED], "check the globs, the format or the filters")
             raise SourceError(
-                f"no document of {self.work.part.source.url} is left: {counts_line(self._dropped())}. Fix:"
-                " check the globs, the format or the filters"
+                f"no document of {self.work.part.source.url} is left: {counts_line(counts)}. Fix: {fix}"
             )
         usual = type(process).model_fields["holdout"].default
         least = left.least if total > 1 else None

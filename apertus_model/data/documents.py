@@ -6,8 +6,8 @@ Invariants:
 - Rejected documents are counted under a name (`Rejection`); a source that contradicts the spec (a
   column that no row has, a file that cannot be read or ends too early) is a SourceError that names the file
   and the position.
-- Files are streamed (`tables`, `web`), except for formats with one document per file, of DOCUMENT_BYTES at
-  most.
+- Files are streamed (`tables`, `web`), except for formats with one document per file, of
+  `max_document_bytes` at most.
 
 Only web archives need datatrove: the tokenizer stage reads the same documents without it.
 """
@@ -29,6 +29,7 @@ from apertus_model.data.found import (
     Parsed,
     Rejection,
     SourceDocument,
+    bounded,
     whole,
 )
 from apertus_model.data.installed import read_installed
@@ -72,7 +73,7 @@ def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: 
 
     nothing = True
     for found in read_file(source, fs, root, path, parse):
-        yield SourceDocument(found, None, {}) if isinstance(found, str) else found
+        yield bounded(SourceDocument(found, None, {}) if isinstance(found, str) else found, source)
         nothing = False
     if nothing and source.format in ROWS:
         yield Rejection("empty_file")
@@ -134,7 +135,7 @@ def read_file(
 
 
 def _whole_file(file: BinaryIO, source: SourceSpec) -> Parsed:
-    content = whole(file)
+    content = whole(file, source)
     if isinstance(content, Rejection):
         yield content
         return

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 import pyarrow
 
+from specs.sources import SourceSpec
+
 Scalar = str | int | float | bool | None
-DOCUMENT_BYTES = 2**28
-"""The limit, decompressed, of a line of JSON, and of a file that is one document or is parsed whole: a longer
-one is rejected and not held in memory."""
+TOO_LARGE = "too_large"
+"""The name under which documents above `SourceSpec.max_document_bytes` are counted."""
 
 
 class Rejection(NamedTuple):
@@ -62,10 +63,25 @@ def batches(documents: Iterable[Some], most: int, characters: int) -> Iterator[l
         yield batch
 
 
-def whole(file: BinaryIO) -> bytes | Rejection:
-    """The content of a file, or a rejection when it is longer than DOCUMENT_BYTES."""
-    content = file.read(DOCUMENT_BYTES + 1)
-    return content if len(content) <= DOCUMENT_BYTES else Rejection("too_large")
+def whole(file: BinaryIO, source: SourceSpec) -> bytes | Rejection:
+    """The content of a file, or a rejection when it is longer than the bound of its source."""
+    content = file.read(source.max_document_bytes + 1)
+    return content if len(content) <= source.max_document_bytes else Rejection(TOO_LARGE)
+
+
+def bounded(found: SourceDocument | Rejection, source: SourceSpec) -> SourceDocument | Rejection:
+    """The document, or a rejection when its text is longer than the bound of its source."""
+    most = source.max_document_bytes
+    if isinstance(found, Rejection) or 4 * len(found.text) <= most or len(found.text.encode()) <= most:
+        return found
+    return Rejection(TOO_LARGE)
+
+
+def fix_of(rejected: Mapping[str, int], otherwise: str) -> str:
+    """What to do about a source without a document, from the numbers of its rejections by reason."""
+    if [reason for reason, number in rejected.items() if number] == [TOO_LARGE]:
+        return "raise max_document_bytes of the source, or name other files"
+    return otherwise
 
 
 class Damaged(Exception):

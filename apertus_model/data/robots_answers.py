@@ -132,7 +132,7 @@ def _archive(file: BinaryIO, files: SourceSpec) -> Iterator[Answer | None]:
     except ImportError as error:
         raise SourceError(f"web archives need warcio ({error}). Fix: pip install 'apertus[web]'") from error
     loader = ArcWarcRecordLoader(verify_http=False)
-    for record in records(file):
+    for record in records(file, files.max_document_bytes):
         if record.kind == "response" and record.content is not None:
             yield _record(loader, record.content)
 

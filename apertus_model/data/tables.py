@@ -4,8 +4,8 @@
 Invariants:
 - The same rows give the same documents and the same rejections in every container: text is bytes that must be
   UTF-8, whatever type the container declares; only the columns that the spec names are read.
-- Memory is bounded by one line of JSON of DOCUMENT_BYTES at most, by BATCH_BYTES of Parquet (or one row) and
-  a page as its writer made it, by one record batch of Arrow as its writer made it.
+- Memory is bounded by one line of JSON of `max_document_bytes` at most; by a piece (`table_pieces`), and a
+  page of Parquet or a record batch of Arrow as its writer made it.
 - No code of a file is run: types that need it (extensions) are refused, dataset scripts are ignored.
 """
 
@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, BinaryIO
 
 import pyarrow
 import pyarrow.ipc
-import pyarrow.parquet
 from pyarrow import types
 
-from apertus_model.data import found
 from apertus_model.data.found import (
+    TOO_LARGE,
     Damaged,
     FoundDocuments,
     NotAsStated,
@@ -30,6 +30,7 @@ from apertus_model.data.found import (
     SourceDocument,
     encodable,
 )
+from apertus_model.data.table_pieces import READ_BYTES, parquet_batches, pieces
 from specs.foreign import shown
 from specs.sources import SourceSpec
 
@@ -40,11 +41,8 @@ JSON_TYPES: dict[str, tuple[set[type], str]] = {
 }
 """What a column of JSON may hold beside null, by the field that names the column; and the end of the message
 about another value."""
-ROWS_PER_BATCH = 4096
 ROWS_WITHOUT = 1000
 """A file none of whose first rows, of this number, has the columns that are read ends the stage."""
-BATCH_BYTES = 2**25
-READ_BYTES = 2**20
 
 
 def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
@@ -52,7 +50,7 @@ def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
     that is not UTF-8 and only logs broken lines; here each broken line is counted, and so is each row without
     the columns that the spec names. NotAsStated if none of the first ROWS_WITHOUT lines has them."""
     first, known = None, False
-    for number, row in json_rows(file):
+    for number, row in json_rows(file, source.max_document_bytes):
         if isinstance(row, Rejection):
             yield row
             continue
@@ -85,11 +83,11 @@ def _json_document(row: dict[str, Any], source: SourceSpec, place: str) -> Sourc
 
 
 def json_rows(
-    file: BinaryIO, parse_constant: Callable[[str], None] | None = None
+    file: BinaryIO, most: int, parse_constant: Callable[[str], None] | None = None
 ) -> Iterator[tuple[int, dict[str, Any] | Rejection]]:
-    """The rows, each with the number of its line; empty lines are skipped. `parse_constant`: that of
-    `json.loads`, for NaN and the infinities."""
-    for number, line in enumerate(read_lines(file), start=1):
+    """The rows, each with the number of its line; empty lines are skipped. `most`: bytes of a line;
+    `parse_constant`: that of `json.loads`, for NaN and the infinities."""
+    for number, line in enumerate(read_lines(file, most), start=1):
         if isinstance(line, Rejection):
             yield number, line
         elif line.strip():
@@ -106,45 +104,33 @@ def _json_row(line: bytes, parse_constant: Callable[[str], None] | None) -> dict
     return row if isinstance(row, dict) else Rejection("not_json")
 
 
-def read_lines(file: BinaryIO) -> Iterator[bytes | Rejection]:
+def read_lines(file: BinaryIO, most: int) -> Iterator[bytes | Rejection]:
     """Lines without line ends. Reads blocks, since some decompressors cannot be iterated over. A line longer
-    than DOCUMENT_BYTES is a rejection and is not held in memory."""
-    pieces: list[bytes] = []
+    than `most` bytes is a rejection and is not held in memory."""
+    held: list[bytes] = []
     size = 0
 
     def line() -> bytes | Rejection:
-        return b"".join(pieces) if size <= found.DOCUMENT_BYTES else Rejection("too_large")
+        return b"".join(held) if size <= most else Rejection(TOO_LARGE)
 
     while chunk := file.read(READ_BYTES):
         for number, piece in enumerate(chunk.split(b"\n")):
             if number:
                 yield line()
-                pieces, size = [], 0
+                held, size = [], 0
             size += len(piece)
-            if size <= found.DOCUMENT_BYTES:
-                pieces.append(piece)
+            if size <= most:
+                held.append(piece)
             else:
-                pieces.clear()
+                held.clear()
     if size:
         yield line()
 
 
 def parquet(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
-    """Documents of a Parquet file, row group by row group. Checks the checksums of pages, if there are
-    any."""
-    table = pyarrow.parquet.ParquetFile(
-        file, buffer_size=READ_BYTES, pre_buffer=False, page_checksum_verification=True
-    )
-    columns = _columns(table.schema_arrow, source)
-    rows = 0
-    for group in range(table.num_row_groups):
-        shape = table.metadata.row_group(group)
-        size = max(1, min(ROWS_PER_BATCH, BATCH_BYTES * shape.num_rows // max(1, shape.total_byte_size)))
-        for batch in table.iter_batches(size, row_groups=[group], columns=columns):
-            yield from _rows(batch, source)
-            rows += batch.num_rows
-    if rows != table.metadata.num_rows:
-        raise Damaged(f"{rows} rows in its row groups, {table.metadata.num_rows} in its footer")
+    """Documents of a Parquet file."""
+    for batch in parquet_batches(file, partial(_columns, source=source)):
+        yield from _rows(batch, source)
 
 
 def arrow(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
@@ -238,26 +224,36 @@ def _is_number(kind: pyarrow.DataType) -> bool:
 
 
 def _rows(batch: pyarrow.RecordBatch, source: SourceSpec) -> FoundDocuments:
-    values = {name: _values(batch.column(name)) for name in dict.fromkeys(batch.schema.names)}
-    for row in range(batch.num_rows):
-        identifier = None if source.id_column is None else values[source.id_column][row]
-        yield _document(
-            values[source.text_column][row], identifier, {name: values[name][row] for name in source.metadata}
-        )
+    names = list(dict.fromkeys(batch.schema.names))
+    checked = pyarrow.RecordBatch.from_arrays([_checked(batch.column(name)) for name in names], names)
+    for piece in pieces(checked, source.max_document_bytes):
+        if isinstance(piece, Rejection):
+            yield piece
+            continue
+        values = {name: _values(piece.column(name)) for name in names}
+        for row in range(piece.num_rows):
+            identifier = None if source.id_column is None else values[source.id_column][row]
+            metadata = {name: values[name][row] for name in source.metadata}
+            yield _document(values[source.text_column][row], identifier, metadata)
 
 
-def _values(column: pyarrow.Array) -> list[Any]:
-    """The values: numbers as they are, text as bytes, times as ISO text. Times with a time zone are in UTC,
-    which needs no database of zones. ArrowInvalid when offsets or indices lead out of the column's
-    buffers."""
+def _checked(column: pyarrow.Array) -> pyarrow.Array:
+    """The column, with text as bytes. ArrowInvalid when offsets or indices lead out of its buffers."""
     if types.is_dictionary(column.type):
-        column.validate(full=True)
-        entries = _values(column.dictionary)
-        return [None if index is None else entries[index] for index in column.indices.to_pylist()]
+        column.indices.validate(full=True)
+        return pyarrow.DictionaryArray.from_arrays(column.indices, _checked(column.dictionary))
     if types.is_string(column.type) or types.is_large_string(column.type):
         # The same buffers, seen as bytes: their structure is checked here, and UTF-8 row by row.
         column = column.view(pyarrow.binary() if types.is_string(column.type) else pyarrow.large_binary())
     column.validate(full=True)
+    return column
+
+
+def _values(column: pyarrow.Array) -> list[Any]:
+    """The values of a checked column: numbers as they are, text as bytes, times as ISO text. Times with a
+    time zone are in UTC, which needs no database of zones."""
+    if types.is_dictionary(column.type):
+        return _values(column.dictionary.take(column.indices))
     if types.is_timestamp(column.type) and column.type.tz is not None:
         return [value and f"{value}Z" for value in _values(column.cast(pyarrow.timestamp(column.type.unit)))]
     return (column.cast(pyarrow.string()) if types.is_temporal(column.type) else column).to_pylist()

@@ -8,7 +8,8 @@ Invariants:
   not served over HTTP, which datatrove does not read) is a rejection; records of other types are ignored.
 - Text is a function of the page alone: trafilatura runs without its memory of paragraphs seen before and
   without a time limit.
-- Memory is bounded by a record of RECORD_BYTES at most, compressed or not. Common Crawl cuts pages at 5 MiB.
+- Memory is bounded by a record of `max_document_bytes` at most, compressed or not. Common Crawl cuts
+  pages at 5 MiB.
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import BinaryIO, NamedTuple
 
-from apertus_model.data.found import Damaged, FoundDocuments, Rejection, SourceDocument
+from apertus_model.data.found import TOO_LARGE, Damaged, FoundDocuments, Rejection, SourceDocument
 from infra.store.inputs import SourceError
 from specs.sources import SourceSpec
 
-RECORD_BYTES = 2**24
 LINE_BYTES = 2**20
 PAGES = ("response", "conversion")
 NEEDED = ("warcio", "trafilatura", "cchardet", "magic")
@@ -44,24 +44,25 @@ def warc(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
     from warcio.recordloader import ArcWarcRecordLoader
 
     loader = ArcWarcRecordLoader(verify_http=False)
-    for record in records(file):
+    most = source.max_document_bytes
+    for record in records(file, most):
         if record.kind == "resource":
             yield Rejection("resource")
         if record.kind not in PAGES:
             continue
         if record.content is None:
-            yield Rejection("too_large")
+            yield Rejection(TOO_LARGE)
             continue
         try:
             parsed = loader.parse_record_stream(io.BytesIO(record.content))
-            content = parsed.content_stream().read(RECORD_BYTES + 1)  # decompressed if it was compressed
+            content = parsed.content_stream().read(most + 1)  # decompressed if it was compressed
             parsed.content_stream = partial(io.BytesIO, content)
-            page = process_record(parsed) if len(content) <= RECORD_BYTES else None
+            page = process_record(parsed) if len(content) <= most else None
         except Exception:  # what servers send breaks the parser in many ways
             yield Rejection("bad_record")
             continue
         if page is None:
-            yield Rejection("not_html" if len(content) <= RECORD_BYTES else "too_large")
+            yield Rejection("not_html" if len(content) <= most else TOO_LARGE)
             continue
         text = page["text"].removeprefix("\ufeff")
         try:
@@ -94,9 +95,9 @@ def _extractor(html: str) -> Callable[[str], str | None]:
     return extractor
 
 
-def records(file: BinaryIO) -> Iterator[Record]:
+def records(file: BinaryIO, most: int) -> Iterator[Record]:
     """The records of an archive. Raises EOFError when a record is cut off, Damaged when something else is
-    found where a record should begin or end."""
+    found where a record should begin or end. `most`: bytes of a block that is read."""
     start = 0
     while line := file.readline(LINE_BYTES):
         if not line.startswith(b"WARC/"):
@@ -114,7 +115,7 @@ def records(file: BinaryIO) -> Iterator[Record]:
                 length = int(value) if value.strip().isdigit() else None
         if length is None:
             raise Damaged(f"the record at byte {start} states no length")
-        wanted = length <= RECORD_BYTES and kind in PAGES
+        wanted = length <= most and kind in PAGES
         block = file.read(length) if wanted else b""
         read = len(block) if wanted else _skip(file, length)
         end = file.read(4) if read == length else b""

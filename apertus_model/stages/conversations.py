@@ -23,6 +23,7 @@ from apertus_model.data.conversation_splits import AllConversations, WrittenSpli
 from apertus_model.data.conversation_tasks import DROPPED, REJECTED, ConversationTasks
 from apertus_model.data.conversations import SHARD_SUFFIXES
 from apertus_model.data.documents import files_of_tasks
+from apertus_model.data.found import fix_of
 from apertus_model.data.rejects import read_rejects
 from apertus_model.data.scored import stored_scores
 from apertus_model.progress import Progress
@@ -64,10 +65,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     if not len(conversations):
         rows = (row for task in tasks for row in read_rejects(task.files["rejects.parquet"]).to_pylist())
         first = next((f"; the first is {row['reason']}" for row in rows if row["filter"] == REJECTED), "")
-        raise SourceError(
-            f"no conversation of {part.source.url} is left: {summary}{first}."
-            " Fix: check the globs, the format, the rows or the filters"
-        )
+        fix = fix_of(rejected | dropped, "check the globs, the format, the rows or the filters")
+        raise SourceError(f"no conversation of {part.source.url} is left: {summary}{first}. Fix: {fix}")
     if part.process.count is not None and not conversations.not_chosen:
         progress.log(f"count is {part.process.count}, and there are {len(conversations)}: all are kept")
     held_out = conversations.held_out(part.process.holdout)

@@ -47,7 +47,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     documents = sum(unit.data for unit in units)
     if not documents:
         raise SourceError(
-            f"there is no document in {part.source.url}. Fix: correct the url, the globs or the format"
+            f"there is no document in {part.source.url}. Fix: correct the url, the globs, the format or"
+            " max_document_bytes"
         )
     progress.log(f"{documents} documents")
     attempt.commit(metrics={"documents": documents}, facts={"shards": shards})

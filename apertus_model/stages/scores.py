@@ -50,7 +50,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     documents = int(histogram.sum()) + without
     if not documents:
         raise SourceError(
-            f"there is no document in {part.source.url}. Fix: correct the url, the globs or the format"
+            f"there is no document in {part.source.url}. Fix: correct the url, the globs, the format or"
+            " max_document_bytes"
         )
     progress.log(f"{documents} documents")
     stored = work.classifier

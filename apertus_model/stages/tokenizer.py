@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from apertus_model.chat.template import CONTROL_TOKENS, END_OF_TURN, template_source
 from apertus_model.data.documents import Rejection, open_source, read_documents
+from apertus_model.data.found import fix_of
 from apertus_model.data.vocabulary import BOS, EOS, PAD, config_files, train
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
@@ -121,7 +122,7 @@ def _texts(source: SourceSpec, limit: int, rejected: Counter[str]) -> Iterator[s
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(rejected.items()))
         raise SourceError(
             f"there is no document in the files of {source.url}; rejected: {reasons or 'none'}."
-            f" Fix: correct its format ({source.format}) or its globs"
+            f" Fix: {fix_of(rejected, f'correct its format ({source.format}) or its globs')}"
         )
 
 

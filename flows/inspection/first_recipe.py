@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
+import pyarrow
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from apertus_model.data.compressed import decompressed
 from apertus_model.data.conversation_readers import COLUMNS
+from apertus_model.data.table_pieces import parquet_rows
 from apertus_model.data.tables import json_rows
 from specs.errors import SpecError
 from specs.schema import with_editor_line
+from specs.sources import MAX_DOCUMENT_BYTES
 
 TEXT = (".txt", ".text", ".md", ".rst")
 CODE = (
@@ -120,10 +123,11 @@ def _rows(path: Path, format: str) -> list[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             if format == "jsonl":
-                rows = (row for _, row in json_rows(decompressed(file, path.name)))
-                return [row for row in islice(rows, LOOKED_AT) if isinstance(row, dict)]
-            batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=LOOKED_AT)
-            return [row for batch in islice(batches, 1) for row in batch.to_pylist()]
+                content = decompressed(file, path.name)
+                rows: Iterator[Any] = (row for _, row in json_rows(content, MAX_DOCUMENT_BYTES))
+            else:
+                rows = parquet_rows(file, MAX_DOCUMENT_BYTES)
+            return [row for row in islice(rows, LOOKED_AT) if isinstance(row, dict)]
     except (OSError, EOFError, ValueError, pyarrow.ArrowException):
         return []
 

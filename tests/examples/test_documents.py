@@ -9,17 +9,20 @@ from typing import Any
 
 import pytest
 
-from apertus_model.data import found
 from apertus_model.data.documents import open_source, read_documents
 from apertus_model.data.found import Rejection
 from examples.documents import LITERAL_CHARACTERS
 from specs.sources import SourceSpec
 
 
-def _read(path: Path, content: bytes | str, reader: str) -> list[str | Rejection]:
+def _read(path: Path, content: bytes | str, reader: str, **fields: Any) -> list[str | Rejection]:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     source = SourceSpec(
-        url=str(path.parent), format="documents", reader=f"examples.documents:{reader}", version=1
+        url=str(path.parent),
+        format="documents",
+        reader=f"examples.documents:{reader}",
+        version=1,
+        **fields,
     )
     documents = read_documents(source, *open_source(source), path.name)
     return [one if isinstance(one, Rejection) else one.text for one in documents]
@@ -79,13 +82,11 @@ def test_files_that_python_cannot_parse_are_counted(tmp_path: Path, content: byt
 
 @pytest.mark.parametrize("reader", ["docstrings", "literals", "gettext_json", "gettext_messages"])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_file_longer_than_the_limit_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, suffix: str
-) -> None:
-    monkeypatch.setattr(found, "DOCUMENT_BYTES", 20)
+def test_a_file_longer_than_the_limit_is_counted(tmp_path: Path, reader: str, suffix: str) -> None:
     for size, rejections in ((20, []), (21, [Rejection("too_large")])):
         content = b"#" * size
-        documents = _read(tmp_path / f"a{suffix}", gzip.compress(content) if suffix else content, reader)
+        written = gzip.compress(content) if suffix else content
+        documents = _read(tmp_path / f"a{suffix}", written, reader, max_document_bytes=20)
         assert [one for one in documents if one == Rejection("too_large")] == rejections
 
 

@@ -8,7 +8,7 @@ import fsspec
 import pytest
 import zstandard
 
-from apertus_model.data import found, tables
+from apertus_model.data import tables
 from apertus_model.data.conversation_readers import read_conversations
 from apertus_model.data.documents import open_source, read_documents
 from apertus_model.data.found import Rejection, SourceDocument
@@ -80,7 +80,6 @@ def test_compressed_files_are_read_whatever_their_name(tmp_path: Path, suffix: s
 def test_lines_longer_than_the_limit_are_counted_and_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, read_bytes: int
 ) -> None:
-    monkeypatch.setattr(found, "DOCUMENT_BYTES", 20)
     monkeypatch.setattr(tables, "READ_BYTES", read_bytes)
     fits, long = b'{"text": "' + b"x" * 8 + b'"}', b'{"text": "' + b"x" * 9 + b'"}'
     content = b"\n".join([fits, long, fits, b"", long * 50, fits, long])
@@ -94,18 +93,16 @@ def test_lines_longer_than_the_limit_are_counted_and_not_kept(
     ]
     for end in (b"", b"\n"):
         written = gzip.compress(content + end) if suffix else content + end
-        assert _read(tmp_path / f"a.jsonl{suffix}", written, format="jsonl") == expected
+        found = _read(tmp_path / f"a.jsonl{suffix}", written, format="jsonl", max_document_bytes=20)
+        assert found == expected
     (tmp_path / "b.jsonl").write_bytes(long + b"\n")
-    talks = SourceSpec(url=str(tmp_path), format="chat")
+    talks = SourceSpec(url=str(tmp_path), format="chat", max_document_bytes=20)
     assert list(read_conversations(talks, *open_source(talks), "b.jsonl")) == [Rejection("too_large")]
 
 
 @pytest.mark.parametrize("kind", ["text", "code"])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_file_longer_than_the_limit_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, suffix: str
-) -> None:
-    monkeypatch.setattr(found, "DOCUMENT_BYTES", 20)
+def test_a_file_longer_than_the_limit_is_counted(tmp_path: Path, kind: str, suffix: str) -> None:
     for size, rejections in ((20, []), (21, [Rejection("too_large")])):
         content = b"#" * size
         found_documents = _read(

@@ -13,7 +13,6 @@ pytest.importorskip("magic", exc_type=ImportError, reason="no libmagic: apt-get 
 warcwriter = pytest.importorskip("warcio.warcwriter")
 StatusAndHeaders = pytest.importorskip("warcio.statusandheaders").StatusAndHeaders
 
-from apertus_model.data import web  # noqa: E402
 from apertus_model.data.documents import open_source, read_documents  # noqa: E402
 from apertus_model.data.found import Rejection, SourceDocument  # noqa: E402
 from infra.store.inputs import SourceError  # noqa: E402
@@ -96,8 +95,7 @@ def test_text_records_of_a_crawler_are_read_unchanged(tmp_path: Path) -> None:
     ] == ["Plain text, ż.\n"]
 
 
-def test_pages_without_text_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "RECORD_BYTES", 5000)
+def test_pages_without_text_are_counted(tmp_path: Path) -> None:
     archive = (
         Archive().add("warcinfo", 0, b"software: x\r\n").add("response", 1, b"\x89PNG\r\n\x1a\n" + bytes(100))
     )
@@ -107,7 +105,7 @@ def test_pages_without_text_are_counted(tmp_path: Path, monkeypatch: pytest.Monk
     archive.add("response", 5, gzip.compress(PAGE.encode() * 50), ("Content-Encoding", "gzip")).add(
         "resource", 6, PAGE.encode()
     )
-    found = _read(tmp_path, archive.bytes())
+    found = _read(tmp_path, archive.bytes(), max_document_bytes=5000)
     assert found[:3] == [Rejection("not_html"), Rejection("empty"), Rejection("too_large")]
     assert isinstance(found[3], SourceDocument)
     assert found[4:] == [Rejection("too_large"), Rejection("resource")]
