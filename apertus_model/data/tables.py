@@ -253,7 +253,9 @@ def _values(column: pyarrow.Array) -> list[Any]:
     """The values of a checked column: numbers as they are, text as bytes, times as ISO text. Times with a
     time zone are in UTC, which needs no database of zones."""
     if types.is_dictionary(column.type):
-        return _values(column.dictionary.take(column.indices))
+        used = column.indices.dictionary_encode()  # an entry is held once, however many rows have it
+        entries = _values(column.dictionary.take(used.dictionary))
+        return [None if index is None else entries[index] for index in used.indices.to_pylist()]
     if types.is_timestamp(column.type) and column.type.tz is not None:
         return [value and f"{value}Z" for value in _values(column.cast(pyarrow.timestamp(column.type.unit)))]
     return (column.cast(pyarrow.string()) if types.is_temporal(column.type) else column).to_pylist()

@@ -106,7 +106,10 @@ def test_a_file_longer_than_the_limit_is_counted(tmp_path: Path, kind: str, suff
     for size, rejections in ((20, []), (21, [Rejection("too_large")])):
         content = b"#" * size
         found_documents = _read(
-            tmp_path / f"a{suffix}", gzip.compress(content) if suffix else content, format=kind
+            tmp_path / f"a{suffix}",
+            gzip.compress(content) if suffix else content,
+            format=kind,
+            max_document_bytes=20,
         )
         assert [one for one in found_documents if one == Rejection("too_large")] == rejections
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apertus_model.data import tables
+from apertus_model.data import table_pieces, tables
 from apertus_model.data.documents import open_source, read_documents, texts_of
 from apertus_model.data.found import Rejection, SourceDocument
 from infra.store.inputs import SourceError, list_source
@@ -363,7 +363,7 @@ def test_a_document_of_millions_of_characters_is_one_document(
 def test_parquet_takes_memory_for_a_batch_and_not_for_a_row_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "BATCH_BYTES", 2**20)
+    monkeypatch.setattr(table_pieces, "PIECE_BYTES", 2**20)
     texts = [f"{number:06d}" * 2000 for number in range(4000)]
     table = pyarrow.table({"text": texts})
     pages = {"compression": "none", "use_dictionary": False, "data_page_size": 2**18, "write_batch_size": 16}
@@ -383,7 +383,7 @@ def test_parquet_takes_memory_for_a_batch_and_not_for_a_row_group(
 def test_lines_do_not_depend_on_the_size_of_the_reads(content: bytes, size: int) -> None:
     read, tables.READ_BYTES = tables.READ_BYTES, size
     try:
-        lines = list(tables.read_lines(io.BytesIO(content)))
+        lines = list(tables.read_lines(io.BytesIO(content), 2**20))
     finally:
         tables.READ_BYTES = read
     expected = content.split(b"\n")
