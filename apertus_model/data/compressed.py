@@ -20,6 +20,8 @@ from typing import Any, BinaryIO, cast
 import pyarrow
 
 READ_BYTES = 2**18
+XZ_BYTES = 2**28
+"""The memory of a decoder of xz; its highest level needs a quarter."""
 SUFFIXES = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 _BEGINNINGS = {
     "gzip": re.compile(rb"\x1f\x8b\x08"),
@@ -53,7 +55,9 @@ class _Parts:
         self._decoder = self._new()
 
     def _new(self) -> Any:
-        return bz2.BZ2Decompressor() if self._name == "bz2" else lzma.LZMADecompressor(lzma.FORMAT_XZ)
+        if self._name == "bz2":
+            return bz2.BZ2Decompressor()
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_BYTES)
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; none at the end of the last part."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
+from apertus_model.data import compressed
 from apertus_model.data.compressed import decompressed
 
 FORMATS: list[tuple[str, Callable[[bytes], bytes]]] = [
@@ -78,6 +79,14 @@ def test_content_is_recognised_by_its_first_bytes_under_any_name(
         assert decompressed(io.BytesIO(compress(b"content")), path).read() == b"content"
     with pytest.raises(ERRORS):
         decompressed(io.BytesIO(b"plain text, not compressed"), name).read()
+
+
+def test_a_file_of_xz_that_needs_much_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = lzma.compress(b"text", preset=9)  # 64 MiB
+    assert decompressed(io.BytesIO(content), "a.xz").read() == b"text"
+    monkeypatch.setattr(compressed, "XZ_BYTES", 2**26)
+    with pytest.raises(lzma.LZMAError, match="limit"):
+        decompressed(io.BytesIO(content), "a.xz").read()
 
 
 def test_file_with_another_suffix_is_read_uncompressed() -> None:

@@ -207,6 +207,30 @@ def test_a_source_of_which_everything_is_rejected_says_why(
         bench.run("tokenizer", "t", {"sources": sources, "vocab_size": 512, "bytes_per_source": 9})
 
 
+def test_a_source_of_nothing_but_long_documents_names_the_bound(
+    bench: Any, tokenizer: Artifact, tmp_path: Path
+) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "a.txt").write_text("\u00fc" * 51)  # 102 bytes
+    (folder / "b.jsonl").write_text(json.dumps({"prompt": "q", "completion": "x" * 100}) + "\n")
+    source = {"url": str(folder), "max_document_bytes": 101}
+    texts, talks = source | {"format": "text", "include": ["*.txt"]}, source | {"format": "chat"}
+    usual = corpus_spec(folder, holdout=0)
+    message = r"no (document|conversation) .*rejected: 1 too_large.* Fix: raise max_document_bytes"
+    for kind, spec in (
+        ("corpus", usual | {"source": texts}),
+        ("conversations", usual | {"source": talks | {"include": ["b.jsonl"]}}),
+        ("tokenizer", {"sources": [texts], "vocab_size": 512, "bytes_per_source": 9}),
+    ):
+        with pytest.raises(SourceError, match=message):
+            bench.run(kind, kind, spec, {"tokenizer": tokenizer})
+    read = bench.run(
+        "corpus", "c", usual | {"source": texts | {"max_document_bytes": 102}}, {"tokenizer": tokenizer}
+    )
+    assert read.manifest.metrics["rejected"] == {}
+
+
 @pytest.mark.parametrize("workers", [1, slow(2)])
 def test_a_missing_column_ends_the_stage_with_file_and_line(
     bench: Any, tmp_path: Path, tokenizer: Artifact, workers: int
