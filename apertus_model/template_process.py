@@ -58,22 +58,21 @@ class _Process:
 
     def render(self, arguments: dict[str, Any]) -> list[str]:
         with self._lock:
-            seconds = BOUNDS.seconds
+            bounds = BOUNDS
             try:
-                self._pipe.send((arguments, tuple(BOUNDS)))
-                answer = json.loads(self._receive(WAITING * seconds))
+                self._pipe.send((arguments, tuple(bounds)))
+                answer = json.loads(self._receive(WAITING * bounds.seconds))
             except (EOFError, OSError):
                 _process.cache_clear()
                 self._process.kill()
                 if (code := self._process.wait()) in (-signal.SIGPROF, -signal.SIGKILL):
                     raise TemplateError(
-                        f"it takes more than {seconds:g} seconds for a conversation"
+                        f"it takes more than {bounds.seconds:g} seconds for a conversation"
                     ) from None
                 raise TemplateError(f"the process that renders it ended with exit code {code}") from None
         if "error" in answer:
             raise TemplateError(answer["error"])
-        texts: list[str] = answer["texts"]
-        return texts
+        return list(answer["texts"])
 
     def _receive(self, seconds: float) -> bytes:
         """The next message. EOFError if there is none within the time."""
@@ -89,15 +88,10 @@ def _process(owner: int) -> _Process:
 
 
 def replace_rendering() -> None:
-    """Has transformers render all chat templates in the process."""
+    """Has transformers render all chat templates in the process, without the places of generated text."""
     from transformers import tokenization_utils_base
 
-    tokenization_utils_base.render_jinja_template = _render_within_bounds
-
-
-def _render_within_bounds(**arguments: Any) -> tuple[list[str], list[Any]]:
-    """`render_jinja_template` of transformers, without the places of what a model generated."""
-    return _process(os.getpid()).render(arguments), []
+    tokenization_utils_base.render_jinja_template = lambda **named: (_process(os.getpid()).render(named), [])
 
 
 def _answer(render: Any, arguments: dict[str, Any], bounds: Bounds) -> bytes:

@@ -72,8 +72,7 @@ def guarded(tokenizer: Tokenizer, file: str) -> Tokenizer:
 def load_tokenizer(path: Path, name: str = "") -> Tokenizer:
     """The tokenizer of a tokenizer.json with its run-time state. TokenizerError for anything but a fast
     tokenizer. `name`: of the file, for messages; by default its path."""
-    name = name or str(path)
-    return guarded(_called(Tokenizer.from_file, name, str(path)), name)
+    return guarded(_called(Tokenizer.from_file, name or str(path), str(path)), name or str(path))
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
