@@ -77,8 +77,8 @@ class AnomalyDetector:
                 return self._event(step, quantity, measured, None, self.policy.nonfinite)
         if self.policy.spike != "ignore":
             for quantity, value in measured.items():
-                if value > (limit := self._limit(quantity)):
-                    return self._event(step, quantity, measured, limit, self.policy.spike)
+                if value > (bound := self._limit(quantity)):
+                    return self._event(step, quantity, measured, bound, self.policy.spike)
         limits = {quantity: self._report_limit(quantity, value) for quantity, value in measured.items()}
         for quantity, value in measured.items():
             self._accepted[quantity].append(value)
