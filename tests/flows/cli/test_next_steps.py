@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from flows.planning.plan import Plan
+from specs.anomalies import Event
+from tests.flows.conftest import finish
 from tests.flows.finished import invoke
 
 
@@ -33,3 +37,17 @@ def test_what_is_proposed_after_a_run_is_about_the_same_store_and_the_same_recip
         f"lineage {recipe} export {options}",
         f"plan {recipe} {options} --set stages.cooldown.optimizer.lr=0.005",
     ]
+
+
+def test_a_run_ends_with_a_remark_about_the_anomalies_of_each_part(
+    planned: Callable[..., Plan], recipe: Path
+) -> None:
+    plan = planned()
+    spike = asdict(Event(4, "grad_norm", 3.0, 47.0, 21.3, "report"))
+    finish(plan, *(name for name in plan.graph.nodes if name != "cooldown"))
+    finish(plan, "cooldown", facts={"anomalies": [spike]})
+    told, _, proposed = invoke("run", str(recipe), "--store", plan.store.url).output.partition("Next:\n")
+    assert told.splitlines()[-1] == (
+        "note cooldown: 1 anomaly: step 4: the grad norm of 47 spikes above 21.3; training continues"
+    )
+    assert proposed and told.count("note") == 1
