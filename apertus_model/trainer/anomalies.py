@@ -1,19 +1,19 @@
 """Detects steps with an anomalous loss or gradient norm: those that are not taken, for which
 `specs.anomalies` states the policy, and those that are only reported.
 
-**Reports.** A value x of an accepted step is reported when it exceeds all of the last `REPORT_WINDOW`
-accepted ones (of which at least `REPORT_LEAST` are positive), and
+**Reports.** A value x of an accepted step is reported when
 
-    ln x > m + report_threshold * max(1.4826 * median |ln w - m|, LEAST_DEVIATION),  m = median ln w,
+    |ln x - m| > report_threshold * max(1.4826 * median |ln w - m|, LEAST_DEVIATION),  m = median ln w,
 
-w being the positive ones of these; a gradient norm also when it is as far below. Both quantities vary in
-proportion to their size, hence the logarithm. The medians follow the noise of the run, and an earlier spike
-hardly moves them. A level that stays is reported once, since only a new extreme is.
+w being the positive ones of the last `REPORT_WINDOW` accepted values, at least `REPORT_LEAST`; a loss only
+when it is above. Both quantities vary in proportion to their size, hence the logarithm. The medians follow
+the noise of the run; spikes hardly move them. While the window has a reported value, only a more extreme
+one is reported, so a level that stays is reported once.
 
 With the default of 10, one of 2,687 steps of undisturbed miniatures (pre-training to DPO) was reported: a
 gradient norm of ten times the median; with 8, there would have been seven. Of gradient norms multiplied by
-3.4, 10 and 100 there, 28%, 64% and 93% are seen; where the norm varies by a tenth, all from 2.8 on. A norm of
-weights or optimizer states (`trainer.norms`) is reported when it is not finite.
+3.4, 10 and 100 there, 28%, 65% and 94% are seen; where the norm varies by a tenth, the bound is e times the
+median. A norm of weights or optimizer states (`trainer.norms`) is reported when it is not finite.
 
 Invariant: a decision is a function of the policy, the step, its loss and gradient norm, and
 `AnomalyDetector.state`. Every checkpoint has that state, so that a run decides the same after an
@@ -79,7 +79,7 @@ class AnomalyDetector:
             for quantity, value in measured.items():
                 if value > (bound := self._limit(quantity)):
                     return self._event(step, quantity, measured, bound, self.policy.spike)
-        limits = {quantity: self._report_limit(quantity, value) for quantity, value in measured.items()}
+        limits = {name: self._report_limit(step, name, value) for name, value in measured.items()}
         for quantity, value in measured.items():
             self._accepted[quantity].append(value)
         for quantity, limit in limits.items():
@@ -101,20 +101,27 @@ class AnomalyDetector:
         mean = statistics.fmean(values)
         return mean + self.policy.spike_threshold * statistics.pstdev(values, mean)
 
-    def _report_limit(self, quantity: Quantity, value: float) -> float | None:
+    def _report_limit(self, step: int, quantity: Quantity, value: float) -> float | None:
         """The bound beyond which a value is, so that it is reported; None when it is not. See above."""
-        threshold, values = self.policy.report_threshold, list(self._accepted[quantity])[-REPORT_WINDOW:]
-        if threshold is None or len(values) < REPORT_LEAST or min(values) <= value <= max(values):
-            return None
+        values = list(self._accepted[quantity])[-REPORT_WINDOW:]
         logarithms = [math.log(one) for one in values if one > 0]
-        side = 1 if value > max(values) else -1
-        if len(logarithms) < REPORT_LEAST or (side < 0 and quantity == "loss"):
+        if self.policy.report_threshold is None or len(logarithms) < REPORT_LEAST:
             return None
         median = statistics.median(logarithms)
         deviation = 1.4826 * statistics.median(abs(one - median) for one in logarithms)
-        reach = threshold * max(deviation, LEAST_DEVIATION)
-        usual = value > 0 and side * (math.log(value) - median) <= reach
-        return None if usual else math.exp(median + side * reach)
+        reach = self.policy.report_threshold * max(deviation, LEAST_DEVIATION)
+        distance = math.log(value) - median if value > 0 else -math.inf
+        if abs(distance) <= reach or (distance < 0 and quantity == "loss"):
+            return None
+        reported = [
+            event[quantity]
+            for event in self.events
+            if (event["action"], event["quantity"]) == ("report", quantity)
+            and event["step"] >= step - REPORT_WINDOW
+        ]
+        if any(one >= value if distance > 0 else one <= value for one in reported):
+            return None
+        return math.exp(median + math.copysign(reach, distance))
 
     def _event(
         self,
