@@ -1,5 +1,5 @@
 """The reaction of training to a NaN, infinite or spiking loss or gradient. It is part of a stage's identity,
-since it changes the result.
+since it changes the result. Reports change no result, and are not part of it.
 
 Invariant: the reaction at a step is a function of this spec, of the losses and gradient norms before it, and
 of the step. It depends neither on when checkpoints were committed nor on interruptions.
@@ -7,9 +7,16 @@ of the step. It depends neither on when checkpoints were committed nor on interr
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from specs.base import Spec, execution, identity
+from specs.errors import counted
+
+Quantity = Literal["loss", "grad_norm"]
+Action = Literal["stop", "skip", "rollback", "report"]
+SHOWN = 3  # events in a remark
 
 
 class Anomalies(Spec):
@@ -21,7 +28,10 @@ class Anomalies(Spec):
     trained on again; without a checkpoint of the segment it skips.
 
     A value spikes when it exceeds mean + spike_threshold x standard deviation of its last `window` accepted
-    values, once there are that many: the rule of OLMo-core's SkipStepOptimizer."""
+    values, once there are that many: the rule of OLMo-core's SkipStepOptimizer.
+
+    Whatever the policy, an unusual value of an accepted step is reported (`apertus_model.trainer.anomalies`
+    has the bound)."""
 
     nonfinite: Literal["stop", "skip", "rollback"] = identity(
         "stop", neutral="stop", description="what to do at a NaN or an infinity"
@@ -49,6 +59,12 @@ class Anomalies(Spec):
         ge=0,
         description="anomalies of a segment that are skipped or rolled back; the stage stops at the next one",
     )
+    report_threshold: float | None = execution(
+        10.0,
+        gt=0,
+        description="how far above the median of the last steps a value is reported, in robust standard"
+        " deviations; null: never",
+    )
 
     @property
     def rolls_back(self) -> bool:
@@ -72,3 +88,47 @@ class Anomalies(Spec):
         there is no such step yet."""
         target = (step - self.rollback_margin) // self.rollback_interval * self.rollback_interval
         return target if target > begin else None
+
+
+@dataclass(frozen=True)
+class Event:
+    """A step that was not taken, or that was reported."""
+
+    step: int
+    quantity: str  # what was anomalous: a `Quantity`, or a norm of weights or optimizer states
+    loss: float | None  # None: it was not finite, or a norm was anomalous
+    grad_norm: float | None  # likewise
+    limit: float | None  # the limit beyond which the value was; None: it was not finite
+    action: Action
+    to: int | None = None  # the step whose weights and optimizer state a rollback restored
+
+    @property
+    def text(self) -> str:
+        value = self.loss if self.quantity == "loss" else self.grad_norm
+        found = f"the {self.quantity.replace('grad_norm', 'grad norm')}"
+        if self.limit is None or value is None:
+            found += " is not finite"
+        else:
+            verb = "spikes above" if value > self.limit else "falls below"
+            found += f" of {value:.4g} {verb} {self.limit:.4g}"
+        consequence = {
+            "skip": "the step is skipped",
+            "rollback": f"weights and optimizer go back to step {self.to}",
+            "stop": "training stops",
+            "report": "training continues",
+        }
+        return f"step {self.step}: {found}; {consequence[self.action]}"
+
+
+StoredEvent = dict[str, Any]
+"""The fields of an `Event`."""
+
+
+def remark(facts: Mapping[str, Any]) -> str:
+    """A remark about the events among the facts of a part of training, or of its checkpoint; empty if there
+    are none."""
+    found = facts.get("anomalies", [])
+    events: list[StoredEvent] = found.get("events", []) if isinstance(found, dict) else found
+    texts = [Event(**event).text for event in events]
+    more = f"; and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else ""
+    return f"{counted(len(texts), 'anomaly', 'anomalies')}: {'; '.join(texts[:SHOWN])}{more}" if texts else ""

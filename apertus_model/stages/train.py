@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
+from statistics import median_high
 from typing import Any
 
 import torch.distributed as dist
@@ -25,7 +26,7 @@ from apertus_model.progress import Progress
 from apertus_model.stages.training_data import TrainingData, open_data, same_data
 from apertus_model.stop import StopSignal
 from apertus_model.tracking import Tracker
-from apertus_model.trainer.anomalies import AnomalyState, Event, StoredEvent
+from apertus_model.trainer.anomalies import AnomalyState
 from apertus_model.trainer.checkpoint import Commit, Saved, Source
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.config import trainer_config
@@ -37,6 +38,7 @@ from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt, Checkpoint, Store, StoreError
 from infra.store.writing.lease import LeaseLost
 from infra.store.writing.retention import prune
+from specs.anomalies import Event, StoredEvent
 from specs.job import Job
 from specs.stages import segment_of
 from specs.stages.training import Segment
@@ -198,6 +200,10 @@ class SegmentRecorder:
         text = ", ".join(f"{name} {nats:.3f}" for name, nats in self._heldout.items())
         self._progress.log(f"step {step}: held-out loss {text}")
 
+    def add_norms(self, step: int, norms: Mapping[str, float]) -> None:
+        if dist.get_rank() == 0:
+            self._add({"step": step, "norms": dict(norms)})
+
     def add_anomaly(self, event: Event) -> None:
         """See `Recorder.add_anomaly`. An event at which training stops is committed at once."""
         if dist.get_rank() != 0:
@@ -214,7 +220,7 @@ class SegmentRecorder:
 
     def facts(self) -> Facts:
         """The facts of a checkpoint about the last step and the last held-out losses."""
-        speed = _median(self._speeds) if self._speeds else 0.0
+        speed = median_high(self._speeds) if self._speeds else 0.0
         return {
             **{name: value for name, value in self._last.items() if name not in NOT_A_FACT},
             "tokens_per_second": round(speed, 1),
@@ -283,10 +289,9 @@ class SegmentCheckpoints:
             "data": data.identity,
             "epochs": dict(zip(data.names, data.samples.epochs(samples), strict=True)),
             "passes": self._passes(samples),
+            "anomalies": anomalies,
             **self._recorder.facts(),
         }
-        if anomalies:
-            facts["anomalies"] = anomalies
         if objective:
             facts["objective"] = dict(objective)
         rows = self._recorder.take_rows()
@@ -390,7 +395,3 @@ def _storage_errors_logged(consequence: str) -> Iterator[None]:
         raise
     except (StoreError, OSError) as error:
         logger.warning("%s: %s: %s", consequence, type(error).__name__, error)
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]

@@ -212,6 +212,7 @@ def trainer_config(
         lifecycle=lifecycle,
         detector=AnomalyDetector(segment.anomalies, segment.start_step, lifecycle.anomalies),
         heldout_interval=segment.validation.interval if data.heldout else 0,
+        norms_interval=segment.norms_interval,
         save_seconds=segment.checkpoint.seconds,
     )
 

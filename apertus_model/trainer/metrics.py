@@ -1,4 +1,4 @@
-"""The reports of a run while it trains: a row of metrics per step, held-out losses, anomalies.
+"""The reports of a run while it trains: a row of metrics per step, held-out losses, norms, anomalies.
 
 Invariant: loss and norm are those of the whole run, not of a rank; only rank 0 has rows.
 """
@@ -11,8 +11,8 @@ from typing import Protocol
 import torch.distributed as dist
 from torchtitan.components.metrics import MetricsProcessor
 
-from apertus_model.trainer.anomalies import Event
 from apertus_model.trainer.evaluator import HeldOutLoss
+from specs.anomalies import Event
 
 Row = dict[str, float]
 """The metrics of a step: those that `StepMetrics.log` lists, and the columns of the objective, averaged over
@@ -28,8 +28,11 @@ class Recorder(Protocol):
     def add_heldout(self, step: int, losses: Mapping[str, HeldOutLoss]) -> None:
         """Called with the losses on held-out sequences, by source, after a step; on all ranks."""
 
+    def add_norms(self, step: int, norms: Mapping[str, float]) -> None:
+        """Called with the norms of weights and optimizer states after a step; on all ranks."""
+
     def add_anomaly(self, event: Event) -> None:
-        """Called when a step was not taken, on all ranks."""
+        """Called when a step was not taken or is reported, on all ranks."""
 
 
 class StepMetrics(MetricsProcessor):

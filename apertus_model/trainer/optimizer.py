@@ -39,10 +39,10 @@ class Optimizers(OptimizersContainer):
         self._aside: dict[torch.Tensor, torch.Tensor] = {}
         for optimizer in self.optimizers:
             init_optim_state(optimizer)
-            for tensor in _tensors(optimizer).values():
-                tensor.zero_()
             if isinstance(optimizer, library.WithCounters):
                 optimizer.set_counters(optimizer.COUNTERS)
+        for tensor in self.tensors().values():
+            tensor.zero_()
 
     @staticmethod
     def _resolve_optimizer_factory(name: str) -> Callable[..., torch.optim.Optimizer]:
@@ -62,11 +62,14 @@ class Optimizers(OptimizersContainer):
             left -= own
         return OptimizersContainer._build_param_groups(model, groups, impl_kwargs)
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors that the optimizers themselves have, not copied."""
+        return {name: tensor for one in self.optimizers for name, tensor in _tensors(one).items()}
+
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The state as tensors. A tensor that the optimizer itself has is returned as it is, not copied."""
-        state: dict[str, torch.Tensor] = {}
+        """The whole state as tensors, those of `tensors` among them."""
+        state = self.tensors()
         for optimizer in self.optimizers:
-            state |= _tensors(optimizer)
             for name, parameter in _named(optimizer):
                 if isinstance(optimizer, library.WithCounters):
                     for counter, value in optimizer.counters().items():

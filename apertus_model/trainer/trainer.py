@@ -39,6 +39,7 @@ from apertus_model.trainer.lifecycle import Lifecycle, Requests, agree
 from apertus_model.trainer.loader import Batch, TrainingData
 from apertus_model.trainer.loading import FurtherModel
 from apertus_model.trainer.metrics import Recorder
+from apertus_model.trainer.norms import norms
 from apertus_model.trainer.objectives import (
     CrossEntropy,
     ExtraPass,
@@ -64,6 +65,7 @@ class ApertusTrainer(Trainer):
         lifecycle: Lifecycle
         detector: AnomalyDetector  # decides which steps are not taken
         heldout_interval: int = 0  # steps between two measurements of the held-out losses; 0: never
+        norms_interval: int = 0  # steps between two measurements of norms; 0: never
         save_seconds: float | None = None  # longest time between two checkpoints; None: no limit
 
         def to_dict(self) -> dict[str, Any]:
@@ -109,6 +111,11 @@ class ApertusTrainer(Trainer):
                 set_collective_timeout(timeout, self.parallel_dims)
             last = self.step == config.training.steps
             lifecycle.heartbeat(SLOW_FACTOR)
+            if config.norms_interval and (last or self.step % config.norms_interval == 0):
+                found = norms(self.model_parts, self.optimizers, self.parallel_dims)
+                config.recorder.add_norms(self.step, found)
+                for event in config.detector.check_norms(self.step, found):
+                    config.recorder.add_anomaly(event)
             if config.heldout_interval and (last or self.step % config.heldout_interval == 0):
                 config.recorder.add_heldout(self.step, self.heldout_losses())
                 lifecycle.heartbeat(SLOW_FACTOR)
@@ -240,8 +247,8 @@ class ApertusTrainer(Trainer):
             self.metrics_processor.time_last_log = time.perf_counter()
 
     def _accept_step(self, loss: float, grad_norm: float) -> bool:
-        """Whether the step is taken; the same on all ranks. If not, the anomaly is recorded, and training is
-        rolled back if the policy says so. Collective.
+        """Whether the step is taken; the same on all ranks. An anomaly is recorded, and training is rolled
+        back if the policy says so. Collective.
 
         Raises:
             AnomalyError: the policy says to stop.
@@ -250,7 +257,7 @@ class ApertusTrainer(Trainer):
         if event is None:
             return True
         logger.warning("%s", event.text)
-        if event.action != "skip":
+        if event.action in ("stop", "rollback"):
             self.config.lifecycle.heartbeat(SLOW_FACTOR)  # what follows waits for storage
         self.config.recorder.add_anomaly(event)
         if event.action == "stop":
@@ -261,7 +268,7 @@ class ApertusTrainer(Trainer):
             self.checkpointer.maybe_wait_for_saving()
             dist.barrier()  # rank 0 has committed
             self.checkpointer.restore(event.to)
-        return False
+        return event.action == "report"
 
     def _count(self, batches: Sequence[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
         """The number of labels that the step trains, and the denominator of its loss, over all ranks:

@@ -1,4 +1,4 @@
-"""The end of the output of `apertus run`: the folder of the model, and three commands to continue with."""
+"""The end of the output of `apertus run`: anomalies, the folder of the model, three commands to continue."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from rich.markup import escape
 
 from flows.planning.plan import Plan
 from infra.store import StoreError
+from specs.anomalies import remark
 from specs.redaction import redacted
 
 
 def show_next_steps(console: Console, plan: Plan, spec: str, store: str | None, overrides: list[str]) -> None:
     """Prints the folder of the model, and three commands for the same store and the recipe with the same
     overrides."""
+    show_anomalies(console, plan)
     exports = [
         step.node
         for step in plan.steps.values()
@@ -52,6 +54,15 @@ def show_next_steps(console: Console, plan: Plan, spec: str, store: str | None, 
         lr = plan.graph.trajectories[training[-1]].optimizer.lr or 0.0
         halved = f"--set stages.{training[-1]}.optimizer.lr={lr / 2:g}"
         console.print(escape(f"  {program} plan {recipe}{options} {halved}"), soft_wrap=True)
+
+
+def show_anomalies(console: Console, plan: Plan) -> None:
+    """Prints a remark for each finished part of training that met anomalies."""
+    for step in plan.steps.values():
+        artifact = step.node.artifact(plan.store)
+        training = step.node.end_step is not None and artifact.complete
+        if training and (text := remark(artifact.manifest.facts)):
+            console.print(f"[yellow]note[/] {escape(step.node.name)}: {escape(text)}", soft_wrap=True)
 
 
 def _short(path: str) -> str:

@@ -125,7 +125,11 @@ class Charts:
         asked = [experiments.draw(name, found) for name, found in run.experiments.items()]
         return cls(
             [figure for figure in asked if figure is not None],
-            ([losses] if losses else []) + [training_charts.own_losses(curve, stages) for curve in own],
+            [
+                *([losses] if losses else []),
+                *(training_charts.own_losses(curve, stages) for curve in own),
+                *(training_charts.norms(curve, stages) for curve in run.curves if curve.norms),
+            ],
             [training_charts.mixtures(run.mixtures, sources)] if run.mixtures else [],
             [masked] if masked else [],
             result_charts.results(run.evaluations, look),

@@ -34,6 +34,7 @@ from flows.report.run_data import Part, Run, Share, Source, Stage, State
 from flows.report.task_answers import TaskAnswers, by_part, read_answers
 from infra.store import Artifact, StoreError
 from infra.store.documents import CheckpointMarker, Manifest
+from specs.anomalies import remark
 from specs.errors import counted
 from specs.planted import PlantedRecord, planted_in
 from specs.published import Compared
@@ -107,6 +108,8 @@ def _part(plan: Plan, step: Step, notes: list[str]) -> Part:
             metrics = {name: fact for name, fact in document.facts.items() if name != "passes"}
     except StoreError as error:
         notes.append(str(error))
+    if document is not None and (text := remark(document.facts)):
+        notes.append(f"{node.name}: {text}")
     state: State = "finished" if step.action == "reuse" else ("partial" if step.stored else "not run")
     done = node.end_step if step.action == "reuse" else step.resume_step
     return Part(

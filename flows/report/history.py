@@ -45,6 +45,7 @@ class Curve:
     columns: dict[str, Series] = field(default_factory=dict)
     smooth: dict[str, Series] = field(default_factory=dict)
     heldout: dict[str, Series] = field(default_factory=dict)
+    norms: dict[str, Series] = field(default_factory=dict)  # by kind and layer: `weights/layers.0`
     broken: int = 0  # values that are not finite
 
     @property
@@ -87,7 +88,7 @@ def curve(plan: Plan, stage: str) -> Curve | None:
     """The curve of a training stage; None where nothing is recorded yet."""
     nodes = [node for node in plan.graph.of(stage) if node.end_step is not None]
     columns: dict[str, _Column] = {}
-    heldout: dict[str, _Column] = {}
+    nested: dict[str, dict[str, _Column]] = {"validation": {}, "norms": {}}
     for node in nodes:
         origin = _origin(plan.graph, node)
         for row in rows(plan, plan.steps[node.name]):
@@ -97,10 +98,10 @@ def curve(plan: Plan, stage: str) -> Curve | None:
             for name, value in row.items():
                 if name not in BOOKKEEPING and is_number(value):
                     columns.setdefault(name, _Column()).add(x, value)
-            measured = row.get("validation")
-            for name, value in measured.items() if isinstance(measured, dict) else ():
-                if is_number(value):
-                    heldout.setdefault(name, _Column()).add(x, value)
+            for group, found in nested.items():
+                for name, value in row.get(group, {}).items():
+                    found.setdefault(name, _Column()).add(x, value)
+    heldout, norms = ({name: thin(c.x, c.y) for name, c in found.items()} for found in nested.values())
     if not columns and not heldout:
         return None
     return Curve(
@@ -112,8 +113,9 @@ def curve(plan: Plan, stage: str) -> Curve | None:
             name: thin(column.x, running_mean(column.y, max(LEAST, len(column.y) // SMOOTHED)))
             for name, column in sorted(columns.items())
         },
-        {name: thin(column.x, column.y) for name, column in heldout.items()},
-        sum(column.broken for column in [*columns.values(), *heldout.values()]),
+        heldout,
+        norms,
+        sum(c.broken for found in (columns, *nested.values()) for c in found.values()),
     )
 
 

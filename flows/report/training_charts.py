@@ -62,6 +62,18 @@ def own_losses(curve: Curve, stages: Styles) -> Figure:
     return Figure(curve.stage, what, height, drawn)
 
 
+def norms(curve: Curve, stages: Styles) -> Figure:
+    """The norms of weights and optimizer states, a panel for each kind and a line for each layer."""
+    parts: dict[str, Panel] = {}
+    for name, series in curve.norms.items():
+        kind, layer = name.split("/", 1)
+        shown = f"{label(layer)}<br>%{{y:.4g}} at %{{x}} tokens<extra></extra>"
+        panel = parts.setdefault(kind, Panel(kind, 110, [], {"rangemode": "tozero"}))
+        panel.traces.append(_line(curve, series, stages, width=1, hovertemplate=shown))
+    drawn, height = panels(list(parts.values()), TOKENS_AXIS)
+    return Figure(f"Norms: {curve.stage}", "Of weights and optimizer states by layer.", height, drawn)
+
+
 def _has_own_loss(curve: Curve) -> bool:
     """Whether the loss is not in nats per token; distances are those of mixers from attention."""
     return curve.kind in OWN_LOSS or any(name.startswith("distance_") for name in curve.extras)

@@ -214,6 +214,7 @@ class MetricsRow(Foreign):
     grad_norm: float | None = None
     tokens_per_second: float | None = None
     validation: dict[str, float] | None = None  # held-out loss by source
+    norms: dict[str, float] | None = None  # of weights and optimizer states, by kind and layer
     checkpoint: dict[str, float] | None = None  # the cost of committing a checkpoint
     anomaly: Document | None = None
 

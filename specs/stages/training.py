@@ -144,6 +144,14 @@ class Training(Spec):
     compile: bool = execution(False)
     checkpoint: Checkpointing = execution(default_factory=Checkpointing)
     validation: Validation = execution(default_factory=Validation)
+    norms_interval: int = execution(
+        100,
+        ge=0,
+        description=(
+            "steps between two rows with the norms of weights and optimizer states by layer; a segment's last"
+            " step has one too; 0: none"
+        ),
+    )
 
     @property
     def data(self) -> dict[str, str] | Rest:
@@ -317,6 +325,7 @@ class Segment(Part):
     compile: bool = execution(False)
     checkpoint: Checkpointing = execution(default_factory=Checkpointing)
     validation: Validation = execution(default_factory=Validation)
+    norms_interval: int = execution(100)
     source_names: list[str] = execution(
         default_factory=list, description="names of the mixture's sources, for the metrics"
     )

@@ -18,12 +18,12 @@ from torch._dynamo import trace_rules
 import apertus_model.trainer.config  # imported here so that the children need not  # noqa: F401
 from apertus_model.losses import cross_entropy
 from apertus_model.losses.cross_entropy import CHUNK_TOKENS
-from apertus_model.trainer.anomalies import Event
 from apertus_model.trainer.checkpoint import Saved, Source
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
 from infra.store import Store
+from specs.anomalies import Event
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
@@ -215,6 +215,7 @@ class Result:
     asked: list[int] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
     heldout: dict[int, Any] = field(default_factory=dict)
+    norms: dict[int, dict[str, float]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     saved: dict[int, Saved] = field(default_factory=dict)
     facts: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -236,6 +237,7 @@ class Recorder:
     def __init__(self, result: Result) -> None:
         self.add_step = result.rows.append
         self.add_heldout = result.heldout.__setitem__
+        self.add_norms = result.norms.__setitem__
         self.add_anomaly = result.events.append
 
 

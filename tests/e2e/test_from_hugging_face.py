@@ -63,7 +63,7 @@ def rows(plan: Plan, name: str) -> list[dict[str, Any]]:
     return [
         {key: row[key] for key in ("step", "loss", "validation") if key in row}
         for row in history
-        if "checkpoint" not in row
+        if "loss" in row or "validation" in row
     ]
 
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, errors, make_plan
 from flows.cli.live import watcher
-from flows.cli.next_steps import show_next_steps
+from flows.cli.next_steps import show_anomalies, show_next_steps
 from flows.cli.tables.plan import plan_table
 from flows.execution import interrupts
 from flows.execution.runner import PipelineFailed
@@ -104,4 +104,5 @@ def _run(
     except PipelineFailed as error:
         for line in str(error).splitlines():
             errors.print(f"[red]failed:[/] {escape(redacted(line))}", soft_wrap=True)
+        show_anomalies(console, made)
         raise typer.Exit(1) from None

@@ -113,6 +113,7 @@ def _add_phase(builder: Builder, stage: TrainingStage, phase: Phase) -> None:
             "compile": settings.compile,
             "checkpoint": _kept(builder, phase.name, settings.checkpoint),
             "validation": settings.validation,
+            "norms_interval": settings.norms_interval,
             "parallel": parallel,
         }
         inputs["tokenizer"] = _tokenizer(builder, phase, data, trajectory)

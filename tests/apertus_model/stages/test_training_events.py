@@ -14,10 +14,11 @@ import pytest
 import apertus_model.stages.train
 from apertus_model.stages.train import SegmentCheckpoints
 from apertus_model.tracking import Tracker
+from apertus_model.trainer import anomalies
 from apertus_model.trainer.trainer import ApertusTrainer
 from infra.store import Artifact, Store
 from infra.store.writing.lease import LeaseLost
-from specs.anomalies import Anomalies
+from specs.anomalies import Anomalies, remark
 from tests.apertus_model.stages.training import SPEC, Stages, weights_of
 from tests.infra.moto import Moto
 from tests.machine import slow
@@ -89,6 +90,37 @@ def test_a_skipped_step_is_in_the_manifest_the_history_and_the_tracker(
         (NAN_AT, "loss", "skip")
     ]
     assert "loss" not in manifest[0] and manifest[0]["grad_norm"] > 0
+
+
+def test_an_unusual_gradient_norm_is_in_manifest_history_and_tracker_also_when_training_is_resumed(
+    stages: Stages, watched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = ApertusTrainer._accept_step
+
+    def spiking(trainer: ApertusTrainer, loss: float, grad_norm: float) -> bool:
+        return take(trainer, loss, grad_norm * (100 if trainer.step == NAN_AT else 1))
+
+    monkeypatch.setattr(anomalies, "REPORT_LEAST", 3)
+    monkeypatch.setattr(ApertusTrainer, "_accept_step", spiking)
+    spec = SPEC.model_copy(update={"norms_interval": 2})
+    whole = stages.train("reported", spec)
+    manifest, history, shown = events_of(whole, watched)
+    assert manifest == history == shown
+    assert [(event["quantity"], event["action"]) for event in manifest] == [("grad_norm", "report")]
+    assert remark(whole.manifest.facts).startswith("1 anomaly: step 5: the grad norm of ")
+    assert [row["step"] for row in whole.history() if "loss" in row] == [1, 2, 3, 4, 5, 6]  # it was taken
+    norms = {row["step"]: row["norms"] for row in whole.history() if "norms" in row}
+    assert norms.keys() == {2, 4, 6} and norms[6]["weights/layers.0"] > 0
+
+    for stop_after in (4, 5):
+        name = f"resumed-{stop_after}"
+        step = stages.train(name, spec, stop_after=stop_after).checkpoint_steps()[-1]
+        assert step == stop_after  # before and after the event
+        resumed = stages.train(name, spec, attempt="second", resume_step=step)
+        assert resumed.manifest.facts["anomalies"] == whole.manifest.facts["anomalies"]
+        seen, again = ([row for row in one.history() if "loss" not in row] for one in (whole, resumed))
+        for kind in ("anomaly", "norms"):
+            assert [row for row in seen if kind in row] == [row for row in again if kind in row]
 
 
 @pytest.mark.parametrize("processes", [1, slow(2)])

@@ -2,6 +2,7 @@
 independent loop."""
 
 import copy
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from apertus_model.trainer.anomalies import AnomalyDetector
 from apertus_model.trainer.checkpoint import Source
 from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.loader import collate
-from specs.anomalies import Anomalies
+from specs.anomalies import Anomalies, remark
 from specs.errors import StageError
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
@@ -76,8 +77,9 @@ def test_a_spike_exceeds_the_mean_of_accepted_values_by_the_stated_number_of_sta
     assert 10 < found.count("skip") < 490
 
 
-def test_what_is_not_finite_stops_by_default_and_spikes_are_ignored() -> None:
-    assert judged(Anomalies(), [1.0] * 200 + [1e9]) == [None] * 201
+def test_what_is_not_finite_stops_by_default_and_spikes_are_reported() -> None:
+    assert judged(Anomalies(), [1.0] * 200 + [1e9]) == [None] * 200 + ["report"]
+    assert judged(Anomalies(report_threshold=None), [1.0] * 200 + [1e9]) == [None] * 201
     for bad in (float("nan"), float("inf"), -float("inf")):
         assert judged(Anomalies(), [1.0, bad]) == [None, "stop"]
         assert judged(Anomalies(), [1.0, 1.0], norms=[1.0, bad]) == [None, "stop"]
@@ -111,16 +113,93 @@ def test_a_rollback_goes_to_a_multiple_that_is_old_enough_whatever_was_committed
     assert judged(policy, [float("nan")]) == ["skip"]
 
 
+def noisy(level: float, steps: int, noise: float = 0.1, seed: int = 0) -> list[float]:
+    """Values around a level, with noise in proportion to it."""
+    return (level * np.exp(np.random.default_rng(seed).normal(0, noise, steps))).tolist()
+
+
+def test_a_gradient_norm_of_47_among_14s_is_reported_from_the_21st_step_on_and_the_step_is_taken() -> None:
+    for before in (20, 21, 60, 500):
+        detector = AnomalyDetector(Anomalies(), 0)
+        norms = [*noisy(14, before), 47.0]
+        *quiet, event = [detector.check(step, 3.0, norm) for step, norm in enumerate(norms, 1)]
+        assert not any(quiet) and event is not None
+        assert (event.quantity, event.action, event.loss, event.grad_norm) == (
+            "grad_norm",
+            "report",
+            3.0,
+            47.0,
+        )
+        assert event.text.startswith(f"step {before + 1}: the grad norm of 47 spikes above ")
+        assert event.text.endswith("; training continues")
+    assert judged(Anomalies(), [3.0] * 20, norms=[*noisy(14, 19), 47.0]) == [None] * 20
+
+
+def test_reports_follow_the_stated_bound() -> None:
+    random = np.random.default_rng(3)
+    values = [float(abs(value)) for value in random.standard_cauchy(2000)]
+    found = []
+    for step, value in enumerate(values):
+        last = np.log(values[max(0, step - 128) : step])
+        distance = np.log(value) - np.median(last) if step else 0.0
+        reach = 2.5 * max(1.4826 * np.median(abs(last - np.median(last))), 0.01) if step else 0.0
+        before = [values[at] for at in found if at >= step - 128]
+        extreme = value > max(before, default=0) if distance > 0 else value < min(before, default=1e9)
+        if step >= 20 and abs(distance) > reach and extreme:
+            found.append(step)
+    actions = judged(Anomalies(report_threshold=2.5, window=40), [1.0] * 2000, norms=values)
+    assert [step for step, action in enumerate(actions) if action] == found
+    assert 10 < len(found) < 200
+    assert "report" not in judged(Anomalies(), [-value for value in values])  # not a positive quantity
+
+
+def test_healthy_noise_is_silent_a_collapse_and_a_new_level_are_reported_once() -> None:
+    falling = (np.array(noisy(1, 5_000)) * np.linspace(9, 2, 5_000)).tolist()
+    assert judged(Anomalies(), falling, norms=noisy(2, 5_000, 0.3, seed=1)) == [None] * 5_000
+    assert judged(Anomalies(), [4.0] * 50, norms=[*noisy(1, 40), *[0.0] * 10]).count("report") == 1
+    steps = [*noisy(1, 200), *noisy(9, 200, 0.01)]
+    assert 1 <= judged(Anomalies(), steps).count("report") <= 6  # new maxima
+
+
+def test_reports_do_not_count_as_steps_that_were_not_taken() -> None:
+    values = [*noisy(1, 30), 1e3, 1e4, float("nan")]
+    policy = Anomalies(nonfinite="skip", max_events=1)
+    assert judged(policy, values)[30:] == ["report", "report", "skip"]
+
+
+def test_a_norm_that_is_not_finite_is_reported_once() -> None:
+    detector = AnomalyDetector(Anomalies(), 0)
+    assert detector.check_norms(100, {"weights/output": 3.0, "exp_avg_sq/output": 0.0}) == []
+    for step in (200, 300):
+        found = detector.check_norms(step, {"weights/output": float("inf"), "exp_avg_sq/output": 0.0})
+        texts = [event.text for event in found]
+        told = "step 200: the norm of weights/output is not finite; training continues"
+        assert texts == ([told] if step == 200 else [])
+        detector = AnomalyDetector(Anomalies(), 0, detector.state())
+
+
+def test_a_remark_names_the_first_events_of_a_part_or_of_its_checkpoint() -> None:
+    detector = AnomalyDetector(Anomalies(nonfinite="skip"), 0)
+    for step in range(1, 6):
+        detector.check(step, float("nan"), 1.0)
+    told = "; ".join(f"step {step}: the loss is not finite; the step is skipped" for step in (1, 2, 3))
+    for facts in ({"anomalies": detector.state()}, {"anomalies": detector.state()["events"]}):
+        assert remark(facts) == f"5 anomalies: {told}; and 2 more"
+    assert remark({}) == remark({"anomalies": []}) == remark({"anomalies": {"loss": [1.0]}}) == ""
+
+
 def test_a_detector_that_resumes_from_its_state_decides_the_same() -> None:
-    policy = Anomalies(spike="skip", nonfinite="skip", window=5, spike_threshold=1.5, max_events=100)
-    values = [*np.random.default_rng(1).normal(3, 1, 60).tolist()]
+    policy = Anomalies(
+        spike="skip", nonfinite="skip", window=5, spike_threshold=4, report_threshold=1, max_events=100
+    )
+    values = [*np.random.default_rng(1).normal(3, 0.5, 400).tolist()]
     values[20] = float("nan")
     whole, parts = AnomalyDetector(policy, 0), AnomalyDetector(policy, 0)
     for step, value in enumerate(values, 1):
         assert whole.check(step, value, value / 2) == parts.check(step, value, value / 2)
-        parts = AnomalyDetector(policy, 0, parts.state())
+        parts = AnomalyDetector(policy, 0, json.loads(json.dumps(parts.state())))
     assert whole.state() == parts.state()
-    assert len(whole.events) > 3
+    assert {"skip", "report"} == {event["action"] for event in whole.events}
 
 
 # The engine

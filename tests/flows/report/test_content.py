@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
-from flows.planning.plan import Plan, make
+from flows.planning.plan import Plan, decide, make
 from flows.report import render
 from flows.report.content import collect
 from flows.report.history import curve
 from infra.store import Store
+from specs.anomalies import Event
 from specs.recipe import load
 from tests.flows.conftest import finish
 from tests.flows.report.page import Page
@@ -43,6 +45,17 @@ def test_values_that_are_not_finite_are_left_out_and_counted(planned: Planned) -
     run = collect(plan)
     assert len(run.curves[0].columns["loss"].x) == 7 and run.curves[0].broken == 1
     assert "pretrain: 1 recorded value is not finite and left out of the curves" in run.notes
+
+
+def test_anomalies_of_finished_and_unfinished_parts_are_notes(planned: Planned) -> None:
+    plan = planned()
+    event = asdict(Event(4, "loss", 9.0, 1.0, 5.0, "report"))
+    store(plan, "pretrain/1", until=5, facts={"passes": {}, "anomalies": {"events": [event], "loss": [4.0]}})
+    finish(plan, "cooldown", facts={"anomalies": [event]})
+    plan.steps["cooldown"] = decide(plan.graph.nodes["cooldown"], plan)
+    told = "1 anomaly: step 4: the loss of 9 spikes above 5; training continues"
+    notes = collect(plan).notes
+    assert [note for note in notes if "anomaly" in note] == [f"pretrain/1: {told}", f"cooldown: {told}"]
 
 
 def test_totals_states_and_mixtures(planned: Planned) -> None:

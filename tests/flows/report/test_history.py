@@ -25,11 +25,19 @@ def test_each_segment_continues_after_the_one_before(planned: Planned) -> None:
 def test_a_branch_begins_at_the_tokens_of_its_parents_checkpoint(planned: Planned) -> None:
     plan = planned("stages.cooldown.from=pretrain@step=10")
     store(
-        plan, "cooldown", rows=[*rows_of(plan, "cooldown"), {"step": 6, "validation": {"corpus/notes": 3.5}}]
+        plan,
+        "cooldown",
+        rows=[
+            *rows_of(plan, "cooldown"),
+            {"step": 6, "validation": {"corpus/notes": 3.5}},
+            {"step": 6, "norms": {"weights/layers.0": 2.5, "exp_avg/layers.0": float("inf")}},
+        ],
     )
     found = curve(plan, "cooldown")
     assert found is not None and found.begin == 10 * 128
     assert found.columns["lr"].x == [1280 + 128 * step for step in range(1, 7)]
+    norm = found.norms["weights/layers.0"]
+    assert (norm.x, norm.y, found.broken) == ([1280 + 6 * 128], [2.5], 1)
     assert (found.heldout["corpus/notes"].x, found.heldout["corpus/notes"].y) == ([1280 + 6 * 128], [3.5])
 
 

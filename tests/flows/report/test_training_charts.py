@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flows.report.figures import STAGE_COLOURS, Styles
 from flows.report.history import Curve, Series
-from flows.report.training_charts import losses, own_losses
+from flows.report.training_charts import losses, norms, own_losses
 
 STEPS = Series([10, 20], [2.0, 1.0])
 LOOK = Styles(["align", "distil"], STAGE_COLOURS)
@@ -19,3 +19,13 @@ def test_distances_of_mixers_are_not_drawn_among_losses_in_nats_per_token() -> N
     assert losses([aligned], LOOK, LOOK) is None
     titles = [note["text"] for note in own_losses(aligned, LOOK).plot["layout"]["annotations"]]
     assert titles == ["<b>loss (distill)</b>", "<b>distance layer 0</b>"]
+
+
+def test_norms_have_a_panel_for_each_kind_and_a_line_for_each_layer() -> None:
+    layers = ("embedding", "layers.0", "output")
+    found = {f"{kind}/{layer}": STEPS for layer in layers for kind in ("weights", "exp_avg")}
+    drawn = norms(Curve("align", "pretrain", 0, norms=found), LOOK).plot
+    titles = [note["text"] for note in drawn["layout"]["annotations"]]
+    assert titles == ["<b>weights</b>", "<b>exp_avg</b>"]
+    hovers = [trace["hovertemplate"].split("<br>")[0] for trace in drawn["data"]]
+    assert sorted(hovers) == sorted(layers * 2)
