@@ -5,7 +5,8 @@ A program sees a file system with the standard library and the system's librarie
 environment and no open file. It has no capability, even where this process is root, and starts no process or
 thread: a filter of system calls (`sandbox_filter.py` lists them) refuses those, other namespaces, and memory
 that no limit counts. So limits on one process bound the whole program, also for root, whom RLIMIT_NPROC does
-not bind. Page tables alone are not counted: with 65,530 mappings, half a gigabyte.
+not bind. Page tables alone are not counted: with 65,530 mappings, half a gigabyte. As first process of its
+namespace it cannot end itself by a signal.
 
 Invariant: nothing runs outside the sandbox: if it cannot be set up, `Sandbox` raises SandboxError. A program
 has passed only if its last statement was reached (`sandbox_runner.py`).

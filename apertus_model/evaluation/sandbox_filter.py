@@ -53,6 +53,7 @@ REFUSED: dict[str, dict[str, tuple[int | None, int | None]]] = {
         "io_setup": (206, 0),
         "io_uring_setup": (425, 425),
         "landlock_create_ruleset": (444, 444),
+        "setsockopt": (54, 208),
         "prctl": (157, 167),
         "seccomp": (317, 277),
         "bpf": (321, 280),

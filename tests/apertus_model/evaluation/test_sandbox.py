@@ -295,6 +295,7 @@ def test_other_processes_get_no_signals(box: Sandbox) -> None:
         # What is unmapped stays in memory while its first page is mapped.
         (f"{CALL}while True: call('mmap', None, 64 << 20, 3, 0x21, -1, 0)", NOT_PERMITTED),
         (f"{CALL}call('prctl', 78, 1, 1 << 22, 0, 0)", NOT_PERMITTED),  # a table of futexes: 256 MiB
+        ("import socket; socket.socketpair()[0].setsockopt(1, 7, 1 << 30)", NOT_PERMITTED),  # a buffer
         (f"{CALL}while True: call('timer_create', 1, None, bytes(8))", "BlockingIOError: [Errno 11]"),
         (f"{CALL}call('mount', b'x', b'/tmp', b'tmpfs', 32, b'nr_inodes=0')", NOT_PERMITTED),
         (
