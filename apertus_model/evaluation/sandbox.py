@@ -110,6 +110,9 @@ class Sandbox:
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._command = _command()
+        if (machine := platform.machine()) not in ARCHITECTURES:
+            raise SandboxError(f"the sandbox knows {' and '.join(ARCHITECTURES)}; this machine is {machine}")
+        self._filter = syscall_filter(machine)
         if (outcome := self.run(TRIAL)).outcome != "passed":
             raise SandboxError(f"bubblewrap does not isolate programs on this machine: {outcome.reason}")
 
@@ -121,7 +124,7 @@ class Sandbox:
             "program": program,
             "limits": self._limits.rlimits(),
             "temporary": f"size={self._limits.temporary},nr_inodes={self._limits.files},mode=0755",
-            "filter": _filter().hex(),
+            "filter": self._filter.hex(),
         }
         content = json.dumps(request).encode()
         source, info = (os.fdopen(os.memfd_create(name), "wb+", buffering=0) for name in ("request", "info"))
@@ -189,14 +192,6 @@ def _outcome(status: int | None, seconds: float, verdict: bytes, token: str, lim
     if found.outcome == "passed" and not (status == 0 and secrets.compare_digest(found.token, token)):
         return Outcome(outcome="crashed", reason="the program left before the end of its tests")
     return Outcome(outcome=found.outcome, reason=found.reason)
-
-
-def _filter() -> bytes:
-    """The filter of system calls for this machine. SandboxError if it is of another architecture."""
-    machine = platform.machine()
-    if machine not in ARCHITECTURES:
-        raise SandboxError(f"the sandbox knows {' and '.join(ARCHITECTURES)}; this machine is {machine}")
-    return syscall_filter(machine)
 
 
 def _interpreter() -> list[str]:

@@ -1,5 +1,6 @@
-"""The filter of system calls in the sandbox, in classic BPF (seccomp). These calls fail with EPERM, and all
-others are allowed:
+"""The filter of system calls in the sandbox, in classic BPF (seccomp). These calls fail with EPERM, and so
+does mmap of shared memory without a file; all others are allowed:
+
 """
 
 from __future__ import annotations
@@ -82,13 +83,7 @@ _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 _NUMBER, _ARCHITECTURE, _FLAGS = 0, 4, 40  # offsets in struct seccomp_data; the flags of mmap
 _X32 = 0x40000000  # numbers from here on are those of another calling convention
 
-__doc__ = "\n".join(
-    [
-        f"{__doc__}",
-        *(f"- {reason}: {', '.join(calls)}" for reason, calls in REFUSED.items()),
-        "- mmap of shared memory without a file",
-    ]
-)
+__doc__ = f"{__doc__}" + "".join(f"- {reason}: {', '.join(calls)}\n" for reason, calls in REFUSED.items())
 
 
 def syscall_filter(machine: str) -> bytes:

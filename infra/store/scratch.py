@@ -19,6 +19,7 @@ from infra.liveness import machine
 from specs.errors import StageError
 
 PREFIX = "apertus-"
+LOCK = f".locked-{machine()[0]}"
 
 
 def scratch_root(stated: str | None = None) -> Path:
@@ -43,19 +44,15 @@ def temporary_folder(name: str, root: str | None = None) -> Iterator[Path]:
         with open(folder / ".new", "w") as lock:
             with contextlib.suppress(OSError):  # a file system without locks: the folder is never abandoned
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                os.rename(lock.name, folder / _lock_name())
+                os.rename(lock.name, folder / LOCK)
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lock_name() -> str:
-    return f".locked-{machine()[0]}"
-
-
 def _remove_abandoned(parent: Path) -> None:
     """Removes this user's folders whose maker has ended."""
-    for file in parent.glob(f"{PREFIX}*/{_lock_name()}"):
+    for file in parent.glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError):
             if file.parent.lstat().st_uid != os.getuid():
                 continue

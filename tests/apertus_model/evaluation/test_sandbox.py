@@ -155,6 +155,7 @@ def test_the_network_is_out_of_reach(monkeypatch: pytest.MonkeyPatch, box: Sandb
     if not filtered:
         (group,) = (calls for calls in REFUSED.values() if "socket" in calls)
         monkeypatch.delitem(group, "socket")
+        box = Sandbox()
     abstract = f"\0apertus-test-{os.getpid()}"
     refused, outside = "ConnectionRefusedError: [Errno 111] Connection refused", ("192.0.2.1", 80)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
