@@ -41,7 +41,8 @@ def test_a_collected_file_has_no_name_so_that_it_ends_with_its_process(
     monkeypatch.setenv("APERTUS_SCRATCH", str(scratch := tmp_path / "scratch"))
     scratch.mkdir()
     store = elsewhere(tmp_path)
-    put_file, sizes = store.fs.put_file, []
+    store.piece_bytes = PIECE
+    put_file, sizes = store.fs.put_file, list[tuple[int, list[str]]]()
 
     def look(path: str, *arguments: Any, **options: Any) -> Any:
         sizes.append((os.path.getsize(path), os.listdir(scratch)))
