@@ -1,8 +1,8 @@
 """Temporary folders. Their maker removes them; if it was killed, the next maker of one does.
 
-Invariant: each folder has a file that its maker keeps locked; the kernel drops the lock when the maker ends,
-however it ends. The file is named after the boot of the machine: folders of other machines on a shared file
-system, whose locks may be unknown here, are left alone.
+Invariant: each folder has a file that its maker and other users keep locked; the kernel drops a lock when its
+process ends, however it ends. The file is named after the boot of the maker's machine: folders made elsewhere
+on a shared file system, whose locks may be unknown here, are left alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from infra.liveness import machine
 from specs.errors import StageError
 
 PREFIX = "apertus-"
-LOCK = f".locked-{machine()[0]}"
+LOCKED = ".locked-"
+LOCK = f"{LOCKED}{machine()[0]}"
 
 
 def scratch_root(stated: str | None = None) -> Path:
@@ -43,15 +44,22 @@ def temporary_folder(name: str, root: str | None = None) -> Iterator[Path]:
     try:
         with open(folder / ".new", "w") as lock:
             with contextlib.suppress(OSError):  # a file system without locks: the folder is never abandoned
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                fcntl.flock(lock, fcntl.LOCK_SH)
                 os.rename(lock.name, folder / LOCK)
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def keep_folder(folder: str) -> None:
+    """Keeps a temporary folder as long as this process runs, even if its maker is killed before."""
+    for file in Path(folder).glob(f"{LOCKED}*"):
+        with contextlib.suppress(OSError):
+            fcntl.flock(os.open(file, os.O_RDWR), fcntl.LOCK_SH)
+
+
 def _remove_abandoned(parent: Path) -> None:
-    """Removes this user's folders whose maker has ended."""
+    """Removes this user's folders that no process has locked."""
     for file in parent.glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError):
             if file.parent.lstat().st_uid != os.getuid():

@@ -59,6 +59,24 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_one(tmp_path: Pat
             assert list(tmp_path.iterdir()) == [own]
 
 
+def test_a_stage_that_commits_after_its_launcher_was_killed_keeps_the_folder(tmp_path: Path) -> None:
+    user = (
+        "import sys\nfrom infra.store.scratch import keep_folder\nkeep_folder(sys.argv[1]); print(); input()"
+    )
+    with maker(tmp_path) as (process, folder):
+        command = [sys.executable, "-c", user, str(folder)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as stage:
+            assert stage.stdout
+            stage.stdout.readline()
+            process.kill()
+            process.wait()
+            with temporary_folder("next", str(tmp_path)):
+                assert (folder / "file").exists()
+            stage.kill()
+        with temporary_folder("next", str(tmp_path)):
+            assert not folder.exists()
+
+
 @pytest.mark.parametrize("around", [[], OTHER_PROCESSES], ids=["here", "in a container"])
 def test_the_folder_of_a_running_process_stays(tmp_path: Path, around: list[str]) -> None:
     if around and shutil.which(around[0]) is None:
