@@ -55,7 +55,7 @@ def keep_folder(folder: str) -> None:
     """Keeps a temporary folder as long as this process runs, even if its maker is killed before."""
     for file in Path(folder).glob(f"{LOCKED}*"):
         with contextlib.suppress(OSError):
-            fcntl.flock(os.open(file, os.O_RDWR), fcntl.LOCK_SH)
+            fcntl.flock(os.open(file, os.O_RDWR), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _remove_abandoned(parent: Path) -> None:
