@@ -30,6 +30,7 @@ MAX_BYTES = 4 * 2**20
 MAX_VALUES = 100_000
 MAX_BITS = 63  # of a whole number, without its sign
 SHOWN = 200  # characters of an override that a message shows
+SHAPE = "a spec is a mapping with name, sources and stages"
 TOO_MANY = f"more than {MAX_VALUES} values; do aliases repeat each other?"
 TOO_DEEP = f"brackets or blocks inside each other, more than {MAX_DEPTH}, too deep to read"
 TOO_DEEP += "; is an alias inside what it names?"
@@ -89,9 +90,9 @@ class Document:
         return self.where(path).startswith("--set ")
 
 
-def read(path: str | Path) -> Document:
+def read(path: str | Path, shape: str = SHAPE) -> Document:
     """Reads a YAML file. Raises SpecError for a file that cannot be read, is not YAML, repeats a key or is
-    not a mapping."""
+    not a mapping; `shape`: see `parse`."""
     if "://" in str(path):
         fix = "copy it here, and name the copy."
         raise SpecError.of((), "this is a URL, not a file", fix, mask_url(str(path)))
@@ -100,8 +101,8 @@ def read(path: str | Path) -> Document:
     try:
         text = read_local(path, MAX_BYTES).decode()
     except (OSError, ValueError) as error:
-        raise SpecError.of((), f"cannot read the spec: {error}", where=str(path)) from error
-    return parse(text, str(path))
+        raise SpecError.of((), f"cannot read the file: {error}", where=str(path)) from error
+    return parse(text, str(path), shape)
 
 
 def nearest_file(path: Path, but: Path | None = None) -> str:
@@ -112,12 +113,13 @@ def nearest_file(path: Path, but: Path | None = None) -> str:
     return did_you_mean(path.name, there) if there else "name an existing file."
 
 
-def parse(text: str, name: str, *, or_nothing: bool = False) -> Document:
+def parse(text: str, name: str, shape: str = SHAPE, *, or_nothing: bool = False) -> Document:
     """Reads a YAML text.
 
     Args:
         text: the YAML.
         name: the file in messages.
+        shape: what a file is that is no mapping, in messages.
         or_nothing: reads anything but a mapping as an empty mapping.
     """
     try:
@@ -145,7 +147,7 @@ def parse(text: str, name: str, *, or_nothing: bool = False) -> Document:
     if root is None or not isinstance(root, MappingNode):
         if or_nothing:
             return Document(name, {})
-        raise SpecError.of((), "a spec is a mapping with name, sources and stages", where=name)
+        raise SpecError.of((), shape, where=name)
     folder = os.path.dirname(os.path.abspath(name))
     builder = _Builder(lambda node: f"{name}:{node.start_mark.line + 1}", folder)
     data = builder.build(root, ())

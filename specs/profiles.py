@@ -198,7 +198,7 @@ def load_profile(path: str | Path | None) -> Profile:
     found."""
     if not path:
         return Profile()
-    document = read(path)
+    document = read(path, "a profile is a mapping with launcher, scratch, slurm and the like")
     try:
         return located(Profile.model_validate(document.data), document)
     except ValidationError as error:

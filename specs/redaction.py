@@ -62,7 +62,7 @@ _HEADER = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _ASSIGNMENT = re.compile(
-    rf"(?P<shown>(?:(?i:{_NAME})|{_CONSTANT_NAME})\\*[\"']?[ \t]*(?:=>|==?|:)[ \t]*{_QUOTE})"
+    rf"(?P<shown>(?<!/etc/)(?:(?i:{_NAME})|{_CONSTANT_NAME})\\*[\"']?[ \t]*(?:=>|==?|:)[ \t]*{_QUOTE})"
     rf"(?!{_NOTHING})(?P<secret>(?(quote){_QUOTED}|{_WORD}))",
     re.MULTILINE,
 )

@@ -1,10 +1,12 @@
 """Runs programs that a model wrote, in bubblewrap (a Debian package).
 
 A program sees a file system with the standard library and the system's libraries, read-only, and an empty
-`/tmp` of bounded size in memory; no `/proc`, no `/sys`, no network, no other process, no environment and no
-open file. It has no capability, even where this process is root, and starts no process or thread: a filter of
-system calls refuses those, other namespaces, and memory that no limit counts. So limits on one process
-bound the whole program, also for root, whom RLIMIT_NPROC does not bind.
+`/tmp` in memory, of bounded size and number of files; no `/proc`, no `/sys`, no network, no other process, no
+environment and no open file. It has no capability, even where this process is root, and starts no process or
+thread: a filter of system calls (`sandbox_filter.py` lists them) refuses those, other namespaces, and memory
+that no limit counts. So limits on one process bound the whole program, also for root, whom RLIMIT_NPROC does
+not bind. Page tables alone are not counted: with 65,530 mappings, half a gigabyte. As first process of its
+namespace it cannot end itself by a signal.
 
 Invariant: nothing runs outside the sandbox: if it cannot be set up, `Sandbox` raises SandboxError. A program
 has passed only if its last statement was reached (`sandbox_runner.py`).
@@ -12,14 +14,13 @@ has passed only if its last statement was reached (`sandbox_runner.py`).
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import platform
 import secrets
+import select
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
+from apertus_model.evaluation.sandbox_filter import ARCHITECTURES, syscall_filter
 from specs.errors import StageError
 
 INSTALL = "apt-get install bubblewrap"
@@ -71,16 +73,19 @@ class Limits:
     file_size: int = 16 << 20
     temporary: int = 64 << 20
     """Bytes of all files in /tmp."""
+    files: int = 1024
+    """Files, folders and links in /tmp, and /tmp itself."""
     open_files: int = 32
 
     def rlimits(self) -> dict[str, tuple[int, int]]:
         """Soft and hard limits by the names of `resource`."""
         return {
-            "RLIMIT_CPU": (self.cpu_seconds, self.cpu_seconds + 1),
+            "RLIMIT_CPU": (self.cpu_seconds, self.cpu_seconds),  # SIGKILL: a program can ignore SIGXCPU
             "RLIMIT_AS": (self.memory, self.memory),
             "RLIMIT_FSIZE": (self.file_size, self.file_size),
             "RLIMIT_NOFILE": (self.open_files, self.open_files),
             "RLIMIT_NPROC": (1, 1),
+            "RLIMIT_SIGPENDING": (0, 0),  # also timers
             "RLIMIT_CORE": (0, 0),
         }
 
@@ -104,7 +109,10 @@ class Sandbox:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._command = _command(self._limits)
+        self._command = _command()
+        if (machine := platform.machine()) not in ARCHITECTURES:
+            raise SandboxError(f"the sandbox knows {' and '.join(ARCHITECTURES)}; this machine is {machine}")
+        self._filter = syscall_filter(machine)
         if (outcome := self.run(TRIAL)).outcome != "passed":
             raise SandboxError(f"bubblewrap does not isolate programs on this machine: {outcome.reason}")
 
@@ -112,40 +120,34 @@ class Sandbox:
         """Runs a Python program, with its tests, and waits for its end. SandboxError if it was not
         started."""
         token = secrets.token_hex(32)
-        request = json.dumps({"program": program, "limits": self._limits.rlimits()}).encode()
-        reading, writing = os.pipe()
-        errors, filter_, source = (os.memfd_create(name) for name in ("errors", "filter", "request"))
-        try:
-            _fill(filter_, syscall_filter(platform.machine()))
-            _fill(source, len(request).to_bytes(8, "big") + request + token.encode())
-            process = subprocess.Popen(
-                [*self._command[:-1], "--seccomp", str(filter_), "--", *_interpreter(), self._command[-1]],
+        request = {
+            "program": program,
+            "limits": self._limits.rlimits(),
+            "temporary": f"size={self._limits.temporary},nr_inodes={self._limits.files},mode=0755",
+            "filter": self._filter.hex(),
+        }
+        content = json.dumps(request).encode()
+        source, info = (os.fdopen(os.memfd_create(name), "wb+", buffering=0) for name in ("request", "info"))
+        with source, info:
+            source.write(len(content).to_bytes(8, "big") + content + token.encode())
+            source.seek(0)
+            own = ["--info-fd", str(info.fileno()), "--", *_interpreter()]
+            with subprocess.Popen(
+                [*self._command[:-1], *own, self._command[-1]],
                 stdin=source,
-                stdout=writing,
-                stderr=errors,
-                pass_fds=[filter_],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[info.fileno()],
                 env={},
-            )
-            try:
-                status = process.wait(self._limits.wall_seconds)
-            except subprocess.TimeoutExpired:
-                status = None
-            finally:
-                process.kill()
-                process.wait()
-            os.close(writing)
-            writing = -1
-            started, _, verdict = os.read(reading, LONGEST_VERDICT).partition(b"\n")
-            if started != b"started":
-                os.lseek(errors, 0, os.SEEK_SET)
-                output = os.read(errors, LONGEST_VERDICT).decode(errors="replace").strip()
-                reason = output or f"not started, status {status}"
-                raise SandboxError(f"bubblewrap cannot run a program here ({reason}). {FIX}")
-        finally:
-            for descriptor in (reading, writing, errors, filter_, source):
-                if descriptor >= 0:
-                    os.close(descriptor)
-        return _outcome(status, verdict, token, self._limits)
+            ) as process:
+                status, seconds = _wait(process, info.fileno(), self._limits.wall_seconds)
+                assert process.stdout and process.stderr
+                started, _, verdict = os.read(process.stdout.fileno(), LONGEST_VERDICT).partition(b"\n")
+                output = os.read(process.stderr.fileno(), LONGEST_VERDICT).decode(errors="replace").strip()
+        if started != b"started":
+            reason = output or f"not started, status {status}"
+            raise SandboxError(f"bubblewrap cannot run a program here ({reason}). {FIX}")
+        return _outcome(status, seconds, verdict, token, self._limits)
 
     def run_all(self, programs: Sequence[str], workers: int = 0) -> list[Outcome]:
         """The outcomes of programs, in their order; `workers` at a time, by default one for each core that
@@ -155,12 +157,31 @@ class Sandbox:
             return list(pool.map(self.run, programs))
 
 
-def _outcome(status: int | None, verdict: bytes, token: str, limits: Limits) -> Outcome:
-    """The outcome from the exit status of bubblewrap (None: it was killed at the time limit) and from what
-    the runner wrote."""
+def _wait(process: subprocess.Popen[bytes], info: int, limit: float) -> tuple[int | None, float]:
+    """The exit status of bubblewrap (None: the program was killed at the time limit) and the seconds of
+    computing. What is killed is the program and not bubblewrap, which waits for its child: so no process is
+    left for the machine's first one to reap."""
+    handle, poll, ended = os.pidfd_open(process.pid), select.poll(), False
+    poll.register(handle, select.POLLIN)
+    try:
+        ended = bool(poll.poll(1000 * limit))
+    finally:
+        os.close(handle)
+        if not ended:
+            written = os.pread(info, LONGEST_VERDICT, 0)
+            os.kill(json.loads(written)["child-pid"] if written else process.pid, signal.SIGKILL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode if ended else None, usage.ru_utime + usage.ru_stime
+
+
+def _outcome(status: int | None, seconds: float, verdict: bytes, token: str, limits: Limits) -> Outcome:
+    """The outcome from the exit status of bubblewrap (None: killed at the time limit), the seconds of
+    computing, and what the runner wrote."""
     if status is None:
         return Outcome(outcome="timed_out", reason=f"over {limits.wall_seconds:g} s")
-    if status in (128 + signal.SIGXCPU, -signal.SIGXCPU):
+    # The limit counts ticks of the clock and `seconds` does not, so they may differ by several percent.
+    if status == 128 + signal.SIGKILL and seconds >= limits.cpu_seconds / 2:
         return Outcome(outcome="timed_out", reason=f"over {limits.cpu_seconds} s of computing")
     if status > 128:
         return Outcome(outcome="crashed", reason=f"killed by signal {status - 128}")
@@ -173,12 +194,6 @@ def _outcome(status: int | None, verdict: bytes, token: str, limits: Limits) -> 
     return Outcome(outcome=found.outcome, reason=found.reason)
 
 
-def _fill(descriptor: int, content: bytes) -> None:
-    with os.fdopen(os.dup(descriptor), "wb") as target:
-        target.write(content)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-
-
 def _interpreter() -> list[str]:
     """The interpreter of this environment without its packages. It is isolated as by `-I`, except that it
     reads the seed of hashes, so that sets have the same order in each run."""
@@ -186,9 +201,9 @@ def _interpreter() -> list[str]:
     return [executable, "-s", "-S", "-P", "-B", "-X", "utf8", "-c"]
 
 
-def _command(limits: Limits) -> list[str]:
-    """The command of bubblewrap, without the filter; its last argument is the runner. SandboxError if
-    bubblewrap is missing."""
+def _command() -> list[str]:
+    """The command of bubblewrap; its last argument is the runner, which mounts /tmp and then drops the only
+    capability. SandboxError if bubblewrap is missing."""
     found = shutil.which("bwrap")
     if found is None:
         raise SandboxError(f"bubblewrap is not installed. Fix: {INSTALL}")
@@ -207,79 +222,9 @@ def _command(limits: Limits) -> list[str]:
     return [
         found,
         *("--unshare-user-try", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"),
-        *("--unshare-cgroup-try", "--cap-drop", "ALL", "--new-session", "--die-with-parent", "--clearenv"),
-        *("--setenv", "PYTHONHASHSEED", "0"),
+        *("--unshare-cgroup-try", "--as-pid-1", "--new-session", "--die-with-parent", "--clearenv"),
+        *("--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN", "--setenv", "PYTHONHASHSEED", "0"),
         *shown,
-        *("--size", str(limits.temporary), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"),
+        *("--dir", "/tmp", "--remount-ro", "/"),
         RUNNER.read_text("utf-8"),
     ]
-
-
-# The filter of system calls, as instructions of classic BPF: (code, jump if true, jump if false, constant).
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
-_NUMBER, _ARCHITECTURE = 0, 4  # offsets in struct seccomp_data
-_X32 = 0x40000000  # numbers from here on are those of another calling convention
-
-ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-REFUSED = {
-    # processes and threads
-    "fork": (57, None),
-    "vfork": (58, None),
-    "clone": (56, 220),
-    "clone3": (435, 435),
-    # other namespaces and mounts
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsmount": (432, 432),
-    "mount_setattr": (442, 442),
-    "open_by_handle_at": (304, 265),
-    # networks that no namespace holds, such as that to the host of a virtual machine
-    "socket": (41, 198),
-    # memory that belongs to no process
-    "shmget": (29, 194),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    # other processes, and parts of the kernel that no program needs
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "pidfd_getfd": (438, 438),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-}
-"""Numbers of the refused system calls on x86-64 and on aarch64; None: the architecture has no such call."""
-
-
-def syscall_filter(machine: str) -> bytes:
-    """The filter for bubblewrap's `--seccomp`: REFUSED fail with EPERM, all others are allowed. SandboxError
-    for a machine of another architecture."""
-    if machine not in ARCHITECTURES:
-        raise SandboxError(f"the sandbox knows {' and '.join(ARCHITECTURES)}; this machine is {machine}")
-    column = list(ARCHITECTURES).index(machine)
-    numbers = [pair[column] for pair in REFUSED.values() if pair[column] is not None]
-    refuse = len(numbers) + 2  # instructions after the first comparison of the number
-    program = [
-        (_LOAD, 0, 0, _ARCHITECTURE),
-        (_EQUAL, 1, 0, ARCHITECTURES[machine]),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER),
-        (_AT_LEAST, refuse - 1, 0, _X32),
-        *((_EQUAL, refuse - 2 - index, 0, number) for index, number in enumerate(numbers)),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _REFUSE),
-    ]
-    return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)

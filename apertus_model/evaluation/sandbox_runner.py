@@ -2,7 +2,8 @@
 nothing here imports the project, or anything outside the standard library.
 
 Standard input: eight bytes with the length of the request, the request as JSON (`program`, `limits` by the
-names of `resource`), and a token. Standard output: `started`, then one line of JSON (`outcome`, `reason`).
+names of `resource`, `temporary` with the mount options of /tmp, `filter` in hexadecimal), and a token.
+Standard output: `started`, then one line of JSON (`outcome`, `reason`).
 
 Invariant: the token is read only after the last statement of the program, and "passed" holds it, so a
 program that prints, exits or is killed has not passed. A program that searches its own process for the token
@@ -12,12 +13,17 @@ published tasks, nothing prevents that.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
+import struct
 from typing import NoReturn
 
 LONGEST_REASON = 200
+NOSUID_NODEV = 6
+SET_SECCOMP, SECCOMP_FILTER = 22, 2
+NO_CAPABILITY = struct.pack("II", 0x20080522, 0), bytes(24)
 
 
 def describe(error: BaseException) -> str:
@@ -30,11 +36,30 @@ def describe(error: BaseException) -> str:
     return f"{name}: {text}"[:LONGEST_REASON] if text else name
 
 
+def confine(temporary: str, instructions: bytes) -> None:
+    """Mounts an empty /tmp, whose number of files bubblewrap cannot bound; then drops the capability to do
+    so, and sets the filter of system calls. Ends the process if it is in no sandbox, or if a call fails."""
+    if os.getpid() != 1:
+        raise SystemExit("bubblewrap made no namespace of processes")
+    libc, flags = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong(NOSUID_NODEV)
+    code = ctypes.create_string_buffer(instructions)
+    program = struct.pack("HP", len(instructions) // 8, ctypes.addressof(code))
+    for call, *arguments in (
+        ("mount", b"tmpfs", b"/tmp", b"tmpfs", flags, temporary.encode()),
+        ("capset", *NO_CAPABILITY),
+        ("prctl", SET_SECCOMP, ctypes.c_ulong(SECCOMP_FILTER), program),
+    ):
+        if getattr(libc, call)(*arguments) != 0:
+            raise SystemExit(f"{call}: {os.strerror(ctypes.get_errno())}")
+    os.chdir("/tmp")
+
+
 def main() -> NoReturn:
     """Runs the program of the request with its limits, and ends the process."""
     read, write, leave, dumps = os.read, os.write, os._exit, json.dumps
     with os.fdopen(os.dup(0), "rb", buffering=0) as source:
         request = json.loads(source.read(int.from_bytes(source.read(8), "big")))
+    confine(request["temporary"], bytes.fromhex(request["filter"]))
     token, verdict, nothing = os.dup(0), os.dup(1), os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)

@@ -17,10 +17,10 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from infra.imports import quick_imports
+from infra.store.scratch import temporary_folder
 
 SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 COMPILER = "g++"
@@ -85,8 +85,8 @@ def shared_object(torch_folder: Path, cache: Path | None = None, compiler: str |
     cache.mkdir(parents=True, exist_ok=True)
     includes = [f"-I{torch_folder}/include", f"-I{torch_folder}/include/torch/csrc/api/include"]
     libraries = ["-Wl,--no-as-needed", f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu"]
-    with tempfile.TemporaryDirectory(dir=cache) as folder:  # two rehearsals may compile at the same time
-        made = Path(folder) / target.name
+    with temporary_folder("compile", str(cache)) as folder:  # two rehearsals may compile at the same time
+        made = folder / target.name
         done = subprocess.run(
             [program, "-O1", "-shared", "-fPIC", "-std=c++20", *includes, str(SOURCE), "-o", str(made),
              *libraries, f"-Wl,-rpath,{torch_folder}/lib"],

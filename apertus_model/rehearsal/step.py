@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -36,6 +35,7 @@ from apertus_model.rehearsal.rows import Data, Rows
 from apertus_model.trainer.config import attention_of, trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.process import engine_process
+from infra.store.scratch import temporary_folder
 from specs.stages import segment_of
 
 LARGEST = 12  # lines of tensors
@@ -66,14 +66,14 @@ def rehearse(task: Task) -> Rehearsed:
         *patches.values(observer.read, observer.unseen, observer.allocations.resized, observer.launched),
     ])  # fmt: skip
     torch.autograd.set_multithreading_enabled(False)
-    with engine_process(threads=1) as world_size, tempfile.TemporaryDirectory() as scratch:
+    with engine_process(threads=1) as world_size, temporary_folder("rehearsal") as scratch:
         dist.init_process_group("fake", rank=task.rank, world_size=world_size, store=FakeStore())
         lifecycle = Lifecycle(
             begin_step=segment.start_step,
             source=None,
             storage=Nowhere(),
             stop_requested=lambda: False,
-            scratch=scratch,
+            scratch=str(scratch),
         )
         config = trainer_config(segment, Data(Rows(segment)), Nowhere(), lifecycle, world_size=world_size)
         with observer:

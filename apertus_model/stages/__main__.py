@@ -21,6 +21,7 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal, kill_group
 from infra.imports import quick_imports
 from infra.store import Attempt
+from infra.store.scratch import keep_folder
 from specs.errors import StageError
 from specs.job import REPORT, Failure, Job
 from specs.stages import TRAINING
@@ -30,6 +31,7 @@ MODULES = dict.fromkeys(TRAINING, "train")  # every other kind has a module of i
 
 def main(path: str) -> int:
     job = Job.model_validate_json(Path(path).read_text())
+    keep_folder(job.scratch)
     module = MODULES.get(job.kind, job.kind)
     stop = StopSignal()
     stop.watch(cooperative=False, tell=lambda reason: _tell(job, Failure(message=reason, interrupted=True)))

@@ -18,9 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
 import sys
-import tempfile
 import threading
 import traceback
 import uuid
@@ -35,6 +33,7 @@ from apertus_model.work.units import commit_result, open_work
 from infra.liveness import LONGEST_GAP, Silence
 from infra.store import Attempt, Store
 from infra.store.documents import to_json
+from infra.store.scratch import temporary_folder
 from specs.errors import StageError
 from specs.job import Failure, Job
 
@@ -83,22 +82,21 @@ def on_cluster(url: str, file: str, index: int) -> int:
     over = threading.Event()
     threading.Thread(target=_end_with_stage, args=(store, stated, over), daemon=True).start()
     keys = stated.shares[index]
-    scratch = tempfile.mkdtemp(prefix="apertus-worker-", dir=os.environ.get("APERTUS_SCRATCH"))
-    job = stated.job.model_copy(update={"scratch": scratch})
     try:
-        workers = min(workers_here(job, 1, by_count=False), len(keys))
-        with contextlib.closing(
-            run_in_processes(job, keys, workers) if workers > 1 else run_share(job, keys)
-        ) as done:
-            for key in done:
-                print(f"unit {key} is committed", flush=True)
+        with temporary_folder("worker") as scratch:
+            job = stated.job.model_copy(update={"scratch": str(scratch)})
+            workers = min(workers_here(job, 1, by_count=False), len(keys))
+            with contextlib.closing(
+                run_in_processes(job, keys, workers) if workers > 1 else run_share(job, keys)
+            ) as done:
+                for key in done:
+                    print(f"unit {key} is committed", flush=True)
     except Exception as error:
         number = Path(file).stem
         store.overwrite(failure_file(folder, f"{number}-{index}"), to_json(_reported(error)))
         return 1
     finally:
         over.set()
-        shutil.rmtree(scratch, ignore_errors=True)
     return 0
 
 

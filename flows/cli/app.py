@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -112,7 +113,8 @@ def _with_variables(message: str) -> str:
     named = [
         name
         for name in VARIABLES
-        if (value := os.environ.get(name)) and (f"'{value}'" in message or message.startswith(f"{value}:"))
+        if (value := os.environ.get(name, "").removeprefix("file://").rstrip("/"))
+        and re.search(rf"(?:^|'){re.escape(value)}[:/']", message)
     ]
     return f"{message} ({' and '.join(named)} names it)" if named else message
 

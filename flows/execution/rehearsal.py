@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 from apertus_model.rehearsal import fake_cuda
@@ -22,6 +20,7 @@ from flows.planning.estimate.memory import layers_of_rank, memory_of_rank, micro
 from flows.planning.estimate.step_time import bubble
 from flows.planning.estimate.training import PartEstimate
 from infra.launchers.warm import ServerLost, kept_server
+from infra.store.scratch import temporary_folder
 from specs.cluster import GPUS
 from specs.errors import StageError
 from specs.layout import micro_batches_in_flight
@@ -246,8 +245,8 @@ def _begun(task: Task) -> Iterator[Callable[[], RankReport]]:
     except fake_cuda.NoFakeCuda as error:
         raise StageError(str(error)) from error
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # a real GPU would be found beside the fake one
-    with tempfile.TemporaryDirectory() as folder:
-        question, answer = Path(folder) / "task.json", Path(folder) / "report.json"
+    with temporary_folder("rehearsal") as folder:
+        question, answer = folder / "task.json", folder / "report.json"
         question.write_text(task.model_dump_json())
         server = kept_server(environment, SERVER, [task.device, task.gpu])
         try:

@@ -9,7 +9,6 @@ without a result.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import threading
 import time
 import uuid
@@ -22,9 +21,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from flows.planning.graph import Input, Node
 from flows.planning.plan import Plan, Step, decide
 from flows.planning.run_records import Records
-from infra.launchers import REFUSED, Ended, Launched, launch_job, make_scratch
+from infra.launchers import REFUSED, Ended, Launched, launch_job
 from infra.store import Artifact, StoreError
 from infra.store.inputs import lock
+from infra.store.scratch import temporary_folder
 from infra.store.writing.lease import Lease, LeaseLost, Leases, Timing
 from infra.store.writing.retention import hold, refer
 from specs.job import DamagedInput, InputRef, Job, ProgressRow
@@ -98,7 +98,8 @@ class Runner:
         if isinstance(self.plan.store.fs, MemoryFileSystem):
             message = "is in the memory of this process, and stages are processes of their own"
             raise StoreError(f"the store {self.plan.store.url} {message}. Fix: name a folder or a bucket")
-        make_scratch("check", self.profile.scratch).rmdir()
+        with temporary_folder("check", self.profile.scratch):
+            pass  # StageError before anything is written
         self.plan.store.initialise()
         _note_inputs(self.plan)
         Records(self.plan.store, self.plan.pipeline.name).write(self.plan.graph, self.plan.pipeline.to_json())
@@ -204,10 +205,9 @@ class Runner:
     def _attempt(self, node: Node, step: Step, lease: Lease) -> None:
         """Runs one attempt. Returns when the part is finished, or when a cluster ended the job before that:
         the next attempt resumes from the last commit."""
-        scratch = make_scratch(node.name, self.profile.scratch)
         before = self._committed(node)
         self._seen.setdefault(node.name, before)
-        try:
+        with temporary_folder(node.name.replace("/", "-"), self.profile.scratch) as scratch:
             job = self._job(node, step, scratch, lease)
             process = self._process(job, node)
             with self._lock:
@@ -238,8 +238,6 @@ class Runner:
                 self._submit_again(node, ended, before, log)
             else:
                 self._judge(node, ended, log, lease)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
     def _process(self, job: Job, node: Node) -> Launched:
         return launch_job(

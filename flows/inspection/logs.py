@@ -6,15 +6,13 @@ Invariant: a line is given once, without the secrets of the environment.
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 from flows.planning.graph import Node
 from infra.store import Store
+from infra.store.scratch import PREFIX, scratch_root
 from specs.job import Job
 from specs.redaction import redacted
 
@@ -25,7 +23,7 @@ Logs = dict[str, Callable[[], bytes]]
 
 
 def lines(store: Store, nodes: list[Node], scratch: str | None, every: bool = False) -> Iterator[Line]:
-    """The lines of the last attempt of each part, or of `every` attempt. `scratch`: see `make_scratch`."""
+    """The lines of the last attempt of each part, or of `every` attempt. `scratch`: see `scratch_root`."""
     for node in nodes:
         logs = _running(store, node, scratch) | _stored(store, node)
         for attempt in sorted(logs) if every else sorted(logs)[-1:]:
@@ -72,9 +70,8 @@ def _stored(store: Store, node: Node) -> Logs:
 
 def _running(store: Store, node: Node, scratch: str | None) -> Logs:
     """The logs of attempts that run on this machine, or whose scratch folder it shares."""
-    root = Path(scratch or os.environ.get("APERTUS_SCRATCH") or tempfile.gettempdir())
     found: Logs = {}
-    for file in root.glob(f"apertus-{node.name.replace('/', '-')}-*/job.json"):
+    for file in scratch_root(scratch).glob(f"{PREFIX}{node.name.replace('/', '-')}-*/job.json"):
         log = file.with_name("log.txt")
         try:
             job = Job.model_validate_json(file.read_bytes())

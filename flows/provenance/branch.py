@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from flows.planning.graph import Node
 from flows.planning.plan import Plan, make
 from flows.provenance.branch_file import Draft, written
@@ -31,7 +33,7 @@ from specs.compose import expand, extended
 from specs.dependencies import CHECKPOINT, uses
 from specs.differences import changes
 from specs.errors import FieldPath, SpecError, a, did_you_mean
-from specs.pipeline import Pipeline
+from specs.pipeline import Name, Pipeline
 from specs.recipe import load, validate
 from specs.schema import with_editor_line
 from specs.stages.cooldown import CooldownStage
@@ -90,6 +92,11 @@ def branch(
         StoreError: another file exists at the path of the branch.
     """
     overrides = list(overrides)
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError:
+        allowed = "letters, digits, '_', '.' and '-', at most 100, the first a letter or digit"
+        raise SpecError.of((), f"{name!r} is no name of a stage", f"use {allowed}.", "--name") from None
     pipeline = load(spec)
     opened = Store.open(store or pipeline.store)
     plan = make(pipeline, opened)

@@ -16,14 +16,14 @@ from typing import Protocol
 
 from infra.kubernetes import KubernetesError
 from infra.launchers.kubernetes import KubernetesJob
-from infra.launchers.local import Ended, Process, make_scratch
+from infra.launchers.local import Ended, Process
 from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError
 from specs.job import Job, ProgressRow
 from specs.launch import Launch
 from specs.profiles import Profile
 
-__all__ = ["REFUSED", "Ended", "Launched", "launch_job", "make_scratch"]
+__all__ = ["REFUSED", "Ended", "Launched", "launch_job"]
 
 REFUSED = (SlurmError, KubernetesError)  # the cluster did not accept an attempt: another one may succeed
 

@@ -18,7 +18,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -28,7 +27,6 @@ from pathlib import Path
 
 from infra.launchers.warm import ForkedStage, ServerLost, server_for
 from infra.liveness import STOP_SIGNALS
-from specs.errors import StageError
 from specs.job import Failure, Job, ProgressRow
 from specs.launch import Launch
 from specs.redaction import redacted
@@ -333,16 +331,3 @@ def follow(path: Path, on_progress: Callable[[ProgressRow], None], over: threadi
     for line in lines_of(path, over):
         with contextlib.suppress(ValueError):  # the last line of a process that was killed
             on_progress(ProgressRow.model_validate_json(line))
-
-
-def make_scratch(node: str, root: str | None = None) -> Path:
-    """Creates a folder for one attempt, below `root`, `APERTUS_SCRATCH` or the system's temporary folder.
-    StageError where it cannot be created."""
-    root = root or os.environ.get("APERTUS_SCRATCH") or tempfile.gettempdir()
-    try:
-        Path(root).mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f"apertus-{node.replace('/', '-')}-", dir=root))
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        fix = "set APERTUS_SCRATCH, or scratch in the profile, to a folder in which you can write"
-        message = f"no scratch folder can be created in '{root}': {error.strerror}. Fix: {fix}"
-        raise StageError(message) from error

@@ -115,7 +115,7 @@ def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
         ("long", "4,194,305 bytes"),
         ("latin", "can't decode byte"),
     ):
-        with pytest.raises(SpecError, match=rf"{name}\.yaml: cannot read the spec: .*{message}"):
+        with pytest.raises(SpecError, match=rf"{name}\.yaml: cannot read the file: .*{message}"):
             read(tmp_path / f"{name}.yaml")
     with pytest.raises(SpecError, match="a folder, not a regular file"):
         read(tmp_path)

@@ -79,6 +79,13 @@ def test_a_mistake_names_file_line_field_and_fix(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("text", ["", "- a", "root:x:0:0"])
+def test_a_file_that_is_no_mapping_is_told_what_a_profile_is(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.yaml").write_text(text)
+    with pytest.raises(SpecError, match=r"cluster\.yaml: a profile is a mapping with launcher"):
+        load_profile(tmp_path / "cluster.yaml")
+
+
 def test_a_stage_that_would_be_told_to_stop_as_it_begins_is_refused() -> None:
     with pytest.raises(ValidationError, match="stop_before_end is 600s and time_limit 300s"):
         SlurmProfile(time_limit=Duration(300), stop_before_end=Duration(600))

@@ -79,6 +79,7 @@ def test_forms_in_which_secrets_appear(text: str, mask_url: str) -> None:
         "secretary: x; passenger=3; compass=5; forward_pass=0.3 s; pass 2 of 3; author: me",
         'use_auth_token=None hub_token=None password=None {"client_secret": null}',
         "pretrain@step=9 at http://127.0.0.1:4200/api of hf:org/name@rev; /a@b/x s3://bucket/user@host/x",
+        "/etc/passwd: a profile is a mapping",
         "rdzv tcp://[::1]:29500 -v /data:/b@c:ro sizes 3:/4",
     ],
 )

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +25,7 @@ from apertus_model.evaluation.harness.needs import HUB, NLTK, NOT_DATA, PACKAGED
 from apertus_model.evaluation.harness.tasks import HarnessError
 from apertus_model.files import copy_folder
 from infra.store.inputs import Listing
+from infra.store.scratch import temporary_folder
 from specs.sources import SourceSpec, resolve_url
 
 IGNORED = [".cache/**", ".git/**", ".gitattributes", ".gitignore"]
@@ -211,13 +211,13 @@ class Snapshot:
             return None if self._has(name) else f"there is no file {name}"
         import datasets
 
-        with tempfile.TemporaryDirectory() as scratch:
-            view = Path(scratch) / "view"
+        with temporary_folder("dataset") as scratch:
+            view = scratch / "view"
             lay_out(view, ((one.path, self._content(one.path)) for one in self.listing.files))
             try:
                 arguments = library_arguments(view, reads.subset, dict(reads.arguments))
                 builder = datasets.load_dataset_builder(
-                    str(view), **arguments, cache_dir=str(Path(scratch) / "cache")
+                    str(view), **arguments, cache_dir=str(scratch / "cache")
                 )
                 files = builder.config.data_files or {}
             except (OSError, ValueError, RuntimeError, TypeError) as error:

@@ -8,7 +8,6 @@ and data exist.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder, reads
 from flows.planning.unavailable import Unavailable, is_local, provisional
 from infra.store.inputs import Listing, SourceError, list_source
+from infra.store.scratch import temporary_folder
 from specs.errors import FieldPath, did_you_mean
 from specs.rewards import CLASSIFIER_FILES
 from specs.sources import SourceSpec
@@ -137,9 +137,9 @@ class _Checked:
         if installed_version() is None:
             self.needs.unknown = self._not_installed()
             return
-        with tempfile.TemporaryDirectory() as scratch:
+        with temporary_folder("harness") as scratch:
             try:
-                catalogue = self._catalogue(Path(scratch))
+                catalogue = self._catalogue(scratch)
             except HarnessError as error:
                 builder.problem((*at, "include"), str(error))
                 return

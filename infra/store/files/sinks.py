@@ -193,7 +193,7 @@ class SpoolSink:
         try:
             if self._spool is None:
                 # lives until `_close`
-                self._spool = tempfile.NamedTemporaryFile(prefix="apertus-upload-", dir=_scratch())  # noqa: SIM115
+                self._spool = tempfile.TemporaryFile(dir=_scratch())  # noqa: SIM115
             self._spool.write(part)
         except OSError as error:
             raise StorageError(
@@ -217,7 +217,7 @@ class SpoolSink:
         if self._spool is None:
             self._store.fs.pipe_file(self._full, last)
         else:
-            self._store.fs.put_file(self._spool.name, self._full)
+            self._store.fs.put_file(f"/proc/self/fd/{self._spool.fileno()}", self._full)
 
     def abort(self) -> None:
         self._close()

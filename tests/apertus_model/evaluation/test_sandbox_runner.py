@@ -9,14 +9,21 @@ import sys
 import pytest
 
 from apertus_model.evaluation import sandbox_runner
-from apertus_model.evaluation.sandbox_runner import LONGEST_REASON, describe
+from apertus_model.evaluation.sandbox_runner import LONGEST_REASON, confine, describe
+
+WITHOUT_SANDBOX = f"""
+from {sandbox_runner.__name__} import main
+main.__globals__["confine"] = lambda temporary, instructions: None
+main()
+"""
 
 
 def run(program: str) -> tuple[bytes, bytes]:
     """Standard output and standard error."""
-    request = json.dumps({"program": program, "limits": {"RLIMIT_CORE": [0, 0]}}).encode()
+    limits = {"RLIMIT_CORE": [0, 0]}
+    request = json.dumps({"program": program, "limits": limits, "temporary": "", "filter": ""}).encode()
     done = subprocess.run(
-        [sys.executable, sandbox_runner.__file__],
+        [sys.executable, "-c", WITHOUT_SANDBOX],
         input=len(request).to_bytes(8, "big") + request + b"a token",
         capture_output=True,
     )
@@ -55,3 +62,9 @@ def test_an_error_whose_text_cannot_be_made_is_named() -> None:
             raise KeyError
 
     assert describe(Bad()) == "Bad"
+
+
+def test_it_confines_the_first_process_of_a_namespace_only() -> None:
+    """So it mounts nothing over the /tmp of a machine."""
+    with pytest.raises(SystemExit, match="bubblewrap made no namespace of processes"):
+        confine("nr_inodes=2", b"")

@@ -71,13 +71,21 @@ def test_a_user_without_a_home_folder_is_told_to_set_one(
     assert redacted("text") == "text"
 
 
-@pytest.mark.parametrize("variable", ["APERTUS_PROFILE", "APERTUS_STORE", "APERTUS_SCRATCH"])
+@pytest.mark.parametrize(
+    ("variable", "form"),
+    [
+        *(("APERTUS_PROFILE", form) for form in ("{}", "{}/below")),
+        *(("APERTUS_STORE", form) for form in ("{}", "{}/below", "file://{}", "nowhere://x")),
+        *(("APERTUS_SCRATCH", form) for form in ("{}", "{}/below")),
+    ],
+)
 def test_a_mistake_in_a_variable_of_the_environment_names_the_variable_before_anything_runs(
-    recipe: Path, tmp_path: Path, variable: str
+    recipe: Path, tmp_path: Path, variable: str, form: str
 ) -> None:
-    wrong = {"APERTUS_STORE": "nowhere://x"}.get(variable, str(recipe / "below-a-file"))
+    (tmp_path / "file").write_text("- a")
+    wrong = form.format(tmp_path / "file")
     environment = {"APERTUS_STORE": str(tmp_path / "store"), variable: wrong, "COLUMNS": "400"}
     result = CliRunner().invoke(app, ["run", str(recipe)], env=environment)
     assert result.exit_code == 2
-    assert wrong in result.output and f"({variable} names it)" in result.output
+    assert wrong.removeprefix("file://") in result.output and f"({variable} names it)" in result.output
     assert not list((tmp_path / "store").glob("tokenizer/*"))

@@ -221,6 +221,14 @@ def test_an_impossible_branch_is_refused_with_line_and_reason_and_nothing_is_wri
     assert not (recipe.parent / "other.yaml").exists()
 
 
+@pytest.mark.parametrize("name", ["a\0b", "", "a/b", "..", "-", "a b", "ä", "x" * 101, "a\n"])
+def test_a_branch_has_the_name_of_a_stage(branched: Callable[..., Made], recipe: Path, name: str) -> None:
+    before = sorted(recipe.parent.rglob("*"))
+    with pytest.raises(SpecError, match=r"--name: '.*' is no name of a stage\. Fix: use letters, digits"):
+        branched("pretrain@step=12", name=name)
+    assert sorted(recipe.parent.rglob("*")) == before
+
+
 def test_a_step_that_was_not_kept_is_refused_with_those_that_were(
     branched: Callable[..., Made], planned: Planned
 ) -> None:

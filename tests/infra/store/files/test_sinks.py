@@ -35,6 +35,24 @@ def test_a_file_is_whole_after_a_fault_while_it_is_written(
     assert store.reader("c/f/attempts/a/x", record).bytes() == data
 
 
+def test_a_collected_file_has_no_name_so_that_it_ends_with_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_parts: None
+) -> None:
+    monkeypatch.setenv("APERTUS_SCRATCH", str(scratch := tmp_path / "scratch"))
+    scratch.mkdir()
+    store = elsewhere(tmp_path)
+    store.piece_bytes = PIECE
+    put_file, sizes = store.fs.put_file, list[tuple[int, list[str]]]()
+
+    def look(path: str, *arguments: Any, **options: Any) -> Any:
+        sizes.append((os.path.getsize(path), os.listdir(scratch)))
+        return put_file(path, *arguments, **options)
+
+    monkeypatch.setattr(store.fs, "put_file", look)
+    store.write_bytes("c/f/attempts/a/x", bytes(50_000))
+    assert sizes == [(50_000, [])]
+
+
 @pytest.mark.parametrize("method", ["create_multipart_upload", "upload_part", "complete_multipart_upload"])
 @pytest.mark.parametrize("fault", [fails_first(2), answer_is_lost])
 def test_an_upload_in_parts_survives_a_fault_of_any_request(
