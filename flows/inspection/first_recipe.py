@@ -49,12 +49,17 @@ class Group:
     text_column: str = "text"
     files: list[str] = field(default_factory=list)
     bytes: int = 0
-
+    largest: int = 0  # bytes of a file
     include: list[str] = field(default_factory=list)
 
     @property
     def documents(self) -> bool:
         return self.format != "chat"
+
+    @property
+    def has_long_files(self) -> bool:
+        """Whether a file is one document, longer than a source has by default."""
+        return self.format in ("text", "code") and self.largest > MAX_DOCUMENT_BYTES
 
 
 @dataclass
@@ -80,7 +85,8 @@ def look(folder: Path) -> Found:
             continue
         group = groups.setdefault(kind, Group(*kind))
         group.files.append("/".join(parts))
-        group.bytes += path.stat().st_size
+        group.bytes += (size := path.stat().st_size)
+        group.largest = max(group.largest, size)
     kept: list[Group] = []
     for group in groups.values():
         if group.documents and group.bytes < LEAST:

@@ -37,7 +37,7 @@ sys.exit(code)
 
 def _spec(folder: Path, memory: str, filters: list[dict[str, Any]], **process: Any) -> dict[str, Any]:
     return {
-        "source": {"url": str(folder), "format": "jsonl"},
+        "source": {"url": str(folder), "format": "jsonl", "max_document_bytes": 256 * MIB},
         "process": {"filters": filters, "pii": False, "holdout": 0.1, **process},
         "seed": 28,
         "files_per_task": 1,

@@ -33,7 +33,7 @@ def write_source(folder: Path, files: int = 4) -> list[str]:
 
 def spec(folder: Path, files_per_task: int = 1, **changes: Any) -> dict[str, Any]:
     return {
-        "source": {"url": str(folder), "format": "jsonl"},
+        "source": {"url": str(folder), "format": "jsonl", "max_document_bytes": 2**28},
         "files_per_task": files_per_task,
         "method": "fasttext",
         "label": "de",

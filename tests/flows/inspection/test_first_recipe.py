@@ -20,6 +20,7 @@ from flows.planning.plan import Plan, make
 from infra.store import Store
 from specs.errors import SpecError
 from specs.recipe import load
+from specs.sources import MAX_DOCUMENT_BYTES
 from tests.e2e.conftest import ROOT
 
 LINE = "A kite needs wind, a line and a tail, which keeps it upright. "
@@ -110,6 +111,14 @@ def test_files_that_are_added_later_are_read_unless_other_kinds_have_their_suffi
         WRITERS[kind](tmp_path)
     globs = {group.name: group.include for group in look(tmp_path).groups}
     assert globs == {"texts": ["**/*.txt"], "rows": ["rows.jsonl"], "chats": ["chats [[]1][*].jsonl"]}
+
+
+def test_a_text_that_is_longer_than_a_source_has_by_default_is_read(tmp_path: Path) -> None:
+    (tmp_path / "all.txt").write_text(LINE * (2**24 // len(LINE) + 1))
+    WRITERS["rows"](tmp_path)
+    sources = _plan(tmp_path).pipeline.sources
+    assert sources["texts"].max_document_bytes == (tmp_path / "all.txt").stat().st_size
+    assert sources["rows"].max_document_bytes == MAX_DOCUMENT_BYTES
 
 
 def test_a_few_words_are_too_little(tmp_path: Path) -> None:
