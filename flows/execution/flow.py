@@ -15,6 +15,8 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -84,6 +86,7 @@ class Run:
     plan: Plan
     observer: Observer
     profile: Profile
+    guard: subprocess.Popen[bytes] | None = None  # see `watchdog`
 
 
 _run: ContextVar[Run] = ContextVar("run")  # the run of `apertus run`; not set in a deployed run
@@ -346,11 +349,13 @@ def pipeline(
         store: folder or fsspec URL, without credentials; that of the recipe by default.
     """
     logging.setLogRecordFactory(RedactedRecord)
+    run = _run.get(None)
     if get_current_settings().api.url is not None:  # this server outlives the run
-        guard(str(runtime.flow_run.id))
+        started = guard(str(runtime.flow_run.id))
+        if run is not None:
+            run.guard = started
     interrupts.listen_again()  # Prefect has taken SIGTERM; its exception may be raised twice
     with _secrets_kept():
-        run = _run.get(None)
         if run is None:
             recipe = load(spec, overrides or [])
             made = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))
@@ -380,4 +385,6 @@ def run_here(plan: Plan, observer: Observer, profile: Profile, **parameters: Any
         raise
     finally:
         _run.reset(token)
+        if run.guard is not None and isinstance(sys.exception(), PipelineFailed | None):
+            run.guard.kill()  # the end has been reported
     return run.plan

@@ -8,6 +8,7 @@ Invariant: it changes only a run that is shown as running; the state of any othe
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from uuid import UUID
 
@@ -17,10 +18,11 @@ from infra.liveness import start_guard, wait_for_end
 KILLED = "the process of this run was killed, as by a stopping worker; the next run resumes its work"
 
 
-def guard(run: str) -> None:
-    """Starts the guard of this process, which executes the flow run with the id `run`."""
+def guard(run: str) -> subprocess.Popen[bytes]:
+    """Starts the guard of this process, which executes the flow run with the id `run`. It may be killed when
+    the end of the run has been reported."""
     with interrupts.blocked():  # signals may be sent to all processes at once
-        start_guard([sys.executable, "-m", "flows.execution.watchdog", run])
+        return start_guard([sys.executable, "-m", "flows.execution.watchdog", run])
 
 
 def main(run: str) -> None:

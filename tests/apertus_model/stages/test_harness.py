@@ -87,8 +87,11 @@ def without_template(artifact: Artifact, folder: Path, *, weights: bool = True) 
     return folder
 
 
-def by_hand(model: Path, datasets: Path, tasks: list[str], out: Path, *more: str) -> dict[str, float]:
-    """What the harness's own command line reports for the same folder and the same snapshots."""
+def by_hand(
+    model: Path, datasets: Path, tasks: list[str], out: Path, *more: str, of_model: str = ""
+) -> dict[str, float]:
+    """What the harness's own command line reports for the same folder and the same snapshots. `of_model`:
+    further arguments of its model."""
     from apertus_model.evaluation.harness.run import flat
 
     command = [
@@ -98,7 +101,7 @@ def by_hand(model: Path, datasets: Path, tasks: list[str], out: Path, *more: str
         "--model",
         "hf",
         "--model_args",
-        f"pretrained={model}",
+        f"pretrained={model}{of_model}",
         "--device",
         "cpu",
     ]
@@ -231,7 +234,10 @@ class TestWithTheExtra:
         artifact = self.run(bench, model, folder, suite)
         exported = bench.folder / "scratch" / "harness" / "h" / "first" / "work" / "model"
         more = ("--batch_size", "64", "--num_fewshot", "2", "--gen_kwargs", "max_gen_toks=8")
-        found = by_hand(exported, folder, THREE, tmp_path / "out", *more)
+        found = by_hand(exported, folder, THREE[:2], tmp_path / "out", *more)
+        # before a whole text the command line puts two BOS, of which it is told to leave one out
+        one_bos = ",add_bos_token=False"
+        found |= by_hand(exported, folder, THREE[2:], tmp_path / "whole", *more, of_model=one_bos)
         assert artifact.manifest.metrics == found
         assert len(found) == 11
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,6 +163,29 @@ def test_a_run_has_a_guard_if_its_server_outlives_it(
     with temporary_settings({PREFECT_API_URL: url}):
         ends(KeyboardInterrupt("Ctrl-C"))
     assert len(guards) == (url is not None)
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [(None, True), (pipeline.PipelineFailed({"export": "no"}), True), (KeyboardInterrupt("Ctrl-C"), False)],
+)
+def test_the_guard_ends_with_the_run_when_its_end_has_been_reported(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch, error: BaseException | None, ends: bool
+) -> None:
+    guard = subprocess.Popen(["sleep", "100"])
+
+    def run(**parameters: Any) -> None:
+        pipeline._run.get().guard = guard
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(pipeline, "pipeline", run)
+    with contextlib.suppress(type(error) if error is not None else OSError):
+        pipeline.run_here(planned(), Notes(), Profile(), spec="tiny.yaml")
+    ended = guard.poll if not ends else lambda: guard.wait(60)
+    assert (ended() is not None) == ends
+    guard.kill()
+    guard.wait()
 
 
 def test_a_deployed_run_has_the_name_of_its_deployment_and_not_of_its_file(
