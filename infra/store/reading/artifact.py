@@ -281,11 +281,15 @@ def local_file(file: CheckedFile) -> Path:
 
 def cache_folder() -> Path:
     """The folder `APERTUS_CACHE`, else one of this user's below the temporary folder; created if it is
-    missing. StoreError when another user could have put something into it: the copies there are used long
-    after they were compared."""
+    missing. StoreError when it cannot be created, or another user could have put something into it: the
+    copies there are used long after they were compared."""
     stated = os.environ.get("APERTUS_CACHE")
     cache = Path(stated or Path(tempfile.gettempdir()) / f"apertus-cache-{os.getuid()}")
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        message = f"no cache folder can be created at '{cache}': {error.strerror}"
+        raise StoreError(f"{message}. Fix: set APERTUS_CACHE to a folder in which you can write") from error
     # another user may leave a link in the temporary folder
     found = os.stat(cache, follow_symlinks=bool(stated))
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:

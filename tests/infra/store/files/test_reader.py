@@ -102,3 +102,13 @@ def test_the_folder_in_the_temporary_one_is_made_for_this_user_alone(
     place.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="or set APERTUS_CACHE to another folder"):
         local_file(stored)
+
+
+@pytest.mark.parametrize("form", ["{}", "{}/below"])
+def test_a_cache_folder_that_is_a_file_is_named_with_the_variable(
+    stored: CheckedFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("APERTUS_CACHE", form.format(tmp_path / "file"))
+    with pytest.raises(StoreError, match=r"file.*Fix: set APERTUS_CACHE to a folder in which you can write"):
+        local_file(stored)
