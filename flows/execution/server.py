@@ -5,7 +5,7 @@ Invariant: the temporary server lives as long as the process, however that ends.
 ended, so the signals that end a run do not end the server. It is killed at exit, after its logs are
 delivered; if this process is killed, by a guard that holds the other end of a pipe.
 
-Only this user reads it: requests need a key that each run draws, and hands on in the environment only; the
+Only this user reads it: requests need a key that the process draws, and hands on in the environment only; the
 database is in a folder of its own, `PREFECT_HOME/apertus`, as `PREFECT_HOME` may serve other uses.
 """
 
@@ -32,6 +32,7 @@ SETTINGS = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
 }
 KEYS = ("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING")  # of the server, and of its clients
+KEY = f"apertus:{secrets.token_urlsafe(32)}"  # one: further runs of this process find its server running
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 TURN_SECONDS = 60.0  # for the start of another run's server
 
@@ -72,7 +73,7 @@ def start_prefect() -> None:
 
     settings = get_current_settings()
     folder = _own_folder(settings.home)
-    os.environ |= dict.fromkeys(KEYS, f"apertus:{secrets.token_urlsafe(32)}")
+    os.environ |= dict.fromkeys(KEYS, KEY)
     usual = f"sqlite+aiosqlite:///{settings.home}/prefect.db"
     if settings.server.database.connection_url == SecretStr(usual):
         os.environ[DATABASE] = f"sqlite+aiosqlite:///{folder}/prefect.db"

@@ -108,12 +108,12 @@ def test_the_index_of_weights_names_files_of_the_folder(
 
 def test_a_chat_template_of_a_model_reaches_no_python(hugging_face: Path, planted: Path) -> None:
     """Rewards render with the template of the model's own tokenizer."""
-    from jinja2.exceptions import SecurityError
+    from jinja2 import TemplateError
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(hugging_face / "tokenizer.json"))
     reach = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
-    with pytest.raises(SecurityError):
+    with pytest.raises(TemplateError, match="access to attribute '__class__'"):
         tokenizer.apply_chat_template([{"role": "user", "content": "x"}], chat_template=reach, tokenize=False)
 
 

@@ -86,6 +86,6 @@ def test_a_mistake_in_a_variable_of_the_environment_names_the_variable_before_an
     wrong = form.format(tmp_path / "file")
     environment = {"APERTUS_STORE": str(tmp_path / "store"), variable: wrong, "COLUMNS": "400"}
     result = CliRunner().invoke(app, ["run", str(recipe)], env=environment)
-    assert result.exit_code == 2
+    assert result.exit_code == 2, result.output
     assert wrong.removeprefix("file://") in result.output and f"({variable} names it)" in result.output
     assert not list((tmp_path / "store").glob("tokenizer/*"))
