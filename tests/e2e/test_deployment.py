@@ -198,7 +198,7 @@ def test_a_run_that_is_cancelled_and_loses_worker_and_server_is_finished_by_late
     assert re.search(
         r"\| evaluate \| evaluate \| finished \| .*perplexity.* \| \d+ \|", pages["smoke-run"]["data"]
     )
-    assert prefect.request(f"flow_runs/{run}")["name"] == f"smoke-{run[:4]}"
+    assert prefect.request(f"flow_runs/{run}")["name"] == f"mini-{run[:4]}"
     logs = prefect.request("logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200})
     assert any("perplexity:" in line["message"] for line in logs)
 
