@@ -69,7 +69,8 @@ def norms(curve: Curve, stages: Styles) -> Figure:
         kind, layer = name.split("/", 1)
         shown = f"{label(layer)}<br>%{{y:.4g}} at %{{x}} tokens<extra></extra>"
         panel = parts.setdefault(kind, Panel(kind, 110, [], {"rangemode": "tozero"}))
-        panel.traces.append(_line(curve, series, stages, width=1, hovertemplate=shown))
+        line = _line(curve, series, stages, width=1, hovertemplate=shown)
+        panel.traces.append(line.update(mode="lines+markers", marker={"size": 3}))  # which may be one
     drawn, height = panels(list(parts.values()), TOKENS_AXIS)
     return Figure(f"Norms: {curve.stage}", "Of weights and optimizer states by layer.", height, drawn)
 

@@ -29,3 +29,4 @@ def test_norms_have_a_panel_for_each_kind_and_a_line_for_each_layer() -> None:
     assert titles == ["<b>weights</b>", "<b>exp_avg</b>"]
     hovers = [trace["hovertemplate"].split("<br>")[0] for trace in drawn["data"]]
     assert sorted(hovers) == sorted(layers * 2)
+    assert {trace["mode"] for trace in drawn["data"]} == {"lines+markers"}  # one point is seen too
