@@ -1,5 +1,5 @@
-"""Renders chat templates that came with a model, which a stranger may have written, in a process of its own
-with bounds on time, memory and output. transformers renders them there as it does elsewhere.
+"""Renders the chat templates of models in a separate process, which has bounds on time, memory and output: a
+stranger may have written the template. transformers does the rendering, in that process as in any other.
 
 No list of what is dangerous in a template could be complete, so the process as a whole is bounded (`Bounds`).
 

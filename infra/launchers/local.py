@@ -87,9 +87,9 @@ class Process:
         return stop_seconds(self.launch) + END_SECONDS
 
     def start(self, job_file: Path, say: Callable[[str], None]) -> Started | None:
-        """Forks a stage of one process from a server that has imported torch. Starts Python for several
-        ranks, which torchrun starts, and when nothing can be forked, which it says. None when it is told to
-        stop meanwhile."""
+        """Forks a stage of one process from a server that has imported torch. If the stage has several ranks,
+        or the server cannot fork it, starts Python instead; `say` gets the reason why it was not forked. None
+        when the stage is told to stop meanwhile."""
         environment = self.environment()
         server = server_for(environment) if not self.distributed or self.launch.world_size == 1 else None
         if server is not None:

@@ -1,8 +1,9 @@
-"""Temporary folders. Their maker removes them; if it was killed, the next maker of one does.
+"""Temporary folders. The process that makes a folder removes it; if that process was killed, the next process
+that makes one does.
 
-Invariant: each folder has a file that its maker and other users keep locked; the kernel drops a lock when its
-process ends, however it ends. The file is named after the boot of the maker's machine: folders made elsewhere
-on a shared file system, whose locks may be unknown here, are left alone.
+Invariant: each folder has a file that the processes which use it keep locked; the kernel drops the lock of a
+process when it ends, for whatever reason. The name of the file holds the id of the machine's boot: a folder
+that another machine has made on a shared file system is left alone, as its locks may not be visible here.
 """
 
 from __future__ import annotations

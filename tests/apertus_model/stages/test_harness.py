@@ -235,7 +235,7 @@ class TestWithTheExtra:
         exported = bench.folder / "scratch" / "harness" / "h" / "first" / "work" / "model"
         more = ("--batch_size", "64", "--num_fewshot", "2", "--gen_kwargs", "max_gen_toks=8")
         found = by_hand(exported, folder, THREE[:2], tmp_path / "out", *more)
-        # before a whole text the command line puts two BOS, of which it is told to leave one out
+        # the command line puts two BOS before a whole text; this argument leaves one out
         one_bos = ",add_bos_token=False"
         found |= by_hand(exported, folder, THREE[2:], tmp_path / "whole", *more, of_model=one_bos)
         assert artifact.manifest.metrics == found

@@ -117,7 +117,7 @@ def test_a_run_does_not_wait_for_ever_for_another_that_starts_its_server(
             assert 0.3 <= time.monotonic() - begun < 30
 
 
-# The real server; the last lines are what another user gets, if there can be one.
+# Asks a real server. If this user is root, it also asks as another user; the last lines are those answers.
 ASKED = """
 import os
 from pathlib import Path
