@@ -141,7 +141,7 @@ def datatrove(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     from datatrove.pipeline.tokens.merger import DocumentTokenizerMerger
     from datatrove.pipeline.writers import JsonlWriter
 
-    from apertus_model.data.words import Words
+    from apertus_model.data.corpora.words import Words
 
     work = folder / "datatrove"
     files = len(list((folder / "documents").iterdir()))

@@ -27,9 +27,9 @@ from datatrove.data import Document
 from pydantic import TypeAdapter
 
 from apertus_model.classifiers import fast_text
-from apertus_model.data.duplicates import MinHash
-from apertus_model.data.filters import make_check
-from apertus_model.data.pii import Replacer
+from apertus_model.data.corpora.duplicates import MinHash
+from apertus_model.data.corpora.filters import make_check
+from apertus_model.data.corpora.pii import Replacer
 from benchmarks.corpora import (
     conversation,
     conversations_spec,

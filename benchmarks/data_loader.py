@@ -37,12 +37,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from apertus_model.data.goldfish import goldfish_mask
-from apertus_model.data.megatron import TokenFileWriter
-from apertus_model.data.mixture_recipe import MixtureRecipe, MixtureSource
-from apertus_model.data.order import MixtureOrder
-from apertus_model.data.samples import MixtureSamples, positions_within_documents
-from apertus_model.data.stream import TokenPaths, TokenStream
+from apertus_model.data.order.mixture import MixtureOrder
+from apertus_model.data.order.mixture_recipe import MixtureRecipe, MixtureSource
+from apertus_model.data.order.samples import MixtureSamples, positions_within_documents
+from apertus_model.data.tokens.goldfish import goldfish_mask
+from apertus_model.data.tokens.megatron import TokenFileWriter
+from apertus_model.data.tokens.stream import TokenPaths, TokenStream
 from apertus_model.trainer.loader import PREFETCH, SampleLoader, collate
 from benchmarks.measure import Contender, race, spread, table
 from benchmarks.peers import (

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from apertus_model.data.goldfish import TABLE_SEED, TABLE_SIZE, goldfish_mask
+from apertus_model.data.tokens.goldfish import TABLE_SEED, TABLE_SIZE, goldfish_mask
 
 
 def authors_mask(labels: torch.Tensor, table: torch.Tensor, k: int, h: int) -> torch.Tensor:

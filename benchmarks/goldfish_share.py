@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from apertus_model.data.goldfish import TABLE_SEED, TABLE_SIZE
+from apertus_model.data.tokens.goldfish import TABLE_SEED, TABLE_SIZE
 from apertus_model.tokenizer_files import open_tokenizer
 
 VOCABULARY = 131_072

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from apertus_model.data.goldfish import TABLE_SEED, TABLE_SIZE
+from apertus_model.data.tokens.goldfish import TABLE_SEED, TABLE_SIZE
 
 
 class NoMegatron(Exception):

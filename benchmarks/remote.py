@@ -16,7 +16,7 @@ import fsspec
 import numpy as np
 from fsspec.implementations.memory import MemoryFileSystem
 
-from apertus_model.data.stream import TokenShard
+from apertus_model.data.tokens.stream import TokenShard
 from benchmarks.synthetic import VOCAB
 from infra.store import Artifact, Attempt, Store
 from infra.store.reading.ranges import BlockCache, StoredFile

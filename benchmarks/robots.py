@@ -90,8 +90,8 @@ def addresses(hosts: int, count: int, per_host: int) -> Iterator[str]:
 
 
 def ours(folder: Path, hosts: int, *asked: int) -> dict[str, float]:
-    from apertus_model.data.addresses import parse
-    from apertus_model.data.robots_snapshots import SnapshotRobots
+    from apertus_model.data.documents.addresses import parse
+    from apertus_model.data.robots.snapshots import SnapshotRobots
     from specs.robots import RobotsFilter
 
     source = {"url": str(folder / "robots.jsonl"), "format": "jsonl", "status_column": "status"}

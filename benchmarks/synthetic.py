@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.megatron import MAGIC, VERSION, TokenFileWriter
+from apertus_model.data.tokens.megatron import MAGIC, VERSION, TokenFileWriter
 
 BOS, EOS, VOCAB = 1, 2, 131_072
 MEDIAN_TOKENS, SIGMA = 545, 1.1

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from apertus_model.data.found import Parsed, Rejection, SourceDocument, encodable, whole
+from apertus_model.data.documents.parsed import Parsed, Rejection, SourceDocument, encodable, whole
 from specs.sources import SourceSpec
 
 CATALOGUE_DOCUMENT_BYTES = 4096

@@ -20,8 +20,8 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
 from apertus_model.chat.messages import Message, response_of, with_deliberation
-from apertus_model.data.conversations import Conversation
-from apertus_model.data.found import Rejection
+from apertus_model.data.conversations.stored import Conversation
+from apertus_model.data.documents.parsed import Rejection
 from examples.documents import syntax_tree
 from specs.sources import SourceSpec
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-KEPT = "kept"  # as in `apertus_model.data.tallies`, which commands do not load
+KEPT = "kept"  # as in `apertus_model.data.corpora.tallies`, which commands do not load
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from specs.base import Spec, identity, reference
 
 SECRET, NUMBER = "{secret}", "{number}"
 LARGEST_SPACE = 2**48
-"""Most secrets of a generator: `apertus_model.data.permutation` draws from at most this many."""
+"""Most secrets of a generator: `apertus_model.data.order.permutation` draws from at most this many."""
 
 
 def _each_once(buckets: list[int]) -> list[int]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("tokenizers")
-from apertus_model.data.goldfish import TABLE_SIZE, goldfish_mask, hash_table
+from apertus_model.data.tokens.goldfish import TABLE_SIZE, goldfish_mask, hash_table
 from benchmarks.goldfish_share import MANY, share
 
 K = H = 50

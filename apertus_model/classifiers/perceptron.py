@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from apertus_model.classifiers.transformer import ClassifierError, Floats
-from apertus_model.data.permutation import KeyedPermutation
+from apertus_model.data.order.permutation import KeyedPermutation
 from specs.stages.classifier import Perceptron
 
 ROWS = 65_536  # rows whose probabilities are computed together

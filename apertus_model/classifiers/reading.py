@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from fsspec import AbstractFileSystem
 
 from apertus_model.chat.messages import ConversationError
-from apertus_model.data.conversation_readers import read_conversations
-from apertus_model.data.conversation_text import TEXTS, messages_of
-from apertus_model.data.documents import Rejection, open_source, read_documents
-from apertus_model.data.duplicates import text_hash
-from apertus_model.data.found import batches
+from apertus_model.data.conversations.readers import read_conversations
+from apertus_model.data.conversations.text import TEXTS, messages_of
+from apertus_model.data.corpora.duplicates import text_hash
+from apertus_model.data.documents.parsed import batches
+from apertus_model.data.documents.readers import Rejection, open_source, read_documents
 from specs.sources import CONVERSATIONAL, SourceSpec
 
 WINDOW_DOCUMENTS = 4096

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from apertus_model.data.packing import fill_row, pack
 from apertus_model.data.rows import Row, Rows, same_rows
-from apertus_model.data.stream import Sample
+from apertus_model.data.tokens.packing import fill_row, pack
+from apertus_model.data.tokens.stream import Sample
 from apertus_model.evaluation.paired import compare
 from apertus_model.progress import Progress
 from apertus_model.trainer.evaluator import Evaluator

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.packing import fill_row
-from apertus_model.data.planted import Encode, PlantedDocument, alternatives
-from apertus_model.data.stream import IGNORE_INDEX
+from apertus_model.data.corpora.planted import Encode, PlantedDocument, alternatives
+from apertus_model.data.tokens.packing import fill_row
+from apertus_model.data.tokens.stream import IGNORE_INDEX
 from apertus_model.evaluation.paired import interval
 from apertus_model.progress import Progress
 from apertus_model.trainer.evaluator import Evaluator

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from apertus_model.data.samples import validation_samples
-from apertus_model.data.stream import Sample, split_shards
+from apertus_model.data.order.samples import validation_samples
+from apertus_model.data.tokens.stream import Sample, split_shards
 from apertus_model.progress import Progress
 from apertus_model.trainer.evaluator import Evaluator
 from infra.store import Artifact

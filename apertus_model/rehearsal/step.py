@@ -1,27 +1,40 @@
-"""Builds the trainer of a rank and runs one step of it, as a stage's process would."""
+"""Builds the trainer of a rank and runs one step of it, as a stage's process would.
+
+Samples have the shape that each kind of training reads: whole rows, every label trained, which is the largest
+number that a step can have. The other stages of a pipeline are stood in for as far as this rank asks them:
+for the shapes of what they send. The shapes that this rank states must equal those that it receives, so that
+a wrong assumption fails.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.pipelining import _utils as pipelining
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import apertus_model.trainer  # before anything of torchtitan  # noqa: F401
+from apertus_model.data.tokens.stream import IGNORE_INDEX
 from apertus_model.model.init import local_part
 from apertus_model.rehearsal import patches
 from apertus_model.rehearsal.exchanges import Exchange
 from apertus_model.rehearsal.observer import Observer
-from apertus_model.rehearsal.peers import Peers
 from apertus_model.rehearsal.rates import Rates
 from apertus_model.rehearsal.records import (
     CLASSES,
     HIDDEN,
     KINDS,
+    PAIRS,
     Collectives,
     Memory,
     Moment,
@@ -31,12 +44,13 @@ from apertus_model.rehearsal.records import (
     Task,
     Tensors,
 )
-from apertus_model.rehearsal.rows import Data, Rows
 from apertus_model.trainer.config import attention_of, trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.process import engine_process
 from infra.store.scratch import temporary_folder
 from specs.stages import segment_of
+from specs.stages.distill import DistillSegment
+from specs.stages.training import Segment
 
 LARGEST = 12  # lines of tensors
 LONGEST = 20  # lines of operators
@@ -190,3 +204,91 @@ def _collectives(observer: Observer, trainer: Any) -> list[Collectives]:
         for (kind, mesh, size), found in alike.items()
     ]  # fmt: skip
     return sorted(lines, key=lambda line: -line.seconds)
+
+
+class Rows:
+    """Rows that are all the same: one document that fills the row, and for preference data pairs of equal
+    lengths."""
+
+    def __init__(self, segment: Segment) -> None:
+        length = segment.sequence_length
+        sequences = 2 * PAIRS
+        part = -(-length // sequences)
+        one = np.ones(sequences, dtype=np.float32)
+        preference = segment.objective in ("qrpo", "dpo", "bradley-terry")
+        normalised = segment.objective in ("normalised-cross-entropy", "inverse-rl")
+        k = segment.top_k or 0 if isinstance(segment, DistillSegment) else 0
+        labels = np.zeros(length, dtype=np.int64)
+        if segment.objective == "bradley-terry":  # a label at the end of each sequence
+            labels[(np.arange(length) + 1) % part != 0] = IGNORE_INDEX
+            labels[-1] = 0
+        self._row = SimpleNamespace(
+            input=np.zeros(length, dtype=np.int64),
+            labels=labels,
+            positions=np.arange(length) % part if preference else np.arange(length),
+            weights=np.ones((length, 1) if normalised else length, dtype=np.float32),
+            counts=np.ones(1),
+            segments=np.arange(length) // part,
+            rewards=one / 2,
+            reference=-one,
+            margins=np.zeros(PAIRS, dtype=np.float32),
+            teacher_words=np.zeros((length, k), dtype=np.int32) + np.arange(k, dtype=np.int32),
+            teacher_log_p=np.full((length, k + 1), -np.log(k + 1), dtype=np.float32),
+            source=0,
+            present=one[::2] > 0 if segment.objective == "bradley-terry" else one > 0,
+        )
+
+    def __getitem__(self, index: int) -> Any:
+        return self._row
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data of a rehearsed segment; nothing is held out."""
+
+    samples: Rows
+    heldout: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+class Peers:
+    """The methods that replace those of torch's schedule and `PipelineStage`."""
+
+    hidden: Any = None  # description of the hidden states that pass from stage to stage
+
+    def describe(self, trainer: Any) -> None:
+        """Notes the hidden states of a trainer that has been built."""
+        training, dims = trainer.config.training, trainer.parallel_dims
+        model = trainer.config.model_spec.model
+        rows = trainer.config.parallelism.pipeline_parallel_microbatch_size
+        length, split = training.seq_len // dims.cp, trainer.config.parallelism.enable_sequence_parallel
+        if dims.tp_enabled and split:
+            length //= dims.tp
+        dtype = getattr(torch, training.mixed_precision_param)
+        states = torch.empty(rows, length, model.dim, dtype=dtype, device=trainer.device)
+        if dims.tp_enabled:
+            placement = Shard(1) if split else Replicate()
+            states = DTensor.from_local(states, dims.get_mesh("tp"), [placement], run_check=False)
+        self.hidden = pipelining.extract_tensor_meta(states.requires_grad_())
+
+    def agree(self, schedule: Any, stages: Any, has_backward: bool, p2p_done: bool) -> None:
+        """Stands in for the vote of the stages: they learn the shapes of what they exchange."""
+        for stage in stages:
+            stage._inference_mode = pipelining.InferenceMode.DYNAMIC
+
+    def receive(self, stage: Any, peer: int) -> Any:
+        """The shapes that a peer states: the previous stage those of hidden states, the next stage those of
+        gradients."""
+        if peer < stage.stage_index:
+            return pipelining._StageForwardMeta(forward_metas=(self.hidden,))
+        return pipelining._StageBackwardMeta(backward_metas=(self._gradient,))
+
+    def send(self, stage: Any, shapes: Any, peer: int) -> None:
+        """Compares the shapes that this rank states with those that it receives."""
+        forward = isinstance(shapes, pipelining._StageForwardMeta)
+        (own,) = shapes.forward_metas if forward else shapes.backward_metas
+        expected = self.hidden if forward else self._gradient
+        assert own == expected, f"stage {stage.stage_index} sends {own}, and would be sent {expected}"
+
+    @property
+    def _gradient(self) -> Any:
+        return dataclasses.replace(self.hidden, requires_grad=False)

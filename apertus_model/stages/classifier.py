@@ -31,7 +31,7 @@ from apertus_model.classifiers.fast_text import FastTextModel
 from apertus_model.classifiers.measures import Thresholds, measure, thresholds
 from apertus_model.classifiers.stored import ALL, NAME, StoredClassifier
 from apertus_model.classifiers.transformer import ClassifierError, Floats
-from apertus_model.data.permutation import mix_array
+from apertus_model.data.order.permutation import mix_array
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import prepare_process

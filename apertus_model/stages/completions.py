@@ -8,27 +8,32 @@ no special tokens. `tokens` are ids of the prompts' tokenizer, even if the model
 
 Invariant, for transformers: the random numbers of a batch follow from the seed and the index of its first
 prompt, and units are whole batches: neither the division into units nor a restart changes a completion. With
-vLLM and servers the stored answers are authoritative and are never generated again.
+vLLM and servers the stored answers are authoritative and are never generated again. Which persona
+a prompt has depends on the seed, the personas and the prompt's id alone.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 
+from apertus_model.chat.messages import Message
+from apertus_model.data.documents.readers import texts_of
 from apertus_model.data.rows import Row, Rows, read_units, write_rows, write_unit
 from apertus_model.generation import Generator, open_generator, prompts_at_once
-from apertus_model.personas import DrawnPersonas
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import prepare_process
 from apertus_model.work import Result, run_units
 from apertus_model.work.units import units_of
 from infra.store import Attempt
+from specs.errors import StageError
 from specs.job import Job
-from specs.stages.preference_data import CompletionsPart
+from specs.stages.preference_data import CompletionsPart, Personas
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -118,3 +123,35 @@ def _counted(rows: Iterator[Row], counts: Counter[str]) -> Iterator[Row]:
             counts["tokens"] += len(completion["tokens"])
             counts["finished"] += completion["finished"]
         yield row
+
+
+class DrawnPersonas:
+    """The personas of a spec, read once. StageError when there are none."""
+
+    def __init__(self, spec: Personas) -> None:
+        self._spec = spec
+        self._texts = [text.strip() for text in texts_of(spec) if text.strip()]
+        if not self._texts:
+            raise StageError(
+                f"there is no persona in {spec.url}. Fix: correct the url or text_column of personas"
+            )
+
+    def of(self, prompt: Row) -> str:
+        """The persona of a row of `prompts`."""
+        key = json.dumps([self._spec.seed, prompt["id"]]).encode()
+        digest = hashlib.blake2b(key, digest_size=8, person=b"apertus-persona").digest()
+        return self._texts[int.from_bytes(digest, "little") % len(self._texts)]
+
+    def asked(self, prompt: Row) -> Row:
+        """The prompt with its persona, as a row of `prompts` without tokens and text, which would be those of
+        the prompt alone."""
+        system = self._spec.template.replace("{persona}", self.of(prompt))
+        kept = {name: value for name, value in prompt.items() if name not in ("tokens", "text")}
+        return kept | {"messages": with_system(prompt["messages"], system)}
+
+
+def with_system(messages: list[Message], text: str) -> list[Message]:
+    """Messages in normal form, with a text at the beginning of the system message."""
+    own = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
+    system = {"role": "system", "content": text if not own else f"{text}\n\n{own}"}
+    return [system, *messages[own is not None :]]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from apertus_model.data.planted import read_probes
+from apertus_model.data.corpora.planted import read_probes
 from apertus_model.data.rows import Row, read_units, write_rows, write_unit
 from apertus_model.generation import Generator, local_folder, open_folder
 from apertus_model.progress import Progress

@@ -19,13 +19,13 @@ from collections import Counter
 
 import numpy as np
 
-from apertus_model.data.conversation_splits import AllConversations, WrittenSplit
-from apertus_model.data.conversation_tasks import DROPPED, REJECTED, ConversationTasks
-from apertus_model.data.conversations import SHARD_SUFFIXES
-from apertus_model.data.documents import files_of_tasks
-from apertus_model.data.found import fix_of
-from apertus_model.data.rejects import read_rejects
-from apertus_model.data.scored import stored_scores
+from apertus_model.data.conversations.splits import AllConversations, WrittenSplit
+from apertus_model.data.conversations.stored import SHARD_SUFFIXES
+from apertus_model.data.conversations.tasks import DROPPED, REJECTED, ConversationTasks
+from apertus_model.data.corpora.rejects import read_rejects
+from apertus_model.data.corpora.scored import stored_scores
+from apertus_model.data.documents.parsed import fix_of
+from apertus_model.data.documents.readers import files_of_tasks
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.work import run_units

@@ -24,15 +24,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from apertus_model.data import tallies
-from apertus_model.data.corpus_passes import SPLITS, Passes, counts_line, files_of
-from apertus_model.data.corpus_work import CorpusWork
-from apertus_model.data.examples import Row, choose, joined, to_jsonl
-from apertus_model.data.planted import FILE as PLANTED
-from apertus_model.data.planted import summary, to_json
-from apertus_model.data.probes import PROBES, StoredProbes, stored_probes
-from apertus_model.data.span import unit_file, unit_files
-from apertus_model.data.verdicts import MOST_PARTS
+from apertus_model.data.corpora import tallies
+from apertus_model.data.corpora.examples import Row, choose, joined, to_jsonl
+from apertus_model.data.corpora.passes import SPLITS, Passes, counts_line, files_of
+from apertus_model.data.corpora.planted import FILE as PLANTED
+from apertus_model.data.corpora.planted import summary, to_json
+from apertus_model.data.corpora.probes import PROBES, StoredProbes, stored_probes
+from apertus_model.data.corpora.span import unit_file, unit_files
+from apertus_model.data.corpora.units import CorpusWork
+from apertus_model.data.corpora.verdicts import MOST_PARTS
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from functools import cached_property
 
-from apertus_model.data.planted import encoder, read_planted, read_probes
+from apertus_model.data.corpora.planted import encoder, read_planted, read_probes
 from apertus_model.data.rows import Rows
 from apertus_model.evaluation.answers import Answers, divergence, rewards
 from apertus_model.evaluation.exposure import ExposureTexts

@@ -23,7 +23,7 @@ from pyarrow.parquet import ParquetWriter
 from apertus_model.classifiers.reading import ReadDocument, read_source, windows
 from apertus_model.classifiers.scorers import open_encoder
 from apertus_model.classifiers.transformer import Transformer
-from apertus_model.data.documents import files_of_tasks
+from apertus_model.data.documents.readers import files_of_tasks
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import prepare_process

@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 
 from apertus_model.chat import ChatEncoder
-from apertus_model.data.conversations import Conversation, ConversationShards
+from apertus_model.data.conversations.stored import Conversation, ConversationShards
+from apertus_model.data.preferences.sequence_writer import SequenceWriter
 from apertus_model.data.rows import Row, read_units, write_unit
-from apertus_model.data.sequence_writer import SequenceWriter
-from apertus_model.data.stream import Split
+from apertus_model.data.tokens.stream import Split
 from apertus_model.progress import Progress
 from apertus_model.stages.prompts import COPIED_FACTS
 from apertus_model.stop import StopSignal

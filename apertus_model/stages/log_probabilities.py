@@ -31,12 +31,12 @@ from specs.stages.distill import TeacherTokensPart
 from specs.stages.preference_data import LogProbabilitiesPart
 
 if TYPE_CHECKING:
-    from apertus_model.data.preference_samples import PreferenceSamples
+    from apertus_model.data.preferences.samples import PreferenceSamples
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Computes the missing units, and commits the artifact."""
-    from apertus_model.data.preference_samples import PreferenceSamples
+    from apertus_model.data.preferences.samples import PreferenceSamples
 
     part = LogProbabilitiesPart.model_validate(job.spec)
     pairs = attempt.input_artifact("pairs")

@@ -1,6 +1,6 @@
 """The `mixture` stage: an immutable sampling recipe over corpora.
 
-Artifact: `recipe.json` (`apertus_model.data.mixture_recipe`).
+Artifact: `recipe.json` (`apertus_model.data.order.mixture_recipe`).
 
 Invariants: an inner mixture is replaced by its sources, which share its weight. Weights are exactly in the
 ratio of the spec; under `proportional` they are the training tokens times the factors, under `learned` the
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from apertus_model.data.mixture_recipe import FILE, MixtureRecipe, MixtureSource
+from apertus_model.data.order.mixture_recipe import FILE, MixtureRecipe, MixtureSource
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, Store

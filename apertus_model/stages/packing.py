@@ -1,5 +1,5 @@
 """Best-fit packing of one corpus for one sequence length. Artifact: `rows.npy`, `begins.npy`, `lengths.npy`
-(`apertus_model.data.packed`).
+(`apertus_model.data.tokens.best_fit`).
 
 The manifest has the number of rows, the share of padding, and the share of tokens in documents that are cut,
 both by this packing and by splitting concatenated documents instead.
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import shutil
 
-from apertus_model.data.megatron import TokenFile
-from apertus_model.data.packed import TABLES, RowsWriter
-from apertus_model.data.stream import split_files
+from apertus_model.data.tokens.best_fit import TABLES, RowsWriter
+from apertus_model.data.tokens.megatron import TokenFile
+from apertus_model.data.tokens.stream import split_files
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt

@@ -26,10 +26,18 @@ from typing import Any
 
 import numpy as np
 
-from apertus_model.data.choice import Candidate, NoPair, Pair, choose, choose_further, quantiles, random_of
-from apertus_model.data.offline import generated_by, offline_completions
+from apertus_model.data.preferences.choice import (
+    Candidate,
+    NoPair,
+    Pair,
+    choose,
+    choose_further,
+    quantiles,
+    random_of,
+)
+from apertus_model.data.preferences.offline import generated_by, offline_completions
+from apertus_model.data.preferences.sequence_writer import SequenceWriter
 from apertus_model.data.rows import Row, Rows, same_rows, to_line
-from apertus_model.data.sequence_writer import SequenceWriter
 from apertus_model.progress import Progress
 from apertus_model.stages.prompts import COPIED_FACTS
 from apertus_model.stop import StopSignal

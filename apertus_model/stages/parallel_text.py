@@ -6,9 +6,9 @@ sorted; `with_words`, those whose words are separated by white space; and the fa
 
 from __future__ import annotations
 
-from apertus_model.data.parallel import read_parallel
+from apertus_model.data.corpora.parallel_text import read_parallel
+from apertus_model.data.corpora.words import has_spaces
 from apertus_model.data.rows import write_rows
-from apertus_model.data.words import has_spaces
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt

@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 
 from apertus_model.chat import ChatEncoder
 from apertus_model.chat.messages import response_of
-from apertus_model.data.conversations import Conversation, ConversationShards
+from apertus_model.data.conversations.stored import Conversation, ConversationShards
 from apertus_model.data.rows import Row, write_rows, write_unit
-from apertus_model.data.stream import Split
+from apertus_model.data.tokens.stream import Split
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.tokenizer_files import open_tokenizer

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from apertus_model.data.choice import quantiles
-from apertus_model.data.conversations import Conversation
+from apertus_model.data.conversations.stored import Conversation
+from apertus_model.data.preferences.choice import quantiles
+from apertus_model.data.preferences.sequence_writer import SequenceWriter
 from apertus_model.data.rows import Row, read_units, to_line
-from apertus_model.data.sequence_writer import SequenceWriter
 from apertus_model.progress import Progress
 from apertus_model.stages.pairs import histogram_of
 from apertus_model.stages.prompts import COPIED_FACTS, ConversationReader, prompt_id

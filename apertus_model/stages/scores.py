@@ -21,7 +21,7 @@ from apertus_model.classifiers.reading import ReadDocument, read_source, windows
 from apertus_model.classifiers.scorers import Scorer, open_scorer
 from apertus_model.classifiers.stored import ALL
 from apertus_model.classifiers.transformer import ClassifierError
-from apertus_model.data.documents import files_of_tasks
+from apertus_model.data.documents.readers import files_of_tasks
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import prepare_process

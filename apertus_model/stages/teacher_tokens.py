@@ -1,5 +1,5 @@
 """The `teacher_tokens` part of a `distill` stage: what the teacher predicts after each token of the samples
-that will be trained on (`apertus_model.data.teacher_tokens` has the format). A unit is a range of samples,
+that will be trained on (`data/tokens/teacher_tokens.py` has the format). A unit is a range of samples,
 stored as one file.
 
 Invariant: the samples are those of the training segment, in the same order, and the model runs in the
@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-from apertus_model.data.samples import MixtureSamples
-from apertus_model.data.teacher_tokens import Predicted
+from apertus_model.data.order.samples import MixtureSamples
+from apertus_model.data.tokens.teacher_tokens import Predicted
 from apertus_model.losses.cross_entropy import VocabShard
 from apertus_model.losses.distillation import top_tokens
 from apertus_model.progress import Progress

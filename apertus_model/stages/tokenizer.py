@@ -5,7 +5,7 @@ folder for `AutoTokenizer.from_pretrained`. An imported tokenizer keeps its chat
 gets ours if it has the special tokens of our template. It loses its run-time state (metric `set_aside`).
 
 Invariants: encoding only adds the begin-of-document token in front; decoding restores the text exactly (no
-normaliser, byte level); ids of special tokens are those of Apertus (`apertus_model.data.vocabulary`); the
+normaliser, byte level); ids of special tokens are those of Apertus (`data/tokens/vocabulary.py`); the
 same text gives the same bytes.
 """
 
@@ -21,9 +21,9 @@ import fsspec
 from tokenizers import Tokenizer
 
 from apertus_model.chat.template import CONTROL_TOKENS, END_OF_TURN, template_source
-from apertus_model.data.documents import Rejection, open_source, read_documents
-from apertus_model.data.found import fix_of
-from apertus_model.data.vocabulary import BOS, EOS, PAD, config_files, train
+from apertus_model.data.documents.parsed import fix_of
+from apertus_model.data.documents.readers import Rejection, open_source, read_documents
+from apertus_model.data.tokens.vocabulary import BOS, EOS, PAD, config_files, train
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.tokenizer_files import load_tokenizer, open_folder, set_state_aside

@@ -13,12 +13,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from apertus_model.data.equal_samples import EqualSamples
-from apertus_model.data.mixture_recipe import FILE, MixtureRecipe
-from apertus_model.data.packed import packed_tables
-from apertus_model.data.samples import MixtureSamples, validation_samples
-from apertus_model.data.stream import split_shards
-from apertus_model.data.teacher_tokens import StoredPredictions, TaughtSamples
+from apertus_model.data.order.mixture_recipe import FILE, MixtureRecipe
+from apertus_model.data.order.samples import EqualSamples, MixtureSamples, validation_samples
+from apertus_model.data.tokens.best_fit import packed_tables
+from apertus_model.data.tokens.stream import split_shards
+from apertus_model.data.tokens.teacher_tokens import StoredPredictions, TaughtSamples
 from infra.store import Artifact, Store
 from infra.store.reading.ranges import BlockCache
 from specs.base import canonical_json, flatten
@@ -198,8 +197,8 @@ class ConversationData:
     whatever the loss."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: SftSegment) -> None:
-        from apertus_model.data.chat_samples import ConversationSamples, heldout
-        from apertus_model.data.conversations import ConversationShards
+        from apertus_model.data.conversations.samples import ConversationSamples, heldout
+        from apertus_model.data.conversations.stored import ConversationShards
 
         sources = [inputs[f"conversations:{index}"] for index in range(len(segment.repeats))]
         artifacts = [Artifact.of_input(store, source) for source in sources]
@@ -250,9 +249,8 @@ class PreferenceData:
     several sets, without held-out pairs."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: PreferenceSegment) -> None:
-        from apertus_model.data.packed_pairs import load_array
-        from apertus_model.data.preference_samples import PreferenceSamples
-        from apertus_model.data.preference_sets import PreferenceSets
+        from apertus_model.data.preferences.packed_pairs import load_array
+        from apertus_model.data.preferences.samples import PreferenceSamples, PreferenceSets
 
         several = len(segment.repeats) > 1
         suffixes = [f":{number}" for number in range(len(segment.repeats))] if several else [""]
@@ -294,7 +292,7 @@ class RewardData:
     Raises BudgetError when the segment ends after more passes than the stage allows."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: RewardSegment) -> None:
-        from apertus_model.data.reward_samples import RewardSamples
+        from apertus_model.data.preferences.reward_samples import RewardSamples
 
         pairs = inputs["pairs"]
         artifact = Artifact.of_input(store, pairs)

@@ -66,7 +66,7 @@ class Distillation(_Distilled):
 
 class StoredDistillation(_Distilled):
     """Distillation from stored predictions of the teacher, which are fields of the samples
-    (`apertus_model.data.teacher_tokens`)."""
+    (`apertus_model.data.tokens.teacher_tokens`)."""
 
     fields = ("teacher_words", "teacher_log_p")
     per_token = ("teacher_words", "teacher_log_p")

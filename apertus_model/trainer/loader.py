@@ -26,7 +26,7 @@ one thread, which takes a tenth of a millisecond for a sequence and idles while 
 
 
 class SampleLike(Protocol):
-    """A sample, such as `apertus_model.data.samples.Sample`, with the further fields that the objective
+    """A sample, such as `apertus_model.data.order.samples.Sample`, with the further fields that the objective
     names."""
 
     @property

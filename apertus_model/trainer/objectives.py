@@ -205,7 +205,7 @@ class WeightedCrossEntropy(CrossEntropy):
 
 class NormalisedCrossEntropy(Objective):
     """sum_k (sum_i w_ik ce_i) / N_k over the labels i, where N_k is the sum of the samples' counts:
-    `apertus_model.data.chat_weights` states both."""
+    `apertus_model.data.conversations.samples` states both."""
 
     fields = ("weights", "counts")
     per_token = ("weights",)
@@ -244,7 +244,7 @@ class InverseRl(NormalisedCrossEntropy):
 
 
 class PreferenceObjective(Objective):
-    """A loss on the log-ratios to the reference; see `apertus_model.data.preference_samples` for the
+    """A loss on the log-ratios to the reference; see `apertus_model.data.preferences.samples` for the
     fields."""
 
     fields = ("segments", "rewards", "reference", "present")
@@ -342,7 +342,7 @@ class Dpo(PreferenceObjective):
 @dataclass(frozen=True)
 class BradleyTerry(Objective):
     """Mean, over all pairs, of -ln sigmoid(r_c - r_r - m) + c (r_c + r_r)^2; see
-    `apertus_model.data.reward_samples` for the fields."""
+    `apertus_model.data.preferences.reward_samples` for the fields."""
 
     settings: RewardLoss
     fields = ("segments", "margins", "present")

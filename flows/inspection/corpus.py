@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from apertus_model.data.examples import Row, from_jsonl
+from apertus_model.data.corpora.examples import Row, from_jsonl
 from flows.inspection.common import Options, artifact
 from flows.languages import Language, filters_of, languages_of
 from flows.planning.graph import Node

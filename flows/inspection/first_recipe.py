@@ -17,10 +17,10 @@ from typing import Any
 import pyarrow
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from apertus_model.data.compressed import decompressed
-from apertus_model.data.conversation_readers import COLUMNS
-from apertus_model.data.table_pieces import parquet_rows
-from apertus_model.data.tables import json_rows
+from apertus_model.data.conversations.readers import COLUMNS
+from apertus_model.data.documents.compressed import decompressed
+from apertus_model.data.documents.table_pieces import parquet_rows
+from apertus_model.data.documents.tables import json_rows
 from specs.errors import SpecError
 from specs.schema import with_editor_line
 from specs.sources import MAX_DOCUMENT_BYTES

@@ -1,7 +1,7 @@
 """Counts the labels left out by the hash of the Goldfish loss: fewer than one in k, since many ids are even.
 
 Invariant: the planner does not import this module, which takes the hash's table with numpy from
-`apertus_model.data.goldfish`; code that shows a plan passes `masked_by_hash` to it.
+`apertus_model.data.tokens.goldfish`; code that shows a plan passes `masked_by_hash` to it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 
 import numpy as np
 
-from apertus_model.data.goldfish import TABLE_SIZE, hash_table
+from apertus_model.data.tokens.goldfish import TABLE_SIZE, hash_table
 from specs.stages.training import Goldfish, Segment
 
 FEW_VALUES = 44  # factors of two from which hash values are counted one by one; with 44 there are 2^19

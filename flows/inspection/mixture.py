@@ -7,7 +7,7 @@ from typing import TypedDict
 from rich.console import Console
 from rich.markup import escape
 
-from apertus_model.data.mixture_recipe import FILE, MixtureRecipe
+from apertus_model.data.order.mixture_recipe import FILE, MixtureRecipe
 from flows.inspection.common import Options, artifact
 from flows.planning.graph import Node
 from flows.planning.mixtures import corpora
@@ -56,7 +56,7 @@ class Mixture(TypedDict):
 
 def collect(plan: Plan, node: Node, options: Options) -> Mixture:
     """The sources, and what the first samples draw from them. SpecError if the mixture has not been made."""
-    from apertus_model.data.order import BLOCK, MixtureOrder
+    from apertus_model.data.order.mixture import BLOCK, MixtureOrder
 
     recipe = artifact(plan, node).document(FILE, MixtureRecipe)
     names = {read.fingerprint: read.name for read in corpora(plan.graph, node.name)}

@@ -84,7 +84,7 @@ def show(console: Console, found: Found) -> None:
 
 def _conversations(plan: Plan, node: Node, found: Artifact) -> Reader:
     from apertus_model.chat.encoder import TRAINED
-    from apertus_model.data.conversations import ConversationShards
+    from apertus_model.data.conversations.stored import ConversationShards
 
     shards, decode = ConversationShards(found, "train"), _decoder(plan, node)
 
@@ -112,7 +112,7 @@ def _decoder(plan: Plan, node: Node) -> Callable[[list[int]], str]:
 
 def _prompts(plan: Plan, node: Node, found: Artifact) -> Reader:
     """Prompts with their completions: those of the part, or all with the rewards of the part."""
-    from apertus_model.data.offline import offline_completions
+    from apertus_model.data.preferences.offline import offline_completions
     from apertus_model.data.rows import Rows
 
     inputs = {role: plan.graph.nodes[read.node] for role, read in node.inputs.items() if read.node}
@@ -160,7 +160,7 @@ def _pairs(plan: Plan, node: Node, found: Artifact) -> Reader:
 
 
 def _labelled_pairs(plan: Plan, node: Node, found: Artifact) -> Reader:
-    from apertus_model.data.packed_pairs import pair_arrays
+    from apertus_model.data.preferences.packed_pairs import pair_arrays
 
     arrays = pair_arrays(found, ("lengths", "prompt_lengths"), "train-", ("margins",))
     ends, decode = arrays["lengths"].cumsum().tolist(), _decoder(plan, node)

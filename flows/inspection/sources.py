@@ -26,9 +26,9 @@ def _problems(plan: Plan) -> Iterator[Problem]:
         listing = plan.graph.listings.get(name)
         if name not in pending or listing is None or source.format not in TABLES:
             continue
-        from apertus_model.data.documents import open_source, read_documents  # loads pyarrow
-        from apertus_model.data.found import SourceDocument
-        from apertus_model.data.tables import ROWS_WITHOUT
+        from apertus_model.data.documents.parsed import SourceDocument
+        from apertus_model.data.documents.readers import open_source, read_documents  # loads pyarrow
+        from apertus_model.data.documents.tables import ROWS_WITHOUT
 
         rows = islice(read_documents(source, *open_source(source), listing.files[0].path), ROWS_WITHOUT)
         try:

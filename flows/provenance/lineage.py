@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
-from apertus_model.data.mixture_recipe import FILE, MixtureRecipe
+from apertus_model.data.order.mixture_recipe import FILE, MixtureRecipe
 from flows.format import COLOURS, amount
 from flows.planning.plan import Plan
 from flows.terminal import empty_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from apertus_model.data.megatron import TokenFile
+from apertus_model.data.tokens.megatron import TokenFile
 from infra.store import Artifact
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from apertus_model.classifiers.reading import read_source
-from apertus_model.data.vocabulary import config_files, train
+from apertus_model.data.tokens.vocabulary import config_files, train
 from infra.store.inputs import list_source
 from specs.sources import SourceSpec
 

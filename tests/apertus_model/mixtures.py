@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from apertus_model.data.mixture_recipe import MixtureRecipe, MixtureSource
+from apertus_model.data.order.mixture_recipe import MixtureRecipe, MixtureSource
 
 
 def recipe_of(

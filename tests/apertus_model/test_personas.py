@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from apertus_model.data.rows import Rows
-from apertus_model.personas import DrawnPersonas, with_system
 from apertus_model.prompt_format import GenerationError
+from apertus_model.stages.completions import DrawnPersonas, with_system
 from infra.store import Artifact
 from specs.errors import StageError
 from specs.stages.preference_data import Personas

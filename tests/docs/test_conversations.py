@@ -12,8 +12,8 @@ import pytest
 
 from apertus_model.chat import messages
 from apertus_model.chat.template import template_source
-from apertus_model.data import conversation_readers
-from apertus_model.data.vocabulary import train
+from apertus_model.data.conversations import readers as conversation_readers
+from apertus_model.data.tokens.vocabulary import train
 from flows.planning.plan import make
 from infra.store import Artifact, Store
 from specs.recipe import load

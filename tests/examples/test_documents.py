@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from apertus_model.data.documents import open_source, read_documents
-from apertus_model.data.found import Rejection
+from apertus_model.data.documents.parsed import Rejection
+from apertus_model.data.documents.readers import open_source, read_documents
 from examples.documents import LITERAL_CHARACTERS
 from specs.sources import SourceSpec
 

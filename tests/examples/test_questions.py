@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from apertus_model.chat.messages import blocks_of, normalise
-from apertus_model.data.conversation_readers import read_conversations
-from apertus_model.data.conversations import Conversation
-from apertus_model.data.documents import Rejection, open_source
+from apertus_model.data.conversations.readers import read_conversations
+from apertus_model.data.conversations.stored import Conversation
+from apertus_model.data.documents.readers import Rejection, open_source
 from examples.questions import clean_sentence, function_questions, labelled_answers, module_name
 from specs.sources import SourceSpec
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from apertus_model.data import tallies
+from apertus_model.data.corpora import tallies
 from flows.languages import KEPT, Language, filters_of, languages_of
 
 

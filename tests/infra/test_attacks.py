@@ -284,8 +284,8 @@ def test_a_tag_of_a_recipe_makes_no_object(planted: Path, value: str) -> None:
 
 
 def test_an_array_of_objects_is_refused(tmp_path: Path, planted: Path) -> None:
-    from apertus_model.data.packed import _table
-    from apertus_model.data.packed_pairs import load_array
+    from apertus_model.data.preferences.packed_pairs import load_array
+    from apertus_model.data.tokens.best_fit import _table
 
     np.save(tmp_path / "evil.npy", np.array([Calls(os.system, f"touch {planted}")], dtype=object))
     for load in (_table, load_array):

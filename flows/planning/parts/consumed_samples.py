@@ -4,7 +4,7 @@ A training segment draws samples [offset, end) of its mixture. The windows of a 
 all mixtures with the same seed, sequence length and packing, so the windows that several mixtures have drawn
 are a prefix of that order, as long as each mixture began after the others. Samples are excluded by beginning
 after them: a segment states for every mixture how many samples were drawn, and
-`apertus_model.data.samples.drawn_before` counts them for each corpus.
+`apertus_model.data.order.samples.drawn_before` counts them for each corpus.
 
 Invariant: samples of an excluded stage are drawn again only after the rest of their source. Where that is
 impossible (another order, another length) it is a problem of the recipe, never a silent approximation.

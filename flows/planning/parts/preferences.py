@@ -180,7 +180,7 @@ def check_asked(builder: Builder, path: FieldPath, ref: Reference) -> None:
 
 
 def _check_pairs(builder: Builder, stage: PreferenceDataStage, at: FieldPath) -> None:
-    """Checks that prompts can have pairs: the rule for pairs (`apertus_model.data.choice`) needs two sampled
+    """Checks that prompts can have pairs: the rule for pairs (`data/preferences/choice.py`) needs two sampled
     completions, and two completions that differ."""
     sampling = stage.completions
     if sampling.n < 2:

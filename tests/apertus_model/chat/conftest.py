@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from apertus_model.data.vocabulary import train
+from apertus_model.data.tokens.vocabulary import train
 
 TEXT = (
     "the answer of a tool and of an assistant Deliberation: enabled disabled Tool Capabilities: type any"

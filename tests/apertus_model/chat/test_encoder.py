@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from apertus_model.chat import ChatEncoder, ChatError, ConversationError, render
-from apertus_model.data.vocabulary import special_tokens, train
+from apertus_model.data.tokens.vocabulary import special_tokens, train
 from tests.apertus_model.tokenizer_kinds import MODELS, NORMALIZERS, OPTIONS, PRE_TOKENIZERS, kinds, make
 
 NO, YES, TOOL = 0, 1, 2

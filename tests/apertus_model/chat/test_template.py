@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from apertus_model.chat import CONTROL_TOKENS, ChatEncoder, normalise, render, template_source
-from apertus_model.data.vocabulary import special_tokens
+from apertus_model.data.tokens.vocabulary import special_tokens
 
 HEAD = (
     "<s><|system_start|><|system_end|><|developer_start|>Deliberation: disabled\nTool Capabilities:"

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from apertus_model.classifiers import perceptron
 from apertus_model.classifiers.perceptron import PerceptronModel
 from apertus_model.classifiers.transformer import ClassifierError
-from apertus_model.data.permutation import KeyedPermutation
+from apertus_model.data.order.permutation import KeyedPermutation
 from specs.stages.classifier import Perceptron
 
 SEED, ROWS, WIDTH = 5, 70, 6

@@ -10,7 +10,7 @@ import pytest
 from datatrove.data import Document
 from pydantic import TypeAdapter
 
-from apertus_model.data.filters import Drop, make_check
+from apertus_model.data.corpora.filters import Drop, make_check
 from infra.store import Artifact
 from specs.filters import FilterSpec
 from tests.apertus_model.data.sources import corpus_of

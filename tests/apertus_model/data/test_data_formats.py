@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from apertus_model.data.conversations import ConversationShards
-from apertus_model.data.corpus_plan import Probe
-from apertus_model.data.goldfish import goldfish_mask
-from apertus_model.data.megatron import TokenFile, TokenFileWriter
-from apertus_model.data.mixture_recipe import MixtureRecipe
-from apertus_model.data.order import MixtureOrder
-from apertus_model.data.permutation import KeyedPermutation
-from apertus_model.data.preference_samples import PreferenceSamples
-from apertus_model.data.probes import stored_probes
-from apertus_model.data.samples import MixtureSamples
-from apertus_model.data.stream import split_files, split_shards
+from apertus_model.data.conversations.stored import ConversationShards
+from apertus_model.data.corpora.plan import Probe
+from apertus_model.data.corpora.probes import stored_probes
+from apertus_model.data.order.mixture import MixtureOrder
+from apertus_model.data.order.mixture_recipe import MixtureRecipe
+from apertus_model.data.order.permutation import KeyedPermutation
+from apertus_model.data.order.samples import MixtureSamples
+from apertus_model.data.preferences.samples import PreferenceSamples
+from apertus_model.data.tokens.goldfish import goldfish_mask
+from apertus_model.data.tokens.megatron import TokenFile, TokenFileWriter
+from apertus_model.data.tokens.stream import split_files, split_shards
 from infra.store import Artifact, Store
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data_formats.md").read_text(encoding="utf-8")

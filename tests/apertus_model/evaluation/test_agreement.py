@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apertus_model.evaluation.agreement import JudgedPair, agreement
+from apertus_model.stages.evaluate_reward import JudgedPair, agreement
 
 # two pairs whose chosen completion is longer, one with a shorter one, one of equal lengths
 PAIRS = [

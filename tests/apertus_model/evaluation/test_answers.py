@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from apertus_model.data.stream import IGNORE_INDEX
+from apertus_model.data.tokens.stream import IGNORE_INDEX
 from apertus_model.evaluation.answers import Answers, answer_rows, rewards
 
 PAD = 9

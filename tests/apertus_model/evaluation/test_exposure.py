@@ -10,8 +10,8 @@ import pytest
 import torch
 from torchtitan.distributed import ParallelDims
 
-from apertus_model.data.planted import PlantedDocument, alternatives, secrets
-from apertus_model.data.stream import Sample
+from apertus_model.data.corpora.planted import PlantedDocument, alternatives, secrets
+from apertus_model.data.tokens.stream import Sample
 from apertus_model.evaluation.exposure import ExposureTexts, exposure
 from apertus_model.model.hf import to_hugging_face
 from apertus_model.model.model import model_config

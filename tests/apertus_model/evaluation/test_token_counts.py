@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from apertus_model.data.vocabulary import train
+from apertus_model.data.tokens.vocabulary import train
 from apertus_model.evaluation.token_counts import (
     Counts,
     read_counts,

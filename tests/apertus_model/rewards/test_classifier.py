@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from apertus_model.data.vocabulary import config_files, train
+from apertus_model.data.tokens.vocabulary import config_files, train
 from apertus_model.rewards import RewardError, Scored, open_reward
 from apertus_model.rewards.classifier import Classifier
 from specs.rewards import RewardSpec

@@ -15,7 +15,7 @@ from apertus_model.classifiers.transformer import ClassifierError
 from infra.store import Artifact
 from infra.store.inputs import SourceError
 from tests.apertus_model.attempts import stored_bytes
-from tests.apertus_model.data.test_scored import corpus
+from tests.apertus_model.data.corpora.test_scored import corpus
 from tests.apertus_model.encoders import language_texts, write_encoder, write_rows
 from tests.apertus_model.stages.test_scores import rows_of
 

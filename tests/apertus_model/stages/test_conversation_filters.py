@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from apertus_model.classifiers.fast_text import FastTextModel
-from apertus_model.data.conversation_selection import HASHES, KEPT
-from apertus_model.data.conversation_tasks import DROPPED, REJECTED
-from apertus_model.data.conversations import ConversationShards
+from apertus_model.data.conversations.selection import HASHES, KEPT
+from apertus_model.data.conversations.stored import ConversationShards
+from apertus_model.data.conversations.tasks import DROPPED, REJECTED
 from infra.store import Artifact
 from infra.store.inputs import SourceError
 from tests.apertus_model.attempts import Interrupted, StopsAfterOneUnit, stored_bytes

@@ -10,9 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from apertus_model.chat import ChatEncoder, ChatError, render
-from apertus_model.data.chat_samples import heldout
-from apertus_model.data.conversation_splits import AllConversations
-from apertus_model.data.conversations import ConversationShards
+from apertus_model.data.conversations.samples import heldout
+from apertus_model.data.conversations.splits import AllConversations
+from apertus_model.data.conversations.stored import ConversationShards
 from infra.store import Artifact, StoreError
 from infra.store.documents import Unit, check
 from infra.store.inputs import SourceError

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from apertus_model.data.megatron import TokenFile
-from apertus_model.data.stream import split_files
+from apertus_model.data.tokens.megatron import TokenFile
+from apertus_model.data.tokens.stream import split_files
 from infra.store import Artifact
 from infra.store.inputs import SourceError
 from specs.errors import StageError

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from apertus_model.data.examples import from_jsonl
-from apertus_model.data.megatron import TokenFile
+from apertus_model.data.corpora.examples import from_jsonl
+from apertus_model.data.tokens.megatron import TokenFile
 from infra.store import Artifact
 from infra.store.inputs import SourceError
 from tests.apertus_model.attempts import Interrupted, StopsAfterOneUnit, stored_bytes, units_of

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from apertus_model.data.megatron import TokenFile
+from apertus_model.data.tokens.megatron import TokenFile
 from apertus_model.work.messages import WorkerLost
 from infra.store import Artifact
 from tests.apertus_model.attempts import children, stored_bytes

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from apertus_model.data.duplicates import text_hash
-from apertus_model.data.megatron import TokenFile
+from apertus_model.data.corpora.duplicates import text_hash
+from apertus_model.data.tokens.megatron import TokenFile
 from flows.inspection.documents import find_documents
 from infra.store import Artifact
 

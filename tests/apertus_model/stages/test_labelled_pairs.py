@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apertus_model.data.reward_samples import RewardSamples
+from apertus_model.data.preferences.reward_samples import RewardSamples
 from apertus_model.stages.labelled_pairs import LabelledPairsError
 from infra.store import Artifact
 from tests.apertus_model.preference_artifacts import dialogue, encoder_of, put_conversations

@@ -24,8 +24,8 @@ from datatrove.pipeline.dedup.minhash import (
     MinhashDedupSignature,
 )
 
-from apertus_model.data.duplicates import text_hash
-from apertus_model.data.words import Words
+from apertus_model.data.corpora.duplicates import text_hash
+from apertus_model.data.corpora.words import Words
 from infra.store import Artifact
 
 FILES = 5

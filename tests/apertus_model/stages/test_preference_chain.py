@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from apertus_model.data.preference_samples import PreferenceSamples
+from apertus_model.data.preferences.samples import PreferenceSamples
 from apertus_model.data.rows import Rows
 from infra.store import Artifact
 from tests.apertus_model.preference_artifacts import dialogue, encoder_of, put_conversations, put_model

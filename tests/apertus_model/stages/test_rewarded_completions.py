@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import apertus_model.stages.train
-from apertus_model.data.preference_samples import PreferenceSamples
-from apertus_model.data.preference_sets import PreferenceSets
+from apertus_model.data.preferences.samples import PreferenceSamples, PreferenceSets
 from apertus_model.stages import log_probabilities
 from apertus_model.stages.prompts import prompt_id
 from apertus_model.stages.rewarded_completions import RewardedCompletionsError

@@ -14,7 +14,7 @@ import pytest
 
 from apertus_model.classifiers.fast_text import FastTextModel
 from apertus_model.classifiers.transformer import ClassifierError
-from apertus_model.data.duplicates import text_hash
+from apertus_model.data.corpora.duplicates import text_hash
 from infra.store import Artifact
 from infra.store.inputs import SourceError
 from tests.apertus_model.attempts import Interrupted, StopsAfterOneUnit, stored_bytes, units_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import apertus_model.stages.train
-from apertus_model.data.teacher_tokens import StoredPredictions
+from apertus_model.data.tokens.teacher_tokens import StoredPredictions
 from apertus_model.stages import teacher_tokens
 from apertus_model.stages.training_data import OtherDataError, open_data
 from infra.store import Artifact, StoreError

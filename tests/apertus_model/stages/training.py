@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import apertus_model.stages.train
-from apertus_model.data.megatron import TokenFileWriter
+from apertus_model.data.tokens.megatron import TokenFileWriter
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, Store

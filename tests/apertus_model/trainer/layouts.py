@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apertus_model.data.goldfish import goldfish_mask
+from apertus_model.data.tokens.goldfish import goldfish_mask
 from apertus_model.trainer.checkpoint import Source
 from specs.launch import Parallel
 from tests.apertus_model.harness import (

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from apertus_model.chat.encoder import PROMPT, TRAINED, UNTRAINED
-from apertus_model.data.chat_samples import ConversationSamples
+from apertus_model.data.conversations.samples import ConversationSamples
 from apertus_model.model.model import model_config
 from specs.launch import Parallel
 from specs.stages.sft import InverseRl, SftLoss

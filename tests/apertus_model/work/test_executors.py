@@ -28,6 +28,6 @@ def test_importing_datatrove_needs_no_network() -> None:
         "def refuse(*args, **kwargs):\n"
         "    raise RuntimeError('network')\n"
         "socket.socket.connect = socket.getaddrinfo = refuse\n"
-        "import apertus_model.data.tokenise\n"
+        "import apertus_model.data.corpora.tokenise\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -14,10 +14,9 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from apertus_model.data.mixture_recipe import MixtureRecipe
-from apertus_model.data.preference_samples import PreferenceSamples
-from apertus_model.data.preference_sets import PreferenceSets
-from apertus_model.data.reward_samples import RewardSamples
+from apertus_model.data.order.mixture_recipe import MixtureRecipe
+from apertus_model.data.preferences.reward_samples import RewardSamples
+from apertus_model.data.preferences.samples import PreferenceSamples, PreferenceSets
 from flows.inspection import batch as inspect_batch
 from flows.inspection.common import Options
 from flows.planning.plan import Plan
@@ -27,8 +26,8 @@ from tests.flows.inspection.looking import look
 
 
 def test_a_batch_shows_what_the_trainer_would_read(built: Plan) -> None:
-    from apertus_model.data.samples import MixtureSamples
-    from apertus_model.data.stream import IGNORE_INDEX, split_shards
+    from apertus_model.data.order.samples import MixtureSamples
+    from apertus_model.data.tokens.stream import IGNORE_INDEX, split_shards
     from specs.stages.training import Goldfish
 
     found, text = look(built, "cooldown", step=2, limit=3)

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from apertus_model.data.examples import to_jsonl
+from apertus_model.data.corpora.examples import to_jsonl
 from flows.inspection.corpus import account, account_of, show
 from flows.languages import languages_of
 from infra.store import Artifact, Attempt, Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apertus_model.data.goldfish import goldfish_mask
+from apertus_model.data.tokens.goldfish import goldfish_mask
 from flows.inspection.goldfish import masked_share
 from specs.stages.training import Goldfish
 

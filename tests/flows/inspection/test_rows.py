@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from apertus_model.chat import ChatEncoder
 from apertus_model.data.rows import write_rows
-from apertus_model.data.vocabulary import train
+from apertus_model.data.tokens.vocabulary import train
 from apertus_model.stages.labelled_pairs import write_pairs
 from flows.cli.tables import make_console
 from flows.inspection.common import Options

@@ -14,8 +14,7 @@ pytest.importorskip("lm_eval", reason="the extra `harness` is not installed: pip
 from lm_eval.api.task import ConfigurableTask
 
 from apertus_model.evaluation.harness.data import Snapshots
-from apertus_model.evaluation.harness.randomness import own_randomness
-from apertus_model.evaluation.harness.run import evaluate
+from apertus_model.evaluation.harness.run import evaluate, own_randomness
 from specs.stages.harness import Suite
 from tests.apertus_model.evaluation.harness.scripted import Scripted
 from tests.apertus_model.evaluation.task_data import write_gpqa

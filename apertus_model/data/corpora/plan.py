@@ -1,0 +1,175 @@
+"""Divides the passes of a corpus into units: spans of tasks, ranges of hashes, shards and cells.
+
+Two plans are made and committed as units, so that every worker and every later attempt follows the plans of
+the first attempt: `CorpusPlan` when the filter tasks are done, `Layout` when it is known which documents
+stay.
+
+Invariants:
+- Neither the plan nor the memory it was made for changes the result.
+- A unit fills `run_bytes` of memory, an eighth of the `memory` of the spec, with rows that it sorts; a few
+  copies of these are held at a time. When one unit's rows of one cell would take less than `range_bytes`
+  (2 MiB; reads from the store are not smaller), a span has more tasks, and spills the rows that it writes to
+  local disk.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from apertus_model.data.corpora.verdicts import MEMBER_BYTES
+
+SIDE_BYTES = 200  # of a document besides its tokens, approximately
+REJECT_BYTES = 400
+KEPT_ROWS = 2**24  # per file
+REJECT_ROWS = 2**22
+MOST_GROUPS = 64  # of files per output; a unit writes one file for each group
+RANGE_BYTES = 2 * 2**20
+
+
+class Size(NamedTuple):
+    """The size of the results of a filter task."""
+
+    bytes: int
+    documents: int  # including rejected ones
+    tokenised: int
+
+
+class Output(BaseModel):
+    """The files of one kind that the last pass writes, and the cells that each is written from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    files: int
+    cells: int  # of each file
+
+    @property
+    def all_cells(self) -> int:
+        return self.files * self.cells
+
+    @property
+    def files_per_group(self) -> int:
+        return -(-self.files // MOST_GROUPS)
+
+    @property
+    def borders(self) -> list[int]:
+        """The first cell of each group of files, and the end."""
+        step = self.files_per_group * self.cells
+        return [*range(0, self.all_cells, step), self.all_cells] if self.files else [0]
+
+
+class CorpusPlan(BaseModel):
+    """The plan of the passes that find duplicates."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    memory: int  # bytes
+    bytes: int  # of the results of the filter tasks, including their records in memory
+    spans: list[list[str]]  # tasks of each span, by the keys of their units
+    documents: int  # that were read, including rejected ones
+    tokenised: int
+    ranges: int  # number of ranges of text hashes
+    read: dict[str, int]  # documents, bytes, characters
+    rejected: dict[str, int]  # by reason
+
+    @classmethod
+    def make(
+        cls, tasks: dict[str, Size], memory: int, read: dict[str, int], rejected: dict[str, int]
+    ) -> CorpusPlan:
+        """The plan for the tasks of a source, given in order."""
+        documents = sum(size.documents for size in tasks.values())
+        tokenised = sum(size.tokenised for size in tasks.values())
+        weights = {key: size.bytes + MEMBER_BYTES * size.documents for key, size in tasks.items()}
+        run, total = run_bytes(memory), sum(weights.values())
+        least = max(run, _parts(total, run) * range_bytes(memory))
+        spans: list[list[str]] = [[]]
+        held = 0
+        for key, weight in weights.items():
+            if held >= least:
+                spans.append([])
+                held = 0
+            spans[-1].append(key)
+            held += weight
+        return cls(
+            memory=memory,
+            bytes=total,
+            spans=spans,
+            documents=documents,
+            tokenised=tokenised,
+            ranges=_parts(MEMBER_BYTES * documents, run),
+            read=read,
+            rejected=rejected,
+        )
+
+    @property
+    def small(self) -> bool:
+        """Whether one unit could hold all data, so that the process of the stage runs the later passes."""
+        return self.bytes <= run_bytes(self.memory)
+
+    def signature_ranges(self, buckets: int) -> int:
+        """The number of ranges of signature values."""
+        return _parts(24 * buckets * self.documents, run_bytes(self.memory))
+
+    def fits(self, edges: int) -> bool:
+        """Whether one unit can hold the edges as stored, as numbers, and while it joins them."""
+        return 144 * edges <= self.memory
+
+
+class Probe(BaseModel):
+    """A document from which memorisation probes are made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    text: int  # hash of the text
+    bucket: int  # copies in the training split
+
+
+class Duplicate(BaseModel):
+    """A duplicate that is shown as an example, by the hashes of both texts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    step: int
+    text: int
+    kept: int  # or the number of another part, below MOST_PARTS
+
+
+class Layout(BaseModel):
+    """The plan of the passes that shuffle and write."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    outputs: dict[str, Output]  # train, validation, kept, rejects
+    probes: list[Probe] = []
+    shown: list[Duplicate] = []
+
+
+def run_bytes(memory: int) -> int:
+    return max(1, memory // 8)
+
+
+def range_bytes(memory: int) -> int:
+    return min(RANGE_BYTES, max(1, run_bytes(memory) // 8))
+
+
+def shards(documents: int, tokens: int, shard_tokens: int, itemsize: int, memory: int) -> Output:
+    """The shards of a split; there are none without documents."""
+    return _output(
+        documents, _parts(tokens, shard_tokens), itemsize * tokens + SIDE_BYTES * documents, memory
+    )
+
+
+def table(rows: int, rows_per_file: int, row_bytes: int, memory: int) -> Output:
+    """The files of a table; there are none without rows."""
+    return _output(rows, _parts(rows, rows_per_file), row_bytes * rows, memory)
+
+
+def _output(rows: int, files: int, size: int, memory: int) -> Output:
+    if not rows:
+        return Output(files=0, cells=1)
+    return Output(files=files, cells=_parts(size // files, run_bytes(memory)))
+
+
+def _parts(size: int, most: int) -> int:
+    return max(1, -(-size // most))

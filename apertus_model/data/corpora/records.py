@@ -1,0 +1,163 @@
+"""The record of every document that a filter task read: what the later passes need besides its tokens.
+
+A task writes `documents.parquet`, with a row for each document, in the order in which they were read.
+
+Invariants:
+- A row is a function of the document and the spec.
+- Memory is bounded: a writer holds `ROWS` rows, and so does a reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datatrove.data import Document
+from numpy.typing import NDArray
+
+from apertus_model.data.corpora.duplicates import text_hash
+from apertus_model.data.corpora.filters import Drop
+from apertus_model.data.documents.addresses import parse
+from specs.filters import FilterSpec, NearDuplicatesFilter
+from specs.stages.corpus import CorpusSource
+
+ROWS = 4096
+REJECTED = -1  # in place of a step: the reader found no document
+SIDE = ("id", "url", "domain", "license", "language")
+"""Columns of the side table that a source may have; `domain` is the host of `url`."""
+
+
+def side_fields() -> list[pa.Field]:
+    return [pa.field(name, pa.large_string()) for name in SIDE]
+
+
+def side_values(document: Document) -> tuple[str | None, ...]:
+    """The values of a document in the columns `SIDE`; None for those that its source does not state."""
+    url, license_, language = (document.metadata.get(name) for name in ("url", "license", "language"))
+    address = parse(str(url)) if url is not None else None
+    domain = address.host if address is not None else None
+    return (str(document.id), *map(_text, (url, domain, license_, language)))
+
+
+def excluded_values(drop: Drop | None) -> tuple[str | None, str | None]:
+    """The domain and the agents of a drop by robots.txt; None for any other drop."""
+    if drop is None or drop.excluded is None:
+        return None, None
+    return drop.excluded.domain, ",".join(drop.excluded.agents)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def row_hash(side: Sequence[str | None]) -> int:
+    return text_hash("\0".join(f"={value}" if value is not None else "" for value in side))
+
+
+def signature_column(step: NearDuplicatesFilter) -> str:
+    """The name of the column of a step's signatures, equal for steps whose signatures are equal."""
+    return f"signature-{step.ngram}-{step.buckets}-{step.hashes_per_bucket}-{step.seed}"
+
+
+def near_steps(steps: Sequence[FilterSpec]) -> list[NearDuplicatesFilter]:
+    """The steps that need signatures, one step for each kind of signature."""
+    found = {signature_column(step): step for step in steps if isinstance(step, NearDuplicatesFilter)}
+    return list(found.values())
+
+
+def record_schema(process: CorpusSource) -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field("text", pa.uint64()),  # hash of the text as read; 0 for a rejection
+            pa.field("columns", pa.uint64()),  # hash of the columns that filters read
+            pa.field("final", pa.uint64()),  # hash of the text as tokenised; 0 if it was not tokenised
+            pa.field("row", pa.uint64()),  # hash of the columns from `id` to `language`
+            pa.field("characters", pa.int64()),  # of the text as read
+            pa.field("step", pa.int16()),  # step that dropped it in its task, number of steps, or REJECTED
+            *(pa.field(f"replaced-{kind}", pa.uint32()) for kind in process.replaced),
+            *side_fields(),
+            pa.field("reason", pa.large_string()),  # of the drop or rejection
+            pa.field("excluded", pa.large_string()),  # host or domain, where robots.txt excludes the document
+            pa.field("agents", pa.large_string()),  # the agents that robots.txt keeps out, joined by commas
+            pa.field("excluded-tokens", pa.int64()),  # tokens an excluded document would have; 0 for others
+            *(
+                pa.field(signature_column(step), pa.list_(pa.uint64(), step.buckets))
+                for step in near_steps(process.filters)
+            ),
+        ]
+    )
+
+
+class RecordWriter:
+    """A context manager that writes records as they come."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._writer = pq.ParquetWriter(
+            path, schema, compression="zstd", use_dictionary=["domain", "license", "language"]
+        )
+        self._rows: list[tuple[Any, ...]] = []
+
+    def add(self, row: tuple[Any, ...]) -> None:
+        """Adds a row: a value for each column."""
+        self._rows.append(row)
+        if len(self._rows) == ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        columns = zip(*self._rows, strict=True)
+        arrays = [
+            _signatures(values, field.type)
+            if pa.types.is_fixed_size_list(field.type)
+            else pa.array(values, field.type)
+            for values, field in zip(columns, self._schema, strict=True)
+        ]
+        self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+        self._rows = []
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._flush()
+        self._writer.close()
+
+
+def _signatures(values: tuple[NDArray[np.uint64] | None, ...], kind: pa.FixedSizeListType) -> pa.Array:
+    """The signatures as a column. A document that no step signed has zeros, which nothing reads."""
+    none = np.zeros(kind.list_size, np.uint64)
+    flat = np.concatenate([none if value is None else value for value in values])
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat, pa.uint64()), kind.list_size)
+
+
+def read_records(file: BinaryIO, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of a task's table, a few thousand at a time."""
+    table = pq.ParquetFile(file)
+    for group in range(table.num_row_groups):
+        yield from (
+            table.read_row_group(group, columns=columns, use_threads=False).combine_chunks().to_batches()
+        )
+
+
+def column(batch: pa.RecordBatch | pa.Table, name: str) -> NDArray[Any]:
+    """A column of numbers without nulls, (rows,)."""
+    values = batch.column(name)
+    return values.to_numpy() if isinstance(values, pa.ChunkedArray) else values.to_numpy(zero_copy_only=False)
+
+
+def signatures(batch: pa.RecordBatch | pa.Table, name: str) -> NDArray[np.uint64]:
+    """The values of a column of signatures: (rows, buckets)."""
+    values = batch.column(name)
+    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    flat: NDArray[np.uint64] = values.flatten().to_numpy()
+    return flat.reshape(len(values), values.type.list_size)

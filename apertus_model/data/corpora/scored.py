@@ -1,0 +1,123 @@
+"""Joins a model's scores of documents to the documents of a corpus as a column. A conversation counts as a
+document.
+
+Invariant: a document has the score of its own text: a `scores` artifact has the documents in the order in
+which the stage reads them, and their hashes are compared one by one. A block of rows is in memory at a time,
+and the tasks need not be those of the artifact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow.parquet
+from datatrove.data import DocumentsPipeline
+from datatrove.pipeline.base import PipelineStep
+
+from apertus_model.data.corpora.duplicates import text_hash
+from infra.store import Artifact, Attempt
+from infra.store.inputs import SourceError
+from specs.filters import FilterSpec, scored
+from specs.scoring import percentile_name
+
+ROWS = 65_536
+
+
+class StoredScores(NamedTuple):
+    """A `scores` artifact, and the filter that reads it."""
+
+    artifact: Artifact
+    step: int  # index of the filter
+    column: str
+
+    @property
+    def thresholds(self) -> dict[str, dict[str, float]]:
+        """The thresholds, by language and name of the percentile."""
+        found: dict[str, dict[str, float]] = self.artifact.manifest.facts["thresholds"]
+        return found
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[int, float | None]]:
+        """Hashes and scores of the documents in the files [start, stop) of the listing, in order."""
+        for shard in self.artifact.manifest.facts["shards"]:
+            first, end = shard["files"]
+            if first >= stop or end <= start:
+                continue
+            table = pyarrow.parquet.ParquetFile(self.artifact.local(shard["name"]))
+            for batch in table.iter_batches(ROWS):
+                for file, digest, score in zip(
+                    *(column.to_pylist() for column in batch.columns), strict=True
+                ):
+                    if start <= file < stop:
+                        yield digest, score
+
+    def of_task(self, tasks: Sequence[list[str]], number: int) -> TaskScores:
+        """The scores of a task's documents. `tasks`: the files of each task, in the order of the listing."""
+        start = sum(len(files) for files in tasks[:number])
+        return TaskScores(self, start, start + len(tasks[number]))
+
+
+def stored_scores(attempt: Attempt, filters: list[FilterSpec]) -> tuple[StoredScores, ...]:
+    """The scores that filters need."""
+    return tuple(
+        StoredScores(attempt.input_artifact(f"scores:{step}"), step, chosen.column)
+        for step, chosen in scored(filters).items()
+    )
+
+
+class TaskScores:
+    """The scores of the documents of some files, read in order; documents may be left out."""
+
+    def __init__(self, scores: StoredScores, start: int, stop: int) -> None:
+        self.step, self.column = scores.step, scores.column
+        self._path = scores.artifact.path
+        self._rows = scores.rows(start, stop)
+
+    def score(self, digest: int, name: str) -> float | None:
+        """The score of the next document whose text has this hash; None for a language without a model.
+        SourceError if there is no such document; `name` is the document's name in the message."""
+        for found, score in self._rows:
+            if found == digest:
+                return score
+        raise SourceError(
+            f"document {name} has no score in {self._path}: the files have changed since they were scored."
+            " Fix: plan again"
+        )
+
+
+class ScoreColumn(PipelineStep):
+    """A step that adds the column to the documents of a task. `tasks`: the files of each task, in the order
+    of the listing."""
+
+    type = "ANNOTATOR"
+    name = "scores"
+
+    def __init__(self, scores: StoredScores, tasks: list[list[str]]) -> None:
+        super().__init__()
+        self._scores, self._tasks = scores, tasks
+
+    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        scores = self._scores.of_task(self._tasks, rank)
+        for document in data:
+            document.metadata[scores.column] = scores.score(text_hash(document.text), document.id)
+            yield document
+
+
+def with_thresholds(filters: list[FilterSpec], scores: Sequence[StoredScores]) -> list[FilterSpec]:
+    """The filters with the stored thresholds in place of the percentiles that they name."""
+    found: list[Any] = list(filters)
+    for one in scores:
+        chosen = found[one.step]
+        numbers: dict[str, Any] = {}
+        for bound, others in (("min", "cutoffs"), ("max", "ceilings")):
+            name = getattr(chosen, bound)
+            if not isinstance(name, str):
+                continue
+            stored = {
+                language: values[percentile_name(float(name[1:]))]
+                for language, values in one.thresholds.items()
+            }
+            every = stored.pop("")
+            numbers |= {bound: every} if chosen.by is None else {bound: None, others: stored}
+        found[one.step] = chosen.model_copy(update=numbers)
+    return found

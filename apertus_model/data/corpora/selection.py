@@ -1,0 +1,159 @@
+"""The filters of a corpus, document by document, in the filter tasks.
+
+A task applies the steps in their order. It cannot decide a step over the whole source (`exact-duplicates`,
+`near-duplicates`): it records hashes and continues as if the document had passed.
+`verdicts.py` then decides these steps for all tasks together, and later steps count only
+for documents that reach them.
+
+Invariants:
+- The outcome equals that of applying each step to the whole source in turn; it is a function of the set of
+  documents.
+- Every document has one record, with the step that drops it here, if one does, and the reason.
+- The reason holds what the filter measured. It may quote a question of an evaluation, which the document
+  holds; where the spec wants no examples, such a reason states the rule alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from datatrove.data import Document, DocumentsPipeline
+from datatrove.pipeline.base import PipelineStep
+from numpy.typing import NDArray
+
+from apertus_model.data.corpora.duplicates import MinHash, text_hash
+from apertus_model.data.corpora.examples import Examples, Row, cut, cut_at_change, to_jsonl
+from apertus_model.data.corpora.filters import Check, Drop, limited_to, make_check
+from apertus_model.data.corpora.pii import Replacer
+from apertus_model.data.corpora.records import (
+    REJECTED,
+    SIDE,
+    RecordWriter,
+    excluded_values,
+    record_schema,
+    row_hash,
+    side_values,
+    signature_column,
+)
+from specs.filters import GLOBAL_FILTERS, DecontaminateFilter, FilterSpec, NearDuplicatesFilter, labels
+from specs.stages.corpus import CorpusSource
+
+DROPPED = "dropped"
+CHARACTERS = "dropped_characters"
+NO_COLUMNS = text_hash("[]")
+
+
+class Selection(PipelineStep):
+    """A step that passes on the documents that no filter of single documents drops, with personal data
+    replaced. Writes, in `folder`, `<rank>_documents.parquet` and `<rank>_examples.jsonl`. `tokens_of`: the
+    number of tokens that a text would have as a document, for documents that robots.txt excludes."""
+
+    type = "FILTER"
+    name = "selection"
+
+    def __init__(self, process: CorpusSource, folder: Path, tokens_of: Callable[[str], int]) -> None:
+        super().__init__()
+        self._tokens_of = tokens_of
+        self.records = self.tokenised = 0
+        self._steps = process.filters
+        self._labels = labels(process.filters)
+        self._columns = process.columns()
+        self._examples = process.examples
+        self._folder = folder
+        self._schema = record_schema(process)
+        self._replacer, self._replaces = Replacer(process.replaced), limited_to(process.replaced_only)
+        self._checks: dict[int, Check] = {
+            index: make_check(step, folder)
+            for index, step in enumerate(self._steps)
+            if not isinstance(step, GLOBAL_FILTERS)
+        }
+        self._signers = {
+            signature_column(step): MinHash(step)
+            for step in self._steps
+            if isinstance(step, NearDuplicatesFilter)
+        }
+        self._rejected: list[tuple[str, str]] = []
+
+    def reject(self, document_id: str, reason: str) -> None:
+        """Records a document that the reader rejected."""
+        self._rejected.append((document_id, reason))
+
+    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        examples = Examples(wanted=self._examples)
+        with RecordWriter(self._folder / f"{rank:05d}_documents.parquet", self._schema) as writer:
+            for document in data:
+                self._write_rejected(writer)
+                text = document.text
+                key = text_hash(text), self._columns_hash(document)
+                passed, drop, signed = self._judge(document)
+                replaced: Sequence[int] = (0,) * len(self._replacer.kinds)
+                reason = None
+                if drop is None:
+                    if self._replaces(document.metadata):
+                        document.text, replaced = self._replacer(text)
+                    examples.offer("kept", key, partial(_kept, document.text))
+                    if any(replaced):
+                        examples.offer("replaced", key, partial(cut_at_change, text, document.text))
+                else:
+                    examples.offer(self._labels[passed], key, partial(_dropped, text, drop))
+                    reason = self._reason(passed, drop)
+                final = 0 if drop else key[0] if document.text is text else text_hash(document.text)
+                side = side_values(document)
+                closed = (*excluded_values(drop), self._tokens_of(text) if drop and drop.excluded else 0)
+                row = (*key, final, row_hash(side), len(text), passed, *replaced, *side, reason, *closed)
+                writer.add((*row, *(signed.get(name) for name in self._signers)))
+                self.records += 1
+                if drop is None:
+                    self.tokenised += 1
+                    yield document
+            self._write_rejected(writer)
+        (self._folder / f"{rank:05d}_examples.jsonl").write_bytes(to_jsonl(examples.rows()))
+
+    def _write_rejected(self, writer: RecordWriter) -> None:
+        for document_id, reason in self._rejected:
+            side = (document_id, *(None for _ in SIDE[1:]))
+            counts = (0,) * len(self._replacer.kinds)
+            row = (0, 0, 0, row_hash(side), 0, REJECTED, *counts, *side, reason, *excluded_values(None), 0)
+            writer.add((*row, *(None for _ in self._signers)))
+            self.records += 1
+        self._rejected.clear()
+
+    def _judge(self, document: Document) -> tuple[int, Drop | None, dict[str, NDArray[np.uint64]]]:
+        """Returns the step that drops the document, or the number of steps; the reason; and the document's
+        signatures for the near-duplicate steps before that step."""
+        signed: dict[str, NDArray[np.uint64]] = {}
+        for index, step in enumerate(self._steps):
+            if isinstance(step, NearDuplicatesFilter):
+                if (name := signature_column(step)) not in signed:
+                    signed[name] = self._signers[name].signature(document.text)
+            elif index in self._checks and (drop := self._checks[index](document)) is not None:
+                return index, drop, signed
+        return len(self._steps), None, signed
+
+    def _reason(self, step: int, drop: Drop) -> str:
+        if isinstance(self._steps[step], DecontaminateFilter) and not self._examples:
+            return f"required: {drop.rule}"
+        return f"{drop.value}; required: {drop.rule}"
+
+    def _columns_hash(self, document: Document) -> int:
+        if not self._columns:
+            return NO_COLUMNS
+        values = json.dumps([document.metadata.get(name) for name in self._columns], default=str)
+        return text_hash(values)
+
+
+def _dropped(text: str, drop: Drop) -> Row:
+    return {"text": cut(text), "value": drop.value, "rule": drop.rule}
+
+
+def _kept(text: str) -> Row:
+    return {"text": cut(text)}
+
+
+def global_steps(steps: Sequence[FilterSpec]) -> list[int]:
+    """The indices of the steps over the whole source."""
+    return [index for index, step in enumerate(steps) if isinstance(step, GLOBAL_FILTERS)]

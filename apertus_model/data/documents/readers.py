@@ -1,0 +1,160 @@
+"""Readers of the documents in the files of a source.
+
+Invariants:
+- A parser sees bytes and yields documents in an order that the bytes decide. A reader of an installed package
+  is imported only when a file is read.
+- Rejected documents are counted under a name (`Rejection`); a source that contradicts the spec (a
+  column that no row has, a file that cannot be read or ends too early) is a SourceError that names the file
+  and the position.
+- Files are streamed (`tables`, `web`), except for formats with one document per file, of
+  `max_document_bytes` at most.
+
+Only web archives need datatrove: the tokenizer stage reads the same documents without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+from typing import BinaryIO, TypeVar
+
+import fsspec
+from fsspec import AbstractFileSystem
+
+from apertus_model.data.documents.compressed import decompressed
+from apertus_model.data.documents.installed import read_installed
+from apertus_model.data.documents.parsed import (
+    UNREADABLE,
+    FoundDocuments,
+    NotAsStated,
+    Parsed,
+    Rejection,
+    SourceDocument,
+    bounded,
+    whole,
+)
+from apertus_model.data.documents.tables import arrow, json_lines, parquet
+from apertus_model.data.documents.web import warc
+from apertus_model.work.units import units_of
+from infra.store.inputs import SourceError, list_source
+from specs.sources import COMPRESSED_INSIDE, ROWS, SourceSpec, resolve_url
+from specs.stages.base import DocumentsPart
+
+Found = TypeVar("Found")
+
+
+def open_source(source: SourceSpec) -> tuple[AbstractFileSystem, str]:
+    """The file system of a source and the path of its folder on it."""
+    fs, root = fsspec.core.url_to_fs(resolve_url(source.url))
+    return fs, root.rstrip("/")
+
+
+def files_of_tasks(part: DocumentsPart, what: str) -> dict[str, list[str]]:
+    """The files of each task, by the key of its unit. A source with a limit is one task, since
+    several tasks could not count its documents together."""
+    listing = part.listing or [file.path for file in list_source(part.source).files]
+    size = len(listing) if part.source.limit else part.files_per_task
+    return {key: listing[slice(*span)] for key, span in units_of(what, len(listing), size).items()}
+
+
+def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: str) -> FoundDocuments:
+    """The documents and rejections of one file; `path` is relative to `root`, "" when the source is a single
+    file.
+
+    A file without rows or records is one rejection, `empty_file`. Raises SourceError when the file cannot be
+    read to its end, or no row has the columns that the spec names.
+    """
+    name = path or PurePosixPath(root).name
+
+    def parse(content: BinaryIO, source: SourceSpec) -> Parsed:
+        if source.reader is None:
+            return _PARSERS[source.format](content, source)
+        return read_installed(source, content, name)
+
+    nothing = True
+    for found in read_file(source, fs, root, path, parse):
+        yield bounded(SourceDocument(found, None, {}) if isinstance(found, str) else found, source)
+        nothing = False
+    if nothing and source.format in ROWS:
+        yield Rejection("empty_file")
+
+
+def check_holdout(share: float, usual: float, held_out: int, total: int, of: str, least: int | None) -> None:
+    """SourceError when nothing is left to train on, or a stated share holds out none. A share of 0 may hold
+    out none, and so may the default share, `usual`, of few.
+
+    Args:
+        held_out, total: numbers of documents or conversations.
+        of: what the share is of, with its number: `60 documents`.
+        least: the smallest hash, of 64 bits, by which a share would hold something out; None if no share can.
+    """
+    if held_out < total and (held_out or share in (0, usual)):
+        return
+    fix = f"set holdout: 0, which holds out none, or add {of.rpartition(' ')[2].removesuffix('s')}s"
+    if not held_out and least is not None:
+        fix += f", or set a share of {(least + 1) / 2**64:.4f} or more"
+    raise SourceError(f"holdout {share} of {of} holds out {'all' if held_out else 'none'}. Fix: {fix}")
+
+
+def texts_of(source: SourceSpec) -> Iterator[str]:
+    """The texts of all documents of a source, in the order of its files. SourceError as `read_documents`."""
+    fs, root = open_source(source)
+    for file in list_source(source).files:
+        for found in read_documents(source, fs, root, file.path):
+            if not isinstance(found, Rejection):
+                yield found.text
+
+
+def read_file(
+    source: SourceSpec,
+    fs: AbstractFileSystem,
+    root: str,
+    path: str,
+    parse: Callable[[BinaryIO, SourceSpec], Iterator[Found]],
+) -> Iterator[Found]:
+    """The results of a parser for one file, which is decompressed according to its name. SourceError when the
+    file cannot be read to its end, or contradicts the spec."""
+    full = f"{root}/{path}" if path else root
+    count, position = 0, ""
+    try:
+        with fs.open(full, "rb") as raw:
+            try:
+                content = raw if source.format in COMPRESSED_INSIDE else decompressed(raw, full)
+                for found in parse(content, source):
+                    yield found
+                    count += 1
+            except UNREADABLE:
+                position = "" if raw.closed else f", at about byte {raw.tell()}"
+                position = f" after document {count}{position}"
+                raise
+    except NotAsStated as error:
+        place = f", {error.place}" if error.place else ""
+        raise SourceError(f"'{full}'{place}: {error.found}. Fix: {error.fix}") from error
+    except UNREADABLE as error:
+        raise SourceError(f"cannot read '{full}'{position}: {type(error).__name__}: {error}") from error
+
+
+def _whole_file(file: BinaryIO, source: SourceSpec) -> Parsed:
+    content = whole(file, source)
+    if isinstance(content, Rejection):
+        yield content
+        return
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        yield Rejection("not_utf8")
+        return
+    yield text if text.strip() else Rejection("empty")
+
+
+TABLE_PARSERS: dict[str, Callable[[BinaryIO, SourceSpec], FoundDocuments]] = {
+    "jsonl": json_lines,
+    "parquet": parquet,
+    "arrow": arrow,
+}
+_PARSERS: dict[str, Callable[[BinaryIO, SourceSpec], Parsed]] = {
+    "text": _whole_file,
+    "code": _whole_file,
+    "warc": warc,
+    **TABLE_PARSERS,
+}

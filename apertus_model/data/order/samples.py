@@ -1,0 +1,276 @@
+"""Training and validation samples: windows over token files, as a function of the sample index.
+
+Invariants:
+- Sample i of (recipe, token files, sequence length, packing, seed, Goldfish parameters) is the same bytes in
+  every process, on any number of ranks, before and after a restart. The only state is a few open files.
+- Opening reads no token file: the sizes of the shards are in the manifest, and a shard is opened when a
+  sample in it is first read.
+- The training split of a source is one stream of tokens, its shards one after the other. Window w covers
+  tokens [w L, w L + L]: L + 1 tokens, the last of which is also the first of the next window, so that every
+  token but the first is a label once per epoch. With best-fit packing a window is a packed row instead
+  (`apertus_model.data.tokens.best_fit`).
+- Positions restart at 0 after each end-of-document token, and at the start of a window.
+- Where the input is the end-of-document token, the label is IGNORE_INDEX: predicting `</s>` is trained,
+  predicting the `<s>` of an unrelated document is not (Megatron's `--eod-mask-loss`). The Goldfish hash sees
+  the true ids.
+- In `EqualSamples`, a batch has first the samples of source 0, then those of source 1, and so on; the samples
+  of a source come in the same order as in any mixture with the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apertus_model.data.order.mixture import Draw, MixtureOrder
+from apertus_model.data.order.mixture_recipe import MixtureRecipe
+from apertus_model.data.tokens.best_fit import PackedRows
+from apertus_model.data.tokens.goldfish import goldfish_mask
+from apertus_model.data.tokens.stream import IGNORE_INDEX, Sample, Sequences, TokenPaths, TokenStream
+from infra.store.inputs import SourceError
+from specs.stages.training import Goldfish
+
+MANY_DOCUMENTS = 16
+"""Up to this number of documents in a window, handling them one by one is faster than all at once."""
+
+
+class Windows:
+    """Documents one after the other, cut into windows: concatenate and split."""
+
+    def __init__(
+        self, stream: TokenStream, sequence_length: int, eos_id: int, goldfish: Goldfish | None
+    ) -> None:
+        self._stream = stream
+        self._sequence_length = sequence_length
+        self._eos_id = eos_id
+        self._goldfish = goldfish
+
+    def __len__(self) -> int:
+        return self._stream.windows(self._sequence_length)
+
+    def sample(self, index: int, source: int) -> Sample:
+        start = index * self._sequence_length
+        return _sample(
+            self._stream.read(start, start + self._sequence_length + 1), source, self._eos_id, self._goldfish
+        )
+
+
+class MixtureSamples:
+    """The endless sample sequence of a mixture: `samples[i]` for i = 0, 1, ...
+
+    Built by `open`. Picklable, and safe to share between threads: reading has no state. `remote`: whether
+    reading may wait for a network.
+    """
+
+    def __init__(self, sources: Sequence[Sequences], order: MixtureOrder, *, remote: bool = False) -> None:
+        self._sources = list(sources)
+        self.order = order
+        self.remote = remote
+
+    @classmethod
+    def open(
+        cls,
+        recipe: MixtureRecipe,
+        bins: Sequence[TokenPaths],
+        *,
+        sequence_length: int,
+        seed: int | None = None,
+        goldfish: Goldfish | None = None,
+        packed: Sequence[Mapping[str, Path]] | None = None,
+        excluded: Sequence[tuple[MixtureRecipe, int]] = (),
+    ) -> MixtureSamples:
+        """Opens the training split of a mixture.
+
+        Args:
+            recipe: the recipe of the mixture.
+            bins: for each source of the recipe, in its order, the token file of its training split, or the
+                list of its shards (`apertus_model.data.tokens.stream.split_shards` gives it).
+            sequence_length: labels per sample.
+            seed: the seed of the order; the recipe's by default.
+            goldfish: parameters of the Goldfish loss; None masks nothing.
+            packed: with best-fit packing, the tables of each source
+                (`apertus_model.data.tokens.best_fit.packed_tables`).
+            excluded: recipes with the same seed, each with its number of samples already drawn; the windows
+                that they have drawn come last.
+
+        Raises:
+            ValueError: the numbers of sources, or the seeds, differ.
+            SourceError: a source is too short for a single window.
+            TokenFileError: a token file is damaged.
+        """
+        sources = recipe.sources
+        for what, given in (("token files", bins), ("packed rows", packed)):
+            if given is not None and len(given) != len(sources):
+                raise ValueError(
+                    f"the recipe has {len(sources)} sources, but {what} of {len(given)} were given"
+                )
+        streams = [TokenStream(paths, recipe.vocab_size) for paths in bins]
+        eos_id, sequences = recipe.eos_id, list[Sequences]()
+        for index, stream in enumerate(streams):
+            if packed is not None:
+                sequences.append(PackedRows(stream, packed[index], sequence_length, eos_id, goldfish))
+            else:
+                sequences.append(Windows(stream, sequence_length, eos_id, goldfish))
+            if not len(sequences[-1]):
+                raise SourceError(
+                    f"source {index} (corpus {sources[index].fingerprint}) has {len(stream)} training"
+                    f" tokens; a sample of sequence length {sequence_length} takes {sequence_length + 1}."
+                    " Fix: add documents to it, leave it out or shorten the sequences"
+                )
+        seed = recipe.seed if seed is None else seed
+        before = drawn_before(excluded, seed)
+        order = MixtureOrder(
+            recipe.weights,
+            [len(source) for source in sequences],
+            seed,
+            keys=[source.fingerprint for source in sources],
+            starts=[before.get(source.fingerprint, 0) for source in sources],
+        )
+        return cls(sequences, order, remote=any(stream.remote for stream in streams))
+
+    def __getitem__(self, i: int) -> Sample:
+        """Sample i, i >= 0. Raises IndexError for a negative index."""
+        draw = self.order[i]
+        return self._sources[draw.source].sample(draw.window, draw.source)
+
+    def of_source(self, source: int, draw: int) -> Sample:
+        """The sample of draw number `draw` of a source, counted from 0."""
+        return self._sources[source].sample(self.order.draw(source, draw).window, source)
+
+    def draw(self, i: int) -> Draw:
+        """The origin of sample i."""
+        return self.order[i]
+
+    def epochs(self, n: int) -> list[float]:
+        """Passes over each source in the first n samples."""
+        return [
+            drawn / windows for drawn, windows in zip(self.order.drawn(n), self.order.windows, strict=True)
+        ]
+
+
+def drawn_before(excluded: Sequence[tuple[MixtureRecipe, int]], seed: int) -> dict[str, int]:
+    """The number of windows of each corpus, by fingerprint, that the excluded samples have drawn; an upper
+    bound where the excluded recipes draw the same windows.
+
+    Raises ValueError for a recipe with another seed, whose windows come in another order."""
+    drawn: dict[str, int] = {}
+    for recipe, samples in excluded:
+        if recipe.seed != seed:
+            other = f"samples of a mixture of seed {recipe.seed}"
+            raise ValueError(f"{other} cannot be excluded from one of seed {seed}")
+        counts = MixtureOrder(recipe.weights, [1] * len(recipe.sources), seed).drawn(samples)
+        for source, count in zip(recipe.sources, counts, strict=True):
+            drawn[source.fingerprint] = drawn.get(source.fingerprint, 0) + count
+    return drawn
+
+
+class ValidationSamples(Sequence[Sample]):
+    """Held-out sequences, source after source, in order, without Goldfish.
+
+    Every held-out token but the first of a source is a label exactly once (ends of documents as in training):
+    the last window of a source is filled up with end-of-document tokens whose labels are IGNORE_INDEX.
+    """
+
+    def __init__(self, streams: Sequence[TokenStream], sequence_length: int, eos_id: int) -> None:
+        self._streams = streams
+        self._sequence_length = sequence_length
+        self._eos_id = eos_id
+        counts = [max(0, -(-(len(stream) - 1) // sequence_length)) for stream in streams]
+        self._starts = np.cumsum([0, *counts])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(f"validation sample {index} of {len(self)}")
+        source = int(np.searchsorted(self._starts, index, side="right")) - 1
+        stream, length = self._streams[source], self._sequence_length
+        start = (index - int(self._starts[source])) * length
+        tokens = stream.read(start, min(start + length + 1, len(stream)))
+        known = tokens.size - 1
+        sample = _sample(
+            np.pad(tokens, (0, length - known), constant_values=self._eos_id), source, self._eos_id, None
+        )
+        sample.labels[known:] = IGNORE_INDEX
+        return sample
+
+    def of_source(self, source: int) -> range:
+        """Indices of the samples of one source."""
+        return range(int(self._starts[source]), int(self._starts[source + 1]))
+
+
+def validation_samples(
+    bins: Sequence[TokenPaths], *, vocab_size: int, eos_id: int, sequence_length: int
+) -> ValidationSamples:
+    """Opens the held-out split of corpora; arguments and errors as in `MixtureSamples.open`."""
+    return ValidationSamples([TokenStream(paths, vocab_size) for paths in bins], sequence_length, eos_id)
+
+
+def _sample(tokens: NDArray[np.int64], source: int, eos_id: int, goldfish: Goldfish | None) -> Sample:
+    """Makes a sample of L tokens from (L + 1,) tokens."""
+    inputs, labels = tokens[:-1], tokens[1:].copy()
+    ends = np.flatnonzero(inputs == eos_id)
+    positions = positions_within_documents(ends, inputs.size)
+    if goldfish is not None:
+        masked = goldfish_mask(
+            labels, goldfish.k, goldfish.h, positions if goldfish.within_documents else None
+        )
+        np.copyto(labels, IGNORE_INDEX, where=masked)
+    labels[ends] = IGNORE_INDEX
+    return Sample(inputs, labels, positions, source)
+
+
+def positions_within_documents(ends: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Distance of each token from the start of its document, int64 of shape (length,), from the positions of
+    the end-of-document tokens.
+
+    Example: ends [2, 4, 5] of 7 tokens -> [0 1 2 0 1 0 0].
+    """
+    positions = np.arange(length, dtype=np.int64)
+    starts = np.append(ends, length - 1) + 1
+    if starts.size <= MANY_DOCUMENTS:
+        for start, end in pairwise(starts.tolist()):
+            positions[start:end] -= start
+        return positions
+    return positions - np.repeat(np.append(0, starts[:-1]), np.diff(starts, prepend=0))
+
+
+class EqualSamples:
+    """The sequence of samples: `samples[i]` for i = 0, 1, ...
+
+    Args:
+        samples: of the mixture, whose own shares are not used.
+        batch: number of samples of a batch, a multiple of the number of sources.
+    """
+
+    def __init__(self, samples: MixtureSamples, batch: int) -> None:
+        self._samples = samples
+        self._batch = batch
+        self._each = batch // len(samples.order.windows)
+        self.remote = samples.remote
+
+    def __getitem__(self, i: int) -> Sample:
+        """Sample i, i >= 0."""
+        batch, place = divmod(i, self._batch)
+        source, number = divmod(place, self._each)
+        return self._samples.of_source(source, batch * self._each + number)
+
+    def epochs(self, n: int) -> list[float]:
+        """Passes over each source in the first n samples."""
+        batches, rest = divmod(n, self._batch)
+        return [
+            (batches * self._each + min(max(0, rest - source * self._each), self._each)) / windows
+            for source, windows in enumerate(self._samples.order.windows)
+        ]

@@ -1,0 +1,112 @@
+"""Pairs of sequences, or single sequences, as packed training sequences.
+
+Invariants:
+- A pair is never divided: its two sequences are in the same row, each a separate document that begins with
+  the prompt.
+- The rows depend on the lengths of the pairs and on the sequence length alone.
+- Loading executes nothing: arrays are opened with `allow_pickle=False`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apertus_model.data.tokens.packing import PackedRow, fill_row, pack
+from infra.store import StoreError
+from specs.errors import StageError
+
+
+class PreferenceDataError(StageError):
+    """Pairs that cannot be packed into sequences of the length that the spec states."""
+
+
+class PackedPairs:
+    """Rows of sequences; sequences 2k and 2k + 1 are the chosen and the rejected one of pair k.
+
+    Attributes:
+        rows: number of packed sequences.
+        sequences: sides x number of pairs.
+        sides: 2, or 1 for single sequences, each of which counts as a pair without its other side.
+        width: twice the largest number of pairs in a row.
+    """
+
+    def __init__(
+        self, arrays: dict[str, NDArray[Any]], *, sequence_length: int, pad_id: int, sides: int = 2
+    ) -> None:
+        """`arrays`: tokens, lengths and prompt_lengths, as `pair_arrays` loads them. PreferenceDataError when
+        a pair is longer than a row."""
+        self.sides = sides
+        self._tokens, self._lengths, self._prompt_lengths = (
+            arrays["tokens"],
+            arrays["lengths"],
+            arrays["prompt_lengths"],
+        )
+        self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
+        self._sequence_length, self._pad_id = sequence_length, pad_id
+        pair_lengths = self._lengths.reshape(-1, sides).sum(axis=1)
+        if pair_lengths.max(initial=0) > sequence_length:
+            raise PreferenceDataError(
+                f"a pair has {pair_lengths.max()} tokens, which does not fit into a sequence of"
+                f" {sequence_length}. Fix: use the sequence_length of the stage that made the preference data"
+            )
+        self._packed = pack(pair_lengths, sequence_length)
+        self.rows = len(self._packed)
+        self.sequences = int(self._lengths.size)
+        self.width = 2 * max((row.size for row in self._packed), default=0)
+
+    def pairs_of(self, row: int) -> NDArray[np.int64]:
+        """The pairs of a row, in the order of its segments: (pairs of the row,) int64."""
+        return self._packed[row].astype(np.int64)
+
+    def sequence_ids(self, row: int) -> NDArray[np.int64]:
+        """Ids of the sequences of a row, in the order of its segments: (sequences of the row,) int64."""
+        return (self.sides * self.pairs_of(row)[:, None] + np.arange(self.sides)).reshape(-1)
+
+    def filled(self, row: int) -> tuple[NDArray[np.int64], PackedRow, list[int]]:
+        """The ids of the sequences of a row in stored order, the row's content, in which the tokens of
+        completions are labels, and the lengths of the sequences. IndexError outside of `range(rows)`."""
+        if not 0 <= row < self.rows:
+            raise IndexError(f"row {row} of {self.rows}")
+        ids = self.sequence_ids(row)
+        pieces = []
+        for sequence in ids.tolist():
+            start, size = int(self._starts[sequence]), int(self._lengths[sequence])
+            tokens = self._tokens[start : start + size].astype(np.int64)
+            pieces.append((tokens, np.arange(size) >= self._prompt_lengths[sequence]))
+        lengths = [tokens.size for tokens, _ in pieces]
+        return ids, fill_row(pieces, self._sequence_length, self._pad_id), lengths
+
+
+def padded(values: NDArray[Any], width: int, step: int = 1) -> NDArray[Any]:
+    """Values of a row's sequences or pairs, in every `step`-th place, with zeros up to `width`."""
+    found = np.zeros(width, values.dtype)
+    found[: step * values.size : step] = values
+    return found
+
+
+def pair_arrays(
+    folder: Any, names: tuple[str, ...], prefix: str = "", per_pair: tuple[str, ...] = (), sides: int = 2
+) -> dict[str, NDArray[Any]]:
+    """The stored arrays `tokens`, `names` (a value per sequence) and `per_pair` of an artifact.
+
+    Raises:
+        StoreError: their sizes do not fit together.
+    """
+    arrays = {name: load_array(folder.local(f"{prefix}{name}.npy")) for name in ("tokens", *names, *per_pair)}
+    sequences = arrays["lengths"].size
+    fits = all(arrays[name].size == sequences for name in names)
+    fits = fits and all(2 * arrays[name].size == sequences for name in per_pair)
+    if not fits or sequences % sides or arrays["tokens"].size != arrays["lengths"].sum():
+        raise StoreError(
+            f"the arrays of {folder.path} do not belong together; remove its folder to have it made again"
+        )
+    return arrays
+
+
+def load_array(path: Path) -> NDArray[Any]:
+    """An .npy file, mapped into memory; never unpickled."""
+    return np.load(path, mmap_mode="r", allow_pickle=False)

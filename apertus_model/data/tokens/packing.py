@@ -1,0 +1,151 @@
+"""Packing of sequences of different lengths into rows of equal length: their assignment, and the content of a
+row.
+
+Invariants: the rows are a function of the lengths and the capacity alone; every item is in exactly one row;
+no row exceeds its capacity. Sequences of a row do not see each other.
+
+Best-fit decreasing (Johnson 1973): the longest item first, into the fullest row that has room for it. Items
+of one length are placed together and rows with equal room are interchangeable, so the work grows with the
+number of different lengths and rooms, not of items: about a second for a million.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apertus_model.data.tokens.stream import IGNORE_INDEX
+
+
+def pack(lengths: NDArray[np.int64], capacity: int) -> list[NDArray[np.int64]]:
+    """Rows of item indices, each ascending, whose lengths sum to at most `capacity`. Arguments and errors
+    as for `assign_rows`."""
+    if not len(lengths):
+        return []
+    by_row, starts = by_rows(assign_rows(lengths, capacity))
+    return np.split(by_row, starts[1:-1])
+
+
+def assign_rows(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
+    """The row of each item: (items,), int64, rows counted from 0 without gaps. Memory: about 50 bytes per
+    item.
+
+    Args:
+        lengths: (items,), int64, each from 1 to `capacity`.
+
+    Raises:
+        ValueError: a length is out of that range; the caller must drop or cut such items first.
+    """
+    lengths = np.asarray(lengths, dtype=np.int64)
+    if not lengths.size:
+        return np.empty(0, dtype=np.int64)
+    if not 1 <= lengths.min() <= lengths.max() <= capacity:
+        bounds = f"items of {lengths.min()} to {lengths.max()} do not fit into rows of capacity {capacity}"
+        raise ValueError(f"{bounds}; 1 to {capacity} do")
+    order = np.argsort(-lengths, kind="stable")
+    values, starts = np.unique(-lengths[order], return_index=True)
+    ends = [*starts[1:].tolist(), lengths.size]
+    rows = _Rows(capacity)
+    row_of = np.empty(lengths.size, dtype=np.int64)
+    for value, start, end in zip((-values).tolist(), starts.tolist(), ends, strict=True):
+        row_of[order[start:end]] = rows.place(value, end - start)
+    return row_of
+
+
+def by_rows(row_of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The items row by row, ascending in each: (items,), int64; and the start of each row, then the end:
+    (rows + 1,), int64."""
+    items = np.argsort(row_of, kind="stable")
+    return items, np.concatenate([[0], np.flatnonzero(np.diff(row_of[items])) + 1, [row_of.size]])
+
+
+class _Rows:
+    """The rows, grouped by their remaining room."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._number = 0
+        self._with_room: dict[int, list[NDArray[np.int64]]] = defaultdict(list)
+        self._counts = np.zeros(capacity + 1, dtype=np.int64)
+
+    def place(self, length: int, count: int) -> NDArray[np.int64]:
+        """Places `count` items of one length and returns the row of each: (count,), int64."""
+        placed: list[NDArray[np.int64]] = []
+        while count:
+            room = length + int(np.argmax(self._counts[length:] > 0))
+            if self._counts[room]:
+                each = room // length
+                rows = self._take(room, -(-count // each))
+            else:
+                room, each = self._capacity, self._capacity // length
+                rows = np.arange(self._number, self._number - (-count // each), dtype=np.int64)
+                self._number += rows.size
+            # Every row takes as many items as fit; the last one takes the rest.
+            taken = min(count, rows.size * each)
+            in_last = taken - (rows.size - 1) * each
+            placed.append(np.repeat(rows, each)[:taken])
+            self._put(room - each * length, rows[:-1])
+            self._put(room - in_last * length, rows[-1:])
+            count -= taken
+        return np.concatenate(placed)
+
+    def _put(self, room: int, rows: NDArray[np.int64]) -> None:
+        if room and rows.size:
+            self._with_room[room].append(rows)
+            self._counts[room] += rows.size
+
+    def _take(self, room: int, most: int) -> NDArray[np.int64]:
+        """Removes and returns up to `most` rows with this room, the most recently added first."""
+        chosen: list[NDArray[np.int64]] = []
+        stack = self._with_room[room]
+        while stack and most:
+            rows = stack.pop()
+            if rows.size > most:
+                stack.append(rows[most:])
+                rows = rows[:most]
+            chosen.append(rows)
+            most -= rows.size
+        taken = np.concatenate(chosen)
+        self._counts[room] -= taken.size
+        return taken
+
+
+class PackedRow(NamedTuple):
+    """A packed row."""
+
+    input: NDArray[np.int64]  # (length,)
+    labels: NDArray[np.int64]  # (length,), IGNORE_INDEX where nothing is trained
+    positions: NDArray[np.int64]  # (length,)
+    starts: list[int]  # first position of each of its sequences
+
+
+def fill_row(
+    sequences: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_]]], length: int, pad_id: int
+) -> PackedRow:
+    """Lays sequences one after the other; none sees another: positions restart at each sequence, and in the
+    padding at the end of the row.
+
+    Args:
+        sequences: (tokens, trained) of each sequence, both (n,); a label is the next token of the same
+            sequence if that token is trained.
+        length: tokens of the row, at least those of all sequences.
+        pad_id: token that fills the end of the row.
+    """
+    inputs = np.full(length, pad_id, dtype=np.int64)
+    labels = np.full(length, IGNORE_INDEX, dtype=np.int64)
+    positions = np.empty(length, dtype=np.int64)
+    starts: list[int] = []
+    begin = 0
+    for tokens, trained in sequences:
+        end = begin + tokens.size
+        inputs[begin:end] = tokens
+        labels[begin : end - 1] = np.where(trained[1:], tokens[1:], IGNORE_INDEX)
+        positions[begin:end] = np.arange(tokens.size)
+        starts.append(begin)
+        begin = end
+    positions[begin:] = np.arange(length - begin)
+    return PackedRow(inputs, labels, positions, starts)
