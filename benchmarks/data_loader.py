@@ -62,7 +62,7 @@ from benchmarks.synthetic import (
     write_sparse_corpus,
     write_text,
 )
-from specs.stages.training import Goldfish
+from specs.settings import Goldfish
 
 LENGTH, BATCH = 4096, 4  # of the 8B model; sequences of a micro-batch
 GOLDFISH = Goldfish(k=50, h=50)

@@ -38,7 +38,8 @@ from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
-from specs.stages.training import Precision, Segment
+from specs.settings import Precision
+from specs.stages.training import Segment
 
 MINI = ModelSpec(flavour="mini")
 WIDTHS = ("dim", "n_heads", "n_kv_heads", "ffn_dim")

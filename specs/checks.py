@@ -134,7 +134,7 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage) -> Iterator[P
             continue
         chooses = isinstance(stage, SelectStage) and ref in stage.checkpoints
         if (ref.best is not None or chooses) and any(
-            not phase.settings.validation.interval for phase in phases(pipeline, ref.stage)
+            not phase.training.validation.interval for phase in phases(pipeline, ref.stage)
         ):
             message = f"'{ref}' chooses by held-out loss, but '{ref.stage}' measures none"
             yield Problem(path, message, "give it a validation.interval.")
@@ -164,7 +164,7 @@ def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Itera
     if launch.mismatch is not None:  # reported by `_check_layout`
         return
     ranks = launch.data_parallel
-    stated = [(phase.path, phase.settings.global_batch_size) for phase in stage.phases(name)]
+    stated = [(phase.path, phase.training.global_batch_size) for phase in stage.phases(name)]
     pieces = [
         (path, begin, batch)
         for path, batches in stated
@@ -210,26 +210,26 @@ def _check_layout(
     found: list[Misfit] = []
     if isinstance(stage, TrainingStage):
         for phase in stage.phases(name):
-            if phase.settings.activation_checkpointing == "memory_budget" and not phase.settings.compile:
+            if phase.training.activation_checkpointing == "memory_budget" and not phase.training.compile:
                 yield Problem(
                     (*phase.path, "activation_checkpointing"),
                     "memory_budget is what the compiler of a layer works to, and the layers are not compiled",
                     "set compile: true, or another activation_checkpointing.",
                 )
-            if parallel.async_tp and not phase.settings.compile:
+            if parallel.async_tp and not phase.training.compile:
                 yield Problem(
                     (*at, "async_tp"),
                     f"'{phase.name}': the compiler rewrites layers for async_tp, and they are not compiled",
                     f"set compile: true for '{phase.stage}', or leave out async_tp.",
                 )
-            if parallel.pp > 1 and phase.settings.trainable:
+            if parallel.pp > 1 and phase.training.trainable:
                 yield Problem(
                     (*at, "pp"),
                     f"'{phase.name}' trains some parameters alone, and a part of a pipeline may have none",
                     "use pp: 1.",
                 )
-            again = phase.settings.activation_checkpointing in ("selective", "full")
-            if parallel.tp > 1 and phase.settings.compile and again:
+            again = phase.training.activation_checkpointing in ("selective", "full")
+            if parallel.tp > 1 and phase.training.compile and again:
                 message = (
                     "torch 2.13 cannot compile layers with activation checkpointing under tensor parallelism"
                     f" (tp {parallel.tp})"
@@ -246,19 +246,21 @@ def _check_layout(
         )
         taught = [] if teacher is None else [teacher.model]
         for phase in stage.phases(name):
-            optimizer = trajectories[phase.name].optimizer.name if phase.name in trajectories else None
+            optimizer = (
+                trajectories[phase.name].settings.optimizer.name if phase.name in trajectories else None
+            )
             if optimizer and (reason := refused_layout(optimizer, parallel, launch.world_size)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
             if optimizer and (reason := refused_objective(optimizer, stage.objective)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
-            if optimizer and (reason := refused_anomalies(optimizer, phase.settings.anomalies)):
+            if optimizer and (reason := refused_anomalies(optimizer, phase.training.anomalies)):
                 yield Problem((*phase.path, "optimizer", "name"), reason)
         for phase in stage.phases(name):
             if (trajectory := trajectories.get(phase.name)) is None:
                 continue
             yield from _check_backend(phase, [trajectory.model, *taught])
             for segment in trajectory.segments:
-                found += misfits(launch, trajectory.model, trajectory.sequence_length, segment.batch)
+                found += misfits(launch, trajectory.model, trajectory.settings.sequence_length, segment.batch)
         found += _of_teacher(launch, teacher)
     elif isinstance(stage, FromCheckpoint):
         parent = trajectories.get(phase_of(stage.from_, trajectories))
@@ -269,7 +271,7 @@ def _check_layout(
 
 def _check_backend(phase: Phase, models: Iterable[ModelSpec]) -> Iterator[Problem]:
     """Checks that the attention backend that a phase states computes the attention of its models."""
-    backend, path = phase.settings.attention, (*phase.path, "attention")
+    backend, path = phase.training.attention, (*phase.path, "attention")
     for model in models:
         if model.attention is not None and backend not in ("auto", *BACKENDS):
             message = (
@@ -302,10 +304,10 @@ def _check_float8(
         yield Problem(("stages", name, "precision", "linear"), message, "set linear: param.")
     for phase in stage.phases(name) if isinstance(stage, TrainingStage) else ():
         trajectory = trajectories.get(phase.name)
-        if trajectory is None or (linear := trajectory.precision.linear) == "param":
+        if trajectory is None or (linear := trajectory.settings.precision.linear) == "param":
             continue
         model, launch = trajectory.model, pipeline.launch_of(stage)
-        tp, tokens = launch.tensor_parallel, trajectory.sequence_length // launch.degrees.cp
+        tp, tokens = launch.tensor_parallel, trajectory.settings.sequence_length // launch.degrees.cp
         sizes = {
             "model.dim": model.dim,
             f"query heads x head_dim / tp {tp}": model.query_dim // tp,

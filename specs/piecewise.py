@@ -151,9 +151,7 @@ def whole_budget(path: FieldPath, budget: Budget, pieces: Pieces, length: int) -
     return total, exact - total * length
 
 
-def full_schedule(
-    at: FieldPath, spec: ScheduleSpec, budget: Budget, peak: float, pieces: Pieces, length: int
-) -> Schedule:
+def full_schedule(at: FieldPath, spec: ScheduleSpec, budget: Budget, pieces: Pieces, length: int) -> Schedule:
     """The schedule of a whole stage, in tokens. Raises SpecError if warm-up and decay do not fit into it."""
 
     def tokens(amount: Budget) -> int:
@@ -169,7 +167,6 @@ def full_schedule(
         message = f"warm-up of {warmup:,} and decay of {decay:,} tokens do not fit into {total:,} tokens"
         raise SpecError.of((*at, "schedule", "decay_over"), message, "shorten one of them.")
     return Schedule(
-        peak=peak,
         warmup_tokens=warmup,
         warmup_from=spec.warmup_from if warmup else 0.0,
         decay=spec.decay,
@@ -182,7 +179,7 @@ def full_schedule(
 def seen_within(full: Schedule, begin: int, end: int) -> Schedule:
     """The part of a schedule that matters for the tokens `[begin, end)`: the warm-up unless it is over at
     `begin`, the decay if it starts before `end`."""
-    seen: dict[str, object] = {"peak": full.peak}
+    seen: dict[str, object] = {}
     if full.offset + begin < full.warmup_tokens:
         seen |= {name: getattr(full, name) for name in ("offset", "warmup_tokens", "warmup_from")}
     if full.decay != "none" and full.offset + end > full.decay_start:

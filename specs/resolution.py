@@ -20,6 +20,7 @@ from specs.errors import FieldPath, Problem, SpecError
 from specs.mamba import Mamba, NewMixers
 from specs.model import ModelSpec
 from specs.piecewise import (
+    Pieces,
     annealed_pieces,
     batch_pieces,
     check_steps,
@@ -30,13 +31,12 @@ from specs.piecewise import (
     whole_budget,
 )
 from specs.schedule import Schedule, ScheduleSpec
-from specs.stages.distill import DistillStage
+from specs.settings import Settings
 from specs.stages.merge import MergeStage
 from specs.stages.mixture import Anneal, MixtureStage
-from specs.stages.preference_training import PreferenceTraining
 from specs.stages.rewrite import RewriteStage
 from specs.stages.select import SelectStage
-from specs.stages.training import MixtureTraining, Phase, Precision, Training
+from specs.stages.training import Phase, Training
 from specs.trainable import problems, trained
 from specs.trajectory import (
     Best,
@@ -55,6 +55,9 @@ if TYPE_CHECKING:
     from specs.pipeline import Pipeline
 
 V = TypeVar("V")
+INHERITED = ("sequence_length", "precision", "goldfish", "z_loss", "packing")
+"""The settings of a parent that hold where a phase states none; of the optimizer, `OptimizerSpec.resolved`
+decides."""
 
 
 def resolve(
@@ -119,9 +122,11 @@ def _merged(name: str, stage: MergeStage, found: dict[str, Trajectory], best: Be
 def _alone(name: str, trajectory: Trajectory, start: Point) -> Trajectory:
     """A checkpoint of a trajectory as a trajectory of a single step, of the stage `name`."""
     batch = trajectory.segments[start.segment].batch
-    still = SegmentPlan("", batch, 0, batch, 0, Schedule(peak=trajectory.lr_at(start.step)))
+    still = SegmentPlan("", batch, 0, batch, 0, Schedule())
+    held = trajectory.settings.optimizer.model_copy(update={"lr": trajectory.lr_at(start.step)})
+    settings = trajectory.settings.model_copy(update={"optimizer": held})
     alone = replace(trajectory, segments=(still,), planned=(still,), schedule=still.schedule)
-    return replace(alone, stage=name, seed=None, carry=(), leftover_tokens=0)
+    return replace(alone, settings=settings, stage=name, seed=None, carry=(), leftover_tokens=0)
 
 
 def _rewritten(name: str, stage: RewriteStage, found: dict[str, Trajectory], best: Best) -> Trajectory:
@@ -197,14 +202,15 @@ def _filled(
 
     `rest of parent` is replaced by what the parent has planned after the point, in tokens; at the parent's
     end, by its last batch and mixture. The batch is the parent's if none is stated."""
-    batches, mixtures, budget = phase.settings.global_batch_size, phase.settings.data, phase.settings.budget
+    batches, mixtures, budget = phase.training.global_batch_size, phase.training.data, phase.training.budget
     if start is not None and parent is not None:
         done = parent.tokens_at(start.step)
         left = [segment for segment in parent.planned if segment.end_step > start.step] or [
             parent.planned[-1]
         ]
         begins = [
-            f"{max(0, segment.start_sample * parent.sequence_length - done)} tokens" for segment in left
+            f"{max(0, segment.start_sample * parent.settings.sequence_length - done)} tokens"
+            for segment in left
         ]
         if mixtures == REST and not left[0].mixture:
             message = f"'{start.phase}' trains on no mixture, so there is no rest of it to train on"
@@ -251,16 +257,16 @@ def _with_mixers(phase: Phase, new: NewMixers, model: ModelSpec) -> ModelSpec:
 
 def _check_parent(phase: Phase, start: Point, parent: Trajectory) -> None:
     """Raises SpecError if the phase takes over something that the parent does not have."""
-    at, stage = phase.path, phase.settings
+    at, stage = phase.path, phase.training
     if parent.origin == "merge" and "optimizer" in phase.carry:
         message = f"'{phase.parent}' is a merge, which has no optimizer states to carry"
         raise SpecError.of((*at, "carry"), message, "set carry: [weights].")
     if parent.origin == "import":
         _check_imported(phase, stage)
-    if "optimizer" in phase.carry and stage.optimizer.name not in (None, parent.optimizer.name):
+    if "optimizer" in phase.carry and stage.optimizer.name not in (None, parent.settings.optimizer.name):
         message = (
-            f"the states to carry are those of {parent.optimizer.name}, which {stage.optimizer.name}"
-            " cannot use"
+            f"the states to carry are those of {parent.settings.optimizer.name}, which"
+            f" {stage.optimizer.name} cannot use"
         )
         carried = ", ".join(what for what in phase.carry if what != "optimizer")
         raise SpecError.of((*at, "carry"), message, f"set carry: [{carried}].")
@@ -276,53 +282,24 @@ def _check_parent(phase: Phase, start: Point, parent: Trajectory) -> None:
 def _trajectory(
     phase: Phase, found: dict[str, Trajectory], best: Best, annealed: Mapping[str, Anneal]
 ) -> Trajectory:
-    at, stage = phase.path, phase.settings
+    at, stage = phase.path, phase.training
     start: Point | None = None
     parent: Trajectory | None = None
-    inherited: dict[str, object] = {}
-    goldfish = stage.goldfish if isinstance(stage, MixtureTraining) else None
-    packing = stage.packing if isinstance(stage, MixtureTraining) else None
-    z_loss = stage.z_loss if isinstance(stage, MixtureTraining) else None
     if phase.parent is not None:
         start = point_of(phase.parent, found, (*at, "from"), best)
         parent = found[start.phase]
         _check_parent(phase, start, parent)
-        if parent.origin != "import":
-            peak = parent.schedule.peak if stage.schedule == REST else parent.lr_at(start.step)
-            inherited = parent.optimizer.model_dump() | {"lr": peak}
-        model, length = parent.model, stage.sequence_length or parent.sequence_length
-        if phase.rope_theta is not None:
-            model = model.model_copy(update={"rope_theta": phase.rope_theta})
-        if phase.head is not None:
-            model = model.model_copy(update={"head": phase.head})
-        if phase.mamba is not None:
-            model = _with_mixers(phase, phase.mamba, model)
-        if isinstance(stage, MixtureTraining) and "goldfish" not in stage.model_fields_set:
-            goldfish = parent.goldfish
-        packing = packing or parent.packing
-        z_loss = parent.z_loss if z_loss is None else z_loss
-    else:
-        assert phase.model is not None and stage.sequence_length is not None
-        model, length = phase.model, stage.sequence_length
-    trainable = _trainable(phase, model, parent)
-    optimizer = stage.optimizer.resolved(inherited, (*at, "optimizer"))
-    assert optimizer.lr is not None
+    model = _model(phase, parent)
+    settings = settings_of(phase, model, start, parent)
+    length = settings.sequence_length
     batches, begins, budget = _filled(phase, start, parent)
     pieces = batch_pieces(at, batches, length)
     total, leftover = whole_budget((*at, "budget"), budget, pieces, length)
     mixtures = annealed_pieces(
         at, mixture_pieces(at, begins, pieces, length), annealed, pieces, length, total
     )
+    full, cut = _schedule(phase, budget, pieces, length, start, parent)
     breakpoints = {begin for begin, _ in pieces} | {begin for begin, _ in mixtures} | {total}
-    if isinstance(stage.schedule, ScheduleSpec):
-        full = full_schedule(at, stage.schedule, budget, optimizer.lr, pieces, length)
-        # a decay over the whole stage leaves no segment before it
-        cut = full.decay != "none" and stage.schedule.decay_over is not None
-    else:
-        assert start is not None and parent is not None
-        done = parent.schedule.offset + parent.tokens_at(start.step)
-        full = parent.schedule.model_copy(update={"peak": optimizer.lr, "offset": done})
-        cut = full.decay_start > done
     if cut:
         breakpoints.add(whole_batches((full.decay_start - full.offset) // length, pieces))
     stated = [*(pieces if stage.global_batch_size != REST else ()), *(mixtures if stage.data != REST else ())]
@@ -348,13 +325,7 @@ def _trajectory(
         stage=phase.stage,
         model=model,
         seed=phase.seed,
-        sequence_length=length,
-        optimizer=optimizer,
-        precision=stage.precision or _inherited_precision(stage, parent),
-        goldfish=goldfish,
-        packing=packing or "concatenate",
-        z_loss=z_loss or 0.0,
-        trainable=trainable,
+        settings=settings,
         carry=phase.carry,
         parent=start,
         segments=tuple(
@@ -368,34 +339,64 @@ def _trajectory(
     )
 
 
-def _trainable(phase: Phase, model: ModelSpec, parent: Trajectory | None) -> tuple[str, ...]:
+def _model(phase: Phase, parent: Trajectory | None) -> ModelSpec:
+    """The model of a phase: its own, or the parent's with what the phase changes."""
+    if parent is None:
+        assert phase.model is not None
+        return phase.model
+    changed = {"rope_theta": phase.rope_theta, "head": phase.head}
+    model = parent.model.model_copy(update={name: value for name, value in changed.items() if value})
+    return model if phase.mamba is None else _with_mixers(phase, phase.mamba, model)
+
+
+def settings_of(phase: Phase, model: ModelSpec, start: Point | None, parent: Trajectory | None) -> Settings:
+    """The settings of a phase: those that it states; those of its parent that it inherits, with the learning
+    rate at the point where it starts; and defaults for the others."""
+    stage, optimizer = phase.training, {}
+    values = stage.settings()
+    if start is not None and parent is not None:
+        of_parent = stage.inherited(parent.settings)
+        for name in INHERITED:
+            stated = name in values and name in stage.model_fields_set
+            if not stated or (values[name] is None and name != "goldfish"):  # of Goldfish, None is a setting
+                values[name] = getattr(of_parent, name)
+        if parent.origin != "import":
+            rest = stage.schedule == REST
+            rate = parent.settings.optimizer.lr if rest else parent.lr_at(start.step)
+            optimizer = parent.settings.optimizer.model_dump() | {"lr": rate}
+    values["trainable"] = _trainable(phase, model, parent)
+    values["optimizer"] = stage.optimizer.resolved(optimizer, (*phase.path, "optimizer"))
+    return Settings(**{name: value for name, value in values.items() if value is not None})
+
+
+def _schedule(
+    phase: Phase, budget: Budget, pieces: Pieces, length: int, start: Point | None, parent: Trajectory | None
+) -> tuple[Schedule, bool]:
+    """The schedule of a phase, and whether a segment begins where it starts to decay."""
+    stated = phase.training.schedule
+    if isinstance(stated, ScheduleSpec):
+        full = full_schedule(phase.path, stated, budget, pieces, length)
+        # a decay over the whole stage leaves no segment before it
+        return full, full.decay != "none" and stated.decay_over is not None
+    assert start is not None and parent is not None
+    done = parent.schedule.offset + parent.tokens_at(start.step)
+    return parent.schedule.model_copy(update={"offset": done}), parent.schedule.decay_start > done
+
+
+def _trainable(phase: Phase, model: ModelSpec, parent: Trajectory | None) -> list[str]:
     """The patterns of the parameters that a phase trains. Raises SpecError for patterns that fit no
     parameter, and for optimizer states to carry that the parent does not have."""
-    patterns, at = phase.settings.trainable, (*phase.path, "trainable")
-    if isinstance(phase.settings, DistillStage) and phase.settings.loss.compare != "logits":
-        if not model.mamba_layers:
-            message = f"no layer of '{phase.parent}' mixes tokens by Mamba-2, so there is nothing to compare"
-            raise SpecError.of((*phase.path, "loss"), message, "set mamba, or compare: logits.")
-        patterns = patterns or [f"layers.{layer}.attention.*" for layer in model.mamba_layers]
+    patterns, at = phase.training.trained(model, phase.path), (*phase.path, "trainable")
     found = problems(at, model, patterns)
-    if patterns and getattr(phase.settings, "lora", None) is not None:
+    if patterns and getattr(phase.training, "lora", None) is not None:
         message = "with lora, adapters are trained and no parameter of the model"
         found = [Problem(at, message, "leave out trainable or lora.")]
-    if parent is not None and "optimizer" in phase.carry and parent.trainable:
-        missing = trained(model, patterns).keys() - trained(model, parent.trainable).keys()
+    if parent is not None and "optimizer" in phase.carry and parent.settings.trainable:
+        missing = trained(model, patterns).keys() - trained(model, parent.settings.trainable).keys()
         if missing:
             message = f"'{phase.parent}' has no optimizer states of {min(missing)}, which it did not train"
             fix = "set carry: [weights], or the parent's trainable."
             found.append(Problem((*phase.path, "carry"), message, fix))
     if found:
         raise SpecError(found)
-    return tuple(sorted(set(patterns)))
-
-
-def _inherited_precision(stage: Training, parent: Trajectory | None) -> Precision:
-    """The parent's precision; only that of its parameters where log-ratios to a reference are trained."""
-    if parent is None:
-        return Precision()
-    if isinstance(stage, PreferenceTraining):
-        return Precision(param=parent.precision.param)
-    return parent.precision
+    return sorted(set(patterns))

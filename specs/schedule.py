@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from specs.base import Spec, execution, identity
+from specs.base import Spec, identity
 from specs.units import Budget
 
 Decay = Literal["none", "1-sqrt", "linear", "cosine"]
@@ -47,7 +47,6 @@ class Schedule(Spec):
             "tokens of the schedule before the stage, where the stage continues its parent's schedule"
         ),
     )
-    peak: float = execution(ge=0, description="equal to the optimizer's lr, which is the identity field")
     warmup_tokens: int = identity(0, neutral=0, ge=0, description="tokens of the warm-up")
     warmup_from: float = identity(0.0, neutral=0.0, description="fraction of the peak at token 0")
     decay: Decay = identity("none", neutral="none")
@@ -55,12 +54,9 @@ class Schedule(Spec):
     decay_tokens: int = identity(0, neutral=0, ge=0, description="tokens of the decay")
     final: float = identity(1.0, neutral=1.0, description="fraction of the peak at the end of the decay")
 
-    def lr(self, tokens: int) -> float:
-        """Learning rate of the step that begins after `tokens` tokens of this stage."""
-        return self.peak * self.factor(tokens)
-
     def factor(self, tokens: int) -> float:
-        """`lr(tokens) / peak`."""
+        """The learning rate of the step that begins after `tokens` tokens of this stage, as a share of the
+        peak, which is the optimizer's `lr`."""
         tokens += self.offset
         if tokens < self.warmup_tokens:
             return self.warmup_from + (1.0 - self.warmup_from) * tokens / self.warmup_tokens

@@ -14,9 +14,10 @@ from specs.foreign import shown
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
+from specs.settings import Goldfish, Settings
 from specs.stages.base import FromCheckpoint
 from specs.stages.select import SelectStage
-from specs.stages.training import Carry, Goldfish, Packing, Phase, Precision, TrainingStage
+from specs.stages.training import Carry, Phase, TrainingStage
 from specs.units import Reference
 
 if TYPE_CHECKING:
@@ -67,11 +68,7 @@ class Trajectory:
     stage: str
     model: ModelSpec
     seed: int | None  # of new weights; None with a parent
-    sequence_length: int
-    optimizer: OptimizerSpec
-    precision: Precision
-    goldfish: Goldfish | None
-    packing: Packing
+    settings: Settings
     carry: tuple[Carry, ...]  # what is taken over from the parent
     parent: Point | None  # None: begins with new weights
     segments: tuple[SegmentPlan, ...]  # those up to `stop_at`
@@ -81,8 +78,6 @@ class Trajectory:
     context_length: int  # longest sequences that the model was trained on, here or before
     chat: bool = False  # whether the model ends its turns
     origin: Origin = "training"
-    z_loss: float = 0.0  # weight of the square of ln Z in the loss
-    trainable: tuple[str, ...] = ()  # patterns of the trained parameters, sorted; empty: all
     stands_for: Point | None = None  # of a selection: the checkpoint that it chose
 
     @property
@@ -96,16 +91,18 @@ class Trajectory:
 
     @property
     def tokens(self) -> int:
-        return self.segments[-1].end_sample * self.sequence_length
+        return self.segments[-1].end_sample * self.settings.sequence_length
 
     @property
     def planned_tokens(self) -> int:
-        return self.planned[-1].end_sample * self.sequence_length
+        return self.planned[-1].end_sample * self.settings.sequence_length
 
     def tokens_at(self, step: int) -> int:
         """Tokens consumed by the phase after `step` steps."""
         segment = self.segments[self.segment_of(step)]
-        return (segment.start_sample + (step - segment.start_step) * segment.batch) * self.sequence_length
+        return (
+            segment.start_sample + (step - segment.start_step) * segment.batch
+        ) * self.settings.sequence_length
 
     def segment_of(self, step: int) -> int:
         """The index of the segment that trains `step`; the first one for step 0."""
@@ -113,7 +110,11 @@ class Trajectory:
 
     def lr_at(self, step: int) -> float:
         """The learning rate of the step after `step`, even if the phase ends before it."""
-        return self.segments[self.segment_of(step)].schedule.lr(self.tokens_at(step))
+        return (self.settings.optimizer.lr or 0.0) * self.factor_at(step)
+
+    def factor_at(self, step: int) -> float:
+        """`lr_at(step)` as a share of the peak."""
+        return self.segments[self.segment_of(step)].schedule.factor(self.tokens_at(step))
 
 
 # `@best:` reference -> the step that it means; name of a selection -> index of the candidate that it chose
@@ -129,16 +130,12 @@ def phases(pipeline: Pipeline, name: str) -> list[Phase]:
 def imported(reference: str, model: ModelSpec, *, context: int, chat: bool) -> Trajectory:
     """The trajectory of a Hugging Face model, from which stages can start. `reference`: with `hf:`;
     `context`: its longest sequences, in tokens."""
-    still = SegmentPlan("", 1, 0, 1, 0, Schedule(peak=0.0))
+    still = SegmentPlan("", 1, 0, 1, 0, Schedule())
     return Trajectory(
         stage=reference,
         model=model,
         seed=None,
-        sequence_length=context,
-        optimizer=OptimizerSpec(),
-        precision=Precision(),
-        goldfish=Goldfish(),
-        packing="concatenate",
+        settings=Settings(sequence_length=context, optimizer=OptimizerSpec(), goldfish=Goldfish()),
         carry=(),
         parent=None,
         segments=(still,),
@@ -184,7 +181,7 @@ def point_of(
     if ref.step is not None:
         step = ref.step
     elif ref.tokens is not None:
-        sample = ref.tokens // parent.sequence_length
+        sample = ref.tokens // parent.settings.sequence_length
         inside = [segment for segment in parent.segments if segment.start_sample <= sample][-1]
         step = inside.start_step + min((sample - inside.start_sample) // inside.batch, inside.steps)
     if not 0 < step <= parent.steps or (ref.tokens or 0) > parent.tokens:

@@ -123,7 +123,7 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
     yield Line(
         "decay begins, sample",
         "3,258,203,569 [8B], [70B], [D]",
-        f"{exact // run.sequence_length:,}",
+        f"{exact // run.settings.sequence_length:,}",
         "total less 403,905,806; exact",
     )
     yield Line(
@@ -139,9 +139,9 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
         "counted as in [P] E",
     )
     yield from spent(size, plan)
-    goldfish = run.goldfish
+    goldfish = run.settings.goldfish
     assert goldfish is not None
-    rate = masked_share(goldfish, run.sequence_length, run.model.vocab_size)
+    rate = masked_share(goldfish, run.settings.sequence_length, run.model.vocab_size)
     yield Line(
         "left out by Goldfish, nominal",
         "0.3T [P]",

@@ -27,7 +27,8 @@ from specs.launch import Launch, Parallel
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
-from specs.stages.training import Precision, Segment
+from specs.settings import Precision, Recomputation
+from specs.stages.training import Segment
 from tools.published import SPEED, placed, plan_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "estimates.md"
@@ -71,7 +72,13 @@ class Row:
 
 
 def llama(
-    size: str, gpus: int, local: int, again: str, compiled: bool, linear: str = "param", **parallel: Any
+    size: str,
+    gpus: int,
+    local: int,
+    again: Recomputation,
+    compiled: bool,
+    linear: str = "param",
+    **parallel: Any,
 ) -> Segment:
     """A segment of Llama 3.1 with sequences of 8,192 tokens. `local`: the number of sequences of a step on
     each data-parallel rank. A pipeline cuts them into as many micro-batches as it has processes (torchtitan,
@@ -84,7 +91,7 @@ def llama(
         micro_batch_size=local // layout.pp,
         precision=Precision(linear=linear),  # type: ignore[arg-type]
         optimizer=OptimizerSpec(name="adamw", lr=3e-4).resolved({}),
-        schedule=Schedule(peak=3e-4),
+        schedule=Schedule(),
         end_step=1,
         activation_checkpointing=again,
         compile=compiled,

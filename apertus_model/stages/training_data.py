@@ -24,13 +24,14 @@ from specs.base import canonical_json, flatten
 from specs.differences import changes
 from specs.errors import StageError
 from specs.job import InputRef
+from specs.settings import Goldfish
 from specs.stages.distill import DistillSegment, TeacherTokensPart
 from specs.stages.domain_weights import DomainWeightsSegment
 from specs.stages.mixture import exact
 from specs.stages.preference_training import PreferenceSegment
 from specs.stages.reward_model import RewardSegment
 from specs.stages.sft import SftLoss, SftSegment
-from specs.stages.training import Goldfish, Segment
+from specs.stages.training import Segment
 
 if TYPE_CHECKING:
     from apertus_model.trainer.loader import SampleLike

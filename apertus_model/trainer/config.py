@@ -167,9 +167,7 @@ def trainer_config(
         ),
         optimizer=optimizer_config(segment.optimizer),
         lr_scheduler=LearningRate.Config(
-            rate=lambda steps_done: segment.schedule.lr(
-                segment.tokens_at(max(steps_done, segment.start_step))
-            )
+            rate=lambda steps_done: segment.lr_at(max(steps_done, segment.start_step))
         ),
         loss=OutputIsLoss.Config(),
         training=TrainingConfig(

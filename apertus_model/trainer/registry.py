@@ -35,7 +35,7 @@ _OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
         segment.sources,
         segment.targets,
         clip=segment.optimizer.grad_clip,
-        rate=lambda steps_done: segment.schedule.lr(segment.tokens_at(steps_done)),
+        rate=segment.lr_at,
         names=segment.source_names,
         z_loss=segment.z_loss,
     ),

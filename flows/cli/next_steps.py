@@ -40,7 +40,7 @@ def show_next_steps(console: Console, plan: Plan, spec: str, store: str | None, 
     training = [
         phase
         for phase, trajectory in plan.graph.trajectories.items()
-        if phase == trajectory.stage and trajectory.optimizer.lr and trajectory.trains
+        if phase == trajectory.stage and trajectory.settings.optimizer.lr and trajectory.trains
     ]
     chosen = [
         *(["--store", store] if store else []),
@@ -51,7 +51,7 @@ def show_next_steps(console: Console, plan: Plan, spec: str, store: str | None, 
     for command in (f"status {recipe}", f"lineage {recipe} {last}"):
         console.print(escape(f"  {program} {command}{options}"), soft_wrap=True)
     if training:
-        lr = plan.graph.trajectories[training[-1]].optimizer.lr or 0.0
+        lr = plan.graph.trajectories[training[-1]].settings.optimizer.lr or 0.0
         halved = f"--set stages.{training[-1]}.optimizer.lr={lr / 2:g}"
         console.print(escape(f"  {program} plan {recipe}{options} {halved}"), soft_wrap=True)
 

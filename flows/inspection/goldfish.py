@@ -11,7 +11,8 @@ import functools
 import numpy as np
 
 from apertus_model.data.tokens.goldfish import TABLE_SIZE, hash_table
-from specs.stages.training import Goldfish, Segment
+from specs.settings import Goldfish
+from specs.stages.training import Segment
 
 FEW_VALUES = 44  # factors of two from which hash values are counted one by one; with 44 there are 2^19
 

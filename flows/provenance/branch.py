@@ -245,7 +245,10 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Point, overrides: lis
         "from": point,
     }
     if isinstance(stage, LongContextStage):
-        step = {"sequence_length": trajectory.sequence_length, "rope_theta": phases[index].rope_theta}
+        step = {
+            "sequence_length": trajectory.settings.sequence_length,
+            "rope_theta": phases[index].rope_theta,
+        }
         step |= _continuation(phases[index], data["steps"][index], draft)
         following = [
             {key: value for key, value in step.items() if value is not None}
@@ -278,10 +281,10 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Point, overrides: lis
 def _continuation(phase: Phase, data: dict[str, Any], draft: Draft) -> dict[str, Any]:
     """The fields of the stage, or of the step of a `long_context` stage, that continues a phase."""
     known = (
-        CooldownStage if isinstance(phase.settings, PretrainStage) else type(phase.settings)
+        CooldownStage if isinstance(phase.training, PretrainStage) else type(phase.training)
     ).model_fields
     carry = ["weights", "optimizer", "data"]
-    if getattr(phase.settings, "lora", None):
+    if getattr(phase.training, "lora", None):
         carry = ["weights", "data"]
         draft.notes.append(
             "an adapter is added to the weights and a new one begins, so the optimizer's states begin at zero"

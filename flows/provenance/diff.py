@@ -110,7 +110,7 @@ def _of_plan(label: str, plan: Plan, stage: str, spec: str) -> Side:
         full = flatten({**node.part.to_json(), "launch": node.launch.to_json()})
         for phase in phases(plan.pipeline, node.stage):
             if phase.name == node.phase:
-                stated = phase.settings.checkpoint
+                stated = phase.training.checkpoint
                 own = {"checkpoint.milestones": stated.milestones, "checkpoint.best": stated.best}
                 full = _without_more(full) | own
         inputs = {

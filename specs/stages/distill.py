@@ -8,14 +8,15 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from specs.base import Spec, execution, identity, reference
+from specs.errors import FieldPath, SpecError
 from specs.mamba import NewMixers
 from specs.model import ModelSpec
+from specs.settings import Packing
 from specs.stages.pretrain import check_without_parent
 from specs.stages.training import (
     CarryField,
     ForwardPart,
     MixtureTraining,
-    Packing,
     Phase,
     Segment,
     TrainingStage,
@@ -120,6 +121,14 @@ class DistillStage(MixtureTraining, TrainingStage):
     @classmethod
     def segment(cls) -> type[DistillSegment]:
         return DistillSegment
+
+    def trained(self, model: ModelSpec, at: FieldPath) -> list[str]:
+        if self.loss.compare == "logits":
+            return self.trainable
+        if not model.mamba_layers:
+            message = f"no layer of '{self.from_}' mixes tokens by Mamba-2, so there is nothing to compare"
+            raise SpecError.of((*at, "loss"), message, "set mamba, or compare: logits.")
+        return self.trainable or [f"layers.{layer}.attention.*" for layer in model.mamba_layers]
 
     @property
     def objective(self) -> str:

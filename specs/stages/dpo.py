@@ -46,6 +46,10 @@ class DpoStage(PreferenceTraining):
             raise ValueError("dpo trains on preferences, or on pairs of a file; set preferences or pairs")
         return self
 
+    @property
+    def trains_on(self) -> str:
+        return "pairs with reference" if self.pairs else super().trains_on
+
     @classmethod
     def segment(cls) -> type[DpoSegment]:
         return DpoSegment

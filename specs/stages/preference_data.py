@@ -14,9 +14,10 @@ from specs.base import Spec, execution, identity, reference
 from specs.launch import HeldModel
 from specs.rewards import RewardSpec
 from specs.server import Server
+from specs.settings import Precision
 from specs.sources import CONVERSATIONAL, TOKENISED, SourceSpec
 from specs.stages.base import DifferentReferences, FromCheckpoint, Part
-from specs.stages.training import ForwardPart, Precision
+from specs.stages.training import ForwardPart
 from specs.units import Reference
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from specs.base import execution, identity, reference
+from specs.settings import Precision, Settings
 from specs.stages.base import Part
 from specs.stages.sft import LinearSchedule, Repeat, Repeats
 from specs.stages.training import CarryField, FromParent, Segment, Training, carries
@@ -56,6 +57,15 @@ class PreferenceTraining(PairTraining):
     repeated_prompts: RepeatedPrompts = identity(
         "error", description="whether a prompt of several sets is an error, or is kept in the first of them"
     )
+
+    @property
+    def trains_on(self) -> str:
+        return "preferences"
+
+    def inherited(self, parent: Settings) -> Settings:
+        """Log-ratios to a reference are not computed in float8, even if the parent is."""
+        precision = Precision(param=parent.precision.param)
+        return super().inherited(parent).model_copy(update={"precision": precision})
 
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         if to == "float8":

@@ -69,6 +69,10 @@ class RewardModelStage(PairTraining):
             raise ValueError("the head is new, and so are the optimizer's states; set carry: [weights]")
         return carry
 
+    @property
+    def trains_on(self) -> str:
+        return "pairs"
+
     @classmethod
     def segment(cls) -> type[RewardSegment]:
         return RewardSegment

@@ -12,7 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from specs.base import Spec, identity, reference
 from specs.schedule import Decay, ScheduleSpec
-from specs.stages.training import AnyPacking, CarryField, FromParent, Segment, Training, carries
+from specs.settings import AnyPacking
+from specs.stages.training import CarryField, FromParent, Segment, Training, carries
 from specs.units import OrRest, ReferenceText
 
 NO_FLOAT8 = "adapters are added to layers of the parameters' precision"
@@ -142,6 +143,10 @@ class SftStage(SftLoss, FromParent, Training):
         28, neutral=28, description="seed of the order of the sequences, and of new adapters"
     )
     lora: Lora | None = identity(None)
+
+    @property
+    def trains_on(self) -> str:
+        return "conversations"
 
     @classmethod
     def segment(cls) -> type[SftSegment]:

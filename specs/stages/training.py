@@ -8,59 +8,24 @@ training, and an edit after a breakpoint reruns nothing before it.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from specs.anomalies import Anomalies
-from specs.base import Spec, execution, identity, reference
+from specs.base import Spec, execution, identity, reference, role_of
 from specs.errors import FieldPath
-from specs.launch import Checkpointing, Parallel, Validation
+from specs.launch import Parallel
 from specs.mamba import NewMixers
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule, ScheduleSpec
+from specs.settings import Goldfish, Packing, PhaseSettings, Precision, Settings
 from specs.stages.base import FromCheckpoint, Part, Stage
 from specs.units import Budget, OrRest, Reference, ReferenceText, Rest
 
 Carry = Literal["weights", "optimizer", "data"]
-Packing = Literal["concatenate", "best-fit"]
-"""How documents become sequences: end to end, or whole."""
-AnyPacking = Literal["concatenate", "best-fit", "none"]
-"""How documents or conversations become sequences: `none` is one to a sequence."""
-
-
-class Goldfish(Spec):
-    """Goldfish loss (arXiv 2406.10209): a label is dropped when the hash of the `h` labels up to it falls
-    into 1/k of the table."""
-
-    k: int = identity(50, ge=2, le=2**24)
-    h: int = identity(50, ge=1, le=2**16)
-    within_documents: bool = identity(
-        False,
-        neutral=False,
-        description=(
-            "hashes labels of one document at a time, so the first h - 1 labels of each are always trained; "
-            "the Apertus runs hashed across the boundaries of packed documents"
-        ),
-    )
-
-
-class Precision(Spec):
-    """The dtypes of training. Weights and gradient reduction are float32; so are optimizer states, unless
-    `optimizer.state_dtype` says otherwise."""
-
-    param: Literal["float32", "bfloat16"] = identity("bfloat16", description="dtype of forward and backward")
-    linear: Literal["param", "float8", "float8-rowwise"] = identity(
-        "param",
-        neutral="param",
-        description=(
-            "operands of the layers' matrix products, not of embeddings and output; float8: one scale per"
-            " tensor, float8-rowwise: one per row. Products of a GPU from the H100 on; emulated, and slow,"
-            " without a GPU"
-        ),
-    )
 
 
 def _piecewise(value: Any) -> Any:
@@ -73,10 +38,10 @@ Mixtures = Annotated[
 ]
 
 
-class Training(Spec):
-    """Settings of training on one kind of data. In a stage with a parent, length, batch, optimizer and
-    precision default to the parent's. `rest of parent` is what the parent would have done after the
-    checkpoint that the stage starts from."""
+class Stated(Spec):
+    """What a stage states relative to its parent: length, batch, optimizer and precision default to the
+    parent's, and `rest of parent` is what the parent would have done after the checkpoint that the stage
+    starts from."""
 
     global_batch_size: OrRest[Batches | None] = reference(
         None,
@@ -102,56 +67,23 @@ class Training(Spec):
         description="schedule of the learning rate; `rest of parent` scales with optimizer.lr, its peak",
     )
     precision: Precision | None = identity(None)
-    trainable: list[str] = identity(
-        default_factory=list,
-        neutral=[],
-        description=(
-            "patterns of parameters' names, such as layers.[2-5].* or lm_head.weight. Only these are trained"
-            " in this stage, and only they have optimizer states; all by default"
-        ),
-    )
-    anomalies: Anomalies = identity(default_factory=Anomalies, neutral=Anomalies())
-    deterministic: bool = identity(
-        True,
-        neutral=True,
-        description=(
-            "whether only algorithms with one result are used; false: also faster ones of the GPU, whose"
-            " sums depend on timing, so a resumed run no longer has the bits of an uninterrupted one"
-        ),
-    )
-    micro_batch_size: int | None = execution(
-        None,
-        ge=1,
-        description="maximum number of sequences per forward pass and data-parallel rank; all by default",
-    )
-    attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = execution("auto")
-    activation_checkpointing: Literal["none", "selective", "full", "memory_budget"] = execution(
-        "none",
-        description=(
-            "recomputation of a layer in the backward pass; full: all of it, selective: half of its matrix"
-            " products, memory_budget: what the compiler chooses, so that `memory_budget` suffices"
-        ),
-    )
-    memory_budget: float = execution(
-        0.5,
-        ge=0,
-        le=1,
-        description=(
-            "with activation_checkpointing: memory_budget: the share of a layer's activations that is kept,"
-            " between what full recomputation keeps (0) and what none does (1)"
-        ),
-    )
-    compile: bool = execution(False)
-    checkpoint: Checkpointing = execution(default_factory=Checkpointing)
-    validation: Validation = execution(default_factory=Validation)
-    norms_interval: int = execution(
-        100,
-        ge=0,
-        description=(
-            "steps between two rows with the norms of weights and optimizer states by layer; a segment's last"
-            " step has one too; 0: none"
-        ),
-    )
+
+
+class Training(PhaseSettings, Stated):
+    """Settings of training on one kind of data, as stated."""
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of the phase, as stated or by default; None where the parent decides."""
+        return {name: getattr(self, name) for name in Training.model_fields if name in Settings.model_fields}
+
+    def inherited(self, parent: Settings) -> Settings:
+        """The settings of the parent, as far as this kind of training inherits them."""
+        return parent.model_copy(update={"goldfish": None})
+
+    def trained(self, model: ModelSpec, at: FieldPath) -> list[str]:
+        """The patterns of the parameters that are trained; empty for all. `at`: the path of these settings,
+        for errors."""
+        return self.trainable
 
     @property
     def data(self) -> dict[str, str] | Rest:
@@ -189,6 +121,13 @@ class MixtureTraining(Training):
         ),
     )
 
+    def settings(self) -> dict[str, Any]:
+        names = MixtureTraining.model_fields.keys() & Settings.model_fields.keys()
+        return {name: getattr(self, name) for name in names}
+
+    def inherited(self, parent: Settings) -> Settings:
+        return parent
+
     @property
     def data(self) -> dict[str, str] | Rest:
         return self.mixture
@@ -202,7 +141,7 @@ class Phase:
     name: str  # the stage, or `stage/1`
     stage: str
     path: FieldPath  # of its fields
-    settings: Training  # as stated
+    training: Training  # as stated
     parent: Reference | None  # None: begins with new weights
     carry: tuple[Carry, ...] = ()
     model: ModelSpec | None = None
@@ -218,12 +157,34 @@ class TrainingStage(Stage):
 
     RESULT: ClassVar[str] = "checkpoint"
     IN_LAYOUT: ClassVar[bool] = True
+    # further inputs of its segments: by role, the field that names a part
+    INPUTS: ClassVar[dict[str, str]] = {}
     CHAT: ClassVar[bool] = False  # whether its model ends a turn, instead of a document
 
     @classmethod
     def segment(cls) -> type[Segment]:
         """The class of its parts."""
         return Segment
+
+    def segment_fields(self, settings: Settings) -> dict[str, Any]:
+        """The fields of its segments that follow from the stage: the settings of the phase, and the fields of
+        the kind, which have one name in stage and segment."""
+        if self.trains_on != "mixture":  # the settings of text are those of stages that start from this one
+            settings = settings.model_copy(update={"z_loss": 0.0, "packing": "concatenate"})
+        kind = type(self)
+        own = {
+            name
+            for base in self.segment().__mro__
+            if not issubclass(Segment, base)
+            for name in inspect.get_annotations(base)
+        }
+        taken = {name for name in own & kind.model_fields.keys() if role_of(kind, name) != "reference"}
+        return dict(settings) | {name: getattr(self, name) for name in taken}
+
+    @property
+    def trains_on(self) -> str:
+        """The kind of its data, which the planner resolves (`flows.planning.parts.training_data`)."""
+        return "mixture"
 
     @property
     def objective(self) -> str:
@@ -282,7 +243,7 @@ class ForwardPart(Part):
     parallel: Parallel = execution(default_factory=Parallel)
 
 
-class Segment(Part):
+class Segment(Settings, Part):
     """A resolved segment of a phase. Inputs: `mixture`, `tokenizer`, and `parent` (a checkpoint) unless it
     starts from new weights; `packed:<i>` of each source of the mixture for best-fit packing; the mixtures
     `excluded:<i>`. Kinds that do not train on a mixture name other inputs. Steps and tokens count within the
@@ -294,7 +255,6 @@ class Segment(Part):
     seed: int | None = identity(
         None, neutral=None, description="seed of new weights; None where all weights are a parent's"
     )
-    sequence_length: int = identity()
     global_batch_size: int = identity()
     sample_offset: int = identity(
         0, neutral=0, description="samples of the mixture already drawn when the segment begins"
@@ -302,30 +262,13 @@ class Segment(Part):
     start_step: int = identity(0, neutral=0)
     start_tokens: int = identity(0, neutral=0)
     carry: list[Carry] = identity(default_factory=list)
-    optimizer: OptimizerSpec = identity()
     schedule: Schedule = identity()
     excluded: list[int] = identity(
         default_factory=list,
         neutral=[],
         description="samples already drawn through the mixtures `excluded:<i>`",
     )
-    goldfish: Goldfish | None = identity(None, neutral=None)
-    z_loss: float = identity(0.0, neutral=0.0)
-    packing: AnyPacking = identity("concatenate", neutral="concatenate")
-    precision: Precision = identity(default_factory=Precision)
-    trainable: list[str] = identity(default_factory=list, neutral=[], description="sorted")
-    anomalies: Anomalies = identity(default_factory=Anomalies, neutral=Anomalies())
-    deterministic: bool = identity(True, neutral=True)
-
     end_step: int = execution(ge=1)
-    micro_batch_size: int | None = execution(None)
-    attention: str = execution("auto")
-    activation_checkpointing: str = execution("none")
-    memory_budget: float = execution(0.5)
-    compile: bool = execution(False)
-    checkpoint: Checkpointing = execution(default_factory=Checkpointing)
-    validation: Validation = execution(default_factory=Validation)
-    norms_interval: int = execution(100)
     source_names: list[str] = execution(
         default_factory=list, description="names of the mixture's sources, for the metrics"
     )
@@ -357,6 +300,11 @@ class Segment(Part):
         return self.checkpoint.due(step) or (
             self.anomalies.rolls_back and step % self.anomalies.rollback_interval == 0
         )
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of the step after `step`."""
+        assert self.optimizer.lr is not None, "the planner resolves the optimizer"
+        return self.optimizer.lr * self.schedule.factor(self.tokens_at(step))
 
     def tokens_at(self, step: int) -> int:
         """Tokens that the stage has consumed after `step` steps."""

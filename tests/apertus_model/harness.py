@@ -27,13 +27,14 @@ from specs.anomalies import Event
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
+from specs.settings import Precision
 from specs.stages import segment_of
 from specs.stages.distill import DistillLoss
 from specs.stages.domain_weights import WeightUpdate
 from specs.stages.dpo import DpoLoss
 from specs.stages.qrpo import QrpoLoss
 from specs.stages.reward_model import RewardLoss
-from specs.stages.training import Precision, Segment
+from specs.stages.training import Segment
 from tests.apertus_model.ranks import RUN_SECONDS, in_kept_processes
 
 # The tables of torch's compiler are made here, after all imports; process groups of the children would throw
@@ -186,7 +187,7 @@ def segment(kind: str = "pretrain", **changes: Any) -> Any:
         "optimizer": OptimizerSpec(
             lr=1e-2, alpha_warmup=10, beta3_warmup=10, betas=(0.9, 0.99, 0.999)
         ).resolved({}),
-        "schedule": Schedule(peak=1e-2, warmup_tokens=256),
+        "schedule": Schedule(warmup_tokens=256),
         "precision": Precision(param="float32"),
         "end_step": 6,
         "checkpoint": {"interval": 3},

@@ -14,8 +14,8 @@ from flows.execution.rehearsal import run_ranks
 from flows.planning.estimate import flops
 from specs.cluster import GPUS
 from specs.recipe import load
+from specs.settings import Precision
 from specs.stages.pretrain import PretrainStage
-from specs.stages.training import Precision
 from tests.apertus_model.harness import (
     Data,
     FolderStorage,

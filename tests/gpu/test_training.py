@@ -8,7 +8,7 @@ import pytest
 from apertus_model.trainer.checkpoint import Source
 from specs.launch import Parallel
 from specs.model import ModelSpec
-from specs.stages.training import Precision
+from specs.settings import Precision
 from tests.apertus_model.harness import Result, SyntheticSamples, difference, losses, same, segment, train
 from tests.apertus_model.trainer.layouts import ALL
 from tests.gpu.conftest import Measured, device, needs_gpus, number_of_gpus

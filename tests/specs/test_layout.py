@@ -240,7 +240,7 @@ def test_float8_is_refused_where_it_cannot_be_trained(
 
 def test_float8_is_inherited_but_not_where_log_ratios_are_trained(tmp_path: Path) -> None:
     found = load(write_recipe(tmp_path, CHAT), [FLOAT8, "cluster={gpu: H100}"])
-    precisions = {name: one.precision.linear for name, one in resolve(found, order(found)).items()}
+    precisions = {name: one.settings.precision.linear for name, one in resolve(found, order(found)).items()}
     assert {precisions[name] for name in ("pretrain", "cooldown", "longer/2", "sft")} == {"float8"}
     assert {precisions[name] for name in ("qrpo", "dpo")} == {"param"}
 

@@ -42,7 +42,7 @@ def test_decay_starts_a_segment_and_does_not_change_earlier_ones() -> None:
     assert [segment.end_step for segment in found.segments] == [15, 20]
     assert found.segments[0].schedule.decay == "none"
     assert (found.segments[1].schedule.decay_start, found.segments[1].schedule.decay_tokens) == (600, 200)
-    assert found.segments[1].schedule.lr(700) == pytest.approx(0.5e-3)
+    assert found.settings.optimizer.lr * found.segments[1].schedule.factor(700) == pytest.approx(0.5e-3)
 
 
 def test_a_cooldown_inherits_and_starts_from_the_rate_at_the_branch_point() -> None:
@@ -54,10 +54,12 @@ def test_a_cooldown_inherits_and_starts_from_the_rate_at_the_branch_point() -> N
     stage |= {"schedule": {"warmup": "10 steps"}}
     cooldown = {"kind": "cooldown", "from": "pretrain@step=5", "mixture": "n", "budget": "8 steps"}
     found = trajectories(stage, cooldown=cooldown)["cooldown"]
-    assert found.optimizer.lr == pytest.approx(0.5e-3)  # half of the warm-up
-    assert found.optimizer.weight_decay == 0.3
+    assert found.settings.optimizer.lr == pytest.approx(0.5e-3)  # half of the warm-up
+    assert found.settings.optimizer.weight_decay == 0.3
     assert found.segments[0].batch == 4
-    assert found.segments[0].schedule.lr(8 * 40) == pytest.approx(0.5e-4)  # 0.1 of the peak at the end
+    assert found.settings.optimizer.lr * found.segments[0].schedule.factor(8 * 40) == pytest.approx(
+        0.5e-4
+    )  # 0.1 of the peak at the end
 
 
 @pytest.mark.parametrize(
@@ -68,9 +70,9 @@ def test_goldfish_defaults_to_the_parents(stated: dict[str, Any], expected: int 
     found = trajectories(
         stage, cooldown={"kind": "cooldown", "from": "pretrain", "mixture": "n", "budget": "8 steps"} | stated
     )
-    goldfish = found["cooldown"].goldfish
+    goldfish = found["cooldown"].settings.goldfish
     assert (goldfish and goldfish.k) == expected
-    default = trajectories({"global_batch_size": 4, "budget": "20 steps"})["pretrain"].goldfish
+    default = trajectories({"global_batch_size": 4, "budget": "20 steps"})["pretrain"].settings.goldfish
     assert default is not None
     assert (default.k, default.h) == (50, 50)
 
@@ -212,7 +214,11 @@ def stages(draw: st.DrawFn) -> dict[str, Any]:
 def each_step(chain: list[Trajectory]) -> list[tuple[float, int, str]]:
     """Learning rate, batch and mixture of every step, as the segments that are trained state them."""
     return [
-        (segment.schedule.lr(trajectory.tokens_at(step)), segment.batch, segment.mixture)
+        (
+            (trajectory.settings.optimizer.lr or 0.0) * segment.schedule.factor(trajectory.tokens_at(step)),
+            segment.batch,
+            segment.mixture,
+        )
         for trajectory in chain
         for segment in trajectory.segments
         for step in range(segment.start_step, segment.end_step)
@@ -271,10 +277,10 @@ def test_at_the_end_of_the_parent_its_last_batch_and_mixture_continue() -> None:
 def test_a_schedule_leaves_out_what_ends_before_its_segment_begins() -> None:
     stage = STAGE | {"schedule": {"warmup": "100 tokens", "decay": "linear", "decay_over": "400 tokens"}}
     early, late = (trajectories(stage, one=rest(f"pretrain@step={step}"))["one"].segments for step in (2, 5))
-    assert early[0].schedule == Schedule(peak=1e-3, offset=80, warmup_tokens=100)
-    assert late[0].schedule == early[1].schedule == Schedule(peak=1e-3)
+    assert early[0].schedule == Schedule(offset=80, warmup_tokens=100)
+    assert late[0].schedule == early[1].schedule == Schedule()
     assert late[-1].schedule == Schedule(
-        peak=1e-3, offset=200, decay="linear", decay_start=800, decay_tokens=400, final=0.1
+        offset=200, decay="linear", decay_start=800, decay_tokens=400, final=0.1
     )
 
 

@@ -39,9 +39,9 @@ from apertus_model.data.conversations.stored import ConversationShards
 from apertus_model.data.order.repeats import permutation, times_seen
 from apertus_model.data.tokens.packing import fill_row, pack
 from infra.store.inputs import SourceError
+from specs.settings import AnyPacking
 from specs.stages.mixture import exact
 from specs.stages.sft import SftLoss
-from specs.stages.training import AnyPacking
 
 Longer = Literal["drop", "truncate"]
 TABLES = 2

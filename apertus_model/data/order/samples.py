@@ -33,7 +33,7 @@ from apertus_model.data.tokens.best_fit import PackedRows
 from apertus_model.data.tokens.goldfish import goldfish_mask
 from apertus_model.data.tokens.stream import IGNORE_INDEX, Sample, Sequences, TokenPaths, TokenStream
 from infra.store.inputs import SourceError
-from specs.stages.training import Goldfish
+from specs.settings import Goldfish
 
 MANY_DOCUMENTS = 16
 """Up to this number of documents in a window, handling them one by one is faster than all at once."""

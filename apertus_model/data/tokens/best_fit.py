@@ -31,7 +31,7 @@ from apertus_model.data.tokens.goldfish import goldfish_mask
 from apertus_model.data.tokens.packing import assign_rows, by_rows, fill_row
 from apertus_model.data.tokens.stream import IGNORE_INDEX, Sample, TokenStream
 from infra.store import Artifact, StoreError
-from specs.stages.training import Goldfish
+from specs.settings import Goldfish
 
 TABLES: dict[str, np.dtype[Any]] = {
     "rows": np.dtype("<i8"),

@@ -35,15 +35,15 @@ def sft_optimizer(context: Context) -> Iterator[Advice]:
         if (
             context.kind(trajectory.stage) in CHAT
             and before
-            and before[-1].optimizer.name != trajectory.optimizer.name
+            and before[-1].settings.optimizer.name != trajectory.settings.optimizer.name
         ):
-            own, first = trajectory.optimizer.name, before[-1]
+            own, first = trajectory.settings.optimizer.name, before[-1]
             yield Advice(
                 "sft-optimizer",
                 trajectory.stage,
                 f"'{name}' is trained with {own}, but '{first.stage}' was pretrained with "
-                f"{first.optimizer.name}; use that, or compare both",
-                {"optimizer": own, "pretraining_optimizer": first.optimizer.name},
+                f"{first.settings.optimizer.name}; use that, or compare both",
+                {"optimizer": own, "pretraining_optimizer": first.settings.optimizer.name},
             )
 
 
@@ -54,7 +54,7 @@ def decay_before_sft(context: Context) -> Iterator[Advice]:
         for start, parent in context.ancestry(trajectory):
             if context.kind(parent.stage) in CHAT or parent.origin in ("merge", "import"):
                 continue
-            peak, last = max(segment.schedule.peak for segment in parent.segments), parent.lr_at(start.step)
+            peak, last = parent.settings.optimizer.lr or 0.0, parent.lr_at(start.step)
             schedule = parent.schedule
             decayed = (
                 schedule.decay != "none"
@@ -81,7 +81,7 @@ def learning_rate_jump(context: Context) -> Iterator[Advice]:
         if parent.origin in ("merge", "import"):
             continue
         before, schedule = parent.lr_at(start.step), trajectory.segments[0].schedule
-        first, peak = schedule.lr(0), schedule.peak
+        first, peak = trajectory.lr_at(0), trajectory.settings.optimizer.lr or 0.0
         if not before or first == before:
             continue
         up = first > JUMP * before and not schedule.warmup_tokens
@@ -104,7 +104,7 @@ def learning_rate_jump(context: Context) -> Iterator[Advice]:
 
 def slow_warmup(context: Context) -> Iterator[Advice]:
     for name, trajectory in context.phases():
-        optimizer = trajectory.optimizer
+        optimizer = trajectory.settings.optimizer
         if optimizer.name != "ademamix":
             continue
         steps, later = trajectory.steps, trajectory
@@ -141,7 +141,7 @@ def slow_warmup(context: Context) -> Iterator[Advice]:
 
 def never_reached(context: Context) -> Iterator[Advice]:
     stated = {
-        phase.name: phase.settings.checkpoint.milestones
+        phase.name: phase.training.checkpoint.milestones
         for name in context.pipeline.stages
         for phase in phases(context.pipeline, name)
     }
@@ -184,7 +184,7 @@ def repetition(context: Context) -> Iterator[Advice]:
 def goldfish_off(context: Context) -> Iterator[Advice]:
     for usage in context.usages:
         segments = [trajectory for _, trajectory in context.phases() if trajectory.stage == usage.stage]
-        if usage.passes > 1 and any(trajectory.goldfish is None for trajectory in segments):
+        if usage.passes > 1 and any(trajectory.settings.goldfish is None for trajectory in segments):
             yield Advice(
                 "goldfish-off",
                 usage.stage,
@@ -196,7 +196,7 @@ def goldfish_off(context: Context) -> Iterator[Advice]:
 
 def rope_theta(context: Context) -> Iterator[Advice]:
     for name, trajectory in context.phases():
-        model, length = trajectory.model, trajectory.sequence_length
+        model, length = trajectory.model, trajectory.settings.sequence_length
         bound = rope_bound(length)
         if model.rope_theta < bound:
             yield Advice(
@@ -240,14 +240,15 @@ def tokens_per_batch(context: Context) -> Iterator[Advice]:
             if (
                 trajectory is None
                 or trajectory.parent is None
-                or not isinstance(phase.settings, MixtureTraining)
+                or not isinstance(phase.training, MixtureTraining)
             ):
                 continue
             parent = context.graph.trajectories[trajectory.parent.phase]
             batch = trajectory.segments[0].batch
-            before, after = batch * parent.sequence_length, batch * trajectory.sequence_length
+            old, new = parent.settings.sequence_length, trajectory.settings.sequence_length
+            before, after = batch * old, batch * new
             if (
-                phase.settings.global_batch_size in (None, REST)
+                phase.training.global_batch_size in (None, REST)
                 and before != after
                 and parent.origin != "import"
             ):
@@ -255,9 +256,9 @@ def tokens_per_batch(context: Context) -> Iterator[Advice]:
                     "tokens-per-batch",
                     stage,
                     f"'{phase.name}' inherits {batch} sequences per step, whose length changes from"
-                    f" {parent.sequence_length:,} to {trajectory.sequence_length:,}: {after:,} tokens per"
+                    f" {old:,} to {new:,}: {after:,} tokens per"
                     f" step in place of {before:,}; set global_batch_size,"
-                    f" {max(1, before // trajectory.sequence_length)} for as many tokens as before",
+                    f" {max(1, before // new)} for as many tokens as before",
                     {"tokens_per_step_before": before, "tokens_per_step": after, "global_batch_size": batch},
                 )
 
@@ -266,7 +267,7 @@ def not_deterministic(context: Context) -> Iterator[Advice]:
     for stage in context.pipeline.stages:
         for phase in phases(context.pipeline, stage):
             trajectory = context.graph.trajectories.get(phase.name)
-            if trajectory is None or phase.settings.deterministic:
+            if trajectory is None or phase.training.deterministic:
                 continue
             yield Advice(
                 "not-deterministic",

@@ -12,6 +12,7 @@ impossible (another order, another length) it is a problem of the recipe, never 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from flows.planning.graph import Graph, Input, Node
@@ -24,10 +25,11 @@ from specs.stages.merge import MergePart
 from specs.stages.mixture import MixturePart, MixtureStage
 from specs.stages.select import SelectPart
 from specs.stages.training import Segment
+from specs.trajectory import SegmentPlan
 
 # training segments, each with the step up to which it counts, the last one first
 Ancestry = list[tuple[Node, int]]
-Counters = dict[tuple[str, ...], int]  # samples drawn so far, by `counter`
+Counters = dict[tuple[str, ...], int]  # samples, by `counter`
 DATA = ("mixture", "conversations", "pairs", "log_probabilities", "distinct_prompts")
 
 
@@ -38,6 +40,34 @@ class ConsumedSamples(NamedTuple):
     length: int
     packing: str
     samples: int
+
+
+@dataclass
+class Drawn:
+    """What was drawn before a segment begins.
+
+    Attributes:
+        samples: the samples at which counters continue.
+        ancestry: the segments before this one.
+        carried: the segments of `ancestry` whose counters continue.
+    """
+
+    samples: Counters = field(default_factory=dict)
+    ancestry: Ancestry = field(default_factory=list)
+    carried: Ancestry = field(default_factory=list)
+
+    @classmethod
+    def before(cls, graph: Graph, parent: Node, step: int, *, carried: bool) -> Drawn:
+        """What was drawn up to a step of a part, from which a phase starts; `carried`: whether its counters
+        continue."""
+        ancestry = ancestry_of(graph, parent, step)
+        return cls(consumed_until(graph, parent, step), ancestry, ancestry) if carried else cls({}, ancestry)
+
+    def add(self, node: Node, key: tuple[str, ...], planned: SegmentPlan) -> None:
+        """Adds a segment."""
+        self.samples[key] = self.samples.get(key, 0) + planned.end_sample - planned.start_sample
+        self.ancestry = [(node, planned.end_step), *self.ancestry]
+        self.carried = [(node, planned.end_step), *self.carried]
 
 
 def counter(inputs: dict[str, Input], length: int, packing: str) -> tuple[str, ...]:
@@ -90,30 +120,26 @@ def excluded(
     mixture: Input,
     length: int,
     packing: str,
-    ancestry: Ancestry,
-    carried: Ancestry,
+    drawn: Drawn,
 ) -> dict[str, ConsumedSamples]:
     """The samples after which a segment begins, by fingerprint of the mixture; its own mixture is included if
     samples were drawn from it.
 
     Of an excluded stage, the steps in the ancestry of the segment count, or all steps if the stage is not an
-    ancestor. The pieces of an annealed mixture exclude each other.
-
-    Args:
-        at: the path of the phase, for problems.
-        ancestry: the segments before this one.
-        carried: the segments of `ancestry` whose counters continue.
-    """
+    ancestor. The pieces of an annealed mixture exclude each other. `at`: the path of the phase, for
+    problems."""
     graph = builder.graph
     node = graph.nodes[mixture.node or ""]
     taken: Ancestry = []
     for name in excluded_by(builder.pipeline, node.stage):
-        here = [(segment, step) for segment, step in ancestry if segment.stage == name]
+        here = [(segment, step) for segment, step in drawn.ancestry if segment.stage == name]
         elsewhere = [(segment, segment.end_step or 0) for segment in graph.of(name)] if name != at[1] else []
         taken += here or elsewhere
     stage = builder.pipeline.stages[node.stage]
     if isinstance(stage, MixtureStage) and stage.anneal is not None:
-        taken += [(segment, step) for segment, step in carried if _stage_of(graph, segment) == node.stage]
+        taken += [
+            (segment, step) for segment, step in drawn.carried if _stage_of(graph, segment) == node.stage
+        ]
     found: dict[str, ConsumedSamples] = {}
     mine = {corpus.fingerprint for corpus in corpora(graph, node.name)}
     for segment, step in taken:

@@ -3,13 +3,13 @@ predictions."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder, reads
 from specs.stages.distill import DistillStage, TeacherTokensPart
 from specs.stages.import_model import ImportModelPart
-from specs.stages.training import Phase
+from specs.stages.training import Phase, TrainingStage
 from specs.trajectory import SegmentPlan, different_fields
 
 MIXTURE_INPUTS = ("mixture", "packed:", "excluded:")
@@ -17,7 +17,7 @@ MIXTURE_INPUTS = ("mixture", "packed:", "excluded:")
 
 def add_teacher(
     builder: Builder,
-    stage: DistillStage,
+    stage: TrainingStage,
     phase: Phase,
     planned: SegmentPlan,
     name: str,
@@ -26,7 +26,7 @@ def add_teacher(
 ) -> tuple[dict[str, Input], dict[str, Any]]:
     """The teacher of the segment `name` as an input, and the fields of its kind. `inputs` and `fields` are
     the other inputs and fields of the segment."""
-    path = (*phase.path, "teacher")
+    stage, path = cast(DistillStage, stage), (*phase.path, "teacher")
     teacher, trajectory = builder.checkpoint(stage.teacher, path)
     student = builder.graph.trajectories[phase.name].model
     if trajectory.model.vocab_size != student.vocab_size:
@@ -43,9 +43,9 @@ def add_teacher(
     imported = isinstance(builder.graph.nodes[teacher.name].part, ImportModelPart)
     models = teacher if imported else builder.tokenizer_of(teacher)
     builder.same_tokenizer(path, inputs["mixture"].name, inputs["tokenizer"], models)
-    kind = {"teacher": trajectory.model, "loss": stage.loss, "top_k": stage.top_k, "mamba": stage.mamba}
+    taught = {"teacher": trajectory.model}
     if stage.top_k is None:
-        return {"teacher": teacher}, kind
+        return {"teacher": teacher}, taught
     part = TeacherTokensPart(
         model=trajectory.model,
         **{name: fields[name] for name in ("sequence_length", "packing", "excluded", "attention")},
@@ -60,4 +60,4 @@ def add_teacher(
     read = {role: read for role, read in inputs.items() if role.startswith(MIXTURE_INPUTS)}
     read |= {"checkpoint": teacher, "tokenizer": inputs["tokenizer"]}
     node = builder.node(f"{name}/teacher", phase.stage, part, read, kind="teacher_tokens")
-    return {"teacher": reads(node)}, kind
+    return {"teacher": reads(node)}, taught

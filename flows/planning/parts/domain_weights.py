@@ -12,19 +12,26 @@ from flows.planning.parts.builder import Builder, reads
 from specs.errors import FieldPath, did_you_mean
 from specs.stages.domain_weights import DomainWeightsSegment, DomainWeightsStage
 from specs.stages.mixture import Learned, MixtureStage
-from specs.stages.training import Phase
+from specs.stages.training import Phase, TrainingStage
 from specs.trajectory import SegmentPlan
 from specs.units import Reference
 
 
 def domain_fields(
-    builder: Builder, stage: DomainWeightsStage, phase: Phase, planned: SegmentPlan, mixture: Input
-) -> dict[str, Any]:
-    """The fields of the kind. Adds problems for sources that are not drawn equally or are too few, for
-    targets that are not among the sources, and for a batch that does not have equally many sequences of each
-    source on every process."""
-    sources = corpora(builder.graph, mixture.name)
-    _check_mixture(builder, phase, mixture, len(sources))
+    builder: Builder,
+    stage: TrainingStage,
+    phase: Phase,
+    planned: SegmentPlan,
+    name: str,
+    inputs: dict[str, Input],
+    fields: dict[str, Any],
+) -> tuple[dict[str, Input], dict[str, Any]]:
+    """No further inputs, and the sources of the segment. Adds problems for sources that are not drawn equally
+    or are too few, for targets that are not among the sources, and for a batch that does not have equally
+    many sequences of each source on every process."""
+    stage = cast(DomainWeightsStage, stage)
+    sources = corpora(builder.graph, inputs["mixture"].name)
+    _check_mixture(builder, phase, inputs["mixture"], len(sources))
     names = [source.name for source in sources]
     targets = []
     for index, ref in enumerate(stage.targets):
@@ -48,7 +55,7 @@ def domain_fields(
         each += f" on each of {ranks} data-parallel processes" if ranks > 1 else ""
         message = f"a batch of {planned.batch} sequences is not possible: {each}"
         builder.problem(path, message, f"use a multiple of {unit}.")
-    return {"sources": len(sources), "targets": sorted(targets), "update": stage.update}
+    return {}, {"sources": len(sources), "targets": sorted(targets)}
 
 
 def _check_mixture(builder: Builder, phase: Phase, mixture: Input, number: int) -> None:

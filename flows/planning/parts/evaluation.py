@@ -204,7 +204,7 @@ def _length(builder: Builder, stage: EvaluateStage, trajectory: Trajectory) -> i
     """The length of the held-out sequences: the stage's, else that of the evaluation in `against`, else the
     model's."""
     if stage.sequence_length is not None or stage.against is None:
-        return stage.sequence_length or trajectory.sequence_length
+        return stage.sequence_length or trajectory.settings.sequence_length
     return cast(EvaluatePart, builder.graph.nodes[stage.against.stage].part).sequence_length
 
 
@@ -322,7 +322,7 @@ def add_probe(builder: Builder, name: str) -> None:
         inputs[f"source:{index}"] = source
     part = ProbePart(
         model=trajectory.model,
-        sequence_length=stage.sequence_length or trajectory.sequence_length,
+        sequence_length=stage.sequence_length or trajectory.settings.sequence_length,
         samples=stage.samples,
         sharpness=stage.sharpness,
     )

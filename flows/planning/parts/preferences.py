@@ -14,6 +14,7 @@ from infra.store.inputs import SourceError
 from specs.errors import FieldPath
 from specs.judge import Judge, clauses
 from specs.rewards import CLASSIFIER_FILES, RewardSpec
+from specs.settings import Precision
 from specs.sources import SourceSpec
 from specs.stages.export import ExportPart, ExportStage
 from specs.stages.model_folder import ModelFolderPart
@@ -30,7 +31,7 @@ from specs.stages.preference_data import (
 )
 from specs.stages.preference_training import DistinctPromptsPart, PreferenceTraining
 from specs.stages.rewarded_completions import RewardedCompletionsPart, RewardedCompletionsStage
-from specs.stages.training import Phase, Precision
+from specs.stages.training import Phase
 from specs.trajectory import Trajectory
 from specs.units import Reference
 
@@ -40,7 +41,7 @@ def add_preference_data(builder: Builder, name: str) -> None:
     stage = cast(PreferenceDataStage, builder.pipeline.stages[name])
     at: FieldPath = ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
-    length = stage.sequence_length or trajectory.sequence_length
+    length = stage.sequence_length or trajectory.settings.sequence_length
     max_tokens = stage.max_tokens or length // 2
     if 2 * max_tokens > length:
         fix = f"lower it to {length // 2} or raise sequence_length."
@@ -90,7 +91,7 @@ def add_rewarded_completions(builder: Builder, name: str) -> None:
     """Adds two parts: the completions with their quantiles, and their log-probabilities."""
     stage, at = cast(RewardedCompletionsStage, builder.pipeline.stages[name]), ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
-    length = stage.sequence_length or trajectory.sequence_length
+    length = stage.sequence_length or trajectory.settings.sequence_length
     if stage.max_tokens is not None and stage.max_tokens > length:
         message = f"a completion of {stage.max_tokens} tokens does not fit into a sequence of {length}"
         fix = f"lower it to {length} or raise sequence_length."
@@ -119,8 +120,8 @@ def add_log_probabilities(
     own = stage if isinstance(stage, PreferenceSet) else None
     part = LogProbabilitiesPart(
         model=trajectory.model,
-        sequence_length=(own and own.sequence_length) or trajectory.sequence_length,
-        precision=(own and own.precision) or Precision(param=trajectory.precision.param),
+        sequence_length=(own and own.sequence_length) or trajectory.settings.sequence_length,
+        precision=(own and own.precision) or Precision(param=trajectory.settings.precision.param),
         parallel=builder.pipeline.launch_of(stage).degrees,
     )
     inputs = {"checkpoint": checkpoint, "pairs": pairs, "tokenizer": builder.tokenizer_of(checkpoint)}
@@ -394,12 +395,14 @@ def check_preferences(builder: Builder, stage: PreferenceTraining, phase: Phase,
             message = f"{made}, but this stage starts from '{phase.parent}'"
             fix = "start from the checkpoint that the preference data name."
             builder.problem((*at, "from"), message, fix)
-        if trajectory.sequence_length != part.sequence_length:
-            own = trajectory.sequence_length
+        if trajectory.settings.sequence_length != part.sequence_length:
+            own = trajectory.settings.sequence_length
             message = f"'{name}' has sequence_length {part.sequence_length}, this stage {own}"
             builder.problem((*at, "sequence_length"), message, f"set {part.sequence_length}.")
-        if trajectory.precision != part.precision:
-            precisions = f"{part.precision.param}, this stage computes in {trajectory.precision.param}"
+        if trajectory.settings.precision != part.precision:
+            precisions = (
+                f"{part.precision.param}, this stage computes in {trajectory.settings.precision.param}"
+            )
             message = f"the log-probabilities of '{name}' are in {precisions}"
             builder.problem((*at, "preferences"), message, "set the same precision in both.")
         for role, read in _of_kind(builder, name, "prompts", "rewarded_completions").inputs.items():

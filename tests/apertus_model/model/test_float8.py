@@ -17,7 +17,7 @@ from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import Source
 from specs.launch import Parallel
 from specs.model import ModelSpec
-from specs.stages.training import Precision
+from specs.settings import Precision
 from tests.apertus_model.harness import MODEL, Result, losses, same, segment, train
 from tests.machine import slow
 

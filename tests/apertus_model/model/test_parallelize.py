@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.distributed.fsdp import FSDPModule
 
-from specs.stages.training import Precision
+from specs.settings import Precision
 from tests.apertus_model.harness import segment, train
 
 

@@ -20,7 +20,8 @@ from flows.planning.estimate import flops
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
-from specs.stages.training import Precision, Segment
+from specs.settings import Precision
+from specs.stages.training import Segment
 from tests.apertus_model.harness import ListedSamples, segment, train
 from tests.apertus_model.step_costs import flop_counter, peak_of_step
 

@@ -14,8 +14,8 @@ from apertus_model.data.tokens.teacher_tokens import StoredPredictions
 from apertus_model.stages import teacher_tokens
 from apertus_model.stages.training_data import OtherDataError, open_data
 from infra.store import Artifact, StoreError
+from specs.settings import Precision
 from specs.stages.distill import DistillLoss, TeacherTokensPart
-from specs.stages.training import Precision
 from tests.apertus_model.harness import MODEL, segment
 from tests.apertus_model.stages.training import SPEC, Stages, weights_of
 

@@ -247,7 +247,7 @@ def oracle(spec: Any, left_out: set[int], restored: dict[int, int]) -> dict[str,
         if step not in left_out:
             inputs, labels = collate([samples[index] for index in range(4 * (step - 1), 4 * step)])
             for group in optimizer.param_groups:
-                group["lr"] = spec.schedule.lr(spec.tokens_at(step - 1))
+                group["lr"] = spec.lr_at(step - 1)
             logits = model(inputs["input"], inputs["positions"])
             torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip)

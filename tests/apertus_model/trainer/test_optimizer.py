@@ -19,7 +19,7 @@ def test_the_new_spec_wins_over_what_the_optimizer_of_the_parent_remembers(tmp_p
     changed = segment(
         start_step=0,
         end_step=1,
-        schedule=Schedule(peak=3e-4),
+        schedule=Schedule(),
         optimizer=OptimizerSpec(lr=3e-4, weight_decay=0.7).resolved({}),
     )
     child = train(tmp_path / "child", changed, source=at(tmp_path / "parent", 6), begin_step=0)[0]

@@ -28,7 +28,7 @@ from tests.flows.inspection.looking import look
 def test_a_batch_shows_what_the_trainer_would_read(built: Plan) -> None:
     from apertus_model.data.order.samples import MixtureSamples
     from apertus_model.data.tokens.stream import IGNORE_INDEX, split_shards
-    from specs.stages.training import Goldfish
+    from specs.settings import Goldfish
 
     found, text = look(built, "cooldown", step=2, limit=3)
     # 8 steps of 4 were drawn from this mixture before, in packed rows, which are other samples: the cooldown

@@ -7,7 +7,7 @@ import pytest
 
 from apertus_model.data.tokens.goldfish import goldfish_mask
 from flows.inspection.goldfish import masked_share
-from specs.stages.training import Goldfish
+from specs.settings import Goldfish
 
 
 def test_the_hash_of_goldfish_masks_less_than_one_label_in_k() -> None:

@@ -14,7 +14,7 @@ def segment(flavour: str = "8b", **changes: object) -> Segment:
         "sequence_length": 4096,
         "global_batch_size": 2048,
         "optimizer": OptimizerSpec(lr=1e-4).resolved({}),
-        "schedule": Schedule(peak=1e-4),
+        "schedule": Schedule(),
         "end_step": 1000,
     }
     return Segment.model_validate({**fields, **changes})

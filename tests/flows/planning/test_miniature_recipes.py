@@ -90,9 +90,9 @@ def test_the_ablation_changes_one_thing_at_a_time() -> None:
         name: (
             run.model.activation,
             run.model.qk_norm,
-            run.optimizer.name,
+            run.settings.optimizer.name,
             run.segments[-1].schedule.decay,
-            run.goldfish is not None,
+            run.settings.goldfish is not None,
         )
         for name, run in trajectories.items()
     }

@@ -76,8 +76,8 @@ def test_fine_tunings_are_compared_with_the_pretraining_that_they_come_from(
             _, optimizer, _, base, varied = name.replace("-lora", "").split("-", 4)
             parent = f"base-{base}-{varied}" if recipe else f"base-{base}"  # a seed, or a rate
             assert found.parent is not None
-            assert (found.optimizer.name, found.parent.phase) == (optimizer, parent)
-            assert recipe or found.optimizer.lr == float(varied)
+            assert (found.settings.optimizer.name, found.parent.phase) == (optimizer, parent)
+            assert recipe or found.settings.optimizer.lr == float(varied)
             against = plan.graph.nodes[f"evaluate-{name.removeprefix('sft-')}"].inputs["against"]
             assert against.name == f"evaluate-{parent}"
 

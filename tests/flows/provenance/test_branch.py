@@ -16,7 +16,7 @@ from infra.store import Store
 from infra.store.writing.retention import referred_steps
 from specs.errors import SpecError
 from specs.recipe import load
-from specs.stages.training import Precision
+from specs.settings import Precision
 from tests.flows.conftest import finish
 from tests.flows.provenance.branches import plan_of, segment
 from tests.recipes import RECIPE, write_recipe
@@ -124,7 +124,7 @@ def test_a_branch_takes_over_the_remaining_breakpoints_of_its_parent(
         [original.lr_at(step + 2) for step in range(15)], rel=1e-9
     )
     assert segment(plan, "other/1").carry == ["weights", "optimizer", "data"]
-    assert new.optimizer == original.optimizer
+    assert new.settings.optimizer == original.settings.optimizer
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_a_recipe_of_the_project_is_branched_in_the_middle(
     plan = plan_of(made, store)
     other = plan.graph.trajectories["other"]
     assert other.tokens_at(other.steps) == trajectory.tokens_at(trajectory.steps) - trajectory.tokens_at(step)
-    assert other.segments[0].schedule.peak == 1e-5
+    assert other.settings.optimizer.lr == 1e-5
     assert other.segments[-1].batch == trajectory.segments[-1].batch
     assert other.segments[-1].mixture == trajectory.segments[-1].mixture
     assert plan.graph.segments("other")[0].inputs["parent"].step == step
@@ -90,9 +90,7 @@ def each_step(plan: Plan, names: list[str]) -> list[tuple[object, ...]]:
             for index, samples in enumerate(part.excluded)
         }
         for step in range(node.start_step or 0, node.end_step or 0):
-            found.append(
-                (part.schedule.lr(part.tokens_at(step)), settings, data, behind, part.sample_at(step))
-            )
+            found.append((part.lr_at(step), settings, data, behind, part.sample_at(step)))
     return found
 
 

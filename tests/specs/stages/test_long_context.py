@@ -18,6 +18,6 @@ def test_the_first_step_starts_from_the_parent_and_each_other_from_the_one_befor
         ("longer/2", "longer/1", 2e4),
         ("longer/3", "longer/2", 4e4),
     ]
-    assert [phase.settings.sequence_length for phase in phases] == [16, 32, 64]
+    assert [phase.training.sequence_length for phase in phases] == [16, 32, 64]
     assert {phase.carry for phase in phases} == {("weights", "data")}
     assert phases[1].path == ("stages", "longer", "steps", 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specs.stages.training import Goldfish
+from specs.settings import Goldfish
 
 
 def test_windows_inside_documents_are_an_option_that_changes_no_fingerprint_until_it_is_taken() -> None:

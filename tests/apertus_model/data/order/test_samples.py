@@ -15,7 +15,7 @@ from apertus_model.data.tokens.goldfish import goldfish_mask
 from apertus_model.data.tokens.megatron import TokenFileWriter
 from apertus_model.data.tokens.stream import IGNORE_INDEX, TokenStream
 from infra.store.inputs import SourceError
-from specs.stages.training import Goldfish
+from specs.settings import Goldfish
 from tests.apertus_model.mixtures import recipe_of
 
 BOS, EOS, VOCAB = 1, 2, 1000

@@ -18,7 +18,7 @@ from apertus_model.data.tokens.goldfish import goldfish_mask
 from apertus_model.data.tokens.megatron import TokenFile, TokenFileWriter
 from apertus_model.data.tokens.stream import IGNORE_INDEX, TokenStream
 from infra.store import StoreError
-from specs.stages.training import Goldfish
+from specs.settings import Goldfish
 from tests.apertus_model.mixtures import recipe_of
 
 EOS = 2

@@ -16,7 +16,7 @@ from apertus_model.data.tokens.stream import TokenShard, TokenStream, split_shar
 from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.reading.ranges import BlockCache, LocalFile
 from specs.job import Job
-from specs.stages.training import Goldfish
+from specs.settings import Goldfish
 from tests.apertus_model.mixtures import recipe_of
 
 VOCAB = 1000

@@ -13,9 +13,10 @@ from specs.layout import backward_passes, micro_batches_in_flight
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
+from specs.settings import Precision
 from specs.stages.domain_weights import DomainWeightsSegment, WeightUpdate
 from specs.stages.qrpo import QrpoLoss, QrpoSegment
-from specs.stages.training import Precision, Segment
+from specs.stages.training import Segment
 
 MODEL = ModelSpec(dim=256, n_layers=6, n_heads=8, n_kv_heads=2, head_dim=32, ffn_dim=1344, vocab_size=4096)
 TOKENS, ROW = 512, 512 * 256 * 2  # of a micro-batch, and the bytes of its states in bfloat16
@@ -28,7 +29,7 @@ def memory(processes: int, parallel: Parallel, rank: int = 0, kind: Any = Segmen
         "global_batch_size": 8,
         "micro_batch_size": 1,
         "optimizer": OptimizerSpec(name="adamw", lr=1e-3).resolved({}),
-        "schedule": Schedule(peak=1e-3),
+        "schedule": Schedule(),
         "precision": Precision(param="bfloat16"),
         "end_step": 1,
         "parallel": parallel,

@@ -7,7 +7,7 @@ import pytest
 from flows.planning.estimate import flops
 from flows.planning.estimate.time_and_cost import spent
 from specs.cluster import GPUS, Cluster
-from specs.stages.training import Precision
+from specs.settings import Precision
 from tests.flows.planning.segments import segment
 
 
