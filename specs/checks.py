@@ -8,29 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Literal
 
 from specs.dependencies import MODELS, order
 from specs.errors import FieldPath, Problem, SpecError, a, did_you_mean, one_of
 from specs.figures import misnamed
-from specs.launch import Launch
+from specs.launch import Launch, Parallel
 from specs.layout import Misfit, misfits
 from specs.model import ModelSpec
 from specs.names import check_names, planted_sources, references
 from specs.optimizer import refused_anomalies, refused_layout, refused_objective
 from specs.pipeline import Pipeline
 from specs.resolution import resolve
+from specs.settings import Phase
 from specs.sources import CONVERSATIONAL, TOKENISED
 from specs.sparse_attention import BACKENDS
-from specs.stages.base import FromCheckpoint, Stage
-from specs.stages.corpus import CorpusSource, CorpusStage
-from specs.stages.distill import DistillStage
-from specs.stages.evaluate import EvaluateStage
-from specs.stages.memorisation import Memorisation
-from specs.stages.mixture import MixtureStage
-from specs.stages.preference_data import PreferenceSet
-from specs.stages.select import SelectStage
-from specs.stages.training import Phase, TrainingStage
-from specs.trajectory import Trajectory, phase_of, phases
+from specs.stages.base import Stage
+from specs.trajectory import Trajectory, phase_of
+from specs.units import Reference
 
 
 def check(pipeline: Pipeline, names: set[str], launches: bool = True) -> list[Problem]:
@@ -41,7 +36,7 @@ def check(pipeline: Pipeline, names: set[str], launches: bool = True) -> list[Pr
     for name, stage in pipeline.stages.items():
         problems += _check_references(pipeline, name, stage)
         problems += _check_planted(pipeline, name, stage)
-        if launches and isinstance(stage, TrainingStage):
+        if launches:
             problems += _check_batches(pipeline, name, stage)
     problems += misnamed(pipeline.figures, names)
     trajectories: dict[str, Trajectory] = {}
@@ -54,6 +49,7 @@ def check(pipeline: Pipeline, names: set[str], launches: bool = True) -> list[Pr
     for name, stage in pipeline.stages.items() if launches else ():
         for problem in _check_layout(pipeline, name, stage, trajectories):
             layouts.setdefault(_with(problem, f"'{name}'", _STAGES), []).append(f"'{name}'")
+        problems += stage.field_problems(("stages", name))
         problems += _check_float8(pipeline, name, stage, trajectories)
     return problems + [_with(problem, _STAGES, ", ".join(affected)) for problem, affected in layouts.items()]
 
@@ -104,62 +100,40 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage) -> Iterator[P
             message = f"'{ref}' names a step, but {a(target.kind)} such as '{ref.stage}' has no steps"
             yield Problem(path, message, f"write '{ref.target}'.")
             continue
-        if ref.best is not None and not isinstance(target, (TrainingStage, SelectStage)):
+        if ref.best is not None and not target.MEASURES_LOSS:
             one = f"'{ref.stage}' is {a(target.kind)} and has one result"
             yield Problem(path, f"'{ref}' chooses by held-out loss, but {one}", f"write '{ref.stage}'.")
             continue
-        if isinstance(target, MixtureStage) and isinstance(stage, MixtureStage) and target.anneal is not None:
-            yield Problem(
-                path,
-                f"mixture '{ref.stage}' is annealed: its shares change during training",
-                "name a constant mixture.",
-            )
+        if (problem := _check_part(path, ref, target)) is not None:
+            yield problem
             continue
-        if target.PART_PER_SOURCE:
-            if ref.part is None and len(target.source_fields()) > 1:
-                choice = ", ".join(f"{ref.stage}/{source}" for source in target.source_fields())
-                yield Problem(path, f"{target.kind} '{ref.stage}' has several parts", f"name one: {choice}.")
-            elif ref.part is not None and ref.part not in target.source_fields():
-                yield Problem(
-                    path,
-                    f"{target.kind} '{ref.stage}' has no part '{ref.part}'",
-                    did_you_mean(ref.part, target.source_fields()),
-                )
-            elif (
-                path[-1] == "probes" and isinstance(target, CorpusStage) and isinstance(stage, EvaluateStage)
-            ):
-                assert stage.memorisation is not None, "it holds the reference"
-                process = target.sources[ref.part or next(iter(target.sources))]
-                yield from _check_probes(path, stage.memorisation, process)
-            continue
-        chooses = isinstance(stage, SelectStage) and ref in stage.checkpoints
-        if (ref.best is not None or chooses) and any(
-            not phase.training.validation.interval for phase in phases(pipeline, ref.stage)
+        if stage.chooses_by_loss(ref) and any(
+            not phase.training.validation.interval for phase in target.phases(ref.stage)
         ):
             message = f"'{ref}' chooses by held-out loss, but '{ref.stage}' measures none"
             yield Problem(path, message, "give it a validation.interval.")
-        if ref.part is not None:
-            parts = [phase.name for phase in phases(pipeline, ref.stage) if phase.name != ref.stage]
-            if f"{ref.stage}/{ref.part}" not in parts:
-                fix = f"name one: {', '.join(parts)}." if parts else f"name '{ref.stage}'."
-                yield Problem(path, f"'{ref.stage}' has no part '{ref.part}'", fix)
+        yield from stage.part_problems(path, ref, target)
 
 
-def _check_probes(path: FieldPath, memorisation: Memorisation, process: CorpusSource) -> Iterator[Problem]:
-    """Checks that the part of a corpus has the probes that an evaluation asks for."""
-    ref, planted, at = memorisation.probes, memorisation.planted, path[:-1]
-    if planted is None and process.repeats is None:
-        message = f"'{ref}' has no repeats:, so it has no probes"
-        yield Problem(path, message, "give that source of the corpus a repeats:, or set planted.")
-    elif planted is not None and planted not in process.planted:
-        message = f"'{ref}' plants no '{planted}'"
-        yield Problem((*at, "planted"), message, did_you_mean(planted, process.planted))
-    elif memorisation.exposure and (planted is None or process.planted[planted].canaries is None):
-        message = "only canaries have known alternatives, among which their exposure ranks them"
-        yield Problem((*at, "exposure"), message, "set planted: with the name of canaries.")
+def _check_part(path: FieldPath, ref: Reference, target: Stage) -> Problem | None:
+    """The problem of a reference that names a part that its stage does not have, or no part of several."""
+    if target.PART_PER_SOURCE:
+        parts = list(target.source_fields())
+        if ref.part is None and len(parts) > 1:
+            choice = ", ".join(f"{ref.stage}/{source}" for source in parts)
+            return Problem(path, f"{target.kind} '{ref.stage}' has several parts", f"name one: {choice}.")
+        if ref.part is not None and ref.part not in parts:
+            message = f"{target.kind} '{ref.stage}' has no part '{ref.part}'"
+            return Problem(path, message, did_you_mean(ref.part, parts))
+    elif ref.part is not None:
+        phases = [phase.name for phase in target.phases(ref.stage) if phase.name != ref.stage]
+        if f"{ref.stage}/{ref.part}" not in phases:
+            fix = f"name one: {', '.join(phases)}." if phases else f"name '{ref.stage}'."
+            return Problem(path, f"'{ref.stage}' has no part '{ref.part}'", fix)
+    return None
 
 
-def _check_batches(pipeline: Pipeline, name: str, stage: TrainingStage) -> Iterator[Problem]:
+def _check_batches(pipeline: Pipeline, name: str, stage: Stage) -> Iterator[Problem]:
     launch = pipeline.launch_of(stage)
     if launch.mismatch is not None:  # reported by `_check_layout`
         return
@@ -194,79 +168,67 @@ def _check_layout(
     if launch.mismatch is not None:
         yield Problem(at, f"'{name}': {launch.mismatch}", "change launch.processes or a degree.")
         return
-    if parallel.pp > 1 and (obstacle := stage.obstacle("pp")):
-        message = f"'{name}' cannot run in a pipeline (pp {parallel.pp}): {obstacle}"
-        yield Problem(
-            (*at, "pp"),
-            message,
-            f"give '{name}' a launch.parallel of its own, with dp_shard, dp_replicate or cp.",
-        )
-    if parallel.tp > 1 and (obstacle := stage.obstacle("tp")):
-        message = f"'{name}' cannot divide layers (tp {parallel.tp}): {obstacle}"
-        yield Problem((*at, "tp"), message, f"give '{name}' a launch.parallel of its own, with dp_shard.")
-    if parallel.cp > 1 and (obstacle := stage.obstacle("cp")):
-        message = f"'{name}' cannot cut sequences (cp {parallel.cp}): {obstacle}"
-        yield Problem((*at, "cp"), message, f"give '{name}' a launch.parallel of its own, with dp_shard.")
-    found: list[Misfit] = []
-    if isinstance(stage, TrainingStage):
-        for phase in stage.phases(name):
-            if phase.training.activation_checkpointing == "memory_budget" and not phase.training.compile:
-                yield Problem(
-                    (*phase.path, "activation_checkpointing"),
-                    "memory_budget is what the compiler of a layer works to, and the layers are not compiled",
-                    "set compile: true, or another activation_checkpointing.",
-                )
-            if parallel.async_tp and not phase.training.compile:
-                yield Problem(
-                    (*at, "async_tp"),
-                    f"'{phase.name}': the compiler rewrites layers for async_tp, and they are not compiled",
-                    f"set compile: true for '{phase.stage}', or leave out async_tp.",
-                )
-            if parallel.pp > 1 and phase.training.trainable:
-                yield Problem(
-                    (*at, "pp"),
-                    f"'{phase.name}' trains some parameters alone, and a part of a pipeline may have none",
-                    "use pp: 1.",
-                )
-            again = phase.training.activation_checkpointing in ("selective", "full")
-            if parallel.tp > 1 and phase.training.compile and again:
-                message = (
-                    "torch 2.13 cannot compile layers with activation checkpointing under tensor parallelism"
-                    f" (tp {parallel.tp})"
-                )
-                yield Problem(
-                    (*phase.path, "compile"),
-                    message,
-                    "leave out compile, or set activation_checkpointing: none or memory_budget.",
-                )
-        teacher = (
-            trajectories.get(phase_of(stage.teacher, trajectories))
-            if isinstance(stage, DistillStage)
-            else None
-        )
-        taught = [] if teacher is None else [teacher.model]
-        for phase in stage.phases(name):
-            optimizer = (
-                trajectories[phase.name].settings.optimizer.name if phase.name in trajectories else None
+    divided: dict[Literal["pp", "tp", "cp"], str] = {
+        "pp": "run in a pipeline",
+        "tp": "divide layers",
+        "cp": "cut sequences",
+    }
+    for degree, what in divided.items():
+        if (number := getattr(parallel, degree)) > 1 and (obstacle := stage.obstacle(degree)):
+            others = "dp_shard, dp_replicate or cp" if degree == "pp" else "dp_shard"
+            message = f"'{name}' cannot {what} ({degree} {number}): {obstacle}"
+            yield Problem(
+                (*at, degree), message, f"give '{name}' a launch.parallel of its own, with {others}."
             )
-            if optimizer and (reason := refused_layout(optimizer, parallel, launch.world_size)):
+    parent, teacher = (
+        None if ref is None else trajectories.get(phase_of(ref, trajectories))
+        for ref in (stage.read_model, stage.teacher_model)
+    )
+    uneven = list(_of_teacher(launch, teacher))
+    phases = stage.phases(name)
+    if not phases and parent is not None:
+        uneven += misfits(launch, parent.model)
+    for phase in phases:
+        yield from _check_recomputation(phase, parallel, at)
+        if (trajectory := trajectories.get(phase.name)) is None:
+            continue
+        optimizer = trajectory.settings.optimizer.name
+        assert optimizer is not None, "resolved"
+        for reason in (
+            refused_layout(optimizer, parallel, launch.world_size),
+            refused_objective(optimizer, stage.objective),
+            refused_anomalies(optimizer, phase.training.anomalies),
+        ):
+            if reason:
                 yield Problem((*phase.path, "optimizer", "name"), reason)
-            if optimizer and (reason := refused_objective(optimizer, stage.objective)):
-                yield Problem((*phase.path, "optimizer", "name"), reason)
-            if optimizer and (reason := refused_anomalies(optimizer, phase.training.anomalies)):
-                yield Problem((*phase.path, "optimizer", "name"), reason)
-        for phase in stage.phases(name):
-            if (trajectory := trajectories.get(phase.name)) is None:
-                continue
-            yield from _check_backend(phase, [trajectory.model, *taught])
-            for segment in trajectory.segments:
-                found += misfits(launch, trajectory.model, trajectory.settings.sequence_length, segment.batch)
-        found += _of_teacher(launch, teacher)
-    elif isinstance(stage, FromCheckpoint):
-        parent = trajectories.get(phase_of(stage.from_, trajectories))
-        found += misfits(launch, parent.model) if parent is not None else []
-    for misfit in dict.fromkeys(found):
+        yield from _check_backend(phase, [trajectory.model, *([teacher.model] if teacher else [])])
+        for segment in trajectory.segments:
+            uneven += misfits(launch, trajectory.model, trajectory.settings.sequence_length, segment.batch)
+    for misfit in dict.fromkeys(uneven):
         yield Problem((*at, misfit.field), f"'{name}': {misfit.message}", misfit.fix)
+
+
+def _check_recomputation(phase: Phase, parallel: Parallel, at: FieldPath) -> Iterator[Problem]:
+    """Checks that what a phase recomputes, compiles and trains is possible in a layout, stated at `at`."""
+    stated = phase.training
+    if stated.activation_checkpointing == "memory_budget" and not stated.compile:
+        message = "memory_budget is what the compiler of a layer works to, and the layers are not compiled"
+        fix = "set compile: true, or another activation_checkpointing."
+        yield Problem((*phase.path, "activation_checkpointing"), message, fix)
+    if parallel.async_tp and not stated.compile:
+        message = f"'{phase.name}': the compiler rewrites layers for async_tp, and they are not compiled"
+        fix = f"set compile: true for '{phase.stage}', or leave out async_tp."
+        yield Problem((*at, "async_tp"), message, fix)
+    if parallel.pp > 1 and stated.trainable:
+        message = f"'{phase.name}' trains some parameters alone, and a part of a pipeline may have none"
+        yield Problem((*at, "pp"), message, "use pp: 1.")
+    if parallel.tp > 1 and stated.compile and stated.activation_checkpointing in ("selective", "full"):
+        message = (
+            "torch 2.13 cannot compile layers with activation checkpointing under tensor parallelism"
+            f" (tp {parallel.tp})"
+        )
+        fix = "leave out compile, or set activation_checkpointing: none or memory_budget."
+        yield Problem((*phase.path, "compile"), message, fix)
 
 
 def _check_backend(phase: Phase, models: Iterable[ModelSpec]) -> Iterator[Problem]:
@@ -299,10 +261,7 @@ def _check_float8(
     pipeline: Pipeline, name: str, stage: Stage, trajectories: Mapping[str, Trajectory]
 ) -> Iterator[Problem]:
     """Checks that the linear layers of a stage can multiply in float8, if it states or inherits that."""
-    if isinstance(stage, PreferenceSet) and stage.precision and stage.precision.linear != "param":
-        message = "reference log-probabilities are not computed in float8: they depend on the rows of a batch"
-        yield Problem(("stages", name, "precision", "linear"), message, "set linear: param.")
-    for phase in stage.phases(name) if isinstance(stage, TrainingStage) else ():
+    for phase in stage.phases(name):
         trajectory = trajectories.get(phase.name)
         if trajectory is None or (linear := trajectory.settings.precision.linear) == "param":
             continue

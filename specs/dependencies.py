@@ -12,7 +12,6 @@ from specs.pipeline import Pipeline
 from specs.stages import STAGES
 from specs.stages.base import Stage
 from specs.stages.mixture import MixtureStage
-from specs.stages.training import TrainingStage
 from specs.units import REST, Reference
 
 CHECKPOINT = "checkpoint"  # the result of all kinds that make a language model
@@ -146,9 +145,8 @@ def needs(name: str, stage: Stage) -> list[str]:
 def mixtures_of(pipeline: Pipeline, name: str) -> list[str]:
     """The names of the mixtures that a training stage draws from."""
     stage = pipeline.stages[name]
-    if isinstance(stage, TrainingStage):
-        return [use.reference.stage for use in uses(name, stage) if use.results == ("mixture",)]
-    return []
+    uses_of = uses(name, stage) if stage.IN_LAYOUT else []
+    return [use.reference.stage for use in uses_of if use.results == ("mixture",)]
 
 
 def excluded_by(pipeline: Pipeline, mixture: str) -> list[str]:

@@ -15,7 +15,6 @@ from specs.pipeline import Pipeline
 from specs.stages import TRAINING
 from specs.stages.base import Stage
 from specs.stages.corpus import CorpusStage
-from specs.stages.mixture import MixtureStage
 from specs.units import Reference
 
 
@@ -31,9 +30,11 @@ class _Named(NamedTuple):
 def references(name: str, stage: Stage) -> list[tuple[FieldPath, Reference, tuple[str, ...]]]:
     """The references of a stage to others, with their paths and the kinds that each may name."""
     found = [(use.path, use.reference, use.kinds) for use in uses(name, stage)]
-    excluded = stage.exclude if isinstance(stage, MixtureStage) else []
     at: FieldPath = ("stages", name, "exclude")
-    return [*found, *(((*at, index), Reference.parse(ref), TRAINING) for index, ref in enumerate(excluded))]
+    return [
+        *found,
+        *(((*at, index), Reference.parse(ref), TRAINING) for index, ref in enumerate(stage.excluded)),
+    ]
 
 
 def planted_sources(name: str, stage: Stage) -> Iterator[tuple[FieldPath, str]]:

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 from specs.errors import FieldPath, SpecError
 from specs.schedule import Schedule, ScheduleSpec
+from specs.settings import Training
 from specs.stages.mixture import Anneal
-from specs.stages.training import Training
 from specs.units import Budget
 
 MOST_STEPS = 10**8  # of a phase

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from specs.errors import FieldPath, Problem, SpecError
+from specs.errors import Problem, SpecError
 from specs.mamba import Mamba, NewMixers
 from specs.model import ModelSpec
 from specs.piecewise import (
@@ -31,12 +31,11 @@ from specs.piecewise import (
     whole_budget,
 )
 from specs.schedule import Schedule, ScheduleSpec
-from specs.settings import Settings
+from specs.settings import Phase, Settings, Training
 from specs.stages.merge import MergeStage
 from specs.stages.mixture import Anneal, MixtureStage
 from specs.stages.rewrite import RewriteStage
 from specs.stages.select import SelectStage
-from specs.stages.training import Phase, Training
 from specs.trainable import problems, trained
 from specs.trajectory import (
     Best,
@@ -77,23 +76,16 @@ def resolve(
     found: dict[str, Trajectory] = dict(models or {})
     problems: list[Problem] = []
     annealed = {
-        name: stage.anneal
+        name: anneal
         for name, stage in pipeline.stages.items()
-        if isinstance(stage, MixtureStage) and stage.anneal
+        if stage.annealed and (anneal := cast(MixtureStage, stage).anneal) is not None
     }
     for name in names:
         stage = pipeline.stages.get(name)
+        derive = None if stage is None else DERIVED.get(stage.kind)
         try:
-            if (
-                isinstance(stage, SelectStage)
-                and all(ref.stage in pipeline.stages for ref in stage.evaluations)
-                and all(phase_of(ref, found) in found for _, ref in candidates(pipeline, name))
-            ):
-                found[name] = _selected(pipeline, name, found, best or {})
-            if isinstance(stage, MergeStage) and all(phase_of(ref, found) in found for ref in stage.parents):
-                found[name] = _merged(name, stage, found, best or {})
-            if isinstance(stage, RewriteStage) and phase_of(stage.from_, found) in found:
-                found[name] = _rewritten(name, stage, found, best or {})
+            if derive is not None and (derived := derive(pipeline, name, found, best or {})) is not None:
+                found[name] = derived
             for phase in phases(pipeline, name):
                 if phase.parent is None or phase_of(phase.parent, found) in found:
                     found[phase.name] = _trajectory(phase, found, best or {}, annealed)
@@ -104,7 +96,11 @@ def resolve(
     return found
 
 
-def _merged(name: str, stage: MergeStage, found: dict[str, Trajectory], best: Best) -> Trajectory:
+def _merged(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best: Best) -> Trajectory | None:
+    """The trajectory of a merge."""
+    stage = cast(MergeStage, pipeline.stages[name])
+    if not all(phase_of(ref, found) in found for ref in stage.parents):
+        return None
     paths = [
         ("stages", name, *(("checkpoints", index) if index < len(stage.checkpoints) else ("base",)))
         for index in range(len(stage.parents))
@@ -129,9 +125,11 @@ def _alone(name: str, trajectory: Trajectory, start: Point) -> Trajectory:
     return replace(alone, settings=settings, stage=name, seed=None, carry=(), leftover_tokens=0)
 
 
-def _rewritten(name: str, stage: RewriteStage, found: dict[str, Trajectory], best: Best) -> Trajectory:
+def _rewritten(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best: Best) -> Trajectory | None:
     """The trajectory of a checkpoint that is computed in another way."""
-    at: FieldPath = ("stages", name)
+    stage, at = cast(RewriteStage, pipeline.stages[name]), ("stages", name)
+    if phase_of(stage.from_, found) not in found:
+        return None
     start = point_of(stage.from_, found, (*at, "from"), best)
     read = found[start.phase]
     if stage.layer_pairs is not None:
@@ -153,10 +151,13 @@ def _rewritten(name: str, stage: RewriteStage, found: dict[str, Trajectory], bes
     return replace(_alone(name, read, start), model=model, parent=start, origin="rewrite")
 
 
-def _selected(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best: Best) -> Trajectory:
+def _selected(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best: Best) -> Trajectory | None:
     """The trajectory of the candidate that is currently chosen. All candidates have the same dimensions, so
     later stages can be planned before the choice; candidates may be computed in different ways."""
-    among = candidates(pipeline, name)
+    stage, among = cast(SelectStage, pipeline.stages[name]), candidates(pipeline, name)
+    known = all(ref.stage in pipeline.stages for ref in stage.evaluations)
+    if not known or not all(phase_of(ref, found) in found for _, ref in among):
+        return None
     starts = [point_of(ref, found, path, best) for path, ref in among]
     models = [found[start.phase].model.without_method for start in starts]
     for (path, ref), model in zip(among, models, strict=True):
@@ -165,6 +166,10 @@ def _selected(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best:
             raise SpecError.of(path, message, "choose among checkpoints of the same dimensions.")
     chosen = starts[best.get(name, 0)]
     return replace(found[chosen.phase], stage=name, stands_for=chosen)
+
+
+DERIVED = {"select": _selected, "merge": _merged, "rewrite": _rewritten}
+"""The trajectories of the kinds that make a checkpoint of others; None as long as one of these is missing."""
 
 
 def _check_imported(phase: Phase, stage: Training) -> None:
@@ -388,7 +393,7 @@ def _trainable(phase: Phase, model: ModelSpec, parent: Trajectory | None) -> lis
     parameter, and for optimizer states to carry that the parent does not have."""
     patterns, at = phase.training.trained(model, phase.path), (*phase.path, "trainable")
     found = problems(at, model, patterns)
-    if patterns and getattr(phase.training, "lora", None) is not None:
+    if patterns and phase.training.adapters is not None:
         message = "with lora, adapters are trained and no parameter of the model"
         found = [Problem(at, message, "leave out trainable or lora.")]
     if parent is not None and "optimizer" in phase.carry and parent.settings.trainable:

@@ -7,12 +7,20 @@ the phase, which its trajectory holds, and each of its segments has.
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from specs.anomalies import Anomalies
-from specs.base import Spec, execution, identity
+from specs.base import Spec, execution, identity, reference
+from specs.errors import FieldPath
 from specs.launch import Checkpointing, Validation
+from specs.mamba import NewMixers
+from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
+from specs.schedule import ScheduleSpec
+from specs.units import Budget, OrRest, Reference, ReferenceText, Rest
 
 Packing = Literal["concatenate", "best-fit"]
 """How documents become sequences: end to end, or whole."""
@@ -49,6 +57,17 @@ class Precision(Spec):
             " tensor, float8-rowwise: one per row. Products of a GPU from the H100 on; emulated, and slow,"
             " without a GPU"
         ),
+    )
+
+
+class Lora(Spec):
+    """Low-rank adaptation (arXiv 2106.09685): `W + alpha / rank * B A`, of which only A and B are trained.
+    The checkpoint holds W, A and B; a stage that starts from it reads the sum."""
+
+    rank: int = identity(16, ge=1, le=2**16)
+    alpha: float = identity(32.0, gt=0)
+    targets: list[Literal["wq", "wk", "wv", "wo", "up_proj", "down_proj"]] = identity(
+        default_factory=lambda: ["wq", "wk", "wv", "wo", "up_proj", "down_proj"], min_length=1
     )
 
 
@@ -119,3 +138,135 @@ class Settings(PhaseSettings):
     goldfish: Goldfish | None = identity(None, neutral=None)
     z_loss: float = identity(0.0, neutral=0.0)
     packing: AnyPacking = identity("concatenate", neutral="concatenate")
+
+
+Carry = Literal["weights", "optimizer", "data"]
+
+
+def _piecewise(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"0 tokens": value}
+
+
+Batches = Annotated[dict[str, int], BeforeValidator(_piecewise, json_schema_input_type=int | dict[str, int])]
+Mixtures = Annotated[
+    dict[str, ReferenceText], BeforeValidator(_piecewise, json_schema_input_type=str | dict[str, str])
+]
+
+
+class Stated(Spec):
+    """What a stage states relative to its parent: length, batch, optimizer and precision default to the
+    parent's, and `rest of parent` is what the parent would have done after the checkpoint that the stage
+    starts from."""
+
+    global_batch_size: OrRest[Batches | None] = reference(
+        None,
+        description=(
+            "sequences per step, or a map from breakpoints: {0 samples: 1024, 1_718_272_000 samples: 2048};"
+            " or `rest of parent`"
+        ),
+    )
+    budget: OrRest[Budget] = reference(
+        description="length of the training, floored to whole batches; or `rest of parent`"
+    )
+    stop_at: Budget | None = reference(
+        None,
+        description=(
+            "training stops here; the schedule, and the `rest of parent` for another stage, stay those of "
+            "the whole budget"
+        ),
+    )
+    sequence_length: int | None = identity(None, ge=8)
+    optimizer: OptimizerSpec = identity(default_factory=OptimizerSpec)
+    schedule: OrRest[ScheduleSpec] = identity(
+        default_factory=ScheduleSpec,
+        description="schedule of the learning rate; `rest of parent` scales with optimizer.lr, its peak",
+    )
+    precision: Precision | None = identity(None)
+
+
+class Training(PhaseSettings, Stated):
+    """Settings of training on one kind of data, as stated."""
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of the phase, as stated or by default; None where the parent decides."""
+        return {name: getattr(self, name) for name in Training.model_fields if name in Settings.model_fields}
+
+    def inherited(self, parent: Settings) -> Settings:
+        """The settings of the parent, as far as this kind of training inherits them."""
+        return parent.model_copy(update={"goldfish": None})
+
+    @property
+    def adapters(self) -> Lora | None:
+        """The adapters that are trained in place of the model's parameters."""
+        return None
+
+    def trained(self, model: ModelSpec, at: FieldPath) -> list[str]:
+        """The patterns of the parameters that are trained; empty for all. `at`: the path of these settings,
+        for errors."""
+        return self.trainable
+
+    @property
+    def data(self) -> dict[str, str] | Rest:
+        """The mixtures by breakpoint. Training without a mixture has one mixture with an empty name."""
+        return {"0 tokens": ""}
+
+
+class MixtureTraining(Training):
+    """Training on text. Goldfish, z-loss and packing default to the parent's."""
+
+    mixture: OrRest[Mixtures] = reference(
+        to="mixture",
+        description=(
+            "a mixture, or a map from breakpoints: {0 tokens: main, 7.038T tokens: second}; or `rest of"
+            " parent`"
+        ),
+    )
+    goldfish: Goldfish | None = identity(default_factory=Goldfish)
+    z_loss: float | None = identity(
+        None,
+        neutral=None,
+        ge=0,
+        le=1,
+        description=(
+            "weight of the mean of (ln Z)^2, Z the sum of a token's exp(logit), which keeps logits small"
+            " (1e-4 in arXiv 2204.02311); it is part of training losses, not of held-out ones; 0: off"
+        ),
+    )
+    packing: Packing | None = identity(
+        None,
+        neutral=None,
+        description=(
+            "concatenate (the default): documents one after the other, cut where a sequence ends; "
+            "best-fit: whole documents packed into sequences (arXiv 2404.10830), only longer ones are cut"
+        ),
+    )
+
+    def settings(self) -> dict[str, Any]:
+        names = MixtureTraining.model_fields.keys() & Settings.model_fields.keys()
+        return {name: getattr(self, name) for name in names}
+
+    def inherited(self, parent: Settings) -> Settings:
+        return parent
+
+    @property
+    def data(self) -> dict[str, str] | Rest:
+        return self.mixture
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A piece of a stage with its own settings and parent. Most stages have one; `long_context` has one per
+    step. Settings that are left out, rope_theta and head among them, are the parent's."""
+
+    name: str  # the stage, or `stage/1`
+    stage: str
+    path: FieldPath  # of its fields
+    training: Training  # as stated
+    parent: Reference | None  # None: begins with new weights
+    carry: tuple[Carry, ...] = ()
+    model: ModelSpec | None = None
+    seed: int | None = None
+    rope_theta: float | None = None
+    head: Literal["vocabulary", "reward"] | None = None
+    mamba: NewMixers | None = None
+    chat: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from specs.base import flatten
 from specs.differences import changes
@@ -14,10 +14,8 @@ from specs.foreign import shown
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule
-from specs.settings import Goldfish, Settings
-from specs.stages.base import FromCheckpoint
+from specs.settings import Carry, Goldfish, Phase, Settings
 from specs.stages.select import SelectStage
-from specs.stages.training import Carry, Phase, TrainingStage
 from specs.units import Reference
 
 if TYPE_CHECKING:
@@ -122,9 +120,9 @@ Best = Mapping[str, int]
 
 
 def phases(pipeline: Pipeline, name: str) -> list[Phase]:
-    """The phases of a stage; empty for a stage that does not train."""
+    """The phases of a stage; empty for a stage that does not train, or does not exist."""
     stage = pipeline.stages.get(name)
-    return stage.phases(name) if isinstance(stage, TrainingStage) else []
+    return [] if stage is None else stage.phases(name)
 
 
 def imported(reference: str, model: ModelSpec, *, context: int, chat: bool) -> Trajectory:
@@ -195,11 +193,10 @@ def point_of(
 def candidates(pipeline: Pipeline, name: str) -> list[tuple[FieldPath, Reference]]:
     """The checkpoints that a selection chooses among, each with the path of the field that names it. Invalid
     evaluations are left out."""
-    stage = pipeline.stages[name]
-    assert isinstance(stage, SelectStage)
-    evaluated = [(other, pipeline.stages.get(other)) for other in (ref.stage for ref in stage.evaluations)]
+    stage = cast(SelectStage, pipeline.stages[name])
+    evaluated = [(ref.stage, pipeline.stages.get(ref.stage)) for ref in stage.evaluations]
     return [(("stages", name, "checkpoints", index), ref) for index, ref in enumerate(stage.checkpoints)] + [
-        (("stages", other, "from"), evaluation.from_)
+        (("stages", other, "from"), evaluation.read_model)
         for other, evaluation in evaluated
-        if isinstance(evaluation, FromCheckpoint)
+        if evaluation is not None and evaluation.read_model is not None
     ]

@@ -28,7 +28,7 @@ from torchtitan.protocols.sharding import ShardingConfig
 
 from apertus_model.model.init import local_part, owned_region
 from apertus_model.model.output import REWARD_HEAD
-from specs.stages.sft import Lora
+from specs.settings import Lora
 
 ADAPTER_PARTS = ("lora_a.weight", "lora_b.weight", "lora_scale")
 _PARENTS = {

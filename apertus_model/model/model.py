@@ -48,7 +48,7 @@ from apertus_model.model.rotation import rotate
 from apertus_model.model.sharding import set_sharding
 from apertus_model.model.token_mixers import token_mixer
 from specs.model import ModelSpec
-from specs.stages.sft import Lora
+from specs.settings import Lora
 from specs.trainable import fits
 
 

@@ -1,7 +1,7 @@
 """The training data of a segment, opened from its inputs: windows of a mixture, packed conversations, or
 packed pairs of completions, with a reference or with labels.
 
-Invariants: every kind of data implements `TrainingData`; the kind of the segment decides which. `identity`
+Invariants: every kind of data implements `TrainingData`; the segment names which. `identity`
 states by content all that sample i depends on: two segments with equal identities see the same samples in
 the same order. It is stored with every checkpoint, and `same_data` refuses to continue with other data.
 torch is not imported here, so that data can be inspected without it.
@@ -10,8 +10,9 @@ torch is not imported here, so that data can be inspected without it.
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from apertus_model.data.order.mixture_recipe import FILE, MixtureRecipe
 from apertus_model.data.order.samples import EqualSamples, MixtureSamples, validation_samples
@@ -25,8 +26,7 @@ from specs.differences import changes
 from specs.errors import StageError
 from specs.job import InputRef
 from specs.settings import Goldfish
-from specs.stages.distill import DistillSegment, TeacherTokensPart
-from specs.stages.domain_weights import DomainWeightsSegment
+from specs.stages.distill import TeacherTokensPart
 from specs.stages.mixture import exact
 from specs.stages.preference_training import PreferenceSegment
 from specs.stages.reward_model import RewardSegment
@@ -68,13 +68,9 @@ class TrainingData(Protocol):
 
 def open_data(store: Store, inputs: Inputs, segment: Segment) -> TrainingData:
     """The data of a segment, from its inputs by role."""
-    if isinstance(segment, SftSegment):
-        return ConversationData(store, inputs, segment)
-    if isinstance(segment, PreferenceSegment):
-        return PreferenceData(store, inputs, segment)
-    if isinstance(segment, RewardSegment):
-        return RewardData(store, inputs, segment)
-    return MixtureData(store, inputs, segment)
+    module, _, name = segment.data.rpartition(":")
+    opened: TrainingData = getattr(importlib.import_module(module or __name__), name)(store, inputs, segment)
+    return opened
 
 
 def same_data(now: Mapping[str, Any], then: Mapping[str, Any], step: int) -> None:
@@ -139,11 +135,10 @@ def open_mixture(
 
 
 class MixtureData:
-    """Windows, or packed rows, over the documents of a mixture, with a teacher's predictions if they are
-    stored."""
+    """Windows, or packed rows, over the documents of a mixture."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: Segment) -> None:
-        blocks = BlockCache()
+        self.blocks = blocks = BlockCache()
         recipe, corpora, samples = open_mixture(store, inputs, segment, blocks, segment.goldfish)
         self.fingerprints: list[str] = [source.fingerprint for source in recipe.sources]
         self.names = segment.source_names or [fingerprint[:8] for fingerprint in self.fingerprints]
@@ -163,13 +158,6 @@ class MixtureData:
                 for index, source in enumerate(recipe.sources)
             },
         }
-        if isinstance(segment, DomainWeightsSegment):
-            self.samples = EqualSamples(samples, segment.global_batch_size)
-            self.identity["batches"] = "equal"
-        if isinstance(segment, DistillSegment) and segment.top_k is not None:
-            predictions = Artifact.of_input(store, inputs["teacher"])
-            self.samples = TaughtSamples(samples, StoredPredictions(predictions, blocks))
-            self.identity["teacher"] = _content(predictions)
         self.heldout: dict[str, Sequence[SampleLike]] = {}
         if segment.validation.interval:
             shards = {
@@ -187,6 +175,26 @@ class MixtureData:
                 chosen = [heldout[i] for i in heldout.of_source(index)[: segment.validation.samples]]
                 if _scored(chosen):
                     self.heldout[name] = chosen
+
+
+class EqualMixtureData(MixtureData):
+    """Equally many samples of each source of a mixture in every batch."""
+
+    def __init__(self, store: Store, inputs: Inputs, segment: Segment) -> None:
+        super().__init__(store, inputs, segment)
+        self.samples = EqualSamples(cast(MixtureSamples, self.samples), segment.global_batch_size)
+        self.identity["batches"] = "equal"
+
+
+class TaughtMixtureData(MixtureData):
+    """Samples of a mixture with the stored predictions of a teacher."""
+
+    def __init__(self, store: Store, inputs: Inputs, segment: Segment) -> None:
+        super().__init__(store, inputs, segment)
+        predictions = Artifact.of_input(store, inputs["teacher"])
+        samples = cast(MixtureSamples, self.samples)
+        self.samples = TaughtSamples(samples, StoredPredictions(predictions, self.blocks))
+        self.identity["teacher"] = _content(predictions)
 
 
 def _recipe(store: Store, mixture: InputRef) -> MixtureRecipe:

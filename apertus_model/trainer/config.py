@@ -44,7 +44,6 @@ from specs.errors import StageError
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.optimizer import refused_anomalies, refused_layout, refused_objective
-from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 
 PIPELINE_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B"}
@@ -126,13 +125,12 @@ def trainer_config(
     collective_timeout = int(
         2 * SLOW_FACTOR * (lifecycle.watch.seconds if lifecycle.watch is not None else HANG_SECONDS)
     )
-    lora = segment.lora if isinstance(segment, AdaptedSegment) else None
     model = model_config(
         segment.model,
         sequence_length=segment.sequence_length,
         attention=attention_of(segment).backend,
-        seed=initial_seed(segment),
-        lora=lora,
+        seed=segment.new_weights_seed,
+        lora=segment.adapters,
         trainable=segment.trainable,
         linear_config=linear_config(segment.precision.linear, compiled=segment.compile),
     )
@@ -226,14 +224,6 @@ def attention_of(segment: Segment, other: ModelSpec | None = None) -> Choice:
     setting = Setting.of(model, segment.precision.param, segment.parallel.cp, segment.sequence_length)
     same = other is not None and segment.parallel.cp > 1
     return resolve_backend(attention_of(segment).backend if same else segment.attention, setting)
-
-
-def initial_seed(segment: Segment) -> int:
-    """Seed of the weights that come from no checkpoint: those of a new model, or new adapters and the head of
-    a reward model, which use the seed of the data."""
-    if segment.seed is not None:
-        return segment.seed
-    return segment.data_seed if isinstance(segment, AdaptedSegment) else 0
 
 
 def recomputation_config(segment: Segment) -> ActivationCheckpointing.Config | None:

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from flows.format import some_of
 from flows.planning.graph import Graph, Node
@@ -49,10 +50,10 @@ def notes(
             f" {counted(count, 'part')} are provisional, and running them needs these inputs"
         )
     for node in graph.nodes.values():
-        part = node.part
-        if not isinstance(part, CorpusPart) or part.source.declared is None or waiting[node.name]:
+        declared = cast(CorpusPart, node.part).source.declared if node.kind == "corpus" else None
+        if declared is None or waiting[node.name]:
             continue
-        declared, artifact = part.source.declared, Artifact(store, node.path)
+        artifact = Artifact(store, node.path)
         name = node.inputs["documents"].name
         if not artifact.complete:
             bound, _ = available(graph, store, node)

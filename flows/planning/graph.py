@@ -19,7 +19,7 @@ from specs.dependencies import uses
 from specs.launch import Launch
 from specs.pipeline import Pipeline
 from specs.stages.base import Part
-from specs.stages.select import SelectStage
+from specs.stages.training import Segment
 from specs.trajectory import Trajectory
 from specs.units import Reference
 
@@ -59,6 +59,16 @@ class Node:
     tokens: int = 0
     flops: int = 0
     phase: str = ""  # of a segment
+
+    @property
+    def segment(self) -> Segment | None:
+        """The part as a segment of training; None for any other part."""
+        return self.part if isinstance(self.part, Segment) else None
+
+    @property
+    def imported(self) -> bool:
+        """Whether the part is a checkpoint that is made of a Hugging Face model."""
+        return self.kind == "import_model"
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -138,7 +148,8 @@ class Graph:
         that is not known yet, or on unavailable inputs."""
 
         def unknown(ref: Reference) -> bool:
-            chosen = isinstance(pipeline.stages.get(ref.stage), SelectStage)
+            stage = pipeline.stages.get(ref.stage)
+            chosen = stage is not None and stage.kind == "select"
             return (ref.best is not None and str(ref) not in self.best) or (
                 chosen and ref.stage not in self.best
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from typing import cast
 
 from flows.planning.graph import Graph, Input, Node
 from infra.store import Store
@@ -51,41 +52,38 @@ def shares(
 ) -> dict[str, Fraction]:
     """The share of each corpus, by fingerprint, in the samples of a mixture. `tokens` is called only under
     `proportional`; learned weights that are not known yet count as equal."""
-    node = graph.nodes[name]
-    assert isinstance(node.part, MixturePart)
+    node, part = graph.nodes[name], _part(graph, name)
     found: dict[str, Fraction] = {}
-    weights = node.part.weights
-    if node.part.learned and (known := learned(graph.nodes[node.inputs["learned"].name])) is not None:
-        weights = [known[position] for position in node.part.learned]
+    weights = part.weights
+    if part.learned and (known := learned(graph.nodes[node.inputs["learned"].name])) is not None:
+        weights = [known[position] for position in part.learned]
     for read, weight in zip(sources(node), weights, strict=True):
         inner = (
             shares(graph, read.node or "", tokens, learned)
             if read.kind == "mixture"
             else {read.fingerprint: Fraction(1)}
         )
-        size = tokens(graph.nodes[read.node or ""]) if node.part.proportional else 1
+        size = tokens(graph.nodes[read.node or ""]) if part.proportional else 1
         for fingerprint, share in inner.items():
             found[fingerprint] = found.get(fingerprint, Fraction(0)) + weight * size * share
     total = sum(found.values())
     return {fingerprint: share / total for fingerprint, share in found.items()} if total else found
 
 
+def _part(graph: Graph, name: str) -> MixturePart:
+    return cast(MixturePart, graph.nodes[name].part)
+
+
 def by_size(graph: Graph, name: str) -> bool:
     """Whether the shares of a mixture depend on the sizes of its corpora."""
-    node = graph.nodes[name]
-    assert isinstance(node.part, MixturePart)
-    return node.part.proportional or any(
-        by_size(graph, read.node or "") for read in sources(node) if read.kind == "mixture"
-    )
+    inner = [read.node or "" for read in sources(graph.nodes[name]) if read.kind == "mixture"]
+    return _part(graph, name).proportional or any(by_size(graph, mixture) for mixture in inner)
 
 
 def is_learned(graph: Graph, name: str) -> bool:
     """Whether the shares of a mixture depend on learned weights."""
-    node = graph.nodes[name]
-    assert isinstance(node.part, MixturePart)
-    return bool(node.part.learned) or any(
-        is_learned(graph, read.node or "") for read in sources(node) if read.kind == "mixture"
-    )
+    inner = [read.node or "" for read in sources(graph.nodes[name]) if read.kind == "mixture"]
+    return bool(_part(graph, name).learned) or any(is_learned(graph, mixture) for mixture in inner)
 
 
 def limits(graph: Graph, pipeline: Pipeline, stage_name: str) -> dict[str, float]:
@@ -101,8 +99,7 @@ def limits(graph: Graph, pipeline: Pipeline, stage_name: str) -> dict[str, float
 def _limits(
     graph: Graph, pipeline: Pipeline, stage_name: str, stated: float | None
 ) -> Iterator[tuple[str, float]]:
-    stage = pipeline.stages[stage_name]
-    assert isinstance(stage, MixtureStage)
+    stage = cast(MixtureStage, pipeline.stages[stage_name])
     if stage.learned is not None:
         for read in corpora(graph, stage_name):
             yield read.fingerprint, stated or stage.max_repetition
@@ -113,7 +110,7 @@ def _limits(
     for source, weight in named:
         ref = Reference.parse(source)
         limit = stated or weight.max_repetition
-        if isinstance(pipeline.stages[ref.stage], MixtureStage):
+        if pipeline.stages[ref.stage].kind == stage.kind:
             yield from _limits(graph, pipeline, ref.stage, limit)
         else:
             parts = graph.of(ref.stage)

@@ -56,7 +56,7 @@ def usages(graph: Graph, pipeline: Pipeline, store: Store) -> list[SourceUsage]:
     sources = _Sources(graph, store)
     found: dict[tuple[str, str], SourceUsage] = {}
     for node in graph.nodes.values():
-        if not isinstance(node.part, Segment) or "mixture" not in node.inputs:
+        if node.segment is None or "mixture" not in node.inputs:
             continue
         mixture = graph.nodes[node.inputs["mixture"].name]
         allowed = limits(graph, pipeline, mixture.stage)
@@ -74,7 +74,7 @@ def usages(graph: Graph, pipeline: Pipeline, store: Store) -> list[SourceUsage]:
             in_all = sum(count for _, count in drawn)
             passes = sum(sources.passes(segment, step, corpus.fingerprint) for segment, step in ancestry)
             available_tokens, exact = sources.available(graph.nodes[corpus.name])
-            sequences, length = sources.sequences(node, corpus.fingerprint), node.part.sequence_length
+            sequences, length = sources.sequences(node, corpus.fingerprint), node.segment.sequence_length
             limit = allowed[corpus.fingerprint]
             lacking = max(0.0, passes / limit - 1) * available_tokens if available_tokens else tokens
             shortfall = lacking if passes > limit else 0.0
@@ -148,8 +148,7 @@ class _Sources:
     def sequences(self, segment: Node, corpus: str) -> int:
         """The number of training sequences of a corpus in the form that a segment draws; a lower bound before
         best-fit packing is done."""
-        part = segment.part
-        assert isinstance(part, Segment)
+        part = cast(Segment, segment.part)
         for role, read in segment.inputs.items():
             rows = self._graph.nodes[read.node or ""]
             if role.startswith("packed:") and rows.inputs["corpus"].fingerprint == corpus:
@@ -165,8 +164,7 @@ class _Sources:
 
     def drawn(self, segment: Node, step: int, corpus: str) -> float:
         """The number of sequences of a corpus that a segment has drawn by a step."""
-        mixture, part = segment.inputs["mixture"].name, segment.part
-        assert isinstance(part, Segment)
+        mixture, part = segment.inputs["mixture"].name, cast(Segment, segment.part)
         if mixture not in self._shares:
             self._shares[mixture] = shares(
                 self._graph, mixture, lambda node: self.available(node)[0], learned_in(self._store)
@@ -175,8 +173,7 @@ class _Sources:
         return float(samples * self._shares[mixture].get(corpus, 0))
 
     def tokens(self, segment: Node, step: int, corpus: str) -> float:
-        assert isinstance(segment.part, Segment)
-        return self.drawn(segment, step, corpus) * segment.part.sequence_length
+        return self.drawn(segment, step, corpus) * cast(Segment, segment.part).sequence_length
 
     def passes(self, segment: Node, step: int, corpus: str) -> float:
         drawn = self.drawn(segment, step, corpus)
@@ -193,16 +190,15 @@ def corpus_is_declared(graph: Graph, node: Node) -> bool:
 
 def available(graph: Graph, store: Store, node: Node) -> tuple[int, bool]:
     """Training tokens of a part of a corpus, and whether the number is exact."""
+    process = cast(CorpusPart, node.part).process
     if corpus_is_declared(graph, node):
-        assert isinstance(node.part, CorpusPart)
         size = graph.unavailable[node.inputs["documents"].name].size
         assert size is not None and size.tokens is not None, "checked with the recipe"
-        return int(size.tokens.amount * (1 - node.part.process.holdout)), False
+        return int(size.tokens.amount * (1 - process.holdout)), False
     artifact = Artifact(store, node.path)
     if artifact.complete:
         return int(artifact.metric("train", "tokens")), True
-    assert isinstance(node.part, CorpusPart)
-    repeats = node.part.process.repeats
+    repeats = process.repeats
     repeated = repeats.per_bucket * repeats.length * sum(repeats.buckets) if repeats else 0
     listing = graph.listings[node.inputs["documents"].name]
     return _most_tokens(listing) + 2 * len(listing.files) + repeated + _planted(graph, node), False

@@ -36,11 +36,12 @@ from specs.errors import FieldPath, SpecError, a, did_you_mean
 from specs.pipeline import Name, Pipeline
 from specs.recipe import load, validate
 from specs.schema import with_editor_line
+from specs.settings import Phase, Training
 from specs.stages.cooldown import CooldownStage
 from specs.stages.long_context import LongContextStage
 from specs.stages.mixture import MixtureStage
 from specs.stages.pretrain import PretrainStage
-from specs.stages.training import Phase, Training, TrainingStage
+from specs.stages.training import TrainingStage
 from specs.trajectory import Point, point_of
 from specs.units import REST, Reference
 
@@ -284,7 +285,7 @@ def _continuation(phase: Phase, data: dict[str, Any], draft: Draft) -> dict[str,
         CooldownStage if isinstance(phase.training, PretrainStage) else type(phase.training)
     ).model_fields
     carry = ["weights", "optimizer", "data"]
-    if getattr(phase.training, "lora", None):
+    if phase.training.adapters:
         carry = ["weights", "data"]
         draft.notes.append(
             "an adapter is added to the weights and a new one begins, so the optimizer's states begin at zero"
@@ -309,7 +310,7 @@ def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Point) -> list[str
     """Makes stages that read the branched stage after the point read the new one. Returns the stages for
     which a file cannot state that."""
     pipeline, trajectories = plan.pipeline, plan.graph.trajectories
-    phases = [phase.name for phase in pipeline.stages[ref.stage].phases(ref.stage)]  # type: ignore[attr-defined]  # a stage that trains
+    phases = [phase.name for phase in pipeline.stages[ref.stage].phases(ref.stage)]
     following = set(phases[phases.index(start.phase) :])
     left: dict[str, None] = {}
 

@@ -16,6 +16,7 @@ from specs.advice import Silenced
 from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath, Problem
 from specs.launch import HeldModel, Launch
+from specs.settings import Phase
 from specs.sources import TOKENISED, SourceSpec
 from specs.units import Reference
 
@@ -34,6 +35,7 @@ class Stage(Spec):
 
     VERSION: ClassVar[int]  # raised when results change
     RESULT: ClassVar[str] = ""
+    MEASURES_LOSS: ClassVar[bool] = False  # whether its checkpoints have held-out losses
     IN_LAYOUT: ClassVar[bool] = False  # whether `launch.parallel` spreads its model over processes
     READS: ClassVar[Literal["text", "conversations"]] = "text"  # the content of its sources
     PART_PER_SOURCE: ClassVar[bool] = False  # whether references name its parts, `<stage>/<source>`
@@ -73,6 +75,49 @@ class Stage(Spec):
         """Why the stage cannot read the entry `name` of `sources:`, which the field `at` names."""
         yield from ()
 
+    def part_problems(self, at: FieldPath, part: Reference, of: Stage) -> Iterator[Problem]:
+        """Why the stage cannot read a part of another stage, which exists and is of the right kind. `at`: the
+        field that names it."""
+        yield from ()
+
+    def field_problems(self, at: FieldPath) -> Iterator[Problem]:
+        """What is wrong with a single field of the stage, whose path is `at`."""
+        yield from ()
+
+    def phases(self, name: str) -> list[Phase]:
+        """The phases of training of the stage, called `name` in the recipe, in order."""
+        return []
+
+    @property
+    def annealed(self) -> bool:
+        """Whether it is a mixture whose shares change during training."""
+        return False
+
+    @property
+    def excluded(self) -> list[str]:
+        """The names of stages whose samples are not drawn again."""
+        return []
+
+    def chooses_by_loss(self, checkpoint: Reference) -> bool:
+        """Whether the stage needs the held-out losses of a checkpoint that it names."""
+        return checkpoint.best is not None
+
+    @property
+    def objective(self) -> str:
+        """The objective, which some optimizers cannot minimise (`specs.optimizer.refused_objective`); "" for
+        a stage that does not train."""
+        return ""
+
+    @property
+    def read_model(self) -> Reference | None:
+        """The checkpoint whose model `launch.parallel` spreads, if the stage does not train."""
+        return None
+
+    @property
+    def teacher_model(self) -> Reference | None:
+        """The checkpoint of a second model, which is held beside that of the stage."""
+        return None
+
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         """Why a pipeline or tensor parallelism cannot divide the model of the stage, context parallelism
         cannot divide its sequences, or its linear layers cannot multiply in float8; "" if they can."""
@@ -94,6 +139,8 @@ class Part(Spec):
     ON_ENGINE: ClassVar[bool] = False
     # processes that share its units on a machine without GPUs; 0: its work is not cut into units
     WORKERS: ClassVar[int] = 0
+    # whether it is made of several checkpoints, or is one of them
+    OF_CHECKPOINTS: ClassVar[bool] = False
     # whether plans depend on its result (sizes, tokenizers, choices), so that a run plans again after it
     PLAN_DEPENDS: ClassVar[bool] = False
 
@@ -131,6 +178,10 @@ class FromCheckpoint(Stage):
     pretrain@tokens=7.0T`; or a Hugging Face model: `from: hf:<folder or id>`."""
 
     from_: Reference = reference(alias="from", to="checkpoint")
+
+    @property
+    def read_model(self) -> Reference:
+        return self.from_
 
 
 class Weight(Spec):

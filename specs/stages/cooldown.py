@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 
 from specs.base import identity
 from specs.schedule import Decay, ScheduleSpec
-from specs.stages.training import CarryField, FromParent, MixtureTraining, carries
+from specs.settings import MixtureTraining
+from specs.stages.training import CarryField, FromParent, carries
 from specs.units import OrRest
 
 

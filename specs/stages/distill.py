@@ -11,17 +11,9 @@ from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath, SpecError
 from specs.mamba import NewMixers
 from specs.model import ModelSpec
-from specs.settings import Packing
+from specs.settings import MixtureTraining, Packing, Phase
 from specs.stages.pretrain import check_without_parent
-from specs.stages.training import (
-    CarryField,
-    ForwardPart,
-    MixtureTraining,
-    Phase,
-    Segment,
-    TrainingStage,
-    carries,
-)
+from specs.stages.training import CarryField, ForwardPart, Segment, TrainingStage, carries
 from specs.units import Reference
 
 
@@ -122,6 +114,10 @@ class DistillStage(MixtureTraining, TrainingStage):
     def segment(cls) -> type[DistillSegment]:
         return DistillSegment
 
+    @property
+    def teacher_model(self) -> Reference:
+        return self.teacher
+
     def trained(self, model: ModelSpec, at: FieldPath) -> list[str]:
         if self.loss.compare == "logits":
             return self.trainable
@@ -154,6 +150,10 @@ class DistillSegment(Segment):
     loss: DistillLoss = identity()
     top_k: int | None = identity(None, neutral=None)
     mamba: NewMixers | None = identity(None, neutral=None)
+
+    @property
+    def data(self) -> str:
+        return "MixtureData" if self.top_k is None else "TaughtMixtureData"
 
     @property
     def new_parameters(self) -> tuple[str, ...]:

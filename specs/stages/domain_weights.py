@@ -9,9 +9,10 @@ from pydantic import model_validator
 
 from specs.base import Spec, identity, reference
 from specs.model import ModelSpec
+from specs.settings import MixtureTraining, Phase
 from specs.stages.base import DifferentReferences
 from specs.stages.pretrain import check_without_parent
-from specs.stages.training import MixtureTraining, Phase, Segment, TrainingStage
+from specs.stages.training import Segment, TrainingStage
 
 PARTS = 1_000_000
 """Learned weights are rounded to whole numbers of parts, of which this many make 1."""
@@ -99,6 +100,10 @@ class DomainWeightsSegment(Segment):
     sources: int = identity(description="number of sources of the mixture, targets included")
     targets: list[int] = identity(default_factory=list, neutral=[])
     update: WeightUpdate = identity()
+
+    @property
+    def data(self) -> str:
+        return "EqualMixtureData"
 
     @property
     def objective(self) -> str:

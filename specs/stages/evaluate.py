@@ -3,16 +3,18 @@ any metric, and published scores beside the metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Iterator
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
 from specs.base import Spec, execution, identity, reference
+from specs.errors import FieldPath, Problem
 from specs.model import ModelSpec
 from specs.planted import Canaries
 from specs.rewards import RewardSpec
-from specs.stages.base import FromCheckpoint, Part
+from specs.stages.base import FromCheckpoint, Part, Stage
+from specs.stages.corpus import CorpusStage
 from specs.stages.gates import Measuring
 from specs.stages.harness import Harness
 from specs.stages.memorisation import Memorisation
@@ -84,6 +86,10 @@ class EvaluateStage(FromCheckpoint, Measuring):
         description="evaluation of another model, to compare with: forgetting per source, paired rewards "
         "for the same prompts and seeds, divergence",
     )
+
+    def part_problems(self, at: FieldPath, part: Reference, of: Stage) -> Iterator[Problem]:
+        if self.memorisation is not None and at[-1] == "probes" and isinstance(of, CorpusStage):
+            yield from self.memorisation.problems(at[:-1], of.sources[part.part or next(iter(of.sources))])
 
     @model_validator(mode="after")
     def _measures_something(self) -> EvaluateStage:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from specs.base import identity, reference
+from specs.settings import MixtureTraining, Phase
 from specs.stages.base import FromCheckpoint
-from specs.stages.training import CarryField, MixtureTraining, Phase, TrainingStage, carries
+from specs.stages.training import CarryField, TrainingStage, carries
 from specs.units import Reference
 
 

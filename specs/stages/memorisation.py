@@ -3,14 +3,16 @@ the names of the metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from specs.base import Spec, execution, identity, reference
+from specs.errors import FieldPath, Problem, did_you_mean
 from specs.launch import HeldModel
 from specs.stages.base import Part
+from specs.stages.corpus import CorpusSource
 from specs.stages.preference_data import Sampling
 from specs.units import Reference
 
@@ -79,6 +81,20 @@ class Memorisation(Spec):
         if twice := sorted({length for length in lengths if lengths.count(length) > 1}):
             raise ValueError(f"{twice[0]} is repeated; list it once")
         return lengths
+
+    def problems(self, at: FieldPath, process: CorpusSource) -> Iterator[Problem]:
+        """Why the part of a corpus, which `process` makes, does not have the probes that these settings, at
+        the path `at`, ask for."""
+        if self.planted is None and process.repeats is None:
+            message = f"'{self.probes}' has no repeats:, so it has no probes"
+            fix = "give that source of the corpus a repeats:, or set planted."
+            yield Problem((*at, "probes"), message, fix)
+        elif self.planted is not None and self.planted not in process.planted:
+            message = f"'{self.probes}' plants no '{self.planted}'"
+            yield Problem((*at, "planted"), message, did_you_mean(self.planted, process.planted))
+        elif self.exposure and (self.planted is None or process.planted[self.planted].canaries is None):
+            message = "only canaries have known alternatives, among which their exposure ranks them"
+            yield Problem((*at, "exposure"), message, "set planted: with the name of canaries.")
 
     @property
     def decodings(self) -> dict[str, Sampling]:

@@ -107,6 +107,7 @@ class MergePart(MergeRule, Part):
     average, `tokenizer`. The result is checkpoint 1 of its artifact."""
 
     ON_ENGINE: ClassVar[bool] = True
+    OF_CHECKPOINTS: ClassVar[bool] = True
 
     model: ModelSpec = identity()
     weights: list[float] = identity(description="weights in the order of the inputs")

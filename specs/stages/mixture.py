@@ -6,7 +6,7 @@ float), and nothing is computed from it in floating point.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import gcd, lcm
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, model_validator
 
 from specs.base import Spec, identity, reference
+from specs.errors import FieldPath, Problem
 from specs.stages.base import Part, Stage, Weight, WeightField
 from specs.units import Budget, Reference, ReferenceText
 
@@ -134,6 +135,19 @@ class MixtureStage(Stage):
                 f" '{selected[0]}'"
             )
         return self
+
+    @property
+    def annealed(self) -> bool:
+        return self.anneal is not None
+
+    @property
+    def excluded(self) -> list[str]:
+        return self.exclude
+
+    def part_problems(self, at: FieldPath, part: Reference, of: Stage) -> Iterator[Problem]:
+        if of.annealed:
+            message = f"mixture '{part.stage}' is annealed: its shares change during training"
+            yield Problem(at, message, "name a constant mixture.")
 
     @property
     def sources(self) -> dict[str, Weight]:

@@ -6,11 +6,13 @@ changed reward samples nothing again; a changed rule for pairs scores nothing ag
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from specs.base import Spec, execution, identity, reference
+from specs.errors import FieldPath, Problem
 from specs.launch import HeldModel
 from specs.rewards import RewardSpec
 from specs.server import Server
@@ -139,6 +141,13 @@ class PreferenceSet(FromCheckpoint):
     precision: Precision | None = identity(
         None, description="precision of the reference log-probabilities; the model's by default"
     )
+
+    def field_problems(self, at: FieldPath) -> Iterator[Problem]:
+        if self.precision is not None and self.precision.linear != "param":
+            message = (
+                "reference log-probabilities are not computed in float8: they depend on the rows of a batch"
+            )
+            yield Problem((*at, "precision", "linear"), message, "set linear: param.")
 
 
 class PreferenceDataStage(PreferenceSet):

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from specs.base import execution, identity, reference
-from specs.settings import Precision, Settings
+from specs.settings import Precision, Settings, Training
 from specs.stages.base import Part
 from specs.stages.sft import LinearSchedule, Repeat, Repeats
-from specs.stages.training import CarryField, FromParent, Segment, Training, carries
+from specs.stages.training import CarryField, FromParent, Segment, carries
 from specs.units import OrRest
 
 RepeatedPrompts = Literal["error", "first"]
@@ -90,3 +90,7 @@ class PreferenceSegment(Segment):
     repeats: list[Repeat] = identity(
         default_factory=lambda: [1], neutral=[1], description="repeats in the order of the inputs"
     )
+
+    @property
+    def data(self) -> str:
+        return "PreferenceData"

@@ -8,7 +8,8 @@ from pydantic import model_validator
 
 from specs.base import identity
 from specs.model import ModelSpec
-from specs.stages.training import MixtureTraining, Phase, TrainingStage
+from specs.settings import MixtureTraining, Phase
+from specs.stages.training import TrainingStage
 from specs.units import REST
 
 

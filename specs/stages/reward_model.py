@@ -8,10 +8,11 @@ from typing import ClassVar, Literal
 from pydantic import field_validator
 
 from specs.base import Spec, execution, identity, reference
+from specs.settings import Lora, Phase
 from specs.stages.base import DifferentReferences, Part
 from specs.stages.preference_training import PairTraining
-from specs.stages.sft import NO_FLOAT8, AdaptedSegment, Lora
-from specs.stages.training import CarryField, Phase, carries
+from specs.stages.sft import NO_FLOAT8, AdaptedSegment
+from specs.stages.training import CarryField, carries
 
 
 class RewardLoss(Spec):
@@ -70,6 +71,10 @@ class RewardModelStage(PairTraining):
         return carry
 
     @property
+    def adapters(self) -> Lora | None:
+        return self.lora
+
+    @property
     def trains_on(self) -> str:
         return "pairs"
 
@@ -89,6 +94,10 @@ class RewardSegment(AdaptedSegment):
 
     loss: RewardLoss = identity()
     max_repetition: float = execution(1.0)
+
+    @property
+    def data(self) -> str:
+        return "RewardData"
 
     @property
     def objective(self) -> str:

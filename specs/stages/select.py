@@ -19,6 +19,7 @@ class SelectStage(Stage):
 
     VERSION: ClassVar[int] = 1
     RESULT: ClassVar[str] = "checkpoint"
+    MEASURES_LOSS: ClassVar[bool] = True
     kind: Literal["select"] = identity()
     checkpoints: list[Reference] = reference(default_factory=list, to="checkpoint")
     evaluations: list[Reference] = reference(default_factory=list, to="evaluate")
@@ -27,6 +28,9 @@ class SelectStage(Stage):
         description="val_loss or val_loss/<source> of checkpoints; any metric of evaluations: reward/mean",
     )
     best: Literal["lowest", "highest"] = identity("lowest")
+
+    def chooses_by_loss(self, checkpoint: Reference) -> bool:
+        return super().chooses_by_loss(checkpoint) or checkpoint in self.checkpoints
 
     @model_validator(mode="after")
     def _chooses_among_something(self) -> SelectStage:
@@ -44,6 +48,7 @@ class SelectPart(Part):
     """The resolved selection. Inputs: `checkpoint:<i>` or `evaluation:<i>`, in the order of the recipe, which
     decides between equal ones."""
 
+    OF_CHECKPOINTS: ClassVar[bool] = True
     PLAN_DEPENDS: ClassVar[bool] = True
     metric: str = identity()
     best: Literal["lowest", "highest"] = identity()

@@ -12,22 +12,11 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from specs.base import Spec, identity, reference
 from specs.schedule import Decay, ScheduleSpec
-from specs.settings import AnyPacking
-from specs.stages.training import CarryField, FromParent, Segment, Training, carries
+from specs.settings import AnyPacking, Lora, Training
+from specs.stages.training import CarryField, FromParent, Segment, carries
 from specs.units import OrRest, ReferenceText
 
 NO_FLOAT8 = "adapters are added to layers of the parameters' precision"
-
-
-class Lora(Spec):
-    """Low-rank adaptation (arXiv 2106.09685): `W + alpha / rank * B A`, of which only A and B are trained.
-    The checkpoint holds W, A and B; a stage that starts from it reads the sum."""
-
-    rank: int = identity(16, ge=1, le=2**16)
-    alpha: float = identity(32.0, gt=0)
-    targets: list[Literal["wq", "wk", "wv", "wo", "up_proj", "down_proj"]] = identity(
-        default_factory=lambda: ["wq", "wk", "wv", "wo", "up_proj", "down_proj"], min_length=1
-    )
 
 
 class LinearSchedule(ScheduleSpec):
@@ -145,6 +134,10 @@ class SftStage(SftLoss, FromParent, Training):
     lora: Lora | None = identity(None)
 
     @property
+    def adapters(self) -> Lora | None:
+        return self.lora
+
+    @property
     def trains_on(self) -> str:
         return "conversations"
 
@@ -166,6 +159,14 @@ class AdaptedSegment(Segment):
     data_seed: int = identity(28, neutral=28)
     lora: Lora | None = identity(None, neutral=None)
 
+    @property
+    def adapters(self) -> Lora | None:
+        return self.lora
+
+    @property
+    def new_weights_seed(self) -> int:
+        return self.data_seed if self.seed is None else self.seed
+
 
 class SftSegment(SftLoss, AdaptedSegment):
     """A resolved segment. Inputs: `conversations:<i>`, `tokenizer`, `parent`. A sample is a sequence of
@@ -174,3 +175,7 @@ class SftSegment(SftLoss, AdaptedSegment):
     repeats: list[Repeat] = identity(description="repeats in the order of the inputs")
     packing: AnyPacking = identity("best-fit", neutral="best-fit")
     longer: Literal["drop", "truncate"] = identity("drop", neutral="drop")
+
+    @property
+    def data(self) -> str:
+        return "ConversationData"

@@ -9,153 +9,23 @@ training, and an edit after a breakpoint reruns nothing before it.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator
 
-from specs.base import Spec, execution, identity, reference, role_of
-from specs.errors import FieldPath
+from specs.base import execution, identity, role_of
 from specs.launch import Parallel
-from specs.mamba import NewMixers
 from specs.model import ModelSpec
-from specs.optimizer import OptimizerSpec
-from specs.schedule import Schedule, ScheduleSpec
-from specs.settings import Goldfish, Packing, PhaseSettings, Precision, Settings
+from specs.schedule import Schedule
+from specs.settings import Carry, Lora, Phase, Precision, Settings, Training
 from specs.stages.base import FromCheckpoint, Part, Stage
-from specs.units import Budget, OrRest, Reference, ReferenceText, Rest
-
-Carry = Literal["weights", "optimizer", "data"]
-
-
-def _piecewise(value: Any) -> Any:
-    return value if isinstance(value, dict) else {"0 tokens": value}
-
-
-Batches = Annotated[dict[str, int], BeforeValidator(_piecewise, json_schema_input_type=int | dict[str, int])]
-Mixtures = Annotated[
-    dict[str, ReferenceText], BeforeValidator(_piecewise, json_schema_input_type=str | dict[str, str])
-]
-
-
-class Stated(Spec):
-    """What a stage states relative to its parent: length, batch, optimizer and precision default to the
-    parent's, and `rest of parent` is what the parent would have done after the checkpoint that the stage
-    starts from."""
-
-    global_batch_size: OrRest[Batches | None] = reference(
-        None,
-        description=(
-            "sequences per step, or a map from breakpoints: {0 samples: 1024, 1_718_272_000 samples: 2048};"
-            " or `rest of parent`"
-        ),
-    )
-    budget: OrRest[Budget] = reference(
-        description="length of the training, floored to whole batches; or `rest of parent`"
-    )
-    stop_at: Budget | None = reference(
-        None,
-        description=(
-            "training stops here; the schedule, and the `rest of parent` for another stage, stay those of "
-            "the whole budget"
-        ),
-    )
-    sequence_length: int | None = identity(None, ge=8)
-    optimizer: OptimizerSpec = identity(default_factory=OptimizerSpec)
-    schedule: OrRest[ScheduleSpec] = identity(
-        default_factory=ScheduleSpec,
-        description="schedule of the learning rate; `rest of parent` scales with optimizer.lr, its peak",
-    )
-    precision: Precision | None = identity(None)
-
-
-class Training(PhaseSettings, Stated):
-    """Settings of training on one kind of data, as stated."""
-
-    def settings(self) -> dict[str, Any]:
-        """The settings of the phase, as stated or by default; None where the parent decides."""
-        return {name: getattr(self, name) for name in Training.model_fields if name in Settings.model_fields}
-
-    def inherited(self, parent: Settings) -> Settings:
-        """The settings of the parent, as far as this kind of training inherits them."""
-        return parent.model_copy(update={"goldfish": None})
-
-    def trained(self, model: ModelSpec, at: FieldPath) -> list[str]:
-        """The patterns of the parameters that are trained; empty for all. `at`: the path of these settings,
-        for errors."""
-        return self.trainable
-
-    @property
-    def data(self) -> dict[str, str] | Rest:
-        """The mixtures by breakpoint. Training without a mixture has one mixture with an empty name."""
-        return {"0 tokens": ""}
-
-
-class MixtureTraining(Training):
-    """Training on text. Goldfish, z-loss and packing default to the parent's."""
-
-    mixture: OrRest[Mixtures] = reference(
-        to="mixture",
-        description=(
-            "a mixture, or a map from breakpoints: {0 tokens: main, 7.038T tokens: second}; or `rest of"
-            " parent`"
-        ),
-    )
-    goldfish: Goldfish | None = identity(default_factory=Goldfish)
-    z_loss: float | None = identity(
-        None,
-        neutral=None,
-        ge=0,
-        le=1,
-        description=(
-            "weight of the mean of (ln Z)^2, Z the sum of a token's exp(logit), which keeps logits small"
-            " (1e-4 in arXiv 2204.02311); it is part of training losses, not of held-out ones; 0: off"
-        ),
-    )
-    packing: Packing | None = identity(
-        None,
-        neutral=None,
-        description=(
-            "concatenate (the default): documents one after the other, cut where a sequence ends; "
-            "best-fit: whole documents packed into sequences (arXiv 2404.10830), only longer ones are cut"
-        ),
-    )
-
-    def settings(self) -> dict[str, Any]:
-        names = MixtureTraining.model_fields.keys() & Settings.model_fields.keys()
-        return {name: getattr(self, name) for name in names}
-
-    def inherited(self, parent: Settings) -> Settings:
-        return parent
-
-    @property
-    def data(self) -> dict[str, str] | Rest:
-        return self.mixture
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A piece of a stage with its own settings and parent. Most stages have one; `long_context` has one per
-    step. Settings that are left out, rope_theta and head among them, are the parent's."""
-
-    name: str  # the stage, or `stage/1`
-    stage: str
-    path: FieldPath  # of its fields
-    training: Training  # as stated
-    parent: Reference | None  # None: begins with new weights
-    carry: tuple[Carry, ...] = ()
-    model: ModelSpec | None = None
-    seed: int | None = None
-    rope_theta: float | None = None
-    head: Literal["vocabulary", "reward"] | None = None
-    mamba: NewMixers | None = None
-    chat: bool = False
 
 
 class TrainingStage(Stage):
     """A stage whose parts are segments of training."""
 
     RESULT: ClassVar[str] = "checkpoint"
+    MEASURES_LOSS: ClassVar[bool] = True
     IN_LAYOUT: ClassVar[bool] = True
     # further inputs of its segments: by role, the field that names a part
     INPUTS: ClassVar[dict[str, str]] = {}
@@ -188,15 +58,10 @@ class TrainingStage(Stage):
 
     @property
     def objective(self) -> str:
-        """The objective, which some optimizers cannot minimise (`specs.optimizer.refused_objective`)."""
         return "cross-entropy"
 
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         return ""
-
-    def phases(self, name: str) -> list[Phase]:
-        """The phases of the stage, called `name` in the recipe, in order."""
-        raise TypeError(f"{type(self).__name__} states no phases")
 
 
 def _with_weights(carry: list[Carry]) -> list[Carry]:
@@ -278,6 +143,21 @@ class Segment(Settings, Part):
     def objective(self) -> str:
         """The name of the objective in the engine."""
         return "cross-entropy"
+
+    @property
+    def data(self) -> str:
+        """The class of its data: a name in `apertus_model.stages.training_data`, or `module:name`."""
+        return "MixtureData"
+
+    @property
+    def adapters(self) -> Lora | None:
+        """The adapters that are trained in place of the model's parameters."""
+        return None
+
+    @property
+    def new_weights_seed(self) -> int:
+        """The seed of the weights that come from no checkpoint."""
+        return self.seed or 0
 
     @property
     def new_parameters(self) -> tuple[str, ...]:

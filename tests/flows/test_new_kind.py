@@ -61,7 +61,8 @@ TRAINING = {
         '''
 from typing import ClassVar, Literal
 from specs.base import identity
-from specs.stages.training import CarryField, FromParent, MixtureTraining, Segment, carries
+from specs.settings import MixtureTraining
+from specs.stages.training import CarryField, FromParent, Segment, carries
 
 class PolishStage(FromParent, MixtureTraining):
     """Trains on."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from flows.planning.advice.given import Advice, Context
+from specs.settings import MixtureTraining
 from specs.stages import CHAT
-from specs.stages.training import MixtureTraining
 from specs.trajectory import Trajectory, phases
 from specs.units import REST
 

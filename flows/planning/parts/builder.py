@@ -29,7 +29,6 @@ from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
 from specs.stages.model_folder import ModelFolderPart
 from specs.stages.rewrite import RewriteStage
-from specs.stages.select import SelectStage
 from specs.stages.tokenizer import TokenizerPart, TokenizerStage
 from specs.trajectory import Point, Trajectory, candidates, phase_of, point_of
 from specs.units import HUGGING_FACE, Reference
@@ -185,13 +184,14 @@ class Builder:
         until it has chosen; for a rewrite, the checkpoint that it reads, with the trajectory of the
         rewrite."""
         start = point_of(ref, self.graph.trajectories, path, self.graph.best)
-        if isinstance(self.pipeline.stages.get(ref.stage), SelectStage):
+        stage = self.pipeline.stages.get(ref.stage)
+        if stage is not None and stage.kind == "select":
             if ref.stage not in self.graph.best:
                 return reads(self.graph.nodes[ref.stage], 1), self.graph.trajectories[start.phase]
             path, ref = candidates(self.pipeline, ref.stage)[self.graph.best[ref.stage]]
             return self.checkpoint(ref, path)
-        if isinstance(rewrite := self.pipeline.stages.get(ref.stage), RewriteStage):
-            read, _ = self.checkpoint(rewrite.from_, ("stages", ref.stage, "from"))
+        if stage is not None and stage.kind == "rewrite":
+            read, _ = self.checkpoint(cast(RewriteStage, stage).from_, ("stages", ref.stage, "from"))
             return read, self.graph.trajectories[ref.stage]
         if ref.hugging_face is not None:
             node = self.imported_model(ref, path)
@@ -202,7 +202,7 @@ class Builder:
     def tokenizer_of(self, read: Input) -> Input:
         """The tokenizer of a part, found through its inputs."""
         node = self.graph.nodes[read.node or ""]
-        if isinstance(node.part, ImportModelPart):
+        if node.imported:
             name = node.name.replace("/import", "/tokenizer")
             return reads(
                 self.model_tokenizer(Reference(node.phase), name, node.stage, ("stages", node.stage))
@@ -324,7 +324,7 @@ class Builder:
         """SHA-256 of the tokenizer.json of a tokenizer part, or of an imported model; None for a tokenizer
         that is not trained yet."""
         node = self.graph.nodes[read.node or ""]
-        if isinstance(node.part, ImportModelPart):
+        if node.imported:
             return self.graph.models[node.phase].tokenizer_digest
         part, folder = cast(TokenizerPart, node.part), node.inputs.get("folder")
         if folder is not None and folder.name in self.graph.unavailable:

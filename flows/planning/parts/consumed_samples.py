@@ -13,17 +13,14 @@ impossible (another order, another length) it is a problem of the recipe, never 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from flows.planning.graph import Graph, Input, Node
 from flows.planning.mixtures import corpora
 from flows.planning.parts.builder import Builder
 from specs.dependencies import excluded_by
 from specs.errors import FieldPath
-from specs.stages.import_model import ImportModelPart
-from specs.stages.merge import MergePart
-from specs.stages.mixture import MixturePart, MixtureStage
-from specs.stages.select import SelectPart
+from specs.stages.mixture import MixturePart
 from specs.stages.training import Segment
 from specs.trajectory import SegmentPlan
 
@@ -80,8 +77,8 @@ def ancestry_of(graph: Graph, node: Node | None, step: int) -> Ancestry:
     """The segments that lead to a step of a part; for a merge or an open selection, those of all its
     checkpoints."""
     ancestry: Ancestry = []
-    while node is not None and not isinstance(node.part, ImportModelPart):
-        if isinstance(node.part, (MergePart, SelectPart)):
+    while node is not None and not node.imported:
+        if node.part.OF_CHECKPOINTS:
             for read in node.inputs.values():
                 if read.step is not None and read.node is not None:
                     ancestry += ancestry_of(graph, graph.nodes[read.node], read.step)
@@ -96,19 +93,17 @@ def consumed_until(graph: Graph, node: Node, step: int) -> Counters:
     """The number of samples drawn up to a step of a part, by the counters of the segments."""
     consumed: Counters = {}
     current: Node | None = node
-    while current is not None and not isinstance(current.part, ImportModelPart):
-        if isinstance(current.part, (MergePart, SelectPart)):
+    while current is not None and not current.imported:
+        if current.part.OF_CHECKPOINTS:
             merged: Counters = {}
             for read in current.inputs.values():
                 if read.step is not None and read.node is not None:
                     for key, samples in consumed_until(graph, graph.nodes[read.node], read.step).items():
                         merged[key] = max(merged.get(key, 0), samples)
             return merged | consumed  # later segments have their own counters
-        assert isinstance(current.part, Segment)
-        consumed.setdefault(
-            counter(current.inputs, current.part.sequence_length, current.part.packing),
-            current.part.sample_at(step),
-        )
+        segment = cast(Segment, current.part)
+        key = counter(current.inputs, segment.sequence_length, segment.packing)
+        consumed.setdefault(key, segment.sample_at(step))
         before = current.inputs.get("parent")
         current, step = (graph.nodes[before.node], before.step or 0) if before and before.node else (None, 0)
     return consumed
@@ -135,8 +130,7 @@ def excluded(
         here = [(segment, step) for segment, step in drawn.ancestry if segment.stage == name]
         elsewhere = [(segment, segment.end_step or 0) for segment in graph.of(name)] if name != at[1] else []
         taken += here or elsewhere
-    stage = builder.pipeline.stages[node.stage]
-    if isinstance(stage, MixtureStage) and stage.anneal is not None:
+    if builder.pipeline.stages[node.stage].annealed:
         taken += [
             (segment, step) for segment, step in drawn.carried if _stage_of(graph, segment) == node.stage
         ]
@@ -171,8 +165,8 @@ def excluded(
 
 def _consumed_in(node: Node, step: int) -> list[ConsumedSamples]:
     """The samples drawn up to a step of a segment: through its own mixture, and before the segment began."""
-    part = node.part
-    if not isinstance(part, Segment) or "mixture" not in node.inputs:
+    part = node.segment
+    if part is None or "mixture" not in node.inputs:
         return []
     before = [node.inputs[f"excluded:{index}"] for index in range(len(part.excluded))]
     pairs = [(node.inputs["mixture"], part.sample_at(step)), *zip(before, part.excluded, strict=True)]
@@ -185,5 +179,4 @@ def _stage_of(graph: Graph, segment: Node) -> str:
 
 
 def _seed(node: Node) -> int:
-    assert isinstance(node.part, MixturePart)
-    return node.part.seed
+    return cast(MixturePart, node.part).seed

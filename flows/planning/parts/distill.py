@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder, reads
+from specs.settings import Phase
 from specs.stages.distill import DistillStage, TeacherTokensPart
-from specs.stages.import_model import ImportModelPart
-from specs.stages.training import Phase, TrainingStage
+from specs.stages.training import TrainingStage
 from specs.trajectory import SegmentPlan, different_fields
 
 MIXTURE_INPUTS = ("mixture", "packed:", "excluded:")
@@ -40,7 +40,7 @@ def add_teacher(
     if stage.loss.compare != "logits" and (others := different_fields(trajectory.model, full)):
         message = f"'{stage.teacher}' and the student with attention in all layers differ in {others}"
         builder.problem(path, message, "name the checkpoint whose attention was replaced.")
-    imported = isinstance(builder.graph.nodes[teacher.name].part, ImportModelPart)
+    imported = builder.graph.nodes[teacher.name].imported
     models = teacher if imported else builder.tokenizer_of(teacher)
     builder.same_tokenizer(path, inputs["mixture"].name, inputs["tokenizer"], models)
     taught = {"teacher": trajectory.model}

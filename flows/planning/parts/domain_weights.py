@@ -10,9 +10,10 @@ from flows.planning.graph import Input
 from flows.planning.mixtures import by_size, corpora, is_learned, shares
 from flows.planning.parts.builder import Builder, reads
 from specs.errors import FieldPath, did_you_mean
+from specs.settings import Phase
 from specs.stages.domain_weights import DomainWeightsSegment, DomainWeightsStage
 from specs.stages.mixture import Learned, MixtureStage
-from specs.stages.training import Phase, TrainingStage
+from specs.stages.training import TrainingStage
 from specs.trajectory import SegmentPlan
 from specs.units import Reference
 

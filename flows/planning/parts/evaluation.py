@@ -27,7 +27,6 @@ from specs.stages.memorisation import ContinuationsPart, Memorisation
 from specs.stages.preference_data import PromptsPart
 from specs.stages.probe import ProbePart, ProbeStage
 from specs.stages.select import SelectPart, SelectStage
-from specs.stages.training import Segment
 from specs.trajectory import Trajectory, candidates
 
 EXTRAPOLATION = 16
@@ -360,16 +359,16 @@ def _check_losses(builder: Builder, name: str, stage: SelectStage, read: list[In
     for index, (ref, checkpoint) in enumerate(zip(stage.checkpoints, read, strict=True)):
         node = builder.graph.nodes[checkpoint.name]
         path: FieldPath = ("stages", name, "checkpoints", index)
-        if isinstance(node.part, SelectPart):
+        if node.kind == "select":
             continue  # a selection that has not chosen yet
-        if not isinstance(node.part, Segment):
+        if (segment := node.segment) is None:
             message = f"'{ref}' was not trained, so it has no held-out loss"
             builder.problem(path, message, "name evaluations in place of checkpoints.")
             continue
-        interval, step = node.part.validation.interval, checkpoint.step or 0
-        if wanted and wanted not in node.part.source_names:
+        interval, step = segment.validation.interval, checkpoint.step or 0
+        if wanted and wanted not in segment.source_names:
             message = f"'{stage.metric}' is the held-out loss of '{wanted}', which '{ref}' does not train on"
-            builder.problem(("stages", name, "metric"), message, did_you_mean(wanted, node.part.source_names))
+            builder.problem(("stages", name, "metric"), message, did_you_mean(wanted, segment.source_names))
         elif interval and step % interval and step != node.end_step and ref.best is None:
             measured = f"held-out loss is measured every {interval} steps and at step {node.end_step}"
             message = f"'{ref}' is step {step}, but {measured}"

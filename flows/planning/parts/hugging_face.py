@@ -6,6 +6,8 @@ They belong to the stage that names the model. Two stages that name the same mod
 
 from __future__ import annotations
 
+from typing import cast
+
 from flows.planning.graph import TOKENIZER
 from flows.planning.parts.builder import FIX, Builder
 from infra.store.hugging_face import HubModel, open_model
@@ -16,9 +18,6 @@ from specs.errors import FieldPath
 from specs.hugging_face import HuggingFaceError
 from specs.sources import SourceSpec
 from specs.stages.evaluate import EvaluateStage
-from specs.stages.preference_data import PreferenceDataStage
-from specs.stages.select import SelectStage
-from specs.stages.tokenizer import TokenizerStage
 from specs.trajectory import candidates
 from specs.units import Reference
 
@@ -60,21 +59,21 @@ def check_other_models(builder: Builder) -> None:
             if (model := builder.other_model(ref)) is None or path[-2] == "judge":
                 continue
             what = f"'{ref}' is a {model.architecture}"
-            if isinstance(stage, PreferenceDataStage) and path == ("stages", name, "from"):
+            if stage.kind == "preference_data" and path == ("stages", name, "from"):
                 message = f"{what}, whose reference log-probabilities the training engine cannot compute"
                 builder.problem(
                     path, message, f"name the model that will be trained, and set sampler: {ref}."
                 )
-            elif isinstance(stage, TokenizerStage):
+            elif stage.kind == "tokenizer":
                 message = f"{what}; only the tokenizer of an Apertus is imported with its model"
                 builder.problem(path, message, "set path: and its folder instead of from.")
-            elif isinstance(stage, EvaluateStage):
-                _check_evaluated(builder, name, stage, what)
-            elif not isinstance(stage, PreferenceDataStage):
+            elif stage.kind == "evaluate":
+                _check_evaluated(builder, name, cast(EvaluateStage, stage), what)
+            elif stage.kind != "preference_data":
                 message = f"{what}, which {stage.kind} cannot read: {can}"
                 builder.problem(path, message, "name a checkpoint, or a folder with an ApertusForCausalLM.")
     for name, stage in builder.pipeline.stages.items():
-        if isinstance(stage, SelectStage):
+        if stage.kind == "select":
             for path, ref in candidates(builder.pipeline, name):
                 if (model := builder.other_model(ref)) is not None:
                     message = f"'{name}' chooses a checkpoint, and '{ref}' is a {model.architecture}"

@@ -14,10 +14,9 @@ from infra.store.inputs import SourceError
 from specs.errors import FieldPath
 from specs.judge import Judge, clauses
 from specs.rewards import CLASSIFIER_FILES, RewardSpec
-from specs.settings import Precision
+from specs.settings import Phase, Precision
 from specs.sources import SourceSpec
 from specs.stages.export import ExportPart, ExportStage
-from specs.stages.model_folder import ModelFolderPart
 from specs.stages.preference_data import (
     CompletionsPart,
     LogProbabilitiesPart,
@@ -31,7 +30,6 @@ from specs.stages.preference_data import (
 )
 from specs.stages.preference_training import DistinctPromptsPart, PreferenceTraining
 from specs.stages.rewarded_completions import RewardedCompletionsPart, RewardedCompletionsStage
-from specs.stages.training import Phase
 from specs.trajectory import Trajectory
 from specs.units import Reference
 
@@ -117,11 +115,11 @@ def add_log_probabilities(
     """Adds the log-probabilities of a stage's pairs under a model, over its sequences and in its precision
     unless a set of preferences states its own."""
     stage = builder.pipeline.stages[name]
-    own = stage if isinstance(stage, PreferenceSet) else None
+    own = cast(PreferenceSet, stage)  # or a training stage, which has both fields as well
     part = LogProbabilitiesPart(
         model=trajectory.model,
-        sequence_length=(own and own.sequence_length) or trajectory.settings.sequence_length,
-        precision=(own and own.precision) or Precision(param=trajectory.settings.precision.param),
+        sequence_length=own.sequence_length or trajectory.settings.sequence_length,
+        precision=own.precision or Precision(param=trajectory.settings.precision.param),
         parallel=builder.pipeline.launch_of(stage).degrees,
     )
     inputs = {"checkpoint": checkpoint, "pairs": pairs, "tokenizer": builder.tokenizer_of(checkpoint)}
@@ -276,7 +274,7 @@ def add_completions(
     part = CompletionsPart(sampling=sampling, personas=personas, prompts_per_unit=_per_unit(prompts))
     inputs = {} if model is None else {"model": reads(model)}
     inputs["prompts"] = reads(prompts)
-    if model is None or isinstance(model.part, ModelFolderPart):
+    if model is None or model.kind == "model_folder":
         inputs["tokenizer"] = prompts.inputs["tokenizer"]
     if persona_files is not None:
         inputs["personas"] = persona_files
@@ -388,8 +386,7 @@ def check_preferences(builder: Builder, stage: PreferenceTraining, phase: Phase,
     owners: dict[str, str] = {}  # conversations -> the first set with prompts from them
     for name in stage.preferences:
         reference = _of_kind(builder, name, "log_probabilities")
-        checkpoint, part = reference.inputs["checkpoint"], reference.part
-        assert isinstance(part, LogProbabilitiesPart)
+        checkpoint, part = reference.inputs["checkpoint"], cast(LogProbabilitiesPart, reference.part)
         if parent.hashed != checkpoint.hashed:
             made = f"'{name}' was made with step {checkpoint.step} of '{checkpoint.name}'"
             message = f"{made}, but this stage starts from '{phase.parent}'"

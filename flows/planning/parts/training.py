@@ -16,12 +16,12 @@ from specs.dependencies import uses
 from specs.errors import FieldPath, SpecError, did_you_mean
 from specs.launch import Checkpointing
 from specs.pipeline import Pipeline
-from specs.stages.import_model import ImportModelPart
+from specs.settings import Phase
 from specs.stages.merge import MergePart, MergeRule, MergeStage
 from specs.stages.rewrite import RewritePart
 from specs.stages.select import SelectPart
 from specs.stages.tokenizer import TokenizerPart
-from specs.stages.training import Phase, TrainingStage
+from specs.stages.training import TrainingStage
 from specs.trajectory import Trajectory, point_of
 from specs.units import Reference
 
@@ -109,8 +109,7 @@ def _add_segment(
         phase=phase.name,
     )
     if parent is not None:
-        imported = isinstance(graph.nodes[parent.name].part, ImportModelPart)
-        models = parent if imported else builder.tokenizer_of(parent)
+        models = parent if graph.nodes[parent.name].imported else builder.tokenizer_of(parent)
         what = next(iter(data.inputs.values())).name
         builder.same_tokenizer((*phase.path, data.field), what, node.inputs["tokenizer"], models)
     drawn.add(node, key, planned)
@@ -149,8 +148,7 @@ def _check_best(builder: Builder, phase: Phase) -> None:
 
 def _tokenizer(builder: Builder, phase: Phase, data: dict[str, Input], trajectory: Trajectory) -> Input:
     tokenizer = builder.tokenizer_of(next(iter(data.values())))
-    part = builder.graph.nodes[tokenizer.name].part
-    assert isinstance(part, TokenizerPart)
+    part = cast(TokenizerPart, builder.graph.nodes[tokenizer.name].part)
     start = trajectory.parent
     known = start is not None and builder.graph.trajectories[start.phase].origin != "import"
     if not known and part.vocab_size > trajectory.model.vocab_size:  # otherwise the parent has the problem
@@ -207,13 +205,12 @@ def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]
     """The kept checkpoint with the lowest value for each `@best:` reference whose stage has finished, and the
     chosen candidate for each selection that has finished. Adds a note for each that is not known yet."""
     found: dict[str, int] = {}
-    selections = [(node, node.part) for node in graph.nodes.values() if isinstance(node.part, SelectPart)]
-    for node, part in selections:
+    for node in [node for node in graph.nodes.values() if node.kind == "select"]:
         if (choice := node.artifact(store)).complete:
             found[node.name] = int(choice.metric("chosen"))
         elif any(read.node == node.name for other in graph.nodes.values() for read in other.inputs.values()):
             note = f"'{node.name}' is chosen when its candidates have finished; until then it is planned as"
-            graph.notes.append(f"{note} {part.names[0]}")
+            graph.notes.append(f"{note} {cast(SelectPart, node.part).names[0]}")
     seen: set[str] = set()
     for name, stage in pipeline.stages.items():
         for path, ref, *_ in uses(name, stage):

@@ -10,12 +10,13 @@ from flows.planning.mixtures import corpora
 from flows.planning.parts.builder import Builder, reads
 from flows.planning.parts.preferences import add_log_probabilities, check_preferences, preference_inputs
 from specs.errors import FieldPath
+from specs.settings import Phase
 from specs.stages.dpo import DpoStage
 from specs.stages.packing import PackingPart
 from specs.stages.preference_training import PreferenceTraining
 from specs.stages.reward_model import LabelledPairsPart, RewardModelStage
 from specs.stages.sft import SftStage
-from specs.stages.training import Phase, TrainingStage
+from specs.stages.training import TrainingStage
 from specs.trajectory import SegmentPlan, Trajectory
 from specs.units import Reference
 

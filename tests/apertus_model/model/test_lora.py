@@ -13,7 +13,7 @@ from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import Source, load_tensors
 from apertus_model.trainer.checkpoint_reader import reader
 from specs.launch import Parallel
-from specs.stages.sft import Lora
+from specs.settings import Lora
 from tests.apertus_model.harness import (
     MODEL,
     ListedSamples,

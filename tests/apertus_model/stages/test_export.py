@@ -25,10 +25,10 @@ from specs.launch import Validation
 from specs.layer_schedule import DepthAverage
 from specs.mamba import Mamba
 from specs.model import RopeScaling
+from specs.settings import Lora
 from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
 from specs.stages.preference_data import RewardsPart
-from specs.stages.sft import Lora
 from tests.apertus_model.harness import segment
 from tests.apertus_model.stages.training import SPEC, Stages, weights_of
 from tests.machine import slow

@@ -13,8 +13,8 @@ from apertus_model.stages import merge
 from apertus_model.stages.train import starting_point
 from apertus_model.trainer.checkpoint import load_tensors
 from infra.store import Artifact, Attempt, DamagedError
+from specs.settings import Lora
 from specs.stages.merge import MergePart
-from specs.stages.sft import Lora
 from tests.apertus_model.harness import segment
 from tests.apertus_model.stages.training import PAD, SPEC, Stages, weights_of
 from tests.apertus_model.stages.tuning import (

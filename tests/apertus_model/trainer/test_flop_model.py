@@ -21,9 +21,8 @@ from specs.mamba import Mamba
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.repeats import Repeats
-from specs.settings import Precision
+from specs.settings import Lora, Precision
 from specs.stages.distill import DistillLoss
-from specs.stages.sft import Lora
 from tests.apertus_model.harness import ListedSamples, segment, train
 from tests.apertus_model.step_costs import flop_counter
 from tests.machine import slow

@@ -12,7 +12,7 @@ import torch
 from apertus_model.model.model import model_config, rope_config
 from apertus_model.trainer.checkpoint import Source
 from specs.launch import Parallel
-from specs.stages.sft import Lora
+from specs.settings import Lora
 from tests.apertus_model.harness import (
     Result,
     difference,

@@ -28,10 +28,9 @@ from specs.mamba import Mamba
 from specs.model import ModelSpec
 from specs.optimizer import PUBLISHED, OptimizerSpec
 from specs.repeats import Repeats
-from specs.settings import Precision
+from specs.settings import Lora, Precision
 from specs.sparse_attention import Dropped, Hashed
 from specs.stages.distill import DistillLoss
-from specs.stages.sft import Lora
 from tests.apertus_model.harness import ListedSamples, PreferenceRows, Result, segment, train
 from tests.apertus_model.step_costs import local, peak_of_step
 from tests.machine import slow

@@ -19,8 +19,8 @@ from flows.planning.plan import Plan, make
 from infra.store import Store
 from specs.launch import Parallel
 from specs.recipe import load
+from specs.settings import Lora
 from specs.stages.reward_model import RewardLoss, RewardSegment
-from specs.stages.sft import Lora
 from tests.flows.planning.segments import segment
 from tests.recipes import RECIPE
 from tools.rehearsals import speed
