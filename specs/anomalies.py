@@ -105,19 +105,19 @@ class Event:
     @property
     def text(self) -> str:
         value = self.loss if self.quantity == "loss" else self.grad_norm
-        found = f"the {self.quantity.replace('grad_norm', 'grad norm')}"
+        what = f"the {self.quantity.replace('grad_norm', 'grad norm')}"
         if self.limit is None or value is None:
-            found += " is not finite"
+            what += " is not finite"
         else:
             verb = "spikes above" if value > self.limit else "falls below"
-            found += f" of {value:.4g} {verb} {self.limit:.4g}"
+            what += f" of {value:.4g} {verb} {self.limit:.4g}"
         consequence = {
             "skip": "the step is skipped",
             "rollback": f"weights and optimizer go back to step {self.to}",
             "stop": "training stops",
             "report": "training continues",
         }
-        return f"step {self.step}: {found}; {consequence[self.action]}"
+        return f"step {self.step}: {what}; {consequence[self.action]}"
 
 
 StoredEvent = dict[str, Any]
@@ -127,8 +127,8 @@ StoredEvent = dict[str, Any]
 def remark(facts: Mapping[str, Any]) -> str:
     """A remark about the events among the facts of a part of training, or of its checkpoint; empty if there
     are none."""
-    found = facts.get("anomalies", [])
-    events: list[StoredEvent] = found.get("events", []) if isinstance(found, dict) else found
+    stored = facts.get("anomalies", [])
+    events: list[StoredEvent] = stored.get("events", []) if isinstance(stored, dict) else stored
     texts = [Event(**event).text for event in events]
     more = f"; and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else ""
     return f"{counted(len(texts), 'anomaly', 'anomalies')}: {'; '.join(texts[:SHOWN])}{more}" if texts else ""

@@ -65,23 +65,23 @@ def _with(problem: Problem, old: str, new: str) -> Problem:
 def _check_planted(pipeline: Pipeline, name: str, stage: Stage) -> Iterator[Problem]:
     """Checks that the documents that a corpus plants are those of a source of text."""
     for path, source in planted_sources(name, stage):
-        found = pipeline.sources.get(source)
-        if found is not None and found.format in (*CONVERSATIONAL, *TOKENISED):
-            message = f"source '{source}' has format {found.format}; what is planted is text"
+        texts = pipeline.sources.get(source)
+        if texts is not None and texts.format in (*CONVERSATIONAL, *TOKENISED):
+            message = f"source '{source}' has format {texts.format}; what is planted is text"
             yield Problem(path, message, "name a source of text.")
 
 
 def _check_references(pipeline: Pipeline, name: str, stage: Stage) -> Iterator[Problem]:
     for source, field in stage.source_fields().items():
         at: FieldPath = ("stages", name, *field)
-        found = pipeline.sources.get(source)
-        if found is None:  # reported by `check_names`, or wrong itself
+        entry = pipeline.sources.get(source)
+        if entry is None:  # reported by `check_names`, or wrong itself
             continue
-        if (found.format in CONVERSATIONAL) != (stage.READS == "conversations"):
+        if (entry.format in CONVERSATIONAL) != (stage.READS == "conversations"):
             wanted = ", ".join(CONVERSATIONAL) if stage.READS == "conversations" else stage.READS
-            yield Problem(at, f"source '{source}' has format {found.format}; {a(stage.kind)} needs {wanted}")
+            yield Problem(at, f"source '{source}' has format {entry.format}; {a(stage.kind)} needs {wanted}")
         else:
-            yield from stage.source_problems(source, found, at)
+            yield from stage.source_problems(source, entry, at)
     for path, ref, kinds in references(name, stage):
         target = pipeline.stages.get(ref.stage)
         if target is None:  # as for sources

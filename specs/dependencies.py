@@ -33,12 +33,12 @@ class Use(NamedTuple):
 
 def uses(name: str, stage: Stage) -> list[Use]:
     """Every reference of a stage to another stage, checkpoints first."""
-    found = [
+    named = [
         use
         for use in _references(("stages", name), stage)
         if not (use.reference.hugging_face and CHECKPOINT in use.results)
     ]
-    return sorted(found, key=lambda use: CHECKPOINT not in use.results)
+    return sorted(named, key=lambda use: CHECKPOINT not in use.results)
 
 
 def checkpoints(name: str, stage: Stage) -> Iterator[tuple[FieldPath, Reference]]:
@@ -94,14 +94,14 @@ def order(pipeline: Pipeline, wrong: Collection[str] = ()) -> list[str]:
     def ancestors(name: str) -> set[str]:
         """The stage and all stages that it needs, directly or indirectly: an excluded stage does not come
         before a stage that it needs."""
-        found: set[str] = set()
+        reached: set[str] = set()
         left = [name]
         while left:
             one = left.pop()
-            if one in stages and one not in found:
-                found.add(one)
+            if one in stages and one not in reached:
+                reached.add(one)
                 left += needs(one, stages[one])
-        return found
+        return reached
 
     def visit(name: str) -> None:
         if name in done:
@@ -151,16 +151,16 @@ def mixtures_of(pipeline: Pipeline, name: str) -> list[str]:
 
 def excluded_by(pipeline: Pipeline, mixture: str) -> list[str]:
     """The names of the training stages that a mixture, or one of its mixtures, excludes."""
-    found: dict[str, None] = {}
+    excluded: dict[str, None] = {}
     seen: set[str] = set()
 
     def visit(name: str) -> None:
         stage = pipeline.stages.get(name)
         if name not in seen and isinstance(stage, MixtureStage):
             seen.add(name)
-            found.update(dict.fromkeys(stage.exclude))
+            excluded.update(dict.fromkeys(stage.exclude))
             for source in [*stage.sources, *(stage.anneal.to if stage.anneal else {})]:
                 visit(Reference.parse(source).stage)
 
     visit(mixture)
-    return list(found)
+    return list(excluded)

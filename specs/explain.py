@@ -44,7 +44,7 @@ def explain(
         place = _followed(model, document.data, details["loc"])
         union, member = place.member or (number, "")
         unions.setdefault(union, {}).setdefault(member, []).append((place, details))
-    kept = [found for members in unions.values() for found in _nearest(members)]
+    kept = [member for members in unions.values() for member in _nearest(members)]
     return [_problem(document, place, details, keywords) for place, details in kept]
 
 
@@ -98,14 +98,14 @@ def _followed(model: type[BaseModel], data: Any, location: Iterable[int | str]) 
     def opened(schemas: Iterable[Any]) -> list[Any]:
         """The schemas without wrappers, such as defaults and validators, and those of what else a validator
         accepts."""
-        found = []
+        schemas = []
         for schema in schemas:
             while "schema" in schema or schema["type"] == "definition-ref":
                 if "json_schema_input_schema" in schema:
-                    found += opened(_members(schema["json_schema_input_schema"]))
+                    schemas += opened(_members(schema["json_schema_input_schema"]))
                 schema = schema["schema"] if "schema" in schema else definitions[schema["schema_ref"]]
-            found.append(schema)
-        return found
+            schemas.append(schema)
+        return schemas
 
     path: list[int | str] = []
     member: tuple[FieldPath, int | str] | None = None
@@ -154,10 +154,10 @@ def _fields(schema: Any) -> dict[str, Any]:
 
 def _below(schemas: Iterable[Any], part: int | str) -> list[Any]:
     """The schemas of what an entry of a model, a mapping or a list may hold."""
-    found = []
+    children = []
     for schema in schemas:
         if schema["type"] in ("dict", "list"):
-            found.append(schema["values_schema" if schema["type"] == "dict" else "items_schema"])
+            children.append(schema["values_schema" if schema["type"] == "dict" else "items_schema"])
         inside: Any = enumerate(schema["items_schema"]) if schema["type"] == "tuple" else ()
-        found += [inner for key, inner in [*_fields(schema).items(), *inside] if key == part]
-    return found
+        children += [inner for key, inner in [*_fields(schema).items(), *inside] if key == part]
+    return children

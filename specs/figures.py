@@ -129,17 +129,17 @@ class FigureSpec(Spec):
 
 def _matching(pattern: str, stated: dict[str, str], stages: Iterable[str]) -> dict[str, str]:
     before, _, after = pattern.partition(VARIANT)
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for variant, text in stated.items():
         if "*" not in variant:
-            found[variant] = text
+            texts[variant] = text
             continue
         for stage in stages:
             name = stage[len(before) : len(stage) - len(after)]
             if stage == f"{before}{name}{after}" and fnmatchcase(name, variant):
                 head, _, tail = variant.partition("*")
-                found[name] = text or name[len(head) : len(name) - len(tail)]
-    return found
+                texts[name] = text or name[len(head) : len(name) - len(tail)]
+    return texts
 
 
 def misnamed(figures: Mapping[str, FigureSpec], stages: Iterable[str]) -> Iterator[Problem]:

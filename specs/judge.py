@@ -67,23 +67,23 @@ def clauses(text: str) -> dict[str, str]:
 
     Raises ValueError if there is none, or if a number occurs twice.
     """
-    found: dict[str, list[str]] = {}
+    parts_of: dict[str, list[str]] = {}
     lines: dict[str, int] = {}
     current: list[str] | None = None
     for index, line in enumerate(text.splitlines(), start=1):
         if (match := CLAUSE.match(line)) is not None:
             number = match["bracketed"] or match["plain"]
-            if number in found:
+            if number in parts_of:
                 raise ValueError(f"clause {number} is on line {lines[number]} and again on line {index}")
             lines[number] = index
-            current = found[number] = [match["text"].strip()]
+            current = parts_of[number] = [match["text"].strip()]
         elif not line.strip():
             current = None
         elif current is not None:
             current.append(line.strip())
-    if not found:
+    if not parts_of:
         raise ValueError("no line begins with the number of a clause")
-    return {number: " ".join(parts) for number, parts in found.items()}
+    return {number: " ".join(parts) for number, parts in parts_of.items()}
 
 
 def _check_template(text: str, needed: Collection[str], known: Collection[str]) -> str:

@@ -240,8 +240,8 @@ class ModelSpec(Spec):
     @property
     def _methods(self) -> dict[str, Method]:
         """The stated fields that make a schedule other than the plain stack; only one may be stated."""
-        found = {name: getattr(self, name) for name in ("depth_average", "layer_pairs", "repeats")}
-        return {name: method for name, method in found.items() if method is not None}
+        methods = {name: getattr(self, name) for name in ("depth_average", "layer_pairs", "repeats")}
+        return {name: method for name, method in methods.items() if method is not None}
 
     @property
     def method(self) -> tuple[str, Method] | None:

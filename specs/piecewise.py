@@ -102,11 +102,11 @@ def annealed_pieces(
     """The first sample of each mixture, with annealed mixtures cut into pieces: piece k of n begins k/n of
     the way, floored to whole batches."""
     path = (*at, "mixture")
-    found: list[tuple[int, str]] = []
+    begins: list[tuple[int, str]] = []
     for (begin, name), following in zip(mixtures, [*mixtures[1:], None], strict=True):
         anneal = annealed.get(name)
         if anneal is None:
-            found.append((begin, name))
+            begins.append((begin, name))
             continue
         over, end = anneal.over, following[0] if following else total
         if over.unit == "steps":
@@ -127,8 +127,8 @@ def annealed_pieces(
                 f"'{name}' has {anneal.pieces} pieces over {anneal.over}, which is less than a batch for each"
             )
             raise SpecError.of(path, message, "set fewer anneal.pieces.")
-        found += [(start, f"{name}/{piece}") for piece, start in enumerate(starts, start=1) if start < end]
-    return found
+        begins += [(start, f"{name}/{piece}") for piece, start in enumerate(starts, start=1) if start < end]
+    return begins
 
 
 def _steps(sample: int, pieces: Pieces) -> int:

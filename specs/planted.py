@@ -76,11 +76,11 @@ class Canaries(Spec):
 
     def secret(self, index: int) -> str:
         """The secret with this index in the space: `index` in the base of the alphabet."""
-        found = ""
+        digits = ""
         for _ in range(self.length):
             index, digit = divmod(index, len(self.alphabet))
-            found = self.alphabet[digit] + found
-        return found
+            digits = self.alphabet[digit] + digits
+        return digits
 
     def text(self, number: int, secret: str) -> str:
         """The document with this number, counted from 1, if it had this secret."""
@@ -142,10 +142,10 @@ class PlantedRecord:
 def planted_in(spec: dict[str, Any], metrics: dict[str, Any]) -> list[PlantedRecord]:
     """The records of what a part plants, by name. `spec`: its identity fields; `metrics`: those of its
     manifest, which are empty before it is made."""
-    found = []
+    documents = []
     for name, fields in sorted(spec.get("process", {}).get("planted", {}).items()):
         made = (metrics.get("planted") or {}).get(name, {})
-        found.append(
+        documents.append(
             PlantedRecord(
                 name=name,
                 canaries="canaries" in fields,
@@ -156,4 +156,4 @@ def planted_in(spec: dict[str, Any], metrics: dict[str, Any]) -> list[PlantedRec
                 digest=made.get("digest", ""),
             )
         )
-    return found
+    return documents

@@ -38,8 +38,8 @@ def validate(document: Document) -> Pipeline:
         pipeline = _what_is_right(data)
     pipeline._document = document
     launches = not any(problem.path[:1] == ("launch",) for problem in problems)
-    found = check(pipeline, set(data["stages"]), launches)
-    problems += [replace(problem, where=document.where(problem.path)) for problem in found]
+    wrong = check(pipeline, set(data["stages"]), launches)
+    problems += [replace(problem, where=document.where(problem.path)) for problem in wrong]
     problems = distinct(document, problems)
     if problems:
         raise SpecError(problems)

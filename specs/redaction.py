@@ -108,8 +108,8 @@ def credentials(rest: str) -> list[tuple[int, int]]:
     """Spans (begin, end) of the credentials in the part of a URL after `://`, in order and disjoint. All
     checks and masks of URLs use this."""
     spans = [(0, rest.rindex("@"))] if re.match(USERINFO, rest, re.DOTALL) else []
-    for found in _PARAMETER.finditer(rest):
-        begin, end = found.span("secret")
+    for match in _PARAMETER.finditer(rest):
+        begin, end = match.span("secret")
         if spans and begin < spans[-1][1]:
             begin, before = spans.pop()
             end = max(end, before)
@@ -148,7 +148,7 @@ def redacted(text: str) -> str:
     credentials file."""
     names, spellings = _spellings((*os.environ.items(), *_in_file()))
     if names:
-        text = spellings.sub(lambda found: f"<{names[(found.lastindex or 0) - 1]}>", text)
+        text = spellings.sub(lambda match: f"<{names[(match.lastindex or 0) - 1]}>", text)
     return masked(text)
 
 
@@ -160,11 +160,11 @@ def masked(text: str) -> str:
     return text
 
 
-def _masked_url(found: re.Match[str]) -> str:
-    rest = found["rest"]
+def _masked_url(match: re.Match[str]) -> str:
+    rest = match["rest"]
     for begin, end in reversed(credentials(rest)):
         rest = f"{rest[:begin]}***{rest[end:]}"
-    return found["scheme"] + rest
+    return match["scheme"] + rest
 
 
 @functools.lru_cache(1)
@@ -186,8 +186,8 @@ def _secrets_of(name: str, value: str) -> Iterator[str]:
         yield from map(str.strip, value.splitlines())
     for url in _URL.finditer(value):
         for begin, end in credentials(url["rest"]):
-            found = url["rest"][begin:end]
-            yield found if begin else found.partition(":")[2]
+            secret = url["rest"][begin:end]
+            yield secret if begin else secret.partition(":")[2]
     for assigned in _ASSIGNMENT.finditer(value):
         yield assigned["secret"]
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from specs.pipeline import Pipeline
 
 V = TypeVar("V")
+Trajectories = dict[str, Trajectory]  # by phase
 INHERITED = ("sequence_length", "precision", "goldfish", "z_loss", "packing")
 """The settings of a parent that hold where a phase states none; of the optimizer, `OptimizerSpec.resolved`
 decides."""
@@ -64,7 +65,7 @@ def resolve(
     names: list[str],
     best: Best | None = None,
     models: Mapping[str, Trajectory] | None = None,
-) -> dict[str, Trajectory]:
+) -> Trajectories:
     """The trajectories, by phase, of the training stages, merges and selections among `names` (inputs first).
 
     `best` are the steps of `@best:` references and the choices of selections, which only a store knows; for a
@@ -73,7 +74,7 @@ def resolve(
 
     Raises SpecError with all problems. Phases that depend on an invalid phase, or on a model that is not
     given, are left out."""
-    found: dict[str, Trajectory] = dict(models or {})
+    trajectories: Trajectories = dict(models or {})
     problems: list[Problem] = []
     annealed = {
         name: anneal
@@ -84,29 +85,31 @@ def resolve(
         stage = pipeline.stages.get(name)
         derive = None if stage is None else DERIVED.get(stage.kind)
         try:
-            if derive is not None and (derived := derive(pipeline, name, found, best or {})) is not None:
-                found[name] = derived
+            derived = derive and derive(pipeline, name, trajectories, best or {})
+            if derived is not None:
+                trajectories[name] = derived
             for phase in phases(pipeline, name):
-                if phase.parent is None or phase_of(phase.parent, found) in found:
-                    found[phase.name] = _trajectory(phase, found, best or {}, annealed)
+                if phase.parent is None or phase_of(phase.parent, trajectories) in trajectories:
+                    trajectories[phase.name] = _trajectory(phase, trajectories, best or {}, annealed)
         except SpecError as error:
             problems += error.problems
     if problems:
         raise SpecError(problems)
-    return found
+    return trajectories
 
 
-def _merged(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best: Best) -> Trajectory | None:
+def _merged(pipeline: Pipeline, name: str, trajectories: Trajectories, best: Best) -> Trajectory | None:
     """The trajectory of a merge."""
     stage = cast(MergeStage, pipeline.stages[name])
-    if not all(phase_of(ref, found) in found for ref in stage.parents):
+    if not all(phase_of(ref, trajectories) in trajectories for ref in stage.parents):
         return None
     paths = [
         ("stages", name, *(("checkpoints", index) if index < len(stage.checkpoints) else ("base",)))
         for index in range(len(stage.parents))
     ]
-    branches = [point_of(ref, found, path, best) for ref, path in zip(stage.parents, paths, strict=True)]
-    parents = [found[start.phase] for start in branches]
+    named = zip(stage.parents, paths, strict=True)
+    branches = [point_of(ref, trajectories, path, best) for ref, path in named]
+    parents = [trajectories[start.phase] for start in branches]
     first = next((parent for parent in parents if parent.origin != "import"), parents[0])
     for ref, other, path in zip(stage.parents, parents, paths, strict=True):
         if fields := different_fields(other.model, first.model):
@@ -125,13 +128,13 @@ def _alone(name: str, trajectory: Trajectory, start: Point) -> Trajectory:
     return replace(alone, settings=settings, stage=name, seed=None, carry=(), leftover_tokens=0)
 
 
-def _rewritten(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best: Best) -> Trajectory | None:
+def _rewritten(pipeline: Pipeline, name: str, trajectories: Trajectories, best: Best) -> Trajectory | None:
     """The trajectory of a checkpoint that is computed in another way."""
     stage, at = cast(RewriteStage, pipeline.stages[name]), ("stages", name)
-    if phase_of(stage.from_, found) not in found:
+    if phase_of(stage.from_, trajectories) not in trajectories:
         return None
-    start = point_of(stage.from_, found, (*at, "from"), best)
-    read = found[start.phase]
+    start = point_of(stage.from_, trajectories, (*at, "from"), best)
+    read = trajectories[start.phase]
     if stage.layer_pairs is not None:
         if read.model.method is not None:
             message = f"the layers of '{stage.from_}' have another order already: {read.model.method[0]}"
@@ -151,21 +154,21 @@ def _rewritten(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best
     return replace(_alone(name, read, start), model=model, parent=start, origin="rewrite")
 
 
-def _selected(pipeline: Pipeline, name: str, found: dict[str, Trajectory], best: Best) -> Trajectory | None:
+def _selected(pipeline: Pipeline, name: str, trajectories: Trajectories, best: Best) -> Trajectory | None:
     """The trajectory of the candidate that is currently chosen. All candidates have the same dimensions, so
     later stages can be planned before the choice; candidates may be computed in different ways."""
     stage, among = cast(SelectStage, pipeline.stages[name]), candidates(pipeline, name)
     known = all(ref.stage in pipeline.stages for ref in stage.evaluations)
-    if not known or not all(phase_of(ref, found) in found for _, ref in among):
+    if not known or not all(phase_of(ref, trajectories) in trajectories for _, ref in among):
         return None
-    starts = [point_of(ref, found, path, best) for path, ref in among]
-    models = [found[start.phase].model.without_method for start in starts]
+    starts = [point_of(ref, trajectories, path, best) for path, ref in among]
+    models = [trajectories[start.phase].model.without_method for start in starts]
     for (path, ref), model in zip(among, models, strict=True):
         if fields := different_fields(model, models[0]):
             message = f"'{ref}' and '{among[0][1]}' differ in {fields}"
             raise SpecError.of(path, message, "choose among checkpoints of the same dimensions.")
     chosen = starts[best.get(name, 0)]
-    return replace(found[chosen.phase], stage=name, stands_for=chosen)
+    return replace(trajectories[chosen.phase], stage=name, stands_for=chosen)
 
 
 DERIVED = {"select": _selected, "merge": _merged, "rewrite": _rewritten}
@@ -285,14 +288,14 @@ def _check_parent(phase: Phase, start: Point, parent: Trajectory) -> None:
 
 
 def _trajectory(
-    phase: Phase, found: dict[str, Trajectory], best: Best, annealed: Mapping[str, Anneal]
+    phase: Phase, trajectories: Trajectories, best: Best, annealed: Mapping[str, Anneal]
 ) -> Trajectory:
     at, stage = phase.path, phase.training
     start: Point | None = None
     parent: Trajectory | None = None
     if phase.parent is not None:
-        start = point_of(phase.parent, found, (*at, "from"), best)
-        parent = found[start.phase]
+        start = point_of(phase.parent, trajectories, (*at, "from"), best)
+        parent = trajectories[start.phase]
         _check_parent(phase, start, parent)
     model = _model(phase, parent)
     settings = settings_of(phase, model, start, parent)
@@ -392,16 +395,16 @@ def _trainable(phase: Phase, model: ModelSpec, parent: Trajectory | None) -> lis
     """The patterns of the parameters that a phase trains. Raises SpecError for patterns that fit no
     parameter, and for optimizer states to carry that the parent does not have."""
     patterns, at = phase.training.trained(model, phase.path), (*phase.path, "trainable")
-    found = problems(at, model, patterns)
+    wrong = problems(at, model, patterns)
     if patterns and phase.training.adapters is not None:
         message = "with lora, adapters are trained and no parameter of the model"
-        found = [Problem(at, message, "leave out trainable or lora.")]
+        wrong = [Problem(at, message, "leave out trainable or lora.")]
     if parent is not None and "optimizer" in phase.carry and parent.settings.trainable:
         missing = trained(model, patterns).keys() - trained(model, parent.settings.trainable).keys()
         if missing:
             message = f"'{phase.parent}' has no optimizer states of {min(missing)}, which it did not train"
             fix = "set carry: [weights], or the parent's trainable."
-            found.append(Problem((*phase.path, "carry"), message, fix))
-    if found:
-        raise SpecError(found)
+            wrong.append(Problem((*phase.path, "carry"), message, fix))
+    if wrong:
+        raise SpecError(wrong)
     return sorted(set(patterns))

@@ -147,11 +147,11 @@ def _union(choices: list[dict[str, Any]]) -> dict[str, Any]:
         "anyOf": [choice if _type(choice) is None else {"type": _type(choice)} for choice in choices]
     }
     for kind in ("array", "object"):
-        found = [choice for choice in choices if _type(choice) == kind]
-        if found:
+        of_kind = [choice for choice in choices if _type(choice) == kind]
+        if of_kind:
             rest = {
                 "if": {"type": kind},
-                "then": found[0] if len(found) == 1 else {"anyOf": found},
+                "then": of_kind[0] if len(of_kind) == 1 else {"anyOf": of_kind},
                 "else": rest,
             }
     return rest

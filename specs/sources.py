@@ -231,10 +231,10 @@ def resolve_url(url: str) -> str:
     if name in ("stdlib", "site-packages"):
         root = _library("stdlib" if name == "stdlib" else "purelib")
     else:
-        found = importlib.util.find_spec(name) if name.isidentifier() else None
-        if found is None or not found.submodule_search_locations:
+        package = importlib.util.find_spec(name) if name.isidentifier() else None
+        if package is None or not package.submodule_search_locations:
             raise ValueError(f"there is no installed package {name!r}; install it or name another source")
-        root = Path(next(iter(found.submodule_search_locations)))
+        root = Path(next(iter(package.submodule_search_locations)))
     if ".." in Path(rest).parts:
         raise ValueError(f"'{url}' leaves the package")
     return str(root / rest) if rest else str(root)

@@ -54,21 +54,21 @@ class Comparison(BaseModel):
             if "gini" not in result.measures:
                 raise ValueError(f"tokenizer '{name}' has no Gini coefficient")
             for language in self.languages:
-                found = result.languages.get(language)
-                if found is None or found.measures.get("parity") is None:
+                measured = result.languages.get(language)
+                if measured is None or measured.measures.get("parity") is None:
                     raise ValueError(f"tokenizer '{name}' has no parity of '{language}'")
         return self
 
     def metrics(self) -> dict[str, float]:
         """The metrics, by the names of `EvaluateTokenizersPart.metrics`."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for name, result in self.tokenizers.items():
-            found |= {f"{name}/{measure}": value for measure, value in result.vocabulary.items()}
+            values |= {f"{name}/{measure}": value for measure, value in result.vocabulary.items()}
             for measure, estimate in result.measures.items():
-                found |= estimate.metrics(f"{name}/{measure}")
+                values |= estimate.metrics(f"{name}/{measure}")
             for measure, estimate in result.difference.items():
-                found |= estimate.metrics(f"{name}/difference/{measure}")
+                values |= estimate.metrics(f"{name}/difference/{measure}")
             for language, of_language in result.languages.items():
                 for measure, maybe in of_language.measures.items():
-                    found |= {} if maybe is None else maybe.metrics(f"{name}/{measure}/{language}")
-        return found
+                    values |= {} if maybe is None else maybe.metrics(f"{name}/{measure}/{language}")
+        return values

@@ -155,12 +155,13 @@ def different_fields(a: ModelSpec, b: ModelSpec) -> str:
     )
 
 
-def phase_of(ref: Reference, found: Mapping[str, Trajectory]) -> str:
+def phase_of(ref: Reference, trajectories: Mapping[str, Trajectory]) -> str:
     """The name of the phase that a reference means: the phase that it names, or the last one of the stage.
     The stage's own name if there is no such phase."""
     if ref.part is not None:
         return f"{ref.stage}/{ref.part}"
-    return next((phase for phase in reversed(list(found)) if found[phase].stage == ref.stage), ref.stage)
+    phases = (phase for phase in reversed(list(trajectories)) if trajectories[phase].stage == ref.stage)
+    return next(phases, ref.stage)
 
 
 def point_of(

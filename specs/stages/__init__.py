@@ -15,12 +15,12 @@ from specs.stages.training import Segment, TrainingStage
 
 def _found() -> dict[str, type[Stage]]:
     """The classes of all kinds, in the order of their names."""
-    found: dict[str, type[Stage]] = {}
+    kinds: dict[str, type[Stage]] = {}
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, type) and issubclass(value, Stage) and (kind := value.kind_name()):
-                found[kind] = value
-    return dict(sorted(found.items()))
+                kinds[kind] = value
+    return dict(sorted(kinds.items()))
 
 
 STAGES = _found()

@@ -198,8 +198,8 @@ class ClassifierStage(Gated):
     @property
     def labels(self) -> list[str] | None:
         """All labels, sorted; None if a column has them."""
-        found = [source.label for source in self.sources.values()]
-        return None if None in found else sorted({label for label in found if label is not None})
+        named = [source.label for source in self.sources.values()]
+        return None if None in named else sorted({label for label in named if label is not None})
 
     def metrics(self) -> list[str] | None:
         """The names of the metrics that are numbers; None if a column has the labels."""

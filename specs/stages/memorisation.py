@@ -100,10 +100,10 @@ class Memorisation(Spec):
     def decodings(self) -> dict[str, Sampling]:
         """The ways in which continuations are made, by their names in metrics."""
         common = {"n": 1, "max_new_tokens": self.suffix, "batch_size": self.batch_size, "engine": self.engine}
-        found = {"greedy": Sampling.model_validate({**common, "temperature": 0.0})}
+        ways = {"greedy": Sampling.model_validate({**common, "temperature": 0.0})}
         if drawn := self.nucleus:
-            found["nucleus"] = Sampling.model_validate(common | drawn.model_dump())
-        return found
+            ways["nucleus"] = Sampling.model_validate(common | drawn.model_dump())
+        return ways
 
     def metrics(self, buckets: Iterable[int]) -> list[str]:
         """The names of the metrics. `buckets`: numbers of repetitions of the probes."""
