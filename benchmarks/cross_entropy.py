@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 
 import apertus_model.trainer  # torchtitan's device  # noqa: F401
-from apertus_model.losses.cross_entropy import CHUNK_TOKENS, cross_entropy, log_probabilities
+from apertus_model.losses.cross_entropy import cross_entropy, log_probabilities
+from specs.capabilities import CHUNK_TOKENS
 
 Loss = Callable[[torch.Tensor, torch.nn.Linear, torch.Tensor, int], torch.Tensor]
 

@@ -17,7 +17,7 @@ from specs.launch import Launch, Parallel
 from specs.layout import Misfit, misfits
 from specs.model import ModelSpec
 from specs.names import check_names, planted_sources, references
-from specs.optimizer import refused_anomalies, refused_layout, refused_objective
+from specs.optimizer import refusals
 from specs.pipeline import Pipeline
 from specs.resolution import resolve
 from specs.settings import Phase
@@ -194,13 +194,9 @@ def _check_layout(
             continue
         optimizer = trajectory.settings.optimizer.name
         assert optimizer is not None, "resolved"
-        for reason in (
-            refused_layout(optimizer, parallel, launch.world_size),
-            refused_objective(optimizer, stage.objective),
-            refused_anomalies(optimizer, phase.training.anomalies),
-        ):
-            if reason:
-                yield Problem((*phase.path, "optimizer", "name"), reason)
+        anomalies, world = phase.training.anomalies, launch.world_size
+        for reason in refusals(optimizer, stage.objective, anomalies, parallel, world):
+            yield Problem((*phase.path, "optimizer", "name"), reason)
         yield from _check_backend(phase, [trajectory.model, *([teacher.model] if teacher else [])])
         for segment in trajectory.segments:
             uneven += misfits(launch, trajectory.model, trajectory.settings.sequence_length, segment.batch)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from specs.capabilities import WIDTHS
 from specs.foreign import Foreign
 
 MOST = 2**31
@@ -80,9 +81,6 @@ class Generation(Foreign):
     bos_token_id: Id | None = None
     eos_token_id: Ids = None
     pad_token_id: Id | None = None
-
-
-WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Stored(Foreign):

@@ -11,9 +11,6 @@ from typing import NamedTuple
 from specs.launch import Launch, Parallel
 from specs.model import ModelSpec
 
-PIPELINED = ("cross-entropy", "distillation", "stored-distillation")
-"""Objectives that the last process of a pipeline computes from the rows of a micro-batch alone."""
-
 
 class Misfit(NamedTuple):
     """A degree of parallelism that does not fit."""

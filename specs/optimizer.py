@@ -1,138 +1,53 @@
-"""The optimizers of a training stage, the fields that each reads, and its published defaults.
+"""The optimizer of a training stage: its fields, what they inherit, and the runs that it refuses.
 
 Invariants:
 - A field that is left out is inherited from the parent stage's resolved optimizer if that has the same name,
-  else it is the value in `PUBLISHED`. When the name changes, only `grad_clip` is inherited, and `lr` must be
-  stated.
+  else it is the value in `specs.capabilities.OPTIMIZERS`. When the name changes, only `grad_clip` is
+  inherited, and `lr` must be stated.
 - A field that an optimizer does not read cannot be stated for it, resolves to None, and enters no
   fingerprint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from specs.anomalies import Anomalies
 from specs.base import Spec, identity
+from specs.capabilities import OBJECTIVES, OPTIMIZERS, OptimizerName
 from specs.errors import FieldPath, Problem, SpecError
 from specs.launch import Parallel
 from specs.units import Budget
 
-Name = Literal[
-    "ademamix", "adamw", "adopt", "lion", "signum", "muon", "d-muon", "soap", "prodigy",
-    "schedule-free-adamw", "mars", "sophia"
-]  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Published:
-    """The published values of an optimizer, with their source."""
-
-    source: str  # paper and code of the values
-    defaults: Mapping[str, Any]  # of every field that the optimizer reads, except `lr`, which has no default
-
-    @property
-    def fields(self) -> list[str]:
-        return ["lr", *self.defaults]
-
-
-def _published(source: str, *, grad_clip: float = 1.0, **defaults: Any) -> Published:
-    """The published defaults with `grad_clip`, which belongs to the trainer: a value is published only for
-    AdEMAMix as Apertus uses it; for the others 1.0 is usual."""
-    return Published(source, {**defaults, "grad_clip": grad_clip})
-
-
-PUBLISHED: dict[str, Published] = {
-    "ademamix": _published(
-        "arXiv 2409.03137; values of the Apertus report, arXiv 2509.14233",
-        betas=(0.9, 0.999, 0.9999), alpha=8.0, alpha_warmup=100_000, beta3_warmup=100_000, eps=1e-8,
-        weight_decay=0.1,
-        state_dtype="float32", grad_clip=0.1,
-    ),
-    "adamw": _published("arXiv 1711.05101, torch.optim.AdamW", betas=(0.9, 0.999), eps=1e-8,
-    weight_decay=0.01),
-    "adopt": _published("arXiv 2411.02853, iShohei220/adopt", betas=(0.9, 0.9999), eps=1e-6,
-    weight_decay=0.0),
-    "lion": _published("arXiv 2302.06675, google/automl", betas=(0.9, 0.99), weight_decay=0.0),
-    "signum": _published("arXiv 1802.04434", momentum=0.9, weight_decay=0.0),
-    "muon": _published(
-        "kellerjordan.github.io/posts/muon, KellerJordan/Muon: 0.02 for matrices and 3e-4 for the rest",
-        momentum=0.95, weight_decay=0.0, betas=(0.9, 0.95), eps=1e-10, adamw_lr_ratio=0.015,
-    ),
-    "d-muon": _published(
-        "arXiv 2502.16982, MoonshotAI/Moonlight", momentum=0.95, weight_decay=0.1, betas=(0.9, 0.95),
-        eps=1e-8, adamw_lr_ratio=1.0
-    ),
-    "soap": _published(
-        "arXiv 2409.11321, nikhilvyas/SOAP", betas=(0.95, 0.95), eps=1e-8, weight_decay=0.01,
-        precondition_frequency=10
-    ),
-    "prodigy": _published("arXiv 2306.06101, konstmish/prodigy: lr 1", betas=(0.9, 0.999), eps=1e-8,
-    weight_decay=0.0, d_coef=1.0),
-    "schedule-free-adamw": _published(
-        "arXiv 2405.15682, facebookresearch/schedule_free", betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
-    ),
-    "mars": _published("arXiv 2411.10438, AGI-Arena/MARS (MARS-AdamW)", betas=(0.95, 0.99), gamma=0.025,
-    eps=1e-8, weight_decay=0.0),
-    "sophia": _published(
-        "arXiv 2305.14342, Liuhong99/Sophia (Sophia-G)",
-        betas=(0.965, 0.99), rho=0.04, hessian_interval=10, eps=1e-15, weight_decay=0.1,
-    ),
-}  # fmt: skip
-
-_WHOLE = {
-    "soap": (
-        "soap needs the eigenvectors of whole matrices, and pytorch_optimizer 4.1.0 cannot compute them "
-        "from shards (it mixes sharded and whole tensors, and fails)"
-    ),
-    "prodigy": (
-        "prodigy scales all its steps by one estimate over all parameters, and pytorch_optimizer "
-        "4.1.0 cannot sum it over shards (it fails on them, and would otherwise count only those of its own "
-        "process)"
-    ),
-}
-
-
-def refused_layout(name: str, parallel: Parallel, processes: int) -> str | None:
+def refused_layout(name: OptimizerName, parallel: Parallel, processes: int) -> str | None:
     """Why an optimizer cannot train in a layout, and what to do; None when it can.
 
     dp_shard, tp, cp and pp all shard weights; with dp_replicate every group of processes has a copy."""
-    if name == "sophia" and parallel.pp > 1:
-        return (
-            "sophia makes a second pass over a batch, with labels that the model draws; a pipeline cannot"
-            f" do that (pp {parallel.pp})"
-        )
-    shards = processes // parallel.dp_replicate
-    if name not in _WHOLE or shards <= 1:
+    facts, shards = OPTIMIZERS[name], processes // parallel.dp_replicate
+    if facts.pipelines and parallel.pp > 1:
+        return f"{facts.pipelines} (pp {parallel.pp})"
+    if not facts.shards or shards <= 1:
         return None
     fix = f"launch.parallel {{dp_replicate: {processes}, dp_shard: 1}}, one process, or another optimizer"
-    return f"{_WHOLE[name]}; this layout makes {shards} shards of every weight: use {fix}"
+    return f"{facts.shards}; this layout makes {shards} shards of every weight: use {fix}"
 
 
-def refused_objective(name: str, objective: str) -> str | None:
-    """Why an optimizer cannot minimise an objective (`Segment.objective`), and what to do; None when it
-    can."""
-    if name != "sophia" or objective in ("cross-entropy", "weighted-cross-entropy"):
-        return None
-    return (
-        "sophia estimates the Hessian from labels that the model draws (Gauss-Newton-Bartlett), which needs "
-        f"cross-entropy over the tokens of a step, and not {objective}: set optimizer.name and optimizer.lr"
-        " of another one"
-    )
-
-
-def refused_anomalies(name: str, anomalies: Anomalies) -> str | None:
-    """Why an optimizer cannot follow a policy for anomalies, and what to do; None when it can."""
-    if name != "sophia" or not anomalies.skips:
-        return None
-    return (
-        "sophia takes a batch into its Hessian before its loss is known, so no step can be skipped; use"
-        " anomalies: stop"
-    )
+def refusals(
+    name: OptimizerName, objective: str, anomalies: Anomalies, parallel: Parallel, processes: int
+) -> Iterator[str]:
+    """Why an optimizer cannot train in a layout, minimise an objective (`Segment.objective`), or follow a
+    policy for anomalies, and what to do."""
+    facts = OPTIMIZERS[name]
+    if (layout := refused_layout(name, parallel, processes)) is not None:
+        yield layout
+    if facts.objectives and not OBJECTIVES[objective].extra_pass:
+        yield (f"{facts.objectives}, and not {objective}: set optimizer.name and optimizer.lr of another one")
+    if facts.skipped_steps and anomalies.skips:
+        yield f"{facts.skipped_steps}; use anomalies: stop"
 
 
 def _steps(value: Any) -> Any:
@@ -163,7 +78,7 @@ class OptimizerSpec(Spec):
     of every tenth step (`hessian_interval`), with labels that the model draws; it is refused for `qrpo`,
     `dpo` and `reward_model`."""
 
-    name: Name | None = identity(None, neutral=None)
+    name: OptimizerName | None = identity(None, neutral=None)
     lr: float | None = identity(
         None,
         neutral=None,
@@ -223,7 +138,7 @@ class OptimizerSpec(Spec):
 
     def resolved(self, inherited: Mapping[str, Any], at: FieldPath = ("optimizer",)) -> OptimizerSpec:
         """The spec with a value for every field that the optimizer reads: the stated one, else that of
-        `inherited`, else that of `PUBLISHED`. Other fields are None.
+        `inherited`, else that of `specs.capabilities.OPTIMIZERS`. Other fields are None.
 
         Args:
             inherited: fields of the parent's resolved optimizer; empty without a parent.
@@ -235,40 +150,38 @@ class OptimizerSpec(Spec):
         """
         stated = self.stated()
         before = inherited.get("name")
-        name = stated.get("name") or before or "ademamix"
-        published = PUBLISHED[name]
+        name: OptimizerName = self.name or before or "ademamix"
+        facts = OPTIMIZERS[name]
         problems = [
             Problem(
                 (*at, field),
-                f"{name} does not read {field}; it reads {', '.join(published.fields)}",
+                f"{name} does not read {field}; it reads {', '.join(facts.fields)}",
                 _fix(field),
             )
             for field, value in stated.items()
-            if field not in ("name", *published.fields) and (field, value) != ("state_dtype", "float32")
+            if field not in ("name", *facts.fields) and (field, value) != ("state_dtype", "float32")
         ]
         if (
             self.betas is not None
-            and "betas" in published.defaults
-            and len(self.betas) != len(published.defaults["betas"])
+            and "betas" in facts.defaults
+            and len(self.betas) != len(facts.defaults["betas"])
         ):
-            wanted = f"{name} has {len(published.defaults['betas'])} betas, not {len(self.betas)}"
+            wanted = f"{name} has {len(facts.defaults['betas'])} betas, not {len(self.betas)}"
             problems.append(
-                Problem((*at, "betas"), wanted, f"write for example {list(published.defaults['betas'])}.")
+                Problem((*at, "betas"), wanted, f"write for example {list(facts.defaults['betas'])}.")
             )
         if before not in (None, name) and self.lr is None:
             message = f"the learning rate of the parent's optimizer {before} does not apply to {name}"
             problems.append(Problem((*at, "lr"), message, "set optimizer.lr."))
         if problems:
             raise SpecError(problems)
-        kept = {
-            field: inherited.get(field) for field in (published.fields if before == name else ["grad_clip"])
-        }
+        kept = {field: inherited.get(field) for field in (facts.fields if before == name else ["grad_clip"])}
         goes_over = {field: value for field, value in kept.items() if value is not None}
         return OptimizerSpec(
-            **{"state_dtype": "float32", **published.defaults, **goes_over, **stated, "name": name}
+            **{"state_dtype": "float32", **facts.defaults, **goes_over, **stated, "name": name}
         )
 
 
 def _fix(field: str) -> str:
-    readers = [name for name, published in PUBLISHED.items() if field in published.fields]
+    readers = [name for name, facts in OPTIMIZERS.items() if field in facts.fields]
     return f"leave it out, or use an optimizer that reads it: {', '.join(readers)}."

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from specs.base import Spec, role_of
-from specs.optimizer import PUBLISHED
+from specs.capabilities import OPTIMIZERS
 from specs.pipeline import Pipeline
 from specs.stages.base import Stage
 
@@ -57,7 +57,7 @@ def table(model: type[BaseModel]) -> str:
 def optimizers() -> str:
     """The fields that each optimizer reads, and the source of its defaults, in Markdown."""
     lines = ["| `name` | reads, beside `lr` | source of the defaults |", "|---|---|---|"]
-    for name, published in PUBLISHED.items():
+    for name, published in OPTIMIZERS.items():
         fields = ", ".join(f"`{field}` {json.dumps(value)}" for field, value in published.defaults.items())
         lines.append(f"| `{name}` | {fields} | {published.source} |")
     return "\n".join(lines) + "\n"

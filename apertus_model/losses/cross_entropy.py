@@ -42,8 +42,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from specs.capabilities import CHUNK_TOKENS
+
 IGNORE_INDEX = -100
-CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True)

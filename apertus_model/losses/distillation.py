@@ -29,7 +29,6 @@ import torch
 import torch.distributed as dist
 
 from apertus_model.losses.cross_entropy import (
-    CHUNK_TOKENS,
     FULL_VOCAB,
     Gradients,
     Softmax,
@@ -38,6 +37,7 @@ from apertus_model.losses.cross_entropy import (
     logits,
     precision,
 )
+from specs.capabilities import CHUNK_TOKENS
 from specs.stages.distill import DistillLoss
 
 

@@ -36,10 +36,9 @@ from torchtitan.protocols.sharding import ShardingConfig
 
 from apertus_model.model.attention import SdpaAttention, TakesDocuments, projected
 from apertus_model.model.init import local_part
+from specs.capabilities import SPARSE_BLOCK
 from specs.sparse_attention import Dropped, Hashed, SparseAttention, Windowed
 
-BLOCK = 128
-"""The number of queries, and of keys, in a block of FlexAttention."""
 LEFT_OUT = (-1, -2)
 """The partitions of the queries and of the keys that a head leaves out."""
 
@@ -85,7 +84,7 @@ class Selection(NamedTuple):
         seen = (partition == key_partition) & (place >= key_place)
         return seen if self.window is None else seen & (place - self.window < key_place)
 
-    def blocks(self, size: int = BLOCK) -> torch.Tensor:
+    def blocks(self, size: int = SPARSE_BLOCK) -> torch.Tensor:
         """bool (batch, query heads, blocks of queries, blocks of keys), True where a query may see a key."""
         low, high, first, last = (one[..., :, None] for one in self.queries.ranges(size))
         heads = self.queries.partition.shape[1]
@@ -95,7 +94,7 @@ class Selection(NamedTuple):
         meet = (low <= key_high) & (high >= key_low) & (last >= key_first)
         return meet if self.window is None else meet & (first - self.window < key_last)
 
-    def block_mask(self, size: int = BLOCK) -> BlockMask:
+    def block_mask(self, size: int = SPARSE_BLOCK) -> BlockMask:
         """The mask for FlexAttention, which asks only for the pairs in the blocks of `blocks`."""
         partitions, places = self.queries.partition, self.queries.place
         key_partitions, key_places = self.keys.partition, self.keys.place

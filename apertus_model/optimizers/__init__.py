@@ -1,2 +1,2 @@
-"""Optimizers: our own AdEMAMix and Sophia, torch's Muon for sharded matrices, and those of
-`pytorch_optimizer`; `registry` lists all of them by name."""
+"""Optimizers: our own AdEMAMix, torch's Muon for sharded matrices, and those of `benchmark`; `registry` lists
+all of them by name."""

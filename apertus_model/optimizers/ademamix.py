@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from apertus_model.device import has_kernels
 from apertus_model.model.init import local_part, owned_region
 from apertus_model.optimizers.rounding import round_stochastically, rounding_seed
+from specs.capabilities import OPTIMIZERS
 
 logger = logging.getLogger(__name__)
 
 MOMENTS = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
-_MAX_CHUNK_ELEMENTS = 1 << 27  # bounds the temporaries of the foreach path: two of 512 MiB in float32
 
 
 def scheduled_alpha(step: int, alpha: float, warmup: int) -> float:
@@ -231,10 +231,10 @@ def _chunks(
     """Yields the parameters that are updated together: one by one, or as many as the bound on temporaries
     allows."""
     chunk: list[tuple[str, torch.Tensor]] = []
-    elements = 0
+    elements, largest = 0, OPTIMIZERS["ademamix"].chunk or 0
     for name, parameter in named:
         size = local_part(parameter).numel()
-        if chunk and (not foreach or elements + size > _MAX_CHUNK_ELEMENTS):
+        if chunk and (not foreach or elements + size > largest):
             yield chunk
             chunk, elements = [], 0
         chunk.append((name, parameter))

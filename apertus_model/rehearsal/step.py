@@ -48,6 +48,7 @@ from apertus_model.trainer.config import attention_of, trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.process import engine_process
 from infra.store.scratch import temporary_folder
+from specs.capabilities import OBJECTIVES
 from specs.stages import segment_of
 from specs.stages.distill import DistillSegment
 from specs.stages.training import Segment
@@ -215,18 +216,20 @@ class Rows:
         sequences = 2 * PAIRS
         part = -(-length // sequences)
         one = np.ones(sequences, dtype=np.float32)
-        preference = segment.objective in ("qrpo", "dpo", "bradley-terry")
-        normalised = segment.objective in ("normalised-cross-entropy", "inverse-rl")
+        facts = OBJECTIVES[segment.objective]
+        rewards = facts.rows == "rewards"
         k = segment.top_k or 0 if isinstance(segment, DistillSegment) else 0
         labels = np.zeros(length, dtype=np.int64)
-        if segment.objective == "bradley-terry":  # a label at the end of each sequence
+        if rewards:  # a label at the end of each sequence
             labels[(np.arange(length) + 1) % part != 0] = IGNORE_INDEX
             labels[-1] = 0
         self._row = SimpleNamespace(
             input=np.zeros(length, dtype=np.int64),
             labels=labels,
-            positions=np.arange(length) % part if preference else np.arange(length),
-            weights=np.ones((length, 1) if normalised else length, dtype=np.float32),
+            positions=np.arange(length) % (length if facts.rows == "tokens" else part),
+            weights=np.ones(
+                (length, 1) if facts.label_weights == "one per sum" else length, dtype=np.float32
+            ),
             counts=np.ones(1),
             segments=np.arange(length) // part,
             rewards=one / 2,
@@ -235,7 +238,7 @@ class Rows:
             teacher_words=np.zeros((length, k), dtype=np.int32) + np.arange(k, dtype=np.int32),
             teacher_log_p=np.full((length, k + 1), -np.log(k + 1), dtype=np.float32),
             source=0,
-            present=one[::2] > 0 if segment.objective == "bradley-terry" else one > 0,
+            present=one[:: 2 if rewards else 1] > 0,
         )
 
     def __getitem__(self, index: int) -> Any:

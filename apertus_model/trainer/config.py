@@ -40,10 +40,11 @@ from apertus_model.trainer.optimizer import optimizer_config
 from apertus_model.trainer.registry import objective_of
 from apertus_model.trainer.trainer import ApertusTrainer
 from specs import layout
+from specs.capabilities import OBJECTIVES
 from specs.errors import StageError
 from specs.launch import Parallel
 from specs.model import ModelSpec
-from specs.optimizer import refused_anomalies, refused_layout, refused_objective
+from specs.optimizer import refusals
 from specs.stages.training import Segment
 
 PIPELINE_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B"}
@@ -103,9 +104,8 @@ def trainer_config(
             cannot run here.
     """
     assert segment.optimizer.name is not None, "the planner resolves the optimizer"
-    name = segment.optimizer.name
-    refused = refused_layout(name, segment.parallel, world_size) or refused_objective(name, segment.objective)
-    if reason := refused or refused_anomalies(name, segment.anomalies):
+    name, parallel = segment.optimizer.name, segment.parallel
+    for reason in refusals(name, segment.objective, segment.anomalies, parallel, world_size):
         raise StageError(reason)
     micro_batch = micro_batch_size(segment, world_size=world_size)
     parallelism = parallelism_config(
@@ -114,7 +114,7 @@ def trainer_config(
     objective = objective_of(segment)
     if isinstance(objective, SeparateGradients) and lifecycle.objective:
         objective.resume(lifecycle.objective)
-    if segment.objective not in layout.PIPELINED and segment.parallel.pp > 1:
+    if not OBJECTIVES[segment.objective].pipelined and segment.parallel.pp > 1:
         raise ValueError(
             f"the objective {segment.objective!r} cannot run in a pipeline (pp: {segment.parallel.pp}); use"
             " another layout"

@@ -42,7 +42,7 @@ from apertus_model.losses.preference import (
 from apertus_model.losses.rewards import token_rewards
 from apertus_model.losses.sequences import sequence_log_probabilities, sequence_sums, shared_sum
 from apertus_model.model.on_host import copy_to
-from apertus_model.optimizers.extra_pass import WithExtraPass
+from apertus_model.optimizers.hook import ExtraLoss
 from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss
 from specs.model import ModelSpec
 from specs.stages.dpo import DpoLoss
@@ -378,30 +378,22 @@ class BradleyTerry(Objective):
 
 
 class ExtraPass(CrossEntropy):
-    """The loss of the extra pass over a step's batch that an optimizer asks for (`optimizers.extra_pass`).
+    """The loss of the extra pass over a step's batch that an optimizer asks for (`optimizers.hook`).
     Its denominator is that of the step's own objective."""
 
     fields = ("weights", "places")
     per_token = ("weights", "places")
 
-    def __init__(self, optimizer: WithExtraPass, step: int) -> None:
+    def __init__(self, loss: ExtraLoss) -> None:
         super().__init__()
-        self._optimizer, self._step = optimizer, step
+        self._extra_loss = loss
 
     def loss(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
     ) -> MicroBatchLoss:
+        fields = {name: batch.extras[name] for name in self.fields}
         return MicroBatchLoss(
-            self._optimizer.extra_loss(
-                hidden,
-                weight,
-                labels,
-                vocab,
-                step=self._step,
-                weights=batch.extras["weights"],
-                places=batch.extras["places"],
-                denominator=batch.denominator,
-            )
+            self._extra_loss(hidden, weight, labels, vocab, **fields, denominator=batch.denominator)
         )
 
 

@@ -11,17 +11,17 @@ Invariants:
 import logging
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 from torchtitan.components.optimizer.utils import init_optim_state
 
-from apertus_model.optimizers import library
-from apertus_model.optimizers.extra_pass import WithExtraPass
-from apertus_model.optimizers.registry import OPTIMIZERS, parameter_groups
+from apertus_model.optimizers.hook import ExtraLoss, Hooked
+from apertus_model.optimizers.registry import CONSTRUCTORS, parameter_groups
+from specs.capabilities import OptimizerName
 from specs.optimizer import OptimizerSpec
 
 logger = logging.getLogger(__name__)
@@ -36,17 +36,17 @@ class Optimizers(OptimizersContainer):
 
     def __init__(self, config: Config, *, model_parts: list[torch.nn.Module]) -> None:
         super().__init__(config, model_parts=model_parts)
-        self._aside: dict[torch.Tensor, torch.Tensor] = {}
+        self._hooked = [optimizer for optimizer in self.optimizers if isinstance(optimizer, Hooked)]
         for optimizer in self.optimizers:
             init_optim_state(optimizer)
-            if isinstance(optimizer, library.WithCounters):
-                optimizer.set_counters(optimizer.COUNTERS)
+        for optimizer in self._hooked:
+            optimizer.begin()
         for tensor in self.tensors().values():
             tensor.zero_()
 
     @staticmethod
     def _resolve_optimizer_factory(name: str) -> Callable[..., torch.optim.Optimizer]:
-        return OPTIMIZERS[name]
+        return CONSTRUCTORS[cast(OptimizerName, name)]
 
     @staticmethod
     def _build_param_groups(
@@ -69,13 +69,10 @@ class Optimizers(OptimizersContainer):
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The whole state as tensors, those of `tensors` among them."""
         state = self.tensors()
-        for optimizer in self.optimizers:
+        for optimizer in self._hooked:
             for name, parameter in _named(optimizer):
-                if isinstance(optimizer, library.WithCounters):
-                    for counter, value in optimizer.counters().items():
-                        state[f"state.{name}.{counter}"] = torch.tensor(value, dtype=torch.float64)
-                if isinstance(optimizer, library.Averaging):
-                    state[f"state.{name}.y"] = self._aside.get(parameter, parameter).detach().clone()
+                further = optimizer.further_state(parameter)
+                state |= {f"state.{name}.{key}": tensor for key, tensor in further.items()}
         return state
 
     @torch.no_grad()
@@ -86,42 +83,28 @@ class Optimizers(OptimizersContainer):
         Raises:
             KeyError: a tensor is missing.
         """
-        for optimizer in self.optimizers:
-            for name, tensor in _tensors(optimizer).items():
-                tensor.copy_(state_dict[name])
+        for name, tensor in self.tensors().items():
+            tensor.copy_(state_dict[name])
+        for optimizer in self._hooked:
             for name, parameter in _named(optimizer):
-                if isinstance(optimizer, library.WithCounters):
-                    optimizer.set_counters(
-                        {
-                            counter: state_dict[f"state.{name}.{counter}"].item()
-                            for counter in optimizer.COUNTERS
-                        }
-                    )
-                if isinstance(optimizer, library.Averaging):
-                    parameter.copy_(state_dict[f"state.{name}.y"])
+                keys = optimizer.further_state(parameter)
+                further = {key: state_dict[f"state.{name}.{key}"] for key in keys}
+                optimizer.load_further_state(parameter, further)
 
-    def extra_passes(self) -> list[WithExtraPass]:
-        """The optimizers that need an extra pass before the next step; the same on all ranks."""
-        return [
-            optimizer
-            for optimizer in self.optimizers
-            if isinstance(optimizer, WithExtraPass) and optimizer.extra_pass_due
-        ]
+    def before_step(self, step: int, extra_pass: Callable[[ExtraLoss], None]) -> None:
+        """Lets the optimizers do what they need before a step: see `Hooked.before_step`. Collective."""
+        for optimizer in self._hooked:
+            optimizer.before_step(step, extra_pass)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Within this context, the model has the weights that are the result of training: the averaged
         weights of a schedule-free optimizer; other optimizers change nothing. Afterwards the model has the
         same bits as before."""
-        averaging = [optimizer for optimizer in self.optimizers if isinstance(optimizer, library.Averaging)]
-        for optimizer in averaging:
-            self._aside |= optimizer.to_average()
-        try:
+        with ExitStack() as stack:
+            for optimizer in self._hooked:
+                stack.enter_context(optimizer.averaged())
             yield
-        finally:
-            for optimizer in averaging:
-                optimizer.from_average(self._aside)
-            self._aside = {}
 
 
 def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""The objectives by name."""
+"""The objectives by name; `specs.capabilities` states what is known of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from apertus_model.trainer.objectives import (
     WeightedCrossEntropy,
 )
 
-_OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
+OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
     "cross-entropy": lambda segment: CrossEntropy(segment.z_loss),
     "weighted-cross-entropy": lambda segment: WeightedCrossEntropy(),
     "normalised-cross-entropy": lambda segment: NormalisedCrossEntropy(),
@@ -44,4 +44,4 @@ _OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
 
 def objective_of(segment: Any) -> Objective:
     """The objective that `segment.objective` names."""
-    return _OBJECTIVES[segment.objective](segment)
+    return OBJECTIVES[segment.objective](segment)

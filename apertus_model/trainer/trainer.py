@@ -29,7 +29,7 @@ from torchtitan.trainer import Trainer
 
 from apertus_model.device import set_collective_timeout
 from apertus_model.model.on_host import OnHost, copy_to
-from apertus_model.optimizers.extra_pass import WithExtraPass
+from apertus_model.optimizers.hook import ExtraLoss
 from apertus_model.trainer.anomalies import AnomalyDetector
 from apertus_model.trainer.arguments import model_arguments
 from apertus_model.trainer.checkpoint import UploadError
@@ -197,7 +197,8 @@ class ApertusTrainer(Trainer):
         batches = [batch for group in microbatch_groups for batch in group]
         trained_tokens, self._denominator = self._count(batches)
         if not dims.pp_enabled:
-            self._prepare_objective(batches)
+            self.optimizers.before_step(self.step, partial(self._extra_pass, batches))  # Optimizers
+            self._objective = self.config.objective
 
         self.optimizers.zero_grad(set_to_none=True)
         losses = []
@@ -281,16 +282,10 @@ class ApertusTrainer(Trainer):
             dist.all_reduce(totals, group=self.parallel_dims.get_mesh("batch").get_group())
         return totals[0], totals[1:].view(counted.shape)
 
-    def _prepare_objective(self, batches: Sequence[Batch]) -> None:
-        """Runs the extra passes of optimizers. Collective."""
-        for optimizer in self.optimizers.extra_passes():  # Optimizers
-            self._extra_pass(optimizer, batches)
-        self._objective = self.config.objective
-
-    def _extra_pass(self, optimizer: WithExtraPass, batches: Sequence[Batch]) -> None:
-        """Runs a pass over the step's batch with the optimizer's own loss; the optimizer reads the
-        gradients."""
-        self._objective = ExtraPass(optimizer, self.step)
+    def _extra_pass(self, batches: Sequence[Batch], loss: ExtraLoss) -> None:
+        """Sets the gradients to those of another loss on the step's batch; `train_step` drops them.
+        Collective."""
+        self._objective = ExtraPass(loss)
         self.optimizers.zero_grad()
         for rows, (inputs, labels) in zip(self.dataloader.rows(), batches, strict=True):
             self.forward_backward_step(
@@ -298,7 +293,6 @@ class ApertusTrainer(Trainer):
                 labels=labels,
                 global_valid_tokens=self._denominator,
             )
-        optimizer.take_extra_gradients()  # train_step drops the gradients
 
     def forward_backward_step(
         self, *, input_dict: dict[str, torch.Tensor], labels: torch.Tensor, global_valid_tokens: torch.Tensor

@@ -18,9 +18,10 @@ from typing import Any, Literal
 from apertus_model.rehearsal.rates import Rates
 from flows.planning.estimate import step_time
 from flows.planning.estimate.memory import memory_of_step
+from specs.capabilities import OBJECTIVES, SPARSE_BLOCK
 from specs.errors import FieldPath
 from specs.launch import Launch, Parallel
-from specs.layout import PIPELINED, micro_batch_size, misfits
+from specs.layout import micro_batch_size, misfits
 from specs.optimizer import refused_layout
 from specs.stages.training import Segment
 
@@ -31,7 +32,6 @@ SCHEDULES: tuple[tuple[Literal["1f1b", "interleaved-1f1b"], int | None], ...] = 
     ("1f1b", None), *(("interleaved-1f1b", stages) for stages in (2, 3, 4, 5, 6, 8)),
 )  # fmt: skip
 RECOMPUTATION = ("none", "selective", "full")
-BLOCK = 128  # tokens: FlexAttention's mask has whole blocks on every rank
 WITHOUT_SHARING = ("varlen", "flash")  # attention backends with which ranks cannot share a sequence
 
 
@@ -138,7 +138,7 @@ def _degrees(segment: Segment, processes: int, gpus_per_node: int) -> Iterator[P
     recipe's."""
     assert segment.optimizer.name is not None, "the planner resolves the optimizer"
     own = segment.parallel
-    stages = _divisors(processes, segment.model.n_layers) if segment.objective in PIPELINED else [1]
+    stages = _divisors(processes, segment.model.n_layers) if OBJECTIVES[segment.objective].pipelined else [1]
     for tp, cp, pp in product(_divisors(processes, gpus_per_node), _cp(segment, processes), stages):
         ranks, left = divmod(processes, tp * cp * pp)
         each = ranks * segment.separate_gradients
@@ -165,7 +165,7 @@ def _cp(segment: Segment, processes: int) -> list[int]:
     return [
         cp
         for cp in _divisors(processes, max(1, length // LEAST_TOKENS))
-        if cp == 1 or length % (BLOCK * cp) == 0
+        if cp == 1 or length % (SPARSE_BLOCK * cp) == 0  # masks have whole blocks on every rank
     ]
 
 

@@ -17,13 +17,13 @@ from torch._dynamo import trace_rules
 
 import apertus_model.trainer.config  # imported here so that the children need not  # noqa: F401
 from apertus_model.losses import cross_entropy
-from apertus_model.losses.cross_entropy import CHUNK_TOKENS
 from apertus_model.trainer.checkpoint import Saved, Source
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
 from infra.store import Store
 from specs.anomalies import Event
+from specs.capabilities import CHUNK_TOKENS
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
 from specs.schedule import Schedule

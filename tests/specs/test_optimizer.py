@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from specs.capabilities import OPTIMIZERS
 from specs.errors import SpecError
 from specs.launch import Parallel
-from specs.optimizer import PUBLISHED, OptimizerSpec, refused_layout
+from specs.optimizer import OptimizerSpec, refused_layout
 from specs.recipe import load
 from tests.recipes import CHAT, write_recipe
 
@@ -34,7 +35,7 @@ DEFAULTS = {  # of the papers and their authors' code, typed in from there
 
 
 def test_every_optimizer_sets_exactly_the_defaults_of_its_paper() -> None:
-    assert list(PUBLISHED) == list(DEFAULTS)
+    assert list(OPTIMIZERS) == list(DEFAULTS)
     for name, values in DEFAULTS.items():
         found = OptimizerSpec(name=name, lr=0.5).resolved({}).model_dump(exclude_none=True)
         expected = {"grad_clip": 1, **values}
@@ -68,7 +69,7 @@ def test_a_field_that_the_optimizer_does_not_read_is_an_error_with_those_it_read
 
 
 def test_a_resolved_optimizer_can_be_read_again() -> None:
-    for name in PUBLISHED:
+    for name in OPTIMIZERS:
         resolved = OptimizerSpec(name=name, lr=1e-3).resolved({})
         assert OptimizerSpec.model_validate_json(resolved.model_dump_json()) == resolved
         assert resolved.resolved({}) == resolved
@@ -179,7 +180,7 @@ def test_sophia_is_refused_where_steps_may_be_skipped(policy: str, tmp_path: Pat
 def test_optimizers_of_whole_weights_are_refused_for_shards(
     parallel: Parallel, processes: int, shards: int
 ) -> None:
-    for name in PUBLISHED:
+    for name in OPTIMIZERS:
         reason = refused_layout(name, parallel, processes)
         if name in ("soap", "prodigy") and shards > 1:
             assert reason is not None and f"this layout makes {shards} shards of every weight" in reason

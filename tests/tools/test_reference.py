@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from specs.base import Spec, execution, identity, reference
-from specs.optimizer import PUBLISHED
+from specs.capabilities import OPTIMIZERS
 from specs.stages import STAGES
 from specs.stages.base import Stage
 from tools.reference import models, optimizers, table
@@ -59,4 +59,4 @@ def test_every_model_of_a_recipe_is_on_one_page() -> None:
 
 def test_every_optimizer_has_a_row_with_what_it_reads() -> None:
     rows = [re.findall(r"`([\w-]+)`", line.rpartition("|")[0]) for line in optimizers().splitlines()[2:]]
-    assert rows == [[name, *published.defaults] for name, published in PUBLISHED.items()]
+    assert rows == [[name, *published.defaults] for name, published in OPTIMIZERS.items()]

@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from flows.planning.estimate.corpus_work import BYTES_PER_TOKEN, documents_of, folder_at
-from flows.planning.estimate.work import WIDTH, Known, Work
+from flows.planning.estimate.work import Known, Work
 from flows.planning.graph import Node
 from infra.store.hugging_face import stored_model
+from specs.capabilities import WIDTHS
 from specs.stages.classifier import ClassifierPart, Encoder, FeaturesPart
 from specs.stages.scores import ScoresPart
 
@@ -50,7 +51,7 @@ def encoder_work(known: Known, node: Node) -> Work | None:
         read=number * tokens,
         forward_flops=round(number * tokens * operations),
         source="measured" if made is not None else read.source,
-        width=WIDTH.get(reading.precision or "", width),
+        width=WIDTHS.get(reading.precision or "", width),
     )
 
 

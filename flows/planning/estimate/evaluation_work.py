@@ -9,7 +9,6 @@ from flows.planning.estimate import flops
 from flows.planning.estimate.sampling_work import answers
 from flows.planning.estimate.work import (
     SOURCES,
-    WIDTH,
     Asked,
     Count,
     Decoding,
@@ -20,6 +19,7 @@ from flows.planning.estimate.work import (
     weakest,
 )
 from flows.planning.graph import Node
+from specs.capabilities import WIDTHS
 from specs.model import ModelSpec
 from specs.stages.base import Part
 from specs.stages.corpus import CorpusPart
@@ -82,7 +82,7 @@ def _continuations(known: Known, node: Node) -> Work:
         forward_flops=round(each * sum(flops.prefill(model.model, length) for length in part.prefixes)),
         decode_flops=round(each * sum(flops.decode(model.model, length, new) for length in part.prefixes)),
         source=probes.source,
-        width=WIDTH[model.dtype] if own else WIDTH["bfloat16"],
+        width=WIDTHS[model.dtype] if own else WIDTHS["bfloat16"],
         decoding=Decoding(model.model, requests, part.sampling.batch_size, prefix, new),
     )
 
@@ -126,7 +126,7 @@ def _harness(known: Known, node: Node) -> Work:
         forward_flops=flops.scored(model.model, asked.read_tokens, tokens),
         decode_flops=round(asked.requests * flops.decode(model.model, tokens, new)),
         source="measured" if stored else "declared",
-        width=WIDTH[model.dtype if part.engine == "transformers" else "bfloat16"],
+        width=WIDTHS[model.dtype if part.engine == "transformers" else "bfloat16"],
         decoding=Decoding(model.model, asked.requests, at_once, tokens, new) if new else None,
     )
 

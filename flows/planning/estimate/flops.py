@@ -25,9 +25,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flows.planning.estimate import alignment
-from flows.planning.estimate.memory import OF_SCORES, layers_of_rank
+from flows.planning.estimate.memory import layers_of_rank
 from flows.planning.estimate.teacher import teacher_of
 from flows.planning.estimate.trained import adapters
+from specs.capabilities import OBJECTIVES
 from specs.cluster import Gpu
 from specs.mamba import OWN
 from specs.model import ModelSpec
@@ -180,7 +181,7 @@ def recomputation(segment: Segment) -> int:
     """The operations per token of recomputation in the backward pass, not part of `training`. full: every
     layer; selective: every second product, which are keys, the output projection of attention and one matrix
     of the feed-forward, and for Mamba-2 also the step sizes; memory_budget: at most the share that is
-    not kept; objectives in `OF_SCORES`: always the logits."""
+    not kept; objectives that recompute them: always the logits."""
     model, once = segment.model, forward(segment.model, segment.sequence_length)
     layers = once.projections + once.scores + once.scans
     second = model.layer_runs * 2 * model.dim * (model.key_dim + model.query_dim + model.ffn_dim)
@@ -192,7 +193,7 @@ def recomputation(segment: Segment) -> int:
     }[segment.activation_checkpointing]
     runs = model.layer_runs
     again = again * (runs - untouched(model, segment.trainable)) // max(1, runs)
-    return again + (once.output if segment.objective in OF_SCORES else 0)
+    return again + (once.output if OBJECTIVES[segment.objective].recomputes_logits else 0)
 
 
 def peak(segment: Segment, gpu: Gpu) -> float:

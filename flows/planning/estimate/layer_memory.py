@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from specs.capabilities import SPARSE_BLOCK
 from specs.model import ModelSpec
 
 Device = Literal["cuda", "cpu"]
-# as in apertus_model.model.sparse_attention, which cannot be imported without torch; a test compares both
-BLOCK = 128
 
 
 def mixing(model: ModelSpec, length: float, b: int, tp: int) -> float:
@@ -122,7 +121,7 @@ class LayerMemory:
             return 0.0
         kept: float = self.b * self.model.query_dim
         if not self.masked:
-            blocks = self.tokens / self.rows / BLOCK**2
+            blocks = self.tokens / self.rows / SPARSE_BLOCK**2
             kept += 24 * (self.model.n_heads + self.model.n_kv_heads) + 8 * self.model.n_heads * blocks
         return self.tokens * kept / self.tp
 

@@ -29,8 +29,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from flows.planning.estimate.layer_memory import Device, LayerMemory
-from flows.planning.estimate.teacher import TeacherMemory, chunks, teacher_memory
+from flows.planning.estimate.teacher import TeacherMemory, teacher_memory
 from flows.planning.estimate.trained import trained_part
+from specs.capabilities import CHUNK_TOKENS, OBJECTIVES, OPTIMIZERS, WIDTHS
 from specs.launch import Parallel
 from specs.layer_schedule import INPUT
 from specs.layout import backward_passes, micro_batch_size, micro_batches_in_flight, stage_layers
@@ -41,33 +42,8 @@ from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 from specs.trainable import untouched
 
-# as in apertus_model.losses.cross_entropy, which cannot be imported without torch; a test compares both
-CHUNK_TOKENS = 1024
-# objectives that compute the logits a second time in the backward pass, as that module says
-OF_SCORES = ("qrpo", "dpo", "inverse-rl")
-# elements that AdEMAMix's foreach path updates at a time: apertus_model.optimizers.ademamix
-ADEMAMIX_CHUNK = 1 << 27
-# longer sides of a matrix have no eigenbasis in SOAP: pytorch_optimizer's max_preconditioner_dim
-SOAP_LARGEST = 10_000
 # stages of a rank whose weights torch's interleaved schedules hold gathered at a time
 GATHERED_STAGES = 3
-WIDTH = {"float32": 4, "bfloat16": 2}
-
-# float32 tensors per parameter in the optimizer state: of matrices in the layers, and of other parameters.
-STATES: dict[str, tuple[int, int]] = {
-    "ademamix": (3, 3),
-    "adamw": (2, 2),
-    "adopt": (2, 2),
-    "lion": (1, 1),
-    "signum": (1, 1),
-    "muon": (1, 2),
-    "d-muon": (1, 2),
-    "soap": (2, 2),  # beside its eigenbases, see `state_bytes`
-    "prodigy": (4, 4),
-    "schedule-free-adamw": (2, 2),
-    "mars": (3, 3),
-    "sophia": (2, 2),
-}
 
 
 @dataclass(frozen=True)
@@ -120,9 +96,10 @@ def state_bytes(
     """The bytes of the optimizer's states for `matrices` parameters in matrices of layers and `others`
     elsewhere (tables, norms, scalars)."""
     assert optimizer.name is not None, "the planner resolves the optimizer"
-    inside, outside = STATES[optimizer.name]
+    facts = OPTIMIZERS[optimizer.name]
+    inside, outside = facts.states
     bases = 0.0
-    if optimizer.name == "soap":  # two square matrices per side of a matrix: an average, and its eigenvectors
+    if facts.largest_side:
         queries, keys, dim, ffn = model.query_dim, model.key_dim, model.dim, model.ffn_dim
         sides = [(queries, dim), (keys, dim), (keys, dim), (dim, queries), (ffn, dim), (dim, ffn)]
         tables = [(model.vocab_size, dim)] * 2 if others else []
@@ -134,10 +111,10 @@ def state_bytes(
             for number, pairs in ((layers, sides), (mixers, mixing), (1, tables))
             for pair in pairs
             for side in pair
-            if side <= SOAP_LARGEST
+            if side <= facts.largest_side
         ]
         bases = 4 * 2 * sum(squares)
-    return WIDTH[optimizer.state_dtype or "float32"] * (inside * matrices + outside * others) + bases
+    return WIDTHS[optimizer.state_dtype or "float32"] * (inside * matrices + outside * others) + bases
 
 
 def state_gradients(model: ModelSpec) -> list[int]:
@@ -242,7 +219,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     own_layers = layers_of_rank(model.n_layers, parallel.stages, pp, rank)
     layers = sum(own_layers)
     first, last = rank == 0, rank == pp - 1
-    b = WIDTH[segment.precision.param]
+    b = WIDTHS[segment.precision.param]
     # sdpa is the only backend that sees keys of earlier steps
     masked = device == "cpu" or segment.attention == "sdpa" or any(step.reads for step in model.schedule)
     spread = tp if parallel.sequence_parallel else 1
@@ -310,7 +287,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
         reached_runs = [run.kept() for step in runs for run in step][untouched(model, segment.trainable) :]
         activations, lowest = sum(reached_runs), sum(reached_runs[1:])
         returned, working = busiest_step(model, runs, state)
-    aligned = segment.objective == "alignment"
+    facts = OBJECTIVES[segment.objective]
+    aligned = facts.mixers_alone
     if isinstance(segment, DistillSegment) and aligned:
         # only mixers run, and no layer depends on another
         mixer, by_matrix = replace(layer, mamba=True), segment.loss.compare == "matrix"
@@ -330,7 +308,7 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
     # pass, and drop it.
     summed_table = table * last * (in_flight[-1] if parallel.pp_schedule == "gpipe" else 1)
     summed_table *= head > model.dim  # unless the norm alone is trained
-    kept_table = 0.0 if segment.objective in OF_SCORES else summed_table
+    kept_table = 0.0 if facts.recomputes_logits else summed_table
     shard = 4.0 * trained / shards
     every = 4.0 * trained if piped else shard
     # if all micro-batches that a gradient sums wait at once, none has had its backward pass yet
@@ -341,8 +319,8 @@ def memory_of_rank(segment: Segment, processes: int, rank: int, device: Device =
         before = 4.0 * stages[-1]  # when the second micro-batch has its loss
         passes = passes_of_one_round(parallel, rank, stages, reached, layer.kept())
     # losses of log-probabilities take the tokens of one row at a time
-    chunk = min(CHUNK_TOKENS, tokens / rows if segment.objective in OF_SCORES else tokens)
-    logits = chunk * words * (4 * chunks(segment) + (b if b == 2 else 0)) * last
+    chunk = min(CHUNK_TOKENS, tokens / rows if facts.recomputes_logits else tokens)
+    logits = chunk * words * (4 * facts.chunk_logits + (b if b == 2 else 0)) * last
     logits += chunk * model.dim * (4 if device == "cpu" else b) * last * bool(words)  # states of the chunk
     largest = max(head, count.matrices / 2) / shards
     teacher = TeacherMemory()
@@ -407,11 +385,13 @@ def _update(optimizer: OptimizerSpec, trained: float, largest: float, device: De
     """The bytes of the update's temporaries. AdEMAMix: none on a GPU, where the update is one kernel;
     elsewhere the roots of the second moment and the numerators of a chunk, float32 copies of bfloat16
     moments, and bits to round the largest tensor. Other optimizers: one tensor like the parameters."""
-    if optimizer.name == "ademamix":
-        if device == "cuda":
-            return 0.0
-        rounded = optimizer.state_dtype == "bfloat16"
-        return 4.0 * min(trained, max(ADEMAMIX_CHUNK, largest)) * (5 if rounded else 2) + (
-            3 * 4.0 * largest if rounded else 0
-        )
-    return 4.0 * trained
+    assert optimizer.name is not None, "the planner resolves the optimizer"
+    facts = OPTIMIZERS[optimizer.name]
+    if facts.kernel and device == "cuda":
+        return 0.0
+    if facts.chunk is None:
+        return 4.0 * trained
+    rounded = optimizer.state_dtype == "bfloat16"
+    return 4.0 * min(trained, max(facts.chunk, largest)) * (5 if rounded else 2) + (
+        3 * 4.0 * largest if rounded else 0
+    )

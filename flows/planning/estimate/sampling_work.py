@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import cast
 
 from flows.planning.estimate import flops
-from flows.planning.estimate.work import WIDTH, Count, Decoding, Known, NotCounted, Number, Work, weakest
+from flows.planning.estimate.work import Count, Decoding, Known, NotCounted, Number, Work, weakest
 from flows.planning.graph import Node
 from infra.store.hugging_face import stored_model
+from specs.capabilities import WIDTHS
 from specs.stages.base import Part
 from specs.stages.conversations import ConversationsPart
 from specs.stages.distill import TeacherTokensPart
@@ -89,7 +90,7 @@ def _completions(known: Known, node: Node) -> Work:
         forward_flops=round(reads * flops.prefill(model.model, prompt.value)),
         decode_flops=round(sequences * flops.decode(model.model, prompt.value, completion.value)),
         source=weakest([prompts.source, prompt.source, completion.source]),
-        width=WIDTH[model.dtype] if own else WIDTH["bfloat16"],
+        width=WIDTHS[model.dtype] if own else WIDTHS["bfloat16"],
         decoding=Decoding(
             model.model,
             sequences,
@@ -158,13 +159,13 @@ def _reward_model(known: Known, node: Node) -> tuple[float, int]:
         scorer = known.input(node, "judge" if reward.judge is not None else "reward_model").part
         if isinstance(scorer, ExportPart):
             halved = reward.judge is not None and reward.judge.engine == "vllm"
-            return scorer.model.parameters, WIDTH["bfloat16" if halved else scorer.dtype]
+            return scorer.model.parameters, WIDTHS["bfloat16" if halved else scorer.dtype]
         folder = cast(ModelFolderPart, scorer)
         width = stored_model(folder.url).width
         if width is not None and folder.weight_bytes:
             return folder.weight_bytes / width, width
         if reward.parameters is None and folder.shape is not None:
-            return folder.shape.parameters, WIDTH["bfloat16"]
+            return folder.shape.parameters, WIDTHS["bfloat16"]
     listing = known.graph.listings.get(f"{node.stage}.reward")
     width = stored_model(listing.url).width if listing is not None else None
     if listing is not None and width is not None:
@@ -172,7 +173,7 @@ def _reward_model(known: Known, node: Node) -> tuple[float, int]:
         return held / width, width
     if reward.parameters is None:
         raise NotCounted("parameters (reward.parameters)")
-    return reward.parameters, WIDTH["bfloat16"]
+    return reward.parameters, WIDTHS["bfloat16"]
 
 
 def _log_probabilities(known: Known, node: Node) -> Work:
@@ -193,7 +194,7 @@ def _log_probabilities(known: Known, node: Node) -> Work:
         read=rows * part.sequence_length,
         forward_flops=flops.scored(part.model, rows * part.sequence_length, part.sequence_length),
         source=weakest([sequences.source, tokens.source]),
-        width=WIDTH[part.precision.param],
+        width=WIDTHS[part.precision.param],
     )
 
 
@@ -201,7 +202,7 @@ def _teacher_tokens(known: Known, node: Node) -> Work:
     part = cast(TeacherTokensPart, node.part)
     tokens = part.samples * part.sequence_length
     operations = flops.scored(part.model, tokens, part.sequence_length)
-    return Work(part.samples, tokens, 0, operations, width=WIDTH[part.precision.param])
+    return Work(part.samples, tokens, 0, operations, width=WIDTHS[part.precision.param])
 
 
 SAMPLING: dict[type[Part], Count] = {

@@ -23,18 +23,14 @@ from apertus_model.rehearsal.rates import Rates, hidden_seconds, unmasked
 from apertus_model.rehearsal.records import PAIRS
 from flows.planning.estimate.layer_memory import mixing
 from flows.planning.estimate.memory import (
-    CHUNK_TOKENS,
-    OF_SCORES,
-    STATES,
-    WIDTH,
     Parameters,
     layers_of_rank,
     micro_batches_of,
     parameters,
 )
 from flows.planning.estimate.teacher import teacher_of
+from specs.capabilities import CHUNK_TOKENS, OBJECTIVES, OPTIMIZERS, WIDTHS
 from specs.launch import Parallel
-from specs.stages.distill import DistillSegment
 from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 
@@ -70,8 +66,6 @@ COMPILED = {
 # once. A maximum over a tensor is a pass of its own, unless it is part of the kernel that makes the tensor.
 CASTS = {"weights": Passes(31, 33), "inputs": Passes(31, 33), "gradients": Passes(0, 33)}
 COMPILED_CASTS = {"weights": Passes(5, 6), "inputs": Passes(3.5, 4.5), "gradients": Passes(0, 5)}
-LOGITS = 10.0  # float32 elements that the loss reads or writes, per logit
-DISTILLED = 46.0  # `LOGITS` for the distillation loss, per logit of the student
 # bytes per parameter: copies around FSDP's gathers and reductions, and a pipeline's sum over micro-batches
 GATHERED, REDUCED, SUMMED = 4.0, 6.0, 16.0
 
@@ -115,7 +109,7 @@ class _Work:
         parallel = self.parallel
         self.rows, self.micro_batches = micro_batches_of(segment, processes)
         self.tokens = self.rows * segment.sequence_length / parallel.cp
-        self.b = WIDTH[segment.precision.param]
+        self.b = WIDTHS[segment.precision.param]
         self.spread = parallel.tp if parallel.sequence_parallel else 1
         self.split = parallel.sequence_parallel and parallel.tp > 1
         self.again = segment.activation_checkpointing
@@ -124,8 +118,9 @@ class _Work:
         self.trains = not (isinstance(segment, AdaptedSegment) and segment.lora is not None)
         each = processes // parallel.pp // parallel.tp // parallel.cp
         self.shards = each // parallel.dp_replicate * parallel.cp
+        self.objective = OBJECTIVES[segment.objective]
         # tokens that attend to each other: a rehearsal's row is one document, or `pairs` completions
-        pairs = 2 * PAIRS if segment.objective in ("qrpo", "dpo", "bradley-terry") else 1
+        pairs = 1 if self.objective.rows == "tokens" else 2 * PAIRS
         self.length = -(-segment.sequence_length // pairs)
 
     # Exchanges. Ranks are numbered with tp innermost, then cp, dp_shard, dp_replicate and pp.
@@ -308,10 +303,9 @@ class _Work:
         chunk = self.tokens / chunks
         products = 2 * self.product(chunk, model.dim, words)
         products += self.product(chunk, model.dim, words, 8 * model.dim * words)  # adds in float32
-        if self.segment.objective in OF_SCORES:
+        if self.objective.recomputes_logits:
             products += self.product(chunk, model.dim, words)
-        passes = DISTILLED if isinstance(self.segment, DistillSegment) else LOGITS
-        compute = chunks * (products + self.moved(passes * 4 * chunk * words))
+        compute = chunks * (products + self.moved(self.objective.logit_accesses * 4 * chunk * words))
         compute += self.moved(6 * self.b * self.tokens * model.dim)
         waited = 0.0
         if tp > 1:
@@ -367,7 +361,7 @@ class _Work:
             ends = 4 * stages - 2 * first - 2 * last  # sends and receives of a micro-batch, both ways
             size = self.b * self.tokens * model.dim / self.spread
             waited += many * ends * self._sent("send", size, 2, self.processes // pp)
-        states = max(STATES[self.segment.optimizer.name or ""]) if self.trains else 0
+        states = max(OPTIMIZERS[self.segment.optimizer.name or "ademamix"].states) if self.trains else 0
         compute += self.moved((12 + 8 * (2 + states)) * own / self.shards)
         return StepTime(compute, waited + max(0.0, hidden - compute), bubble(parallel, many))
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from flows.planning.estimate.memory import parameters, state_bytes
 from flows.planning.estimate.trained import trained_part
 from infra.store.files.sinks import parts_of
+from specs.capabilities import OPTIMIZERS
 from specs.cluster import Cluster
 from specs.intervals import expected_time, longest_interval, young_daly
 from specs.stages.sft import AdaptedSegment
@@ -59,7 +60,8 @@ def checkpoint_bytes(segment: Segment) -> int:
     some = trained_part(segment)
     matrices = model.n_layers * parameters(model).matrices if some is None else some.matrices
     states = state_bytes(segment.optimizer, matrices, trained - matrices, model, model.n_layers)
-    more = 4 * trained if segment.optimizer.name == "schedule-free-adamw" else 0
+    assert segment.optimizer.name is not None, "the planner resolves the optimizer"
+    more = 4 * trained if OPTIMIZERS[segment.optimizer.name].stores_trained else 0
     return round(weight_bytes(segment) + states + more)
 
 

@@ -15,17 +15,6 @@ from specs.model import ModelSpec
 from specs.stages.distill import DistillSegment
 from specs.stages.training import Segment
 
-# float32 tensors of (chunk x vocabulary) in apertus_model.losses.distillation, and in other losses
-CHUNKS, OTHER_CHUNKS = 4.0, 1.0
-STORED = 1 / 4  # a byte tensor of the same shape that marks the stored words
-
-
-def chunks(segment: Segment) -> float:
-    """The number of tensors of float32 scores that the loss holds at the same time."""
-    if not isinstance(segment, DistillSegment):
-        return OTHER_CHUNKS
-    return CHUNKS + (STORED if segment.top_k is not None else 0.0)
-
 
 def teacher_of(segment: Segment) -> ModelSpec | None:
     """The teacher that runs beside the student."""

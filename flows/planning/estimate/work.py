@@ -20,7 +20,6 @@ from specs.stages.export import ExportPart
 from specs.stages.model_folder import ModelFolderPart
 
 SOURCES = ("measured", "declared", "files", "at most")  # the least certain last
-WIDTH = {"bfloat16": 2, "float32": 4}
 
 
 class Number(NamedTuple):

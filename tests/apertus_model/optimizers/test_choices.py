@@ -13,9 +13,10 @@ from apertus_model.trainer.checkpoint import Source, load_tensors
 from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.optimizer import Optimizers, optimizer_config
+from specs.capabilities import OPTIMIZERS
 from specs.errors import StageError
 from specs.launch import Parallel
-from specs.optimizer import PUBLISHED, OptimizerSpec, refused_layout
+from specs.optimizer import OptimizerSpec, refused_layout
 from specs.schedule import Schedule
 from tests.apertus_model.harness import (
     MODEL,
@@ -35,7 +36,7 @@ from tests.numerics import Numerics, largest_difference
 
 RATES = {"lion": 1e-3, "signum": 1e-3, "sophia": 3e-3, "muon": 2e-2, "prodigy": 1.0}
 VARIANTS = {"ademamix in bfloat16": {"name": "ademamix", "state_dtype": "bfloat16"}}
-CHOICES = [*PUBLISHED, *VARIANTS]
+CHOICES = [*OPTIMIZERS, *VARIANTS]
 STEPS, HALF = 6, 3
 
 
@@ -190,7 +191,7 @@ def test_muon_on_shards_is_muon_on_whole_matrices(
     numerics(
         "optimizers",
         f"{name} with its iteration in float32, weights after 4 steps on two processes",
-        source=PUBLISHED[name].source.split(":")[0],
+        source=OPTIMIZERS[name].source.split(":")[0],
         against="one process",
         difference=difference(one.weights, two.weights),
         allowed=1e-4,
@@ -253,7 +254,7 @@ def test_what_a_new_stage_states_wins_over_what_the_state_remembers(choice: str)
     step(model, parent, 0)
     stored = {name: value.clone() for name, value in parent.state_dict().items()}
     name = VARIANTS.get(choice, {"name": choice})["name"]
-    published = PUBLISHED[name].defaults
+    published = OPTIMIZERS[name].defaults
     betas = {"betas": (0.5, 0.6, 0.7)[: len(published["betas"])]} if "betas" in published else {}
     others = {
         "momentum": 0.4,

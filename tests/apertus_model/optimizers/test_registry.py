@@ -1,15 +1,18 @@
 """Which optimizer a name stands for, and which parameters it decays."""
 
+import re
+from typing import get_args
+
 from apertus_model.model.model import model_config
-from apertus_model.optimizers.registry import NOT_DECAYED
+from apertus_model.optimizers.registry import CONSTRUCTORS, NOT_DECAYED
+from apertus_model.trainer.optimizer import optimizer_config
+from specs.capabilities import OPTIMIZERS, OptimizerName
 from specs.mamba import Mamba
-from specs.optimizer import PUBLISHED, OptimizerSpec
+from specs.optimizer import OptimizerSpec
 from tests.apertus_model.harness import MODEL
 
 
 def test_only_vectors_scalars_and_convolutions_are_spared_from_weight_decay() -> None:
-    import re
-
     hybrid = MODEL.model_copy(update={"mamba": Mamba(layers=[0])})
     model = model_config(hybrid, sequence_length=16, attention="sdpa").build()
     for name, parameter in model.named_parameters():
@@ -18,9 +21,7 @@ def test_only_vectors_scalars_and_convolutions_are_spared_from_weight_decay() ->
 
 
 def test_every_name_of_the_spec_has_an_optimizer() -> None:
-    from apertus_model.optimizers.registry import OPTIMIZERS
-    from apertus_model.trainer.optimizer import optimizer_config
-
-    for name in PUBLISHED:
+    assert list(CONSTRUCTORS) == list(OPTIMIZERS) == list(get_args(OptimizerName))
+    for name in OPTIMIZERS:
         groups = optimizer_config(OptimizerSpec(name=name, lr=1e-3).resolved({})).param_groups
-        assert {group.optimizer_name for group in groups} <= set(OPTIMIZERS)
+        assert {group.optimizer_name for group in groups} <= set(CONSTRUCTORS)

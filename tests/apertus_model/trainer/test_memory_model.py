@@ -10,23 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from apertus_model.losses import cross_entropy
-from apertus_model.model import sparse_attention
 from apertus_model.model.model import model_config
-from apertus_model.optimizers import ademamix
 from apertus_model.trainer.optimizer import optimizer_config
-from flows.planning.estimate import layer_memory
-from flows.planning.estimate import memory as estimated
 from flows.planning.estimate.layer_memory import Device
 from flows.planning.estimate.memory import memory_of_step
 from flows.planning.estimate.storage import checkpoint_bytes
 from flows.planning.estimate.trained import adapters
+from specs.capabilities import OPTIMIZERS
 from specs.launch import Parallel
 from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import DepthAverage
 from specs.mamba import Mamba
 from specs.model import ModelSpec
-from specs.optimizer import PUBLISHED, OptimizerSpec
+from specs.optimizer import OptimizerSpec
 from specs.repeats import Repeats
 from specs.settings import Lora, Precision
 from specs.sparse_attention import Dropped, Hashed
@@ -162,10 +158,6 @@ def test_the_masks_of_heads_take_what_is_expected(
 ) -> None:
     found, expected = peak(tmp_path, model, length=512, micro=2, optimizer=ADAMW, **changes)
     assert expected == pytest.approx(found, rel=0.03)
-
-
-def test_blocks_are_those_of_the_engine() -> None:
-    assert layer_memory.BLOCK == sparse_attention.BLOCK
 
 
 @pytest.mark.slow
@@ -319,7 +311,7 @@ WITH_MAMBA = SMALL.model_copy(update={"n_layers": 3, "mamba": Mamba(layers=[1])}
 @pytest.mark.parametrize(
     ("name", "small"),
     [
-        *((name, SMALL) for name in (*PUBLISHED, "ademamix in bfloat16")),
+        *((name, SMALL) for name in (*OPTIMIZERS, "ademamix in bfloat16")),
         ("soap", WITH_MAMBA),
         ("muon", WITH_MAMBA),
     ],
@@ -342,11 +334,6 @@ def test_states_of_an_optimizer_have_the_size_that_is_expected(name: str, small:
         if tensor.numel() > 1 or tensor.dtype != torch.float64
     )
     assert checkpoint_bytes(segment(model=small, optimizer=spec)) == pytest.approx(found, rel=0.01)
-
-
-def test_constants_that_cannot_be_imported_without_torch_are_those_of_the_engine() -> None:
-    assert estimated.CHUNK_TOKENS == cross_entropy.CHUNK_TOKENS
-    assert estimated.ADEMAMIX_CHUNK == ademamix._MAX_CHUNK_ELEMENTS
 
 
 def test_adapters_have_the_number_of_parameters_that_is_expected() -> None:

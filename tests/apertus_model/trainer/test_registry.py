@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from apertus_model.trainer import distillation, domain_weights, objectives
+from apertus_model.trainer.registry import OBJECTIVES as REGISTERED
 from apertus_model.trainer.registry import objective_of
+from specs.capabilities import OBJECTIVES
 from tests.apertus_model.harness import segment
 
 
@@ -28,3 +30,7 @@ from tests.apertus_model.harness import segment
 )
 def test_a_segment_names_its_objective(kind: str, changes: dict[str, Any], expected: type) -> None:
     assert type(objective_of(segment(kind, **changes))) is expected
+
+
+def test_the_table_of_capabilities_has_exactly_the_objectives_of_the_engine() -> None:
+    assert list(REGISTERED) == list(OBJECTIVES)

@@ -97,8 +97,8 @@ def test_the_moments_of_a_step_have_its_peak(shipped: str) -> None:
 
 # With these optimizers the host also waits for the GPU in another file.
 OTHER_WAITS = {
-    "mars": "apertus_model/optimizers/library.py",
-    "prodigy": "apertus_model/optimizers/library.py",
+    "mars": "apertus_model/optimizers/benchmark/library.py",
+    "prodigy": "apertus_model/optimizers/benchmark/library.py",
     "sophia": "apertus_model/losses/cross_entropy.py",
 }
 

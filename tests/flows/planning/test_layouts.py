@@ -13,8 +13,9 @@ from flows.planning.estimate.training import PartEstimate
 from flows.planning.layouts import LEAST_TOKENS, Layout, flow, layouts
 from flows.planning.plan import make
 from infra.store import Store
+from specs.capabilities import OBJECTIVES
 from specs.launch import Launch, Parallel
-from specs.layout import PIPELINED, misfits
+from specs.layout import misfits
 from specs.recipe import load
 from specs.stages.distill import DistillLoss, DistillSegment
 from specs.stages.training import Segment
@@ -62,7 +63,7 @@ def test_every_layout_passes_the_checks_and_they_come_fastest_first(
         assert not list(misfits(launch, segment.model, segment.sequence_length, segment.global_batch_size))
         assert layout.parallel.tp <= RATES.gpus_per_node
         assert segment.sequence_length // layout.parallel.cp >= LEAST_TOKENS
-        assert layout.parallel.pp == 1 or segment.objective in PIPELINED
+        assert layout.parallel.pp == 1 or OBJECTIVES[segment.objective].pipelined
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from apertus_model.rehearsal.rates import Rates
 from flows.planning.estimate import flops
 from flows.planning.estimate.memory import memory_of_rank
 from flows.planning.estimate.step_time import of_step
-from flows.planning.estimate.teacher import TeacherMemory, chunks, teacher_memory, teacher_of
+from flows.planning.estimate.teacher import TeacherMemory, teacher_memory, teacher_of
+from specs.capabilities import OBJECTIVES
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.stages.distill import DistillLoss, DistillSegment
@@ -35,7 +36,8 @@ def test_its_weights_are_sharded_in_the_precision_of_the_pass() -> None:
     assert teacher_memory(stored, tokens=4096, b=2, shards=64, single=False) == TeacherMemory()
     assert teacher_of(stored) is None
     # four tensors of scores; of stored words also one of booleans
-    assert [chunks(one) for one in (segment("8b"), student(), stored)] == [1, 4, 4.25]
+    objectives = [OBJECTIVES[one.objective] for one in (segment("8b"), student(), stored)]
+    assert [objective.chunk_logits for objective in objectives] == [1, 4, 4.25]
 
 
 def test_the_last_process_of_a_pipeline_has_it() -> None:

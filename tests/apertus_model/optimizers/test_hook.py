@@ -11,7 +11,7 @@ from torch import Tensor
 
 from apertus_model.losses.cross_entropy import VocabShard, cross_entropy
 from apertus_model.optimizers import registry
-from apertus_model.optimizers.extra_pass import WithExtraPass
+from apertus_model.optimizers.hook import Hooked
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
 from tests.apertus_model.harness import segment, train
@@ -20,27 +20,25 @@ from tests.machine import slow
 NOTES = ("passes", "extra", "last")
 
 
-class EveryOtherStep(WithExtraPass):
+def own_loss(hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, **batch: Any) -> Tensor:
+    return cross_entropy(hidden, weight, labels, batch["denominator"], batch["weights"], vocab)
+
+
+class EveryOtherStep(Hooked):
     """Notes the gradients of a pass with the step's own loss, in the steps 1, 3, 5, and those of the last
     step."""
 
     def __init__(self, params: Any, lr: float = 1e-3, **unused: Any) -> None:
         super().__init__(params, {"lr": lr})
 
-    @property
-    def extra_pass_due(self) -> bool:
-        return self.state[self.param_groups[0]["params"][0]]["steps"].item() % 2 == 0
-
-    def extra_loss(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, **batch: Any
-    ) -> Tensor:
-        return cross_entropy(hidden, weight, labels, batch["denominator"], batch["weights"], vocab)
-
-    @torch.no_grad()
-    def take_extra_gradients(self) -> None:
-        for state, gradient in self._noted():
-            state["passes"] += 1
-            state["extra"].copy_(gradient)
+    def before_step(self, step: int, extra_pass: Any) -> None:
+        if self.state[self.param_groups[0]["params"][0]]["steps"].item() % 2:
+            return
+        extra_pass(own_loss)
+        with torch.no_grad():
+            for state, gradient in self._noted():
+                state["passes"] += 1
+                state["extra"].copy_(gradient)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -67,7 +65,7 @@ class EveryOtherStep(WithExtraPass):
 def test_the_extra_gradients_are_those_of_the_whole_batch(
     processes: int, parallel: Parallel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry.OPTIMIZERS, "adamw", EveryOtherStep)
+    monkeypatch.setitem(registry.CONSTRUCTORS, "adamw", EveryOtherStep)
     spec = segment(
         optimizer=OptimizerSpec(name="adamw", lr=1e-3, grad_clip=1e9).resolved({}),
         end_step=3,

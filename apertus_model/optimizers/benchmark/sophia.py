@@ -1,30 +1,65 @@
 """Sophia-G (arXiv 2305.14342, algorithm 3): momentum over a moving estimate of the Hessian's diagonal,
 clipped.
 
-Invariant: the update depends on the gradients seen, on the squared ones that went into the estimate, and on
-nothing else. Both averages and the counter that says when the next estimate is due are tensors of the state,
-so that they follow a checkpoint.
+The estimate is that of Gauss, Newton and Bartlett (algorithm 2), from the gradients of an extra pass. For a
+loss sum_i w_i ce_i / W over tokens i, W the sum of the weights w_i of the step, the diagonal of the
+Gauss-Newton matrix is sum_i w_i E[(d ce_i)^2] / W, with labels from the model's own distribution. Draws are
+independent and a gradient d ce_i is 0 on average, so the square of
+
+    u = d/dw sum_i sqrt(w_i) ce_i(drawn label) / sqrt(W)
+
+has that expectation. With w_i = 1 and W = B kept tokens it is the paper's B (d mean ce)^2. It covers all kept
+tokens of the step.
+
+Invariants:
+- The update depends on the gradients seen, on the squared ones that went into the estimate, and on nothing
+  else. Both averages and the counter that says when the next estimate is due are tensors of the state, so
+  that they follow a checkpoint.
+- The label drawn for a token depends on the model, the step and the token's place in the step's batch
+  (`losses.drawn_labels`).
 """
 
+import zlib
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 
+from apertus_model.hashing import signed
+from apertus_model.losses.cross_entropy import VocabShard, cross_entropy
+from apertus_model.losses.drawn_labels import draw_labels
 from apertus_model.model.init import local_part
-from apertus_model.optimizers.extra_pass import WithExtraPass
-from apertus_model.optimizers.gauss_newton import drawn_labels_loss
+from apertus_model.optimizers.hook import ExtraLoss, Hooked
 
 
-class Sophia(WithExtraPass):
+def drawn_labels_loss(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    vocab: VocabShard,
+    *,
+    step: int,
+    weights: torch.Tensor,
+    places: torch.Tensor,
+    denominator: torch.Tensor,
+) -> torch.Tensor:
+    """The loss whose gradient, summed over the micro-batches and ranks of a step, is u; arguments as for
+    `hook.ExtraLoss`."""
+    seed = signed(zlib.crc32(f"labels/{step}".encode()))
+    drawn = draw_labels(hidden, weight, labels, places, seed, vocab)
+    return cross_entropy(hidden, weight, drawn, denominator.sqrt(), weights.sqrt(), vocab)
+
+
+class Sophia(Hooked):
     """Update of step t, counted from 1, for gradient g and weight w:
 
         m = b1 m + (1 - b1) g
         w = w (1 - lr weight_decay) - lr clip(m / max(rho h, eps), -1, 1)
 
     and before it, in the steps 1, 1 + k, 1 + 2k, ..., h = b2 h + (1 - b2) u^2, for the gradient u of the
-    extra pass. u^2 is the Gauss-Newton-Bartlett estimate (algorithm 2), including its factor B for the batch
-    that u was computed on; the authors' code (Liuhong99/Sophia) multiplies rho by one `bs` (in tokens).
+    extra pass. u^2 is the Gauss-Newton-Bartlett estimate, including its factor B for the batch that u was
+    computed on; the authors' code (Liuhong99/Sophia) multiplies rho by one `bs` (in tokens).
     That code also clips u like a gradient, and makes the first estimate after step k, from the next batch;
     here both are as in the paper. Where h is 0, the step has the size of `lr`.
 
@@ -54,24 +89,18 @@ class Sophia(WithExtraPass):
         eps: float = 1e-15,
         weight_decay: float = 0.1,
     ) -> None:
+        not_negative = {"lr": lr, "rho": rho, "weight_decay": weight_decay}
         if not all(0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(f"betas must lie in [0, 1), got {betas}")
-        for name, value in {"lr": lr, "rho": rho, "weight_decay": weight_decay}.items():
+        for name, value in not_negative.items():
             if value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
         if eps <= 0:
             raise ValueError(f"eps must be positive, got {eps}")
         if hessian_interval < 1:
             raise ValueError(f"hessian_interval must be at least 1, got {hessian_interval}")
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "rho": rho,
-            "hessian_interval": hessian_interval,
-            "eps": eps,
-            "weight_decay": weight_decay,
-        }
-        super().__init__(params, defaults)
+        defaults = {"betas": betas, "hessian_interval": hessian_interval, "eps": eps}
+        super().__init__(params, not_negative | defaults)
 
     @property
     def extra_pass_due(self) -> bool:
@@ -80,9 +109,10 @@ class Sophia(WithExtraPass):
         state = self.state[group["params"][0]]
         return int(state["step"].item() if state else 0) % int(group["hessian_interval"]) == 0
 
-    def extra_loss(self, *arguments: Any, **batch: Any) -> torch.Tensor:
-        """The loss on labels that the model draws; its gradient is u."""
-        return drawn_labels_loss(*arguments, **batch)
+    def before_step(self, step: int, extra_pass: Callable[[ExtraLoss], None]) -> None:
+        if self.extra_pass_due:
+            extra_pass(partial(drawn_labels_loss, step=step))
+            self.take_extra_gradients()
 
     @torch.no_grad()
     def take_extra_gradients(self) -> None:

@@ -11,17 +11,21 @@ Invariants:
 - The package is imported when one of its optimizers is asked for, and not before: it takes a second.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from apertus_model.optimizers.hook import Hooked
+from specs.capabilities import OPTIMIZERS
+
 Groups = list[dict[str, Any]]
 
 
-class WithCounters(Optimizer):
+class WithCounters(Hooked):
     """The base of the classes below, placed before the package's own class. `COUNTERS`: name of each counter
     -> its value before the first step."""
 
@@ -31,6 +35,9 @@ class WithCounters(Optimizer):
     def begun(self) -> bool:
         """Whether the optimizer has made a step, here or before the checkpoint that was read."""
         return bool(self.param_groups[0].get("step", 0) != self.COUNTERS["step"])
+
+    def begin(self) -> None:
+        self.set_counters(self.COUNTERS)
 
     def counters(self) -> dict[str, float]:
         """The numbers in the state, which are the same for all parameters."""
@@ -47,6 +54,13 @@ class WithCounters(Optimizer):
                     if isinstance(current, torch.Tensor)
                     else type(first)(values[name])
                 )
+
+    def further_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The counters, which are stored with every parameter: float64 scalars."""
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.counters().items()}
+
+    def load_further_state(self, parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.set_counters({name: tensors[name].item() for name in self.COUNTERS})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -90,68 +104,52 @@ def _plain(parameter: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def _of_package(name: str, base: type[WithCounters] = WithCounters, **attributes: Any) -> Any:
+    """The package's class of that name, with `base` before it."""
+    import pytorch_optimizer
+
+    return type(name, (base, getattr(pytorch_optimizer, name)), attributes)
+
+
 def adopt(groups: Groups) -> Optimizer:
     """ADOPT with clipping (arXiv 2411.02853, algorithm 2) and decoupled decay. The paper's first step, which
     only computes v, has number 0; the package counts it as 1, which would shift the clipping bound t^0.25 by
     one step. Weights are decayed in that step too, as in the authors' code."""
-    from pytorch_optimizer import ADOPT
-
-    class Adopt(WithCounters, ADOPT):
-        pass
-
-    return Adopt(groups, clip_lambda=lambda step: (step - 1) ** 0.25)
+    for group in groups:
+        group["foreach"] = False  # DTensor lacks operators of that path
+    make = _of_package("ADOPT")
+    return make(groups, clip_lambda=lambda step: (step - 1) ** 0.25, weight_decouple=True)
 
 
 def lion(groups: Groups) -> Optimizer:
     """Lion (arXiv 2302.06675)."""
-    from pytorch_optimizer import Lion
-
-    class LionWithCounters(WithCounters, Lion):
-        pass
-
-    return LionWithCounters(groups)
+    return _of_package("Lion")(groups)
 
 
 def signum(groups: Groups) -> Optimizer:
     """Signum (arXiv 1802.04434): the sign of an average of gradients."""
-    from pytorch_optimizer import SignSGD
-
-    class Signum(WithCounters, SignSGD):
-        pass
-
-    return Signum(groups)
+    return _of_package("SignSGD")(groups)
 
 
 def mars(groups: Groups) -> Optimizer:
     """MARS-AdamW, the approximate form (arXiv 2411.10438): gradients of matrices are corrected by those of
-    the previous step. The package makes the host wait for the GPU once per parameter."""
-    from pytorch_optimizer import MARS
-
-    class Mars(WithCounters, MARS):
-        pass
-
-    return Mars(groups)
+    the previous step; all parameters are decayed alike. The package makes the host wait for the GPU once per
+    parameter."""
+    for group in groups:
+        group |= {"weight_decay_1d": group["weight_decay"], "foreach": False}  # as for ADOPT
+    return _of_package("MARS")(groups)
 
 
 def soap(groups: Groups) -> Optimizer:
-    """SOAP (arXiv 2409.11321). Its first step only makes the eigenbases; dimensions above 10,000 have
-    none."""
-    from pytorch_optimizer import SOAP
-
-    class Soap(OnWholeTensors, SOAP):
-        pass
-
-    return Soap(groups)
+    """SOAP (arXiv 2409.11321). Its first step only makes the eigenbases; longer sides of a matrix than
+    `largest_side` have none."""
+    return _of_package("SOAP", OnWholeTensors)(groups, max_precondition_dim=OPTIMIZERS["soap"].largest_side)
 
 
 def prodigy(groups: Groups) -> Optimizer:
     """Prodigy (arXiv 2306.06101). The package counts `step` from 1."""
-    from pytorch_optimizer import Prodigy
-
-    class ProdigyWithCounters(OnWholeTensors, Prodigy):
-        COUNTERS: ClassVar[Mapping[str, float]] = {"step": 1, "d": 1e-6, "d_max": 1e-6, "d_numerator": 0.0}
-
-    return ProdigyWithCounters(groups)
+    counters = {"step": 1, "d": 1e-6, "d_max": 1e-6, "d_numerator": 0.0}
+    return _of_package("Prodigy", OnWholeTensors, COUNTERS=counters)(groups)
 
 
 class Averaging(WithCounters):
@@ -160,30 +158,39 @@ class Averaging(WithCounters):
 
     COUNTERS: ClassVar[Mapping[str, float]] = {"step": 0, "weight_sum": 0.0, "lr_max": -1.0}
 
-    @torch.no_grad()
-    def to_average(self) -> dict[torch.Tensor, torch.Tensor]:
-        """Sets every weight to x, and returns the y of each, which `from_average` puts back bit by bit. Does
-        nothing before the first step."""
-        kept: dict[torch.Tensor, torch.Tensor] = {}
-        for group in self.param_groups if self.begun else []:
-            for parameter in group["params"]:
-                if "z" in self.state[parameter]:
-                    kept[parameter] = parameter.detach().clone()
-                    parameter.lerp_(self.state[parameter]["z"], 1 - 1 / group["betas"][0])
-        return kept
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._aside: dict[torch.Tensor, torch.Tensor] = {}  # the y of each weight that is x now
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within this context every weight is x; before the first step, it is what it was. Afterwards it has
+        the same bits as before."""
+        with torch.no_grad():
+            for group in self.param_groups if self.begun else []:
+                for parameter in group["params"]:
+                    if "z" in self.state[parameter]:
+                        self._aside[parameter] = parameter.detach().clone()
+                        parameter.lerp_(self.state[parameter]["z"], 1 - 1 / group["betas"][0])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, trained in self._aside.items():
+                    parameter.copy_(trained)
+            self._aside = {}
+
+    def further_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        trained = self._aside.get(parameter, parameter)
+        return super().further_state(parameter) | {"y": trained.detach().clone()}
 
     @torch.no_grad()
-    def from_average(self, kept: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        """Undoes `to_average`."""
-        for parameter, value in kept.items():
-            parameter.copy_(value)
+    def load_further_state(self, parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Also sets the weight to the one in training."""
+        super().load_further_state(parameter, tensors)
+        parameter.copy_(tensors["y"])
 
 
 def schedule_free_adamw(groups: Groups) -> Optimizer:
     """Schedule-free AdamW (arXiv 2405.15682)."""
-    from pytorch_optimizer import ScheduleFreeAdamW
-
-    class ScheduleFree(Averaging, ScheduleFreeAdamW):
-        pass
-
-    return ScheduleFree(groups)
+    return _of_package("ScheduleFreeAdamW", Averaging)(groups)

@@ -10,7 +10,7 @@ import torch
 
 from apertus_model.losses.cross_entropy import IGNORE_INDEX
 from apertus_model.model.model import model_config
-from apertus_model.optimizers import gauss_newton
+from apertus_model.optimizers.benchmark import sophia
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
 from tests.apertus_model.harness import MODEL, SyntheticSamples, segment, train
@@ -38,7 +38,7 @@ def test_the_engine_squares_the_gradient_of_the_mean_loss_on_drawn_labels_times_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn_by_place: dict[int, int] = {}
-    draw = gauss_newton.draw_labels
+    draw = sophia.draw_labels
 
     def noting(hidden: Tensor, weight: Tensor, labels: Tensor, places: Tensor, *rest: Any) -> Tensor:
         drawn = draw(hidden, weight, labels, places, *rest)
@@ -46,7 +46,7 @@ def test_the_engine_squares_the_gradient_of_the_mean_loss_on_drawn_labels_times_
         torch.save(drawn_by_place, tmp_path / "drawn.pt")
         return drawn
 
-    monkeypatch.setattr(gauss_newton, "draw_labels", noting)
+    monkeypatch.setattr(sophia, "draw_labels", noting)
     state = engine(tmp_path, micro_batch_size=1)
     places = torch.load(tmp_path / "drawn.pt")
     rows = [SyntheticSamples()[index] for index in range(4)]

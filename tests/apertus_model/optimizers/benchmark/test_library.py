@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from apertus_model.optimizers import library
-from specs.optimizer import PUBLISHED
+from apertus_model.optimizers.benchmark import library
+from specs.capabilities import OPTIMIZERS
 from tests.numerics import Numerics, largest_difference
 
 SHAPE, STEPS, LR, DECAY = (6, 4), 12, 3e-2, 0.1
@@ -124,7 +124,7 @@ def test_the_library_follows_the_published_update(name: str, numerics: Numerics)
     numerics(
         "optimizers",
         f"{name}, weights after {STEPS} steps, float64",
-        source=PUBLISHED[name].source,
+        source=OPTIMIZERS[name].source,
         against="the published update in float64",
         difference=largest_difference(found, expected),
         allowed=1e-5 if name == "mars" else 1e-9,
@@ -150,16 +150,15 @@ def test_schedule_free_trains_one_point_and_averages_another(numerics: Numerics)
     *_, (average, training) = schedule_free()
     (weight,) = optimizer.param_groups[0]["params"]
     found = found.clone()  # of the weight, which changes here
-    kept = optimizer.to_average()
-    numerics(
-        "optimizers",
-        f"schedule-free-adamw, trained weights and their average after {STEPS} steps, float64",
-        source=PUBLISHED["schedule-free-adamw"].source,
-        against="the published update in float64",
-        difference=largest_difference([found, weight], [training, average]),
-        allowed=1e-9,
-    )
-    optimizer.from_average(kept)
+    with optimizer.averaged():
+        numerics(
+            "optimizers",
+            f"schedule-free-adamw, trained weights and their average after {STEPS} steps, float64",
+            source=OPTIMIZERS["schedule-free-adamw"].source,
+            against="the published update in float64",
+            difference=largest_difference([found, weight], [training, average]),
+            allowed=1e-9,
+        )
     assert torch.equal(weight.detach(), found)
 
 
@@ -176,7 +175,7 @@ def test_soap_without_rotation_is_adam_one_step_late(numerics: Numerics) -> None
     numerics(
         "optimizers",
         f"soap without eigenbases, weights after {STEPS} steps, float64",
-        source=PUBLISHED["soap"].source,
+        source=OPTIMIZERS["soap"].source,
         against="Adam from the second gradient on, in float64",
         difference=largest_difference(found, w),
         allowed=1e-9,
@@ -197,7 +196,7 @@ def test_soap_first_rotates_into_the_eigenvectors_of_the_first_gradient(numerics
     numerics(
         "optimizers",
         "soap, weights after its first step in eigenbases, float64",
-        source=PUBLISHED["soap"].source,
+        source=OPTIMIZERS["soap"].source,
         against="the step in the eigenvectors of torch.linalg.eigh, float64",
         difference=largest_difference(weight, start()[:4] - LR * step),
         allowed=1e-7,
