@@ -2,12 +2,14 @@
 handle it, on three walks through the first training stage of the smoke recipe. `python -m tools.facts`
 
 A walk runs the real program and looks, at every return of a function of the project, for the value among the
-function's variables and its result. A *form* is a field of an object, a key of a mapping, or an array.
+function's variables and its result. A *form* is a field of an object, a key of a mapping, or an array. A *file*
+counts if it also names the value: what only passes on whatever it is given does not write the fact down.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import subprocess
 import sys
@@ -22,21 +24,24 @@ from unittest.mock import patch
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("specs", "flows", "apertus_model", "infra")
 PRODUCT = tuple(f"{ROOT / folder}/" for folder in FOLDERS)
+ARRAYS = ("ndarray", "memmap", "Tensor")
 RECIPE = ROOT / "specs" / "recipes" / "smoke.yaml"
 SEGMENT = "pretrain/1"
 RATE = 0.0051234  # no other number of the recipe
 OVERRIDES = [f"stages.pretrain.optimizer.lr={RATE}", "stages.pretrain.schedule={}"]
 WALKS = {
-    "rate": "a learning rate, from YAML to the optimizer",
-    "metric": "a loss, from its step to the report",
-    "token": "a token, from its file to the loss",
+    "rate": ("a learning rate, from YAML to the optimizer, and to the report", r"\blr\b|\brate\b"),
+    "metric": ("a loss, from its step to the report", r"\bloss\b"),
+    "token": ("a token, from its file to the loss", r"\b(tokens?|input|labels)\b"),
 }
+"""Title, and what a file calls the value."""
 
 
 class Walk:
     """The forms and files of a value, in the order in which the program comes to them."""
 
-    def __init__(self, holds: Callable[[Any], bool]) -> None:
+    def __init__(self, name: str, holds: Callable[[Any], bool]) -> None:
+        self.title, self._named = WALKS[name]
         self._holds = holds
         self.forms: dict[str, None] = {}
         self.files: dict[str, None] = {}
@@ -58,8 +63,13 @@ class Walk:
             yield from (f"{kind.__name__}.{name}" for name, held in fields.items() if self._holds(held))
         elif isinstance(value, Mapping) and len(value) < 100:
             yield from (f"{kind.__name__}[{key!r}]" for key, held in value.items() if self._holds(held))
-        elif hasattr(value, "dtype") and self._holds(value):
+        elif kind.__name__ in ARRAYS and self._holds(value):
             yield f"{kind.__name__} of {value.dtype}"
+
+    @property
+    def naming(self) -> list[str]:
+        """The files that name the value."""
+        return [file for file in self.files if re.search(self._named, (ROOT / file).read_text())]
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -124,19 +134,18 @@ def has_token(token: int) -> Callable[[Any], bool]:
     """Whether an array or a tensor of whole numbers has a token."""
 
     def holds(held: Any) -> bool:
-        return "int" in str(getattr(held, "dtype", "")) and bool((held == token).any())
+        return type(held).__name__ in ARRAYS and "int" in str(held.dtype) and bool((held == token).any())
 
     return holds
 
 
 def follow(name: str, store: str, value: float) -> None:
     """Makes a walk, and prints it."""
-    walk = Walk(has_token(int(value)) if name == "token" else is_number(value))
+    walk = Walk(name, has_token(int(value)) if name == "token" else is_number(value))
     train(store, walk)
-    print(f"\n{WALKS[name]}: {len(walk.forms)} forms, {len(walk.files)} files")
-    print(
-        "\n".join([*(f"  form  {form}" for form in walk.forms), *(f"  file  {file}" for file in walk.files)])
-    )
+    print(f"\n{walk.title}: {len(walk.forms)} forms, {len(walk.naming)} files")
+    for what, names in (("form", walk.forms), ("file", walk.naming)):
+        print("\n".join(f"  {what}  {name}" for name in names))
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import apertus_model.stages.train
+from apertus_model.data.preferences.samples import PreferenceSample, PreferenceSets
 from apertus_model.stages import log_probabilities
 from infra.store import Artifact
 from specs.stages.preference_data import LogProbabilitiesPart
@@ -89,12 +90,19 @@ def heldout(shards: Any, **unused: Any) -> list[Any]:
 @contextmanager
 def small_data_classes() -> Iterator[None]:
     """Puts the classes of this module in place of those that read data."""
-    modules = {name: ModuleType(name) for name in ("chat_samples", "conversations", "preference_samples")}
-    modules["chat_samples"].__dict__.update(ConversationSamples=StoredConversations, heldout=heldout)
-    modules["conversations"].__dict__.update(ConversationShards=lambda artifact, split: (artifact, split))
-    modules["preference_samples"].__dict__.update(PreferenceSamples=StoredPairs, PreferenceSample=Any)
+    contents = {
+        "conversations.samples": {"ConversationSamples": StoredConversations, "heldout": heldout},
+        "conversations.stored": {"ConversationShards": lambda artifact, split: (artifact, split)},
+        "preferences.samples": {
+            "PreferenceSamples": StoredPairs,
+            "PreferenceSample": PreferenceSample,
+            "PreferenceSets": PreferenceSets,
+        },
+    }
     with pytest.MonkeyPatch.context() as patch:
-        for name, module in modules.items():
+        for name, content in contents.items():
+            module = ModuleType(name)
+            module.__dict__.update(content)
             patch.setitem(sys.modules, f"apertus_model.data.{name}", module)
         yield
 

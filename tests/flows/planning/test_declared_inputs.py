@@ -221,7 +221,7 @@ def test_declared_model_provides_dimensions(
     plan = make(load(tmp_path / "tuned.yaml"), store, ask_network=False)
     sft = plan.graph.trajectories["sft"]
     assert sft.model.dim == 96
-    assert sft.sequence_length == 512
+    assert sft.settings.sequence_length == 512
     assert set(plan.steps["sft"].unavailable) == {
         "talks",
         "hf:nobody/nothing",

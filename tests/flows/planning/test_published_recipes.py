@@ -118,7 +118,7 @@ def test_long_context_phases_are_those_of_the_scripts(
     ]
     assert [round(phase.tokens / 1e9, 2) for phase in found] == list(billions)
     assert [phase.model.rope_theta for phase in found] == [1e6, 2e6, 4e6, 12e6]
-    assert {phase.segments[0].batch * phase.sequence_length for phase in found} == {
+    assert {phase.segments[0].batch * phase.settings.sequence_length for phase in found} == {
         pretraining(plans, size).segments[-1].batch * 4096
     }
 
