@@ -2,7 +2,7 @@
 handle it, on three walks through the first training stage of the smoke recipe. `python -m tools.facts`
 
 A walk runs the real program and looks, at every return of a function of the project, for the value among the
-function's variables and its result. A *form* is a field of an object, a key of a mapping, or an array. A *file*
+function's variables and its result. A *form* is a field of an object, a key of a mapping, or an array. A file
 counts if it also names the value: what only passes on whatever it is given does not write the fact down.
 """
 
