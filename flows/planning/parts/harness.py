@@ -14,7 +14,7 @@ from pathlib import Path
 
 from apertus_model.evaluation.harness.data import CONVERTED, Snapshot, snapshot_source
 from apertus_model.evaluation.harness.metrics import metric_names
-from apertus_model.evaluation.harness.needs import NLTK, Needs, fetch_command, needs_of
+from apertus_model.evaluation.harness.needs import NLTK, Needs, check_release, fetch_command, needs_of
 from apertus_model.evaluation.harness.tasks import (
     Catalogue,
     HarnessError,
@@ -136,6 +136,11 @@ class _Checked:
         self._unfetched: dict[str, str] = {}  # data set -> what is missing
         if installed_version() is None:
             self.needs.unknown = self._not_installed()
+            return
+        try:
+            check_release()
+        except HarnessError as error:
+            builder.problem((*at, "suites"), str(error))
             return
         with temporary_folder("harness") as scratch:
             try:
