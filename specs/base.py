@@ -86,10 +86,17 @@ def reference(default: Any = PydanticUndefined, *, to: str | tuple[str, ...] = (
     return info
 
 
-class Spec(BaseModel):
-    """A strict, immutable model. `identity_fields()` returns the fields that enter a fingerprint."""
+class Strict(BaseModel):
+    """An immutable model without unknown fields. Pydantic builds it when it is first used: a command uses few
+    models."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class Spec(Strict):
+    """A model whose fields have roles. `identity_fields()` returns the fields that enter a fingerprint."""
+
+    model_config = ConfigDict(populate_by_name=True, allow_inf_nan=False)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict
-
 from apertus_model.evaluation.harness.tasks import (
     Config,
     Function,
@@ -28,6 +26,7 @@ from apertus_model.evaluation.harness.tasks import (
     installed_folder,
     installed_version,
 )
+from specs.base import Strict
 
 CODE_EVAL = "code_eval"
 """The metric of the library `evaluate` that runs code of a model; `scoring` computes it in a sandbox."""
@@ -46,10 +45,8 @@ NOT_DATA = ("revision", "trust_remote_code", "token", "download_mode", "cache_di
 """Arguments of `load_dataset` that say how a data set is fetched, not what it holds."""
 
 
-class CodeNeeds(BaseModel):
+class CodeNeeds(Strict):
     """What code of the harness needs that a task file names by `!function`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     packages: tuple[str, ...] = ()  # top-level modules that do not come with the harness
     datasets: tuple[tuple[str, str | None, str | None], ...] = ()  # (id, subset, split)
@@ -59,10 +56,8 @@ class CodeNeeds(BaseModel):
     hub_metrics: tuple[str, ...] = ()  # metrics whose code is on the Hub
 
 
-class CodeTable(BaseModel):
+class CodeTable(Strict):
     """The content of `code_needs.json`, which `python -m tools.harness_needs` makes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     harness: str  # the release of the harness
     functions: dict[str, CodeNeeds]  # by `key_of`, without those that need nothing
