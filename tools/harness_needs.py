@@ -54,7 +54,7 @@ Needed = dict[str, set[Any]]  # by field of `CodeNeeds`
 def table() -> CodeTable:
     """What each function needs that a task file of the harness names, without those that need nothing."""
     functions = {}
-    for file in sorted(installed_folder().resolve().rglob("*")):
+    for file in sorted(installed_folder().rglob("*")):
         if not file.is_file() or file.suffix in NOT_TASKS:
             continue
         for name in FUNCTION.findall(file.read_text("utf-8", errors="replace")):

@@ -8,7 +8,6 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -85,6 +84,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object"
 
 def _show_version(asked: bool) -> None:
     if asked:
+        from importlib.metadata import version
+
         console.print(f"apertus {version('apertus')}")
         raise typer.Exit
 

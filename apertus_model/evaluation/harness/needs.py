@@ -80,7 +80,7 @@ def check_release() -> None:
 
 def key_of(function: Function) -> str:
     """The folder of a function below that of all tasks, and its name: `ifeval/utils.process_results`."""
-    return f"{function.folder}/{function.name}".removeprefix(f"{installed_folder().resolve()}/")
+    return f"{function.folder}/{function.name}".removeprefix(f"{installed_folder()}/")
 
 
 def code_needs(config: Config) -> CodeNeeds:
