@@ -72,6 +72,7 @@ class Task:
         return value if isinstance(value, str) else ""
 
 
+@cache
 def installed_version() -> str | None:
     """The version of the installed harness, or None. Imports nothing."""
     try:
