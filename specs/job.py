@@ -46,8 +46,8 @@ class Job(Strict):
     scratch: str  # local folder of this attempt
     progress: str  # local JSONL file to which the stage appends its progress
     resume_step: int | None = None  # training: step of this trajectory's checkpoint to resume from
-    profile: Profile = Profile()
-    tracking: Tracking = Tracking()
+    profile: Profile = Field(default_factory=Profile)
+    tracking: Tracking = Field(default_factory=Tracking)
     gpus: int = 0  # of each worker; 0 if it holds no whole model
     launched_at: float = 0.0  # unix time, for the start-up part of the timings
 

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from flows.cli.tables import make_console
 from flows.format import amount
+from infra.imports import quick_imports
 from specs.errors import SpecError, StageError, counted
 from specs.redaction import redacted
 
@@ -140,10 +141,11 @@ def _messages(error: Exception) -> list[str]:
 
 
 def make_plan(spec: str, store: str | None, overrides: list[str] | None, ask_network: bool = True) -> Plan:
-    from flows.inspection.sources import check_sources
-    from flows.planning.plan import make
-    from infra.store import Store
-    from specs.recipe import load
+    with quick_imports():
+        from flows.inspection.sources import check_sources
+        from flows.planning.plan import make
+        from infra.store import Store
+        from specs.recipe import load
 
     pipeline = load(spec, overrides or [])
     opened = Store.open(store or pipeline.store)

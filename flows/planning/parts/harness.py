@@ -27,7 +27,7 @@ from apertus_model.files import copy_folder
 from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder, reads
 from flows.planning.unavailable import Unavailable, is_local, provisional
-from infra.store.inputs import Listing, SourceError, list_source
+from infra.store.inputs import Listing, SourceError
 from infra.store.scratch import temporary_folder
 from specs.errors import FieldPath, did_you_mean
 from specs.rewards import CLASSIFIER_FILES
@@ -233,7 +233,7 @@ class _Checked:
         if not self.builder.ask_network and not is_local(source.url):
             return None
         try:
-            return self._incomplete(name, list_source(source))
+            return self._incomplete(name, self.builder.listing(source))
         except SourceError:
             return "not there"
 
