@@ -6,9 +6,11 @@ Invariant: nothing here knows where it is printed: a terminal, a page of Prefect
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specs.job import ProgressRow
+if TYPE_CHECKING:
+    from specs.job import ProgressRow
+
 
 NAMED = 6  # names in a sentence
 COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}  # by action of a plan

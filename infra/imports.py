@@ -1,4 +1,5 @@
-"""Imports without the garbage collector, which takes a quarter of the time of importing torch."""
+"""Imports without the garbage collector, which takes a quarter of the time of importing torch, and a tenth of
+that of the planner."""
 
 from __future__ import annotations
 

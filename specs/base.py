@@ -19,9 +19,10 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic_core import CoreSchema, PydanticUndefined
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from specs.redaction import without_credentials
 from specs.units import Budget, Reference
@@ -47,6 +48,22 @@ def _field(role: Role, default: Any, neutral: Any = _NoNeutral, **options: Any) 
 class _Neutral:
     def __init__(self, value: Any) -> None:
         self.value = value
+
+
+class _WithoutCredentials:
+    """The mark of a field that holds no URL with credentials, which is checked last."""
+
+    @staticmethod
+    def __get_pydantic_core_schema__(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        without_texts = schema["type"] in ("bool", "int", "float", "literal", "model")
+        return schema if without_texts else no_info_after_validator_function(_checked, schema)
+
+
+def _checked(value: Any) -> Any:
+    for text in _texts(value):
+        without_credentials(text)
+    return value
 
 
 class _Location:
@@ -86,23 +103,25 @@ def reference(default: Any = PydanticUndefined, *, to: str | tuple[str, ...] = (
     return info
 
 
-class Spec(BaseModel):
-    """A strict, immutable model. `identity_fields()` returns the fields that enter a fingerprint."""
+class Strict(BaseModel):
+    """An immutable model without unknown fields. Pydantic builds it when it is first used: a command uses few
+    models."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class Spec(Strict):
+    """A model whose fields have roles. `identity_fields()` returns the fields that enter a fingerprint."""
+
+    model_config = ConfigDict(populate_by_name=True, allow_inf_nan=False)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
-        for name in cls.model_fields:
+        for name, info in cls.model_fields.items():
             role_of(cls, name)
-
-    @field_validator("*")
-    @classmethod
-    def _without_credentials(cls, value: Any) -> Any:
-        for text in _texts(value):
-            without_credentials(text)
-        return value
+            if _WithoutCredentials not in info.metadata:
+                info.metadata.append(_WithoutCredentials)  # before the class is built
 
     def to_json(self) -> dict[str, Any]:
         """All fields as plain JSON values, named as in a recipe."""

@@ -17,13 +17,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.composer import Composer
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml import AliasEvent, MappingNode, MarkedYAMLError, Node, ScalarNode, SequenceNode, YAMLError
+from yaml.composer import Composer
+from yaml.cyaml import CParser
+from yaml.resolver import BaseResolver
 
 from specs.errors import FieldPath, Problem, SpecError, did_you_mean
-from specs.foreign import HALF, MAX_DEPTH, is_text, read_local, shown
+from specs.foreign import MAX_DEPTH, read_local, shown
 from specs.redaction import mask_url
 
 MAX_BYTES = 4 * 2**20
@@ -156,15 +156,21 @@ def parse(text: str, name: str, shape: str = SHAPE, *, or_nothing: bool = False)
     return Document(name, data, builder.origins)
 
 
-class _Composer(Composer):
-    """A composer that stops at a file with very many values, which would take minutes to read."""
+class _Composer(Composer, CParser, BaseResolver):
+    """A composer that stops at a file with very many values, which would take minutes to read. A name of an
+    alias may be given again."""
 
-    count = 0
+    def __init__(self, text: str) -> None:
+        CParser.__init__(self, text)
+        Composer.__init__(self)
+        self.count = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.count += 1
         if self.count > 2 * MAX_VALUES:  # keys are nodes as well
             raise OverflowError
+        if not self.check_event(AliasEvent):
+            self.anchors.pop(self.peek_event().anchor, None)
         return super().compose_node(parent, index)
 
 
@@ -172,9 +178,10 @@ class _Composer(Composer):
 def _compose(text: str) -> Node | None:
     """The nodes of a text, which are cached, so nothing may change them. Raises YAMLError, RecursionError, or
     OverflowError for more than `MAX_VALUES` values."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.Composer = _Composer
-    root: Node | None = yaml.compose(text)
+    try:
+        root: Node | None = _Composer(text).get_single_node()
+    except UnicodeEncodeError as error:  # half of a character, as in an argument of a command
+        raise YAMLError(str(error)) from error
     return root
 
 
@@ -218,9 +225,7 @@ class _Builder:
             return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
         assert isinstance(node, ScalarNode)
         try:
-            if is_text(node.value):
-                return scalar(node.value) if node.style is None else node.value
-            self.problems.append(Problem(path, f"{shown(node.value)} {HALF}", "correct it.", where))
+            return node.value if node.style else scalar(node.value)
         except ValueError as error:
             self.problems.append(Problem(path, str(error), "write a smaller one.", where))
         return None
@@ -233,10 +238,6 @@ class _Builder:
                 self.problems.append(Problem(path, "a key must be plain text", where=self.where(key_node)))
                 continue
             key = str(key_node.value)
-            if not is_text(key):
-                message = f"the key {shown(key)} {HALF}"
-                self.problems.append(Problem(path, message, "correct it.", self.where(key_node)))
-                continue
             if key in values:
                 message = f"this key is already on line {lines[key]}"
                 self.problems.append(
@@ -272,7 +273,7 @@ class _Builder:
 
 
 def _is_merge(key: Node) -> bool:
-    return isinstance(key, ScalarNode) and key.value == "<<" and key.style is None
+    return isinstance(key, ScalarNode) and key.value == "<<" and not key.style
 
 
 def keys_of(target: str, stage: str | None) -> list[str]:

@@ -60,7 +60,7 @@ class Foreign(BaseModel):
     """The base of the models of such files. A value of the wrong type is an error and is never converted.
     Unknown fields are ignored."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
 class _Spelled(reprlib.Repr):

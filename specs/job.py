@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict, Field
 
+from specs.base import Strict
 from specs.launch import Launch
 from specs.profiles import Profile
 from specs.tracking import Tracking
@@ -15,10 +16,8 @@ REPORT = "@apertus "
 share no folder."""
 
 
-class InputRef(BaseModel):
+class InputRef(Strict):
     """An input of a stage: an artifact in the store, or (kind `external`) documents outside it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: str
     fingerprint: str
@@ -28,10 +27,8 @@ class InputRef(BaseModel):
     checkpoint: str | None = None  # folder of that checkpoint in the store
 
 
-class Job(BaseModel):
+class Job(Strict):
     """One attempt at one part."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     pipeline: str = ""  # name of the recipe; for people
     node: str  # "pretrain/2"; for people
@@ -49,17 +46,17 @@ class Job(BaseModel):
     scratch: str  # local folder of this attempt
     progress: str  # local JSONL file to which the stage appends its progress
     resume_step: int | None = None  # training: step of this trajectory's checkpoint to resume from
-    profile: Profile = Profile()
-    tracking: Tracking = Tracking()
+    profile: Profile = Field(default_factory=Profile)
+    tracking: Tracking = Field(default_factory=Tracking)
     gpus: int = 0  # of each worker; 0 if it holds no whole model
     launched_at: float = 0.0  # unix time, for the start-up part of the timings
 
 
-class _Report(BaseModel):
+class _Report(Strict):
     """A report of the process of a stage to its launcher, in a file, or in a line of its output that begins
     with `REPORT`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
 
 class ProgressRow(_Report):
@@ -68,7 +65,7 @@ class ProgressRow(_Report):
     done: float
     total: float
     unit: str  # of both
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = Field(default_factory=dict)
 
 
 class DamagedInput(_Report):

@@ -16,6 +16,7 @@ never the method that made them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from specs.base import Spec, identity
@@ -40,9 +41,10 @@ class Step(NamedTuple):
         return (self.layer, *self.beside)
 
 
-def plain(n_layers: int) -> list[Step]:
+@cache
+def plain(n_layers: int) -> tuple[Step, ...]:
     """The plain stack: every layer once, each on the output of the one before."""
-    return [Step(layer) for layer in range(n_layers)]
+    return tuple(Step(layer) for layer in range(n_layers))
 
 
 class Method(Protocol):

@@ -7,6 +7,7 @@ Llama-3-type RoPE scaling; xIELU arXiv 2411.13010.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
@@ -275,7 +276,7 @@ class ModelSpec(Spec):
         return [] if self.mamba is None else self.mamba.numbers(self.n_layers)
 
     @property
-    def schedule(self) -> list[Step]:
+    def schedule(self) -> Sequence[Step]:
         """The order in which the layers run, and what is passed on."""
         return plain(self.n_layers) if self.method is None else self.method[1].schedule(self.n_layers)
 

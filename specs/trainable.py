@@ -93,9 +93,9 @@ def problems(path: FieldPath, model: ModelSpec, patterns: Sequence[str]) -> list
 def untouched(model: ModelSpec, patterns: Sequence[str]) -> int:
     """The number of layers that a backward pass does not reach: those that run before the first layer that is
     trained or reads what is trained."""
-    names = trained(model, patterns)
-    if "tok_embeddings.weight" in names:
+    if fits("tok_embeddings.weight", patterns):
         return 0
+    names = trained(model, patterns)
     count = 0
     for number, step in enumerate(model.schedule, 1):
         own = tuple(f"layers.{layer}." for layer in step.layers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from specs.base import Strict
 
 NAME = "classifier.json"
 MODEL = {"mlp": "model.safetensors", "fasttext": "model.bin"}
@@ -12,10 +12,8 @@ ALL = ""
 """Stands for all languages."""
 
 
-class StoredClassifier(BaseModel):
+class StoredClassifier(Strict):
     """The description of one trained classifier."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: Literal["mlp", "fasttext"]
     labels: list[str]  # in the order of the outputs

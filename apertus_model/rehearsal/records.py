@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from specs.base import Strict
 
 KINDS = ("weights", "gradients", "optimizer_states", "activations", "communication", "other")
 PAIRS = 4  # per row of preference data: about as many as the published recipes have
@@ -16,11 +16,7 @@ CLASSES = ("matrix", "attention", "memory")  # of operators
 HIDDEN = ("fsdp", "dp_replicate")  # meshes whose collectives run beside computation
 
 
-class Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Task(Record):
+class Task(Strict):
     """The rehearsal of one rank of one part."""
 
     kind: str  # of the stage
@@ -34,7 +30,7 @@ class Task(Record):
     fused_norms: bool = True  # RMSNorm is one kernel; false: several, as before torch 2.8
 
 
-class Tensors(Record):
+class Tensors(Strict):
     """The tensors at the peak that have the same operator, shape, dtype and kind."""
 
     operator: str  # that made them
@@ -45,14 +41,14 @@ class Tensors(Record):
     bytes: int  # of all these tensors
 
 
-class Moment(Record):
+class Moment(Strict):
     """The bytes that live at one time of the step."""
 
     seconds: float  # of computation since its begin
     kinds: tuple[int, ...]  # in the order of `KINDS`
 
 
-class Memory(Record):
+class Memory(Strict):
     """Bytes at the peak of the step."""
 
     total: int
@@ -61,7 +57,7 @@ class Memory(Record):
     moments: list[Moment]  # of the whole step: the fullest moment of each piece of its time
 
 
-class Collectives(Record):
+class Collectives(Strict):
     """The collectives of a step that have the same kind, mesh and number of ranks."""
 
     kind: str  # all-gather, reduce-scatter, all-reduce, send, receive, ...
@@ -74,7 +70,7 @@ class Collectives(Record):
     hidden_seconds: float = 0.0  # the part of `seconds` beside a product that async_tp divides
 
 
-class Synchronisation(Record):
+class Synchronisation(Strict):
     """A line of code at which the host waits for the GPU."""
 
     place: str  # file:line of this project, or of torchtitan
@@ -82,7 +78,7 @@ class Synchronisation(Record):
     calls: int
 
 
-class Operators(Record):
+class Operators(Strict):
     """The calls of one operator in a step."""
 
     kind: str  # matrix, attention, memory
@@ -93,7 +89,7 @@ class Operators(Record):
     seconds: float
 
 
-class Rehearsed(Record):
+class Rehearsed(Strict):
     """The costs of a rank's step."""
 
     attention: str  # the backend, and why
@@ -111,14 +107,14 @@ class Rehearsed(Record):
     seconds: float  # of the step, without the bubble of a pipeline
 
 
-class Failure(Record):
+class Failure(Strict):
     """The reason why a rank cannot be built, or cannot make its step."""
 
     error: str  # type: message
     place: str  # innermost line of this project, or of torchtitan
 
 
-class RankReport(Record):
+class RankReport(Strict):
     """The answer to a task."""
 
     rank: int

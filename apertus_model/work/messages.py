@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
+from specs.base import Strict
 from specs.errors import StageError
 from specs.job import Failure, Job
 
 MOST_LOSSES = 3  # a stage fails when this many workers have ended with the same unit
 
 
-class Shares(BaseModel):
+class Shares(Strict):
     """The work of the workers of one job on a cluster."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     job: Job
     shares: list[list[str]]  # keys of the units of each worker
@@ -22,10 +19,8 @@ class Shares(BaseModel):
     cpus: int  # of each worker
 
 
-class Committed(BaseModel):
+class Committed(Strict):
     """The message of a worker of a local pool that it has committed a unit."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     unit: str
 

@@ -8,8 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping
-from importlib.metadata import version
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -17,14 +16,13 @@ from typer.core import TyperGroup
 
 from flows.cli.tables import make_console
 from flows.format import amount
-from flows.inspection.sources import check_sources
-from flows.planning.plan import Plan, make
-from infra.store import Store, StoreError
-from infra.store.inputs import Listing
+from infra.imports import quick_imports
 from specs.errors import SpecError, StageError, counted
-from specs.foreign import trail
-from specs.recipe import load
 from specs.redaction import redacted
+
+if TYPE_CHECKING:
+    from flows.planning.plan import Plan
+    from infra.store.inputs import Listing
 
 
 class Commands(TyperGroup):
@@ -45,7 +43,7 @@ class Commands(TyperGroup):
                 errors.print(escape(redacted(traceback.format_exc())), soft_wrap=True)
             for message in map(_with_variables, _messages(error)):
                 errors.print(f"[red]error:[/] {escape(redacted(message))}", soft_wrap=True)
-            raise typer.Exit(2 if isinstance(error, MISTAKES) else 1) from None
+            raise typer.Exit(2 if _is_mistake(error) else 1) from None
 
 
 ORDER = [
@@ -80,7 +78,6 @@ SetOption = Annotated[
 DebugOption = Annotated[
     bool, typer.Option("--debug", envvar="APERTUS_DEBUG", help="print the traceback of an error, too")
 ]
-MISTAKES = (SpecError, StoreError, StageError, OSError)
 VARIABLES = ("APERTUS_PROFILE", "APERTUS_STORE", "APERTUS_SCRATCH", "APERTUS_CACHE")
 LONGEST = 500  # characters of an unexpected error
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object")]
@@ -88,6 +85,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object"
 
 def _show_version(asked: bool) -> None:
     if asked:
+        from importlib.metadata import version
+
         console.print(f"apertus {version('apertus')}")
         raise typer.Exit
 
@@ -119,12 +118,21 @@ def _with_variables(message: str) -> str:
     return f"{message} ({' and '.join(named)} names it)" if named else message
 
 
+def _is_mistake(error: Exception) -> bool:
+    """Whether the user can mend it."""
+    from infra.store import StoreError
+
+    return isinstance(error, (SpecError, StoreError, StageError, OSError))
+
+
 def _messages(error: Exception) -> list[str]:
+    from specs.foreign import trail
+
     if isinstance(error, SpecError):
         return [str(problem) for problem in error.problems]
     if isinstance(error, OSError) and error.filename:
         return [f"{error.filename}: {error.strerror}"]
-    if isinstance(error, MISTAKES):
+    if _is_mistake(error):
         return [str(error)]
     what = f"{type(error).__name__}: {error}"[:LONGEST]
     last = None if isinstance(error, ImportError) or not trail else trail[-1]
@@ -133,6 +141,12 @@ def _messages(error: Exception) -> list[str]:
 
 
 def make_plan(spec: str, store: str | None, overrides: list[str] | None, ask_network: bool = True) -> Plan:
+    with quick_imports():
+        from flows.inspection.sources import check_sources
+        from flows.planning.plan import make
+        from infra.store import Store
+        from specs.recipe import load
+
     pipeline = load(spec, overrides or [])
     opened = Store.open(store or pipeline.store)
 

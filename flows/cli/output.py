@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import fsspec
 import typer
-from fsspec.implementations.local import LocalFileSystem
 
-from flows.planning.plan import Plan
-from infra.store.storage.local import replace
 from specs.errors import StageError
+
+if TYPE_CHECKING:
+    from flows.planning.plan import Plan
 
 OUTPUT = ("--output", "-o")
 BEGINNINGS = {  # of what is written, in small letters, by ending
@@ -44,6 +43,8 @@ def file_option(help: str, *endings: str, names: tuple[str, ...] = ()) -> Any:
 
 def write(path: Path, content: str | bytes, plan: Plan | None = None) -> None:
     """Writes a file, or replaces one of the same kind. StageError where that is not allowed."""
+    from infra.store.storage.local import replace
+
     _check(path, (path.suffix.lower(),))
     target = path.resolve()
     if plan is not None:
@@ -74,6 +75,9 @@ def _check(path: Path, endings: tuple[str, ...]) -> None:
 
 
 def _spare(target: Path, path: Path, plan: Plan) -> None:
+    import fsspec
+    from fsspec.implementations.local import LocalFileSystem
+
     fix = "Fix: name another file"
     if plan.store.is_local and target.is_relative_to(plan.store.root):
         raise StageError(f"'{path}' is in the store {plan.store.url}, which runs alone write to. {fix}")

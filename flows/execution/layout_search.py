@@ -10,12 +10,12 @@ from math import log
 from typing import Any
 
 from apertus_model.rehearsal.rates import Rates
-from apertus_model.rehearsal.records import Record
 from flows.execution.rehearsal import PartResult, check_gpu, rehearse
 from flows.planning.estimate.memory import memory_of_rank
 from flows.planning.estimate.step_time import of_rank
 from flows.planning.estimate.training import PartEstimate
 from flows.planning.layouts import Layout, layouts
+from specs.base import Strict
 from specs.cluster import GPUS
 from specs.errors import FieldPath, StageError
 
@@ -26,7 +26,7 @@ Accept = Callable[[Layout], PartEstimate | str]
 """Returns the part in a layout, or the reason why the checks of its recipe refuse it."""
 
 
-class Found(Record):
+class Found(Strict):
     """A layout with its speed and memory, as expected by formulas and as rehearsed."""
 
     launch: dict[str, Any]
@@ -39,7 +39,7 @@ class Found(Record):
     dropped: str = ""  # why the layout was dropped
 
 
-class Search(Record):
+class Search(Strict):
     """The output of `apertus rehearse --search --json`."""
 
     pipeline: str

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from apertus_model.rehearsal import fake_cuda
-from apertus_model.rehearsal.records import Failure, RankReport, Record, Task
+from apertus_model.rehearsal.records import Failure, RankReport, Task
 from flows.planning.estimate import flops
 from flows.planning.estimate.memory import layers_of_rank, memory_of_rank, micro_batches_of
 from flows.planning.estimate.step_time import bubble
 from flows.planning.estimate.training import PartEstimate
 from infra.launchers.warm import ServerLost, kept_server
 from infra.store.scratch import temporary_folder
+from specs.base import Strict
 from specs.cluster import GPUS
 from specs.errors import StageError
 from specs.layout import micro_batches_in_flight
@@ -37,7 +38,7 @@ UNRELATED = (
 )  # fmt: skip
 
 
-class RankResult(Record):
+class RankResult(Strict):
     """The report of a rank, beside what the plan expects."""
 
     rank: int
@@ -49,7 +50,7 @@ class RankResult(Record):
     report: RankReport
 
 
-class PartResult(Record):
+class PartResult(Strict):
     """A part of a stage, with the ranks that were rehearsed."""
 
     stage: str
@@ -67,7 +68,7 @@ class PartResult(Record):
         return [(rank.rank, rank.report.failure) for rank in self.ranks if rank.report.failure is not None]
 
 
-class Rehearsal(Record):
+class Rehearsal(Strict):
     """The output of `apertus rehearse --json`."""
 
     pipeline: str

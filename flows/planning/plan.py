@@ -109,7 +109,7 @@ class Plan:
     @property
     def parts(self) -> int:
         """The number of parts, without duplicates."""
-        return sum(self.graph.duplicate_of(step.node) is None for step in self.steps.values())
+        return len(self.steps.keys() - self.graph.duplicates().keys())
 
     @property
     def pending(self) -> list[Step]:
@@ -126,11 +126,8 @@ class Plan:
 
     def totals(self) -> dict[str, Any]:
         """The totals of all work and of the work to do; work that two stages share is counted once."""
-        once = [
-            self.steps[node.name]
-            for node in self.graph.nodes.values()
-            if self.graph.duplicate_of(node) is None
-        ]
+        duplicates = self.graph.duplicates()
+        once = [self.steps[name] for name in self.graph.nodes if name not in duplicates]
         todo = [step for step in once if step.action != "reuse"]
         totals: dict[str, Any] = {
             key: sum(getattr(step.node, key) for step in once) for key in ("tokens", "steps")

@@ -119,7 +119,7 @@ class Metrics(Foreign):
     rows: Count = 0
     chosen: Count = 0
     tokens_per_second: float = 0.0
-    train: Split = Split()
+    train: Split = Field(default_factory=Split)
 
 
 class Facts(Foreign):

@@ -240,7 +240,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def fail(*args: object, **options: object) -> None:
         raise KeyError("x" * 10_000)
 
-    monkeypatch.setattr("flows.cli.app.make", fail)
+    monkeypatch.setattr("flows.planning.plan.make", fail)
     return iter(())
 
 

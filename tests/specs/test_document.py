@@ -89,13 +89,18 @@ def test_reading_stops_at_a_limit_of_values(monkeypatch: pytest.MonkeyPatch) -> 
         (str(2**64), "'18446744073709551616' does not fit into 64 bits"),
         ("1e999", r"^f:1: a\[0\]: '1e999' is too large for a number"),
         ("9" * 400 + ".0", "is too large for a number"),
-        ('"\\ud800"', r"a\[0\]: '\\ud800' has half of a character"),
-        ('{"\\udfff": 1}', r"a\[0\]: the key '\\udfff' has half of a character"),
+        ('"\\ud800"', r"^f:1: not YAML: found invalid Unicode character escape code"),
+        ('{"\\udfff": 1}', r"^f:1: not YAML: found invalid Unicode character escape code"),
     ],
 )
 def test_impossible_value_is_refused_at_its_field(value: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         parse(f"a: [{value}]", "f")
+
+
+def test_half_of_a_character_in_an_override_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"the value '\\udcff' is not YAML\. Fix: quote it"):
+        override(parse("a: 1", "f"), "a=\udcff")
 
 
 def test_largest_number_is_accepted() -> None:

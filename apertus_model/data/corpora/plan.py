@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from apertus_model.data.corpora.verdicts import MEMBER_BYTES
+from specs.base import Strict
 
 SIDE_BYTES = 200  # of a document besides its tokens, approximately
 REJECT_BYTES = 400
@@ -36,10 +37,8 @@ class Size(NamedTuple):
     tokenised: int
 
 
-class Output(BaseModel):
+class Output(Strict):
     """The files of one kind that the last pass writes, and the cells that each is written from."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     files: int
     cells: int  # of each file
@@ -59,10 +58,8 @@ class Output(BaseModel):
         return [*range(0, self.all_cells, step), self.all_cells] if self.files else [0]
 
 
-class CorpusPlan(BaseModel):
+class CorpusPlan(Strict):
     """The plan of the passes that find duplicates."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     memory: int  # bytes
     bytes: int  # of the results of the filter tasks, including their records in memory
@@ -116,33 +113,27 @@ class CorpusPlan(BaseModel):
         return 144 * edges <= self.memory
 
 
-class Probe(BaseModel):
+class Probe(Strict):
     """A document from which memorisation probes are made."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     text: int  # hash of the text
     bucket: int  # copies in the training split
 
 
-class Duplicate(BaseModel):
+class Duplicate(Strict):
     """A duplicate that is shown as an example, by the hashes of both texts."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     step: int
     text: int
     kept: int  # or the number of another part, below MOST_PARTS
 
 
-class Layout(BaseModel):
+class Layout(Strict):
     """The plan of the passes that shuffle and write."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     outputs: dict[str, Output]  # train, validation, kept, rejects
-    probes: list[Probe] = []
-    shown: list[Duplicate] = []
+    probes: list[Probe] = Field(default_factory=list)
+    shown: list[Duplicate] = Field(default_factory=list)
 
 
 def run_bytes(memory: int) -> int:

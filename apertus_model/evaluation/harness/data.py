@@ -19,6 +19,7 @@ from typing import IO, Any
 from unittest import mock
 
 import fsspec
+import yaml
 from fsspec.implementations.local import LocalFileSystem
 
 from apertus_model.evaluation.harness.needs import HUB, NLTK, NOT_DATA, PACKAGED, Reads, placed
@@ -180,10 +181,8 @@ def card_subsets(view: Path) -> list[str]:
     text = card.read_text("utf-8", errors="replace") if card.is_file() else ""
     if not text.startswith("---"):
         return []
-    import yaml
-
     try:
-        values = yaml.load(text.split("---", 2)[1], Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        values = yaml.load(text.split("---", 2)[1], Loader=yaml.CSafeLoader)
     except yaml.YAMLError as error:
         raise HarnessError(f"{CARD} of the data set {view.name} is not YAML: {error}") from error
     configs = values.get("configs") if isinstance(values, dict) else None

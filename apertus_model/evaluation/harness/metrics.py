@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from apertus_model.evaluation.harness.needs import USUAL_K, needs_of
+from apertus_model.evaluation.harness.needs import USUAL_K, is_classified, runs_code
 from apertus_model.evaluation.harness.tasks import Function, Task
 from apertus_model.evaluation.sandbox import KINDS
 from specs.stages.harness import Suite
@@ -51,8 +51,8 @@ def metric_names(suite: Suite, tasks: Iterable[Task]) -> list[str]:
         classes
         | {
             f"{name}/{metric}{kind}" + ("" if filtered == "none" else f"/{filtered}")
-            for name, found in scored.items()
-            for metric, filtered in found
+            for name, pairs in scored.items()
+            for metric, filtered in pairs
             for kind in ("", "_stderr")
         }
     )
@@ -64,15 +64,15 @@ def is_known(metric: str, names: Iterable[str]) -> bool:
 
 
 def _of_task(suite: Suite, task: Task) -> Iterator[Scored]:
-    needs, config = needs_of(task), task.config
+    config = task.config
     filters = [str(one["name"]) for one in config.get("filter_list") or []] or ["none"]
     names = set(_declared(suite, task))
-    if needs.runs_code:
+    if runs_code(config):
         names |= {*KINDS}
     if suite.classifier is not None and _output_type(task) == "generate_until":
         label = suite.classifier.label
-        names = (set() if needs.classified else names) | {label, f"{label}_rate"}
-        names |= {"score"} if needs.classified else set()
+        named = {label, f"{label}_rate"}
+        names = named | {"score"} if is_classified(config) else names | named
     return ((name, filtered) for name in names for filtered in filters)
 
 

@@ -1,19 +1,32 @@
 """Finds what a task of lm-evaluation-harness needs: data sets with their subsets and splits, files, packages,
 a tokenizer; and why it cannot be run here.
 
-Invariant: the needs are found from task files and by reading code, without the harness, torch or the data.
+Invariant: the needs are found from task files and a table of what their code needs, without the harness,
+torch or the data. The table is of one release of the harness, and no other release is used.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from apertus_model.evaluation.harness.code_needs import code_needs
-from apertus_model.evaluation.harness.tasks import Config, Function, Task, functions
+from apertus_model.evaluation.harness.tasks import (
+    Config,
+    Function,
+    HarnessError,
+    Task,
+    functions,
+    installed_folder,
+    installed_version,
+)
+from specs.base import Strict
 
 CODE_EVAL = "code_eval"
 """The metric of the library `evaluate` that runs code of a model; `scoring` computes it in a sandbox."""
@@ -30,6 +43,56 @@ CLASSIFIED = ("metric.toxicity_perspective_api",)
 well."""
 NOT_DATA = ("revision", "trust_remote_code", "token", "download_mode", "cache_dir")
 """Arguments of `load_dataset` that say how a data set is fetched, not what it holds."""
+
+
+class CodeNeeds(Strict):
+    """What code of the harness needs that a task file names by `!function`."""
+
+    packages: tuple[str, ...] = ()  # top-level modules that do not come with the harness
+    datasets: tuple[tuple[str, str | None, str | None], ...] = ()  # (id, subset, split)
+    urls: tuple[str, ...] = ()  # of files that it fetches
+    nltk: tuple[str, ...] = ()  # resources of NLTK that it downloads
+    services: tuple[str, ...] = ()  # modules by which it uses the network in other ways
+    hub_metrics: tuple[str, ...] = ()  # metrics whose code is on the Hub
+
+
+class CodeTable(Strict):
+    """The content of `code_needs.json`, which `python -m tools.harness_needs` makes."""
+
+    harness: str  # the release of the harness
+    functions: dict[str, CodeNeeds]  # by `key_of`, without those that need nothing
+
+
+@cache
+def code_table() -> CodeTable:
+    """The checked-in table."""
+    return CodeTable.model_validate_json(Path(__file__).with_name("code_needs.json").read_bytes())
+
+
+def check_release() -> None:
+    """Raises HarnessError when the needs of the installed harness's tasks are unknown."""
+    if installed_version() != (known := code_table().harness):
+        raise HarnessError(
+            f"lm-evaluation-harness {installed_version()} is installed, and the needs of tasks are known of"
+            f" {known}. Fix: pip install lm_eval=={known}"
+        )
+
+
+def key_of(function: Function) -> str:
+    """The folder of a function below that of all tasks, and its name: `ifeval/utils.process_results`."""
+    return f"{function.folder}/{function.name}".removeprefix(f"{installed_folder()}/")
+
+
+def code_needs(config: Config) -> CodeNeeds:
+    """What the code needs that a task file names."""
+    table = code_table().functions
+    needs = [table[key] for function in functions(config) if (key := key_of(function)) in table]
+    return CodeNeeds(
+        **{
+            kind: tuple(sorted({value for entry in needs for value in getattr(entry, kind)}, key=str))
+            for kind in CodeNeeds.model_fields
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -61,44 +124,53 @@ class Needs:
     @property
     def datasets(self) -> list[str]:
         """The folders that the task needs below that of all data sets, sorted."""
-        found = {one.dataset for one in self.reads} | {folder_of(url) for url in self.files.values()}
-        return sorted(found | ({NLTK} if self.nltk else set()))
+        folders = {one.dataset for one in self.reads} | {folder_of(url) for url in self.files.values()}
+        return sorted(folders | ({NLTK} if self.nltk else set()))
 
 
 def needs_of(task: Task) -> Needs:
     """The needs of one task."""
     config = task.config
-    code = code_needs(functions(config))
-    reads = list(_own_data(config))
-    reads += [
-        Reads(name, subset, (split,) if split else ())
-        for name, subset, split in sorted(code.datasets, key=str)
-    ]
-    runs_code = config.get("unsafe_code", False) is not False
+    code = code_needs(config)
+    reads = [Reads(name, subset, (split,) if split else ()) for name, subset, split in code.datasets]
     metrics = {*code.hub_metrics, *_hub_metrics(config)}
-    judge = config.get("process_results")
-    classified = isinstance(judge, Function) and judge.name in CLASSIFIED
     refusal = ""
     if config.get("doc_to_image") or config.get("doc_to_audio"):
         refusal = "it asks about images or sound, and the models read text"
-    elif code.services and not classified:
-        refusal = f"it asks a web service ({', '.join(sorted(code.services))}), and nothing here uses one"
-    elif runs_code and metrics != {CODE_EVAL}:
+    elif code.services and not is_classified(config):
+        refusal = f"it asks a web service ({', '.join(code.services)}), and nothing here uses one"
+    elif runs_code(config) and metrics != {CODE_EVAL}:
         refusal = "it may run code of the model outside the sandbox"
-    elif not runs_code and metrics:
+    elif not runs_code(config) and metrics:
         refusal = f"it runs code of the Hub to compute {', '.join(sorted(metrics))}, and no code is fetched"
     return Needs(
         task=task.name,
-        reads=tuple(reads),
-        files={placed(url): url for url in sorted(code.urls)},
-        nltk=tuple(sorted(code.nltk)),
-        packages=tuple(sorted(code.packages)),
+        reads=(*_own_data(config), *reads),
+        files={placed(url): url for url in code.urls},
+        nltk=code.nltk,
+        packages=tuple(name for name in code.packages if not is_importable(name)),
         tokenizer=isinstance(config.get("custom_dataset"), Function),
-        runs_code=runs_code,
-        classified=classified,
+        runs_code=runs_code(config),
+        classified=is_classified(config),
         zero_shot=config.get("num_fewshot") == 0,
         refusal=refusal,
     )
+
+
+def runs_code(config: Config) -> bool:
+    """Whether a task runs code that the model writes."""
+    return config.get("unsafe_code", False) is not False
+
+
+def is_classified(config: Config) -> bool:
+    """Whether a task asks a web service about each answer, which a local classifier can do instead."""
+    judge = config.get("process_results")
+    return isinstance(judge, Function) and judge.name in CLASSIFIED
+
+
+def is_importable(module: str) -> bool:
+    """Whether a top-level module is there."""
+    return module in sys.modules or importlib.util.find_spec(module) is not None
 
 
 def _own_data(config: Config) -> Iterator[Reads]:
@@ -134,10 +206,10 @@ def _columns(config: Config) -> tuple[str, ...]:
     """The columns that the templates of a task name; none if code changes the rows first."""
     if config.get("process_docs") or config.get("class"):
         return ()
-    found: dict[str, None] = {}
-    for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
-        found |= dict.fromkeys(_named(text) if isinstance(text := config.get(key), str) else ())
-    return tuple(found)
+    templates = [config.get(key) for key in ("doc_to_text", "doc_to_target", "doc_to_choice")]
+    return tuple(
+        dict.fromkeys(chain.from_iterable(_named(text) for text in templates if isinstance(text, str)))
+    )
 
 
 @cache

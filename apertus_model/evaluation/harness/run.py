@@ -23,7 +23,7 @@ import numpy as np
 
 from apertus_model.evaluation.answer_classifier import AnswerClassifier
 from apertus_model.evaluation.harness.data import Snapshots
-from apertus_model.evaluation.harness.needs import needs_of
+from apertus_model.evaluation.harness.needs import check_release, needs_of
 from apertus_model.evaluation.harness.scoring import scoring
 from apertus_model.evaluation.harness.tasks import Catalogue, HarnessError, resolve
 from apertus_model.evaluation.sandbox import Sandbox
@@ -141,6 +141,7 @@ def _sandboxed(environment: Any) -> Any:
 def _check_scored(catalogue: Catalogue, suite: Suite, sandbox: bool, classifier: bool) -> set[str]:
     """The tasks that would ask a service about answers. HarnessError for tasks that would run code outside of
     a sandbox, or ask that service: what the plan checks, again for the harness that is installed here."""
+    check_release()
     needs = [needs_of(task) for tasks in resolve(catalogue, suite.tasks).values() for task in tasks]
     if unsafe := [one.task for one in needs if one.runs_code and (one.refusal or not sandbox)]:
         raise HarnessError(f"{', '.join(unsafe)} would run code of the model outside of a sandbox")

@@ -23,9 +23,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-from ruamel.yaml.tokens import TagToken
+import yaml
+from yaml import TagToken, YAMLError
 
 from infra.store.reading.artifact import cache_folder
 from specs.errors import StageError
@@ -73,6 +72,7 @@ class Task:
         return value if isinstance(value, str) else ""
 
 
+@cache
 def installed_version() -> str | None:
     """The version of the installed harness, or None. Imports nothing."""
     try:
@@ -81,15 +81,16 @@ def installed_version() -> str | None:
         return None
 
 
+@cache
 def installed_folder() -> Path:
     """The folder of the installed harness's task files. HarnessError when it is not installed."""
-    found = importlib.util.find_spec("lm_eval")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("lm_eval")
+    if package is None or not package.submodule_search_locations:
         raise HarnessError(
             "lm-evaluation-harness is not installed. Fix: pip install 'apertus[harness]', or leave harness"
             " out"
         )
-    return Path(next(iter(found.submodule_search_locations))) / "tasks"
+    return Path(next(iter(package.submodule_search_locations))).resolve() / "tasks"
 
 
 class Catalogue:
@@ -143,7 +144,7 @@ class Catalogue:
 
     def _load(self, name: str) -> Config:
         self._read.add(self._files[name])
-        return load_config(Path(self._files[name]))
+        return load_config(self._files[name])
 
     def _members(self, name: str, overrides: Config, groups: Mapping[str, Config]) -> Iterator[Task]:
         if name in groups:
@@ -276,49 +277,54 @@ def _listed(value: Any) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list) else [str(value)] if value else []
 
 
-def load_config(path: Path, seen: tuple[Path, ...] = ()) -> Config:
-    """A task file with what it includes. HarnessError for a file that cannot be read."""
-    path = path.resolve()
-    if path in seen:
+def load_config(path: str, within: tuple[str, ...] = ()) -> Config:
+    """A task file with what it includes. HarnessError for a file that cannot be read. `within`: the files
+    that include it."""
+    path = os.path.normpath(path)
+    if path in within:
         raise HarnessError(f"the task file {path} includes itself")
     try:
-        config = dict(_parsed(path, path.stat().st_mtime_ns))
+        config = dict(_parsed(path, os.stat(path).st_mtime_ns))
     except OSError as error:
         raise HarnessError(f"cannot read the task file {path}: {error}") from error
-    included = config.pop("include", None)
     merged: Config = {}
-    for name in _listed(included):
-        other = load_config(Path(name) if Path(name).is_absolute() else path.parent / name, (*seen, path))
+    for name in _listed(config.pop("include", None)):
+        other = load_config(os.path.join(os.path.dirname(path), name), (*within, path))
         other.pop("task_list", None)
         merged |= other
     return merged | config
 
 
 @cache
-def _parsed(path: Path, changed: int) -> Config:
+def _parsed(path: str, changed: int) -> Config:
     """A task file without its includes. `changed`: its time of change, so that changed content is read
     again."""
-    return _parse(path.read_bytes(), path.parent)
+    return _parse(Path(path).read_bytes(), Path(path).parent)
+
+
+class _Loader(yaml.CSafeLoader):
+    """A loader that knows `!function` in files of its folder, and no other tag that is code."""
+
+    folder: Path
+
+
+_Loader.add_constructor(
+    "!function", lambda loader, node: Function(str(loader.construct_scalar(node)), loader.folder)
+)
 
 
 def _parse(content: bytes, folder: Path) -> Config:
     """Parses YAML as a mapping. HarnessError when it is not a mapping, or has a tag other than
     `!function`."""
-    import yaml  # a dependency of the harness
-
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # one of two classes
-        """A loader that knows `!function` in files of this folder, and no other tag that is code."""
-
-    Loader.add_constructor(
-        "!function", lambda loader, node: Function(str(loader.construct_scalar(node)), folder)
-    )
+    loader = _Loader(content)
+    loader.folder = folder
     try:
-        found = yaml.load(content, Loader=Loader)
-    except yaml.YAMLError as error:
+        config = loader.get_single_data()
+    except YAMLError as error:
         raise HarnessError(f"a task file in {folder} is not YAML: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise HarnessError(f"a task file in {folder} is not a mapping")
-    return found
+    return config
 
 
 def functions(value: Any) -> Iterator[Function]:
@@ -348,10 +354,10 @@ def resolve(catalogue: Catalogue, names: Iterable[str]) -> dict[str, list[Task]]
 def _tag_or_included(text: str) -> tuple[TagToken | None, list[Any]]:
     """The first tag of a task file, and the files that it includes if it has no tag. YAMLError for a file
     that is not YAML."""
-    tokens = YAML(typ="safe", pure=True).scan(text)
+    tokens = yaml.scan(text, yaml.CSafeLoader)
     if (tag := next((token for token in tokens if isinstance(token, TagToken)), None)) is not None:
         return tag, []
-    content = YAML(typ="safe", pure=True).load(text)
+    content = yaml.load(text, yaml.CSafeLoader)
     included = content.get("include", []) if isinstance(content, dict) else []
     return None, included if isinstance(included, list) else [included]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -19,17 +19,11 @@ from flows.cli.app import (
     print_json,
 )
 from flows.cli.output import OUTPUT, file_option, write
-from flows.cli.tables.diff import show as show_diff
-from flows.planning.plan import Plan
-from flows.provenance import diff as differences
-from flows.provenance import lineage as lineages
-from flows.provenance.branch import branch as make_branch
-from flows.provenance.lineage import Lineage
-from flows.provenance.lookup import find
-from flows.provenance.picture import svg
-from infra.store import Store
 from specs.errors import SpecError, counted
-from specs.pipeline import DEFAULT_STORE
+
+if TYPE_CHECKING:
+    from flows.planning.plan import Plan
+    from flows.provenance.lineage import Lineage
 
 
 @app.command()
@@ -50,6 +44,8 @@ def branch(
 ) -> None:
     """Write a small recipe that extends SPEC and continues training from one of its checkpoints, sharing all
     parts before it."""
+    from flows.provenance.branch import branch as make_branch
+
     made = make_branch(spec, point, name, overrides or [], output, store)
     console.print(
         f"{'written to' if made.written else 'is already in'} {escape(str(made.path))}:", soft_wrap=True
@@ -77,6 +73,9 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """Compare two recipes, stages, runs or artifacts: fields, inputs and stored results side by side."""
+    from flows.cli.tables.diff import show as show_diff
+    from flows.provenance import diff as differences
+
     one, other = differences.side(a, store), differences.side(b, store, a)
     found = differences.compare(one, other)
     if as_json:
@@ -103,6 +102,9 @@ def lineage(
     as_json: JsonOption = False,
 ) -> None:
     """Show the lineage of a stage or a model, down to the source files, with licences, filters and counts."""
+    from flows.provenance import lineage as lineages
+    from flows.provenance.picture import svg
+
     if stage is None:
         made, found = None, _of_stored(spec, store)
     else:
@@ -136,6 +138,11 @@ def _planned(spec: str, stage: str, store: str | None, overrides: list[str] | No
 
 
 def _of_stored(text: str, store: str | None) -> list[Lineage]:
+    from flows.provenance import lineage as lineages
+    from flows.provenance.lookup import find
+    from infra.store import Store
+    from specs.pipeline import DEFAULT_STORE
+
     if Path(text).suffix in (".yaml", ".yml"):
         fix = "name one: apertus lineage SPEC STAGE."
         raise SpecError.of((), "a recipe has many stages", fix, text)
@@ -144,11 +151,15 @@ def _of_stored(text: str, store: str | None) -> list[Lineage]:
 
 
 def _json(found: list[Lineage], name: str, files: bool) -> dict[str, Any]:
+    from flows.provenance import lineage as lineages
+
     parts = [lineages.to_json(one, root, files=files) for one in found for root in one.roots]
     return parts[0] if len(parts) == 1 else {"name": name, "parts": parts}
 
 
 def _print_files(found: Lineage) -> None:
+    from flows.provenance import lineage as lineages
+
     for source in lineages.file_rows(found):
         console.print(f"[bold]{escape(source['name'])}[/] [dim]{source['digest']}[/]", soft_wrap=True)
         if source["files"] is None:

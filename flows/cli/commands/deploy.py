@@ -12,7 +12,6 @@ from rich.markup import escape
 from flows.cli.app import SetOption, SpecArgument, app, console
 from infra.imports import quick_imports
 from specs.errors import SpecError, did_you_mean
-from specs.recipe import load
 
 
 @app.command()
@@ -32,6 +31,8 @@ def deploy(
 ) -> None:
     """Register a recipe with the Prefect server of PREFECT_API_URL. A worker of the pool runs it when it is
     asked to, or by a schedule."""
+    from specs.recipe import load
+
     recipe = load(spec, overrides or [])
     if until is not None and until not in recipe.stages:
         fix = did_you_mean(until, recipe.stages)

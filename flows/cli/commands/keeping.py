@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from flows.cli.app import JsonOption, SetOption, StoreOption, app, console, print_json
-from flows.cli.tables import garbage
-from flows.cli.tables.runs import run_rows, runs_table
-from flows.provenance.run_copy import transfer
-from infra.store import Store, StoreError, runs
-from infra.store.maintenance.garbage import survey
 from specs.errors import counted
-from specs.pipeline import DEFAULT_STORE
-from specs.units import Duration
+
+if TYPE_CHECKING:
+    from infra.store import Store
 
 
 def _existing(store: str | None) -> Store:
     """Opens an existing store. StoreError if there is none."""
+    from infra.store import Store, StoreError
+    from specs.pipeline import DEFAULT_STORE
+
     opened = Store.open(store or DEFAULT_STORE)
     if not opened.exists("format.json"):
         raise StoreError(f"there is no store at {opened.url}; name one with --store")
@@ -41,6 +40,8 @@ def list_runs(
 ) -> None:
     """List the named runs of a store, which `gc` keeps: how each ended, or its metrics, the smallest value of
     the first metric first. `apertus diff` compares two of them."""
+    from flows.cli.tables.runs import run_rows, runs_table
+
     opened = _existing(store)
     rows = run_rows(opened, metrics or ())
     if as_json:
@@ -55,6 +56,8 @@ def forget(
     store: StoreOption = None,
 ) -> None:
     """Drop the name of a run. The next `gc` removes what no other run reaches."""
+    from infra.store import runs
+
     opened = _existing(store)
     records = counted(runs.forget(opened, name), "record")
     console.print(
@@ -75,6 +78,10 @@ def gc(
     as_json: JsonOption = False,
 ) -> None:
     """Show the files that no named run reaches; remove them with --yes."""
+    from flows.cli.tables import garbage
+    from infra.store.maintenance.garbage import survey
+    from specs.units import Duration
+
     opened = _existing(store)
     seconds = garbage.seconds_of(Duration, grace)
     found = survey(opened, grace=seconds)
@@ -101,4 +108,6 @@ def cp(
 ) -> None:
     """Copy a run with its lineage to another store, and compare every file with its digest. Repeat the
     command after an interruption."""
+    from flows.provenance.run_copy import transfer
+
     transfer(console, what, target, stages or [], store, overrides or [])

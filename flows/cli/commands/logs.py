@@ -8,8 +8,6 @@ import typer
 from rich.text import Text
 
 from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, make_plan
-from flows.inspection import logs as inspection
-from specs.profiles import load_profile
 
 
 @app.command()
@@ -29,6 +27,9 @@ def logs(
 ) -> None:
     """Print what the stages printed: the last attempt of each part, finished, failed or running on this
     machine."""
+    from flows.inspection import logs as inspection
+    from specs.profiles import load_profile
+
     made = make_plan(spec, store, overrides)
     scratch = load_profile(profile).scratch
     nodes = list(made.graph.nodes.values()) if stage is None else made.named(stage, "logs")

@@ -15,9 +15,6 @@ from rich.markup import escape
 from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, make_plan
 from flows.cli.output import OUTPUT, file_option, write
 from flows.format import is_number
-from flows.inspection.training_rows import training_rows
-from infra.store import StoreError
-from infra.store.files.rows import encode
 from specs.errors import SpecError, counted, did_you_mean
 
 
@@ -40,6 +37,9 @@ def metrics_command(
 ) -> None:
     """Write the stored rows of training as a table: run, stage, part, attempt, step, and a column per
     metric."""
+    from flows.inspection.training_rows import training_rows
+    from infra.store import StoreError
+
     made = make_plan(spec, store, overrides)
     for stage in stages or []:
         if stage not in made.pipeline.stages:
@@ -62,6 +62,8 @@ def metrics_command(
 
 def as_file(rows: list[dict[str, Any]], ending: str) -> bytes:
     """The rows as the content of a file. In JSON, a number that is not finite is null."""
+    from infra.store.files.rows import encode
+
     text = io.StringIO()
     if ending == ".parquet":
         return encode(rows)

@@ -16,9 +16,6 @@ from flows.cli.app import (
     make_plan,
     print_json,
 )
-from flows.cli.tables.estimate import show_comparison
-from flows.cli.tables.plan import show_plan
-from flows.planning.comparison import compare
 
 
 @app.command()
@@ -43,6 +40,10 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a run would do with every stage, why, and what it needs. Changes nothing."""
+    from flows.cli.tables.estimate import show_comparison
+    from flows.cli.tables.plan import show_plan
+    from flows.planning.comparison import compare
+
     made = make_plan(spec, store, overrides, check_sources)
     if against is not None:
         other = make_plan(against, store, None, check_sources)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from apertus_model.rehearsal.records import RankReport
 from flows.cli.app import (
     JsonOption,
     SetOption,
@@ -24,15 +23,13 @@ from flows.cli.app import (
     print_json,
 )
 from flows.cli.output import file_option, write
-from flows.cli.tables.layouts import show_search
-from flows.cli.tables.rehearsal import show_part
-from flows.execution import layout_search, rehearsal
-from flows.planning.estimate.training import PartEstimate
-from flows.planning.layouts import Layout
-from flows.planning.plan import Plan
-from specs.cluster import GPUS
 from specs.errors import SpecError, StageError
-from specs.trajectory import phases
+
+if TYPE_CHECKING:
+    from flows.execution import rehearsal
+    from flows.planning.estimate.training import PartEstimate
+    from flows.planning.layouts import Layout
+    from flows.planning.plan import Plan
 
 DEFAULT_GPU, DEFAULT_PER_NODE = "H100", 8  # for a recipe without a cluster
 
@@ -79,6 +76,10 @@ def rehearse(
 ) -> None:
     """Build ranks of the training at their real number of processes and run a step of each, without GPUs:
     memory, collectives, FLOPs and waits, and a predicted time."""
+    from apertus_model.rehearsal.records import RankReport
+    from flows.cli.tables.rehearsal import show_part
+    from flows.execution import rehearsal
+
     if rank is not None and all_kinds:
         raise StageError("--rank and --all-kinds-of-ranks cannot be combined. Fix: leave one out")
     if search and (stage is None or rank is not None or all_kinds):
@@ -124,6 +125,7 @@ def rehearse(
 
 def _write_report(target: Path, made: Plan, found: list[rehearsal.PartResult]) -> None:
     from flows.report import RehearsedPart, render  # loads plotly
+    from specs.cluster import GPUS
 
     parts = [
         RehearsedPart(
@@ -154,6 +156,8 @@ class Replanned:
 
     def path(self, part: PartEstimate) -> tuple[str | int, ...]:
         """The path of the part's phase in the recipe."""
+        from specs.trajectory import phases
+
         found = phases(self._pipeline, part.node.stage)
         return next(phase.path for phase in found if phase.name == part.node.phase)
 
@@ -176,6 +180,9 @@ def _search(
     as_json: bool,
     again: Replanned,
 ) -> None:
+    from flows.cli.tables.layouts import show_search
+    from flows.execution import layout_search
+
     with _progress(part.node.name) as begins:
         found = layout_search.search(
             made.pipeline.name,
@@ -196,6 +203,8 @@ def _search(
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[int, str], None]]:
     """Shows progress as a bar in a terminal, else as a line for each layout."""
+    from flows.execution import layout_search
+
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
     with Progress(
         *columns, TimeElapsedColumn(), console=errors, transient=True, disable=not errors.is_terminal

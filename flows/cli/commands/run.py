@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, errors, make_plan
-from flows.cli.live import watcher
-from flows.cli.next_steps import show_anomalies, show_next_steps
-from flows.cli.tables.plan import plan_table
-from flows.execution import interrupts
-from flows.execution.runner import PipelineFailed
-from flows.planning.plan import Plan
-from flows.planning.run_records import Records
-from flows.planning.stage_choice import select
 from infra.imports import quick_imports
-from infra.store.documents import RunEnd
-from specs.profiles import Profile, load_profile
 from specs.redaction import redacted
+
+if TYPE_CHECKING:
+    from flows.planning.plan import Plan
+    from specs.profiles import Profile
 
 
 @app.command()
@@ -44,6 +38,13 @@ def run(
 ) -> None:
     """Run all unfinished parts, in order. Repeat the command after any interruption: it resumes from stored
     results."""
+    from flows.cli.next_steps import show_next_steps
+    from flows.cli.tables.plan import plan_table
+    from flows.planning.run_records import Records
+    from flows.planning.stage_choice import select
+    from infra.store.documents import RunEnd
+    from specs.profiles import load_profile
+
     cluster = load_profile(profile)
     overrides = [*(overrides or []), *([f"name={name}"] if name else [])]
     made = make_plan(spec, store, overrides)
@@ -77,6 +78,11 @@ def _run(
     profile: Profile,
 ) -> Plan:
     """Starts Prefect in this process and runs the flow; returns the plan after the run."""
+    from flows.cli.live import watcher
+    from flows.cli.next_steps import show_anomalies
+    from flows.execution import interrupts
+    from flows.execution.runner import PipelineFailed
+
     interrupts.listen()
     try:
         console.print("starting Prefect ...", style="dim")

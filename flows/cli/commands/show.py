@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -24,11 +23,6 @@ from flows.cli.app import (
 )
 from flows.cli.output import OUTPUT, file_option, write
 from flows.cli.tables import make_console
-from flows.cli.tables.status import status_rows, status_table
-from flows.inspection.common import Options
-from flows.inspection.inspectors import inspector_of
-from specs.document import read
-from specs.schema import json_schema, with_editor_line
 
 
 @app.command()
@@ -36,6 +30,8 @@ def status(
     spec: SpecArgument, store: StoreOption = None, overrides: SetOption = None, as_json: JsonOption = False
 ) -> None:
     """Show the stored state of every part: results, and seconds of start-up, compute and storage."""
+    from flows.cli.tables.status import status_rows, status_table
+
     made = make_plan(spec, store, overrides)
     if as_json:
         print_json({"pipeline": made.pipeline.name, "store": made.store.url, "parts": status_rows(made)})
@@ -55,6 +51,8 @@ def report(
 ) -> None:
     """Write one HTML file about the whole run: stages, training, data, evaluations, lineage. Only reads the
     store."""
+    import webbrowser
+
     from flows.report import render  # loads plotly
 
     made = make_plan(spec, store, overrides)
@@ -99,6 +97,9 @@ def inspect(
 ) -> None:
     """Show data: what a corpus kept and dropped and why, the shares of a mixture, conversations, prompts with
     completions and rewards, pairs, or the samples of a step as the model sees them."""
+    from flows.inspection.common import Options
+    from flows.inspection.inspectors import inspector_of
+
     made = make_plan(spec, store, overrides)
     options = Options(step, sample, limit, samples, reason, document)
     inspector, node = inspector_of(made, name, options)
@@ -125,6 +126,9 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON Schema of a pipeline file, or write the line by which editors find it into recipes."""
+    from specs.document import read
+    from specs.schema import json_schema, with_editor_line
+
     for recipe in recipes or ():
         read(recipe)
         recipe.write_text(with_editor_line(recipe.read_text(encoding="utf-8")), encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -18,12 +18,11 @@ from rich.progress import (
 
 from flows.cli.app import JsonOption, SetOption, StoreOption, app, console, errors, print_json
 from flows.format import some_of
-from flows.planning.parts import build
-from infra.store import Store, StoreError
-from infra.store.maintenance.verify import Verified, add_checksums, verify, withdraw
 from specs.errors import SpecError
-from specs.pipeline import DEFAULT_STORE
-from specs.recipe import load
+
+if TYPE_CHECKING:
+    from infra.store import Store
+    from infra.store.maintenance.verify import Verified
 
 
 @app.command("verify")
@@ -39,6 +38,12 @@ def verify_command(
 ) -> None:
     """Read everything that is stored and compare it with its digests. Ends with 1 when something is damaged,
     or has no checksum yet."""
+    from flows.planning.parts import build
+    from infra.store import Store, StoreError
+    from infra.store.maintenance.verify import add_checksums, verify, withdraw
+    from specs.pipeline import DEFAULT_STORE
+    from specs.recipe import load
+
     if (spec is None) == (not everything):
         raise SpecError.of(
             (), "verify checks either a recipe or a whole store", "name a SPEC, or give --all and --store"

@@ -56,6 +56,7 @@ class Builder:
         self.graph = Graph()
         self.suite_metrics: dict[str, list[str]] = {}  # by part of a suite whose tasks are known
         self.problems: list[Problem] = []
+        self._listings: dict[tuple[Any, ...], Listing] = {}  # by url, format and globs
 
     def node(
         self,
@@ -140,7 +141,7 @@ class Builder:
             self.unavailable(key, name, source, "a plan does not read remote urls", path)
             return
         try:
-            listing = list_source(source)
+            listing = self.listing(source)
             digest = locked_digest(self.store, listing)
             if digest is None:
                 self.on_read(name, listing)
@@ -153,6 +154,14 @@ class Builder:
             self.unreadable(path, error, fix, source.url)
             digest = "unknown"
         self.graph.digests[key] = digest
+
+    def listing(self, source: SourceSpec) -> Listing:
+        """The files of a source, which are listed and read once for all sources with its url and globs.
+        SourceError where they cannot be listed."""
+        chosen = (source.url, source.format, tuple(source.include), tuple(source.exclude))
+        if chosen not in self._listings:
+            self._listings[chosen] = list_source(source)
+        return self._listings[chosen]
 
     def unavailable(self, key: str, name: str, source: SourceSpec, reason: str, path: FieldPath) -> None:
         """Records that a declared input is unavailable. `name` is that of the `Input`s that stand for it."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from apertus_model.evaluation.harness.data import CONVERTED, Snapshot, snapshot_source
 from apertus_model.evaluation.harness.metrics import metric_names
-from apertus_model.evaluation.harness.needs import NLTK, Needs, fetch_command, needs_of
+from apertus_model.evaluation.harness.needs import NLTK, Needs, check_release, fetch_command, needs_of
 from apertus_model.evaluation.harness.tasks import (
     Catalogue,
     HarnessError,
@@ -27,7 +27,7 @@ from apertus_model.files import copy_folder
 from flows.planning.graph import Input
 from flows.planning.parts.builder import Builder, reads
 from flows.planning.unavailable import Unavailable, is_local, provisional
-from infra.store.inputs import Listing, SourceError, list_source
+from infra.store.inputs import Listing, SourceError
 from infra.store.scratch import temporary_folder
 from specs.errors import FieldPath, did_you_mean
 from specs.rewards import CLASSIFIER_FILES
@@ -137,6 +137,11 @@ class _Checked:
         if installed_version() is None:
             self.needs.unknown = self._not_installed()
             return
+        try:
+            check_release()
+        except HarnessError as error:
+            builder.problem((*at, "suites"), str(error))
+            return
         with temporary_folder("harness") as scratch:
             try:
                 catalogue = self._catalogue(scratch)
@@ -228,7 +233,7 @@ class _Checked:
         if not self.builder.ask_network and not is_local(source.url):
             return None
         try:
-            return self._incomplete(name, list_source(source))
+            return self._incomplete(name, self.builder.listing(source))
         except SourceError:
             return "not there"
 

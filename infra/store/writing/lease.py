@@ -33,12 +33,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from infra import liveness
 from infra.liveness import Beats, Silence
 from infra.store.documents import to_json
 from infra.store.store import Store, StoreError
+from specs.base import Strict
 from specs.foreign import Foreign, ForeignError, checked, parse_json
 
 logger = logging.getLogger(__name__)
@@ -75,11 +76,9 @@ def _stated_seconds() -> float:
     return float(stated)
 
 
-class Holder(BaseModel):
+class Holder(Strict):
     """The holder that a claim states. `since` is for people; the rest identifies the launcher's process on
     its machine."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     attempt: str = Field(pattern=NAME)
     host: str = Field(pattern=r"^[\w.:-]*$")

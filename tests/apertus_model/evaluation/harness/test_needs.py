@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from apertus_model.evaluation.harness.needs import NLTK, Needs, Reads, fetch_command, needs_of, placed
-from apertus_model.evaluation.harness.tasks import Catalogue, Function, Task
+from apertus_model.evaluation.harness import needs
+from apertus_model.evaluation.harness.needs import (
+    NLTK,
+    Needs,
+    Reads,
+    check_release,
+    code_needs,
+    fetch_command,
+    is_importable,
+    needs_of,
+    placed,
+)
+from apertus_model.evaluation.harness.tasks import Catalogue, Function, HarnessError, Task
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 
@@ -52,9 +64,9 @@ def test_the_columns_are_those_of_the_templates_where_no_code_changes_rows() -> 
     ],
 )
 def test_tasks_that_cannot_be_run_here_say_why(task: str, refusal: str, runs_code: bool) -> None:
-    found = [needs_of(one) for one in Catalogue().tasks(task)]
-    assert all(one.refusal.startswith(refusal) and bool(one.refusal) is bool(refusal) for one in found)
-    assert {one.runs_code for one in found} == {runs_code}
+    tasks = [needs_of(one) for one in Catalogue().tasks(task)]
+    assert all(one.refusal.startswith(refusal) and bool(one.refusal) is bool(refusal) for one in tasks)
+    assert {one.runs_code for one in tasks} == {runs_code}
 
 
 def test_a_task_file_may_forbid_examples() -> None:
@@ -74,16 +86,16 @@ def test_a_service_that_reads_an_answer_alone_is_replaced() -> None:
 
 
 def test_needs_of_ruler_are_a_tokenizer_texts_and_files_of_the_web() -> None:
-    needs = [needs_of(task) for task in Catalogue().tasks("ruler")]
-    assert all(one.tokenizer for one in needs)
-    names = {name for one in needs for name in one.datasets}
+    ruler = [needs_of(task) for task in Catalogue().tasks("ruler")]
+    assert all(one.tokenizer for one in ruler)
+    names = {name for one in ruler for name in one.datasets}
     assert names == {"baber/paul_graham_essays", "namlh2004/hotpotqa", "rajpurkar.github.io", NLTK}
-    assert fetch_command(NLTK, needs, "d") == "python -m nltk.downloader -d d/nltk_data punkt_tab"
-    assert fetch_command("rajpurkar.github.io", needs, "d/") == (
+    assert fetch_command(NLTK, ruler, "d") == "python -m nltk.downloader -d d/nltk_data punkt_tab"
+    assert fetch_command("rajpurkar.github.io", ruler, "d/") == (
         "curl -L --create-dirs -o d/rajpurkar.github.io/SQuAD-explorer/dataset/dev-v2.0.json"
         " https://rajpurkar.github.io/SQuAD-explorer/dataset/dev-v2.0.json"
     )
-    assert fetch_command("namlh2004/hotpotqa", needs, "d") == (
+    assert fetch_command("namlh2004/hotpotqa", ruler, "d") == (
         "hf download --repo-type dataset namlh2004/hotpotqa --local-dir d/namlh2004/hotpotqa"
     )
 
@@ -98,3 +110,44 @@ def test_needs_of_ruler_are_a_tokenizer_texts_and_files_of_the_web() -> None:
 )
 def test_files_of_the_web_have_their_place(url: str, path: str) -> None:
     assert placed(url) == path
+
+
+@pytest.mark.parametrize(
+    ("task", "field", "expected"),
+    [
+        ("ruler_qa_hotpot", "datasets", ()),
+        ("niah_single_2", "datasets", (("baber/paul_graham_essays", None, "train"),)),
+        ("niah_single_2", "nltk", ("punkt_tab",)),
+        ("ifeval", "nltk", ("punkt_tab",)),
+        ("realtoxicityprompts", "services", ("requests",)),
+        ("humaneval", "hub_metrics", ("code_eval",)),
+    ],
+)
+def test_the_code_of_tasks_of_the_harness_has_needs(
+    task: str, field: str, expected: tuple[object, ...]
+) -> None:
+    (only,) = Catalogue().tasks(task)
+    assert getattr(code_needs(only.config), field) == expected
+
+
+def test_files_that_ruler_fetches() -> None:
+    (task,) = Catalogue().tasks("ruler_qa_squad")
+    hosts = {url.split("/")[2] for url in code_needs(task.config).urls}
+    assert hosts == {"rajpurkar.github.io", "huggingface.co"}
+
+
+def test_only_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    (task,) = Catalogue().tasks("longbench_2wikimqa")
+    assert set(needs_of(task).packages) == {
+        name for name in ("fuzzywuzzy", "jieba", "rouge") if not is_importable(name)
+    }
+    monkeypatch.setitem(sys.modules, "jieba", sys)
+    assert "jieba" not in needs_of(task).packages
+
+
+def test_another_release_of_the_harness_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "installed_version", lambda: "0.3")
+    with pytest.raises(
+        HarnessError, match=r"lm-evaluation-harness 0\.3 is installed.* Fix: pip install lm_eval==0\.4\."
+    ):
+        check_release()

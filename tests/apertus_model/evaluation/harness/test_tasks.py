@@ -92,12 +92,12 @@ def test_task_files_that_cannot_be_read_are_messages(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("include: b.yaml\n")
     (tmp_path / "b.yaml").write_text("include: a.yaml\n")
     with pytest.raises(HarnessError, match="includes itself"):
-        load_config(tmp_path / "a.yaml")
+        load_config(f"{tmp_path}/a.yaml")
     (tmp_path / "c.yaml").write_text("x: !!python/object/apply:os.system ['true']\n")
     with pytest.raises(HarnessError, match="is not YAML"):
-        load_config(tmp_path / "c.yaml")
+        load_config(f"{tmp_path}/c.yaml")
     with pytest.raises(HarnessError, match="cannot read the task file"):
-        load_config(tmp_path / "d.yaml")
+        load_config(f"{tmp_path}/d.yaml")
 
 
 @pytest.mark.parametrize(

@@ -1,52 +1,87 @@
-"""Finds what the code of a task needs, by reading the code and not by running it.
+"""Makes the table of what the code of the harness's tasks needs, by reading that code and not by running it:
+
+    python -m tools.harness_needs > apertus_model/evaluation/harness/code_needs.json
 
 Task files of the harness name functions of Python files beside them (`!function utils.process_docs`). Some of
 these read data sets, fetch files, need further packages or ask a service, which the task file does not
 mention. Code counts when it can be reached from the named functions, through names and through imports of
 other modules of the harness.
 
-Invariant: nothing is imported or executed.
+Invariants: nothing is imported or executed, and the table depends on nothing but the installed harness.
 """
 
 from __future__ import annotations
 
 import ast
-import importlib.util
+import json
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from apertus_model.evaluation.harness.tasks import Function, installed_folder
+from apertus_model.evaluation.harness.needs import CodeNeeds, CodeTable, key_of
+from apertus_model.evaluation.harness.tasks import Function, installed_folder, installed_version
 
 WEB = ("requests", "httpx", "urllib.request", "openai", "anthropic", "googleapiclient", "aiohttp")
 OURS = "lm_eval.tasks."
+FUNCTION = re.compile(r"!function[ \t]+[\"']?([\w.]+)")
+NOT_TASKS = {".py", ".pyc", ".md", ".png", ".jpg"}
+WITH_HARNESS = {
+    *("absl", "datasets", "evaluate", "huggingface_hub", "lm_eval", "nltk", "numpy", "packaging", "pandas"),
+    *(
+        "regex",
+        "requests",
+        "rouge_score",
+        "sacrebleu",
+        "scipy",
+        "sklearn",
+        "sympy",
+        "torch",
+        "tqdm",
+        "transformers",
+    ),
+    *("word2number", "yaml"),
+}
+"""Modules of the packages that this program or the harness requires, or that those require."""
+Needed = dict[str, set[Any]]  # by field of `CodeNeeds`
 
 
-@dataclass
-class CodeNeeds:
-    """The needs of reachable code."""
+def table() -> CodeTable:
+    """What each function needs that a task file of the harness names, without those that need nothing."""
+    functions = {}
+    for file in sorted(installed_folder().rglob("*")):
+        if not file.is_file() or file.suffix in NOT_TASKS:
+            continue
+        for name in FUNCTION.findall(file.read_text("utf-8", errors="replace")):
+            function = Function(name, file.parent)
+            if (needs := code_needs([function])) != CodeNeeds():
+                functions[key_of(function)] = needs
+    return CodeTable(harness=str(installed_version()), functions=dict(sorted(functions.items())))
 
-    packages: set[str] = field(default_factory=set)  # top-level modules that cannot be found
-    datasets: set[tuple[str, str | None, str | None]] = field(default_factory=set)  # (id, subset, split)
-    urls: set[str] = field(default_factory=set)  # of files that it fetches
-    nltk: set[str] = field(default_factory=set)  # resources of NLTK that it downloads
-    services: set[str] = field(default_factory=set)  # modules by which it uses the network in other ways
-    hub_metrics: set[str] = field(default_factory=set)  # metrics whose code is on the hub
+
+def page() -> str:
+    """The table as JSON, with a line for each function."""
+    made = table()
+    lines = [
+        f"  {json.dumps(key)}: {needs.model_dump_json(exclude_defaults=True)}"
+        for key, needs in made.functions.items()
+    ]
+    return f'{{\n "harness": "{made.harness}",\n "functions": {{\n' + ",\n".join(lines) + "\n }\n}\n"
 
 
 def code_needs(functions: Iterable[Function]) -> CodeNeeds:
-    """The needs of the code that the functions reach. A function of an installed package is not read."""
-    return _code_needs(frozenset(functions))
-
-
-@cache
-def _code_needs(functions: frozenset[Function]) -> CodeNeeds:
-    needs = CodeNeeds()
+    """What the code needs that the functions reach. A function of an installed package is not read."""
+    needed: Needed = defaultdict(set)
     seen: set[tuple[Path, str]] = set()
     waiting = [
-        (path, one.name.rpartition(".")[2]) for one in functions if (path := _module_of(one)) is not None
+        (path, function.name.rpartition(".")[2])
+        for function in functions
+        if (path := _module_of(function)) is not None
     ]
     while waiting:
         path, name = waiting.pop()
@@ -56,22 +91,23 @@ def _code_needs(functions: frozenset[Function]) -> CodeNeeds:
         module = _module(path)
         if (path, "") not in seen:
             waiting.append((path, ""))
-        own, names = _local(path, name)
-        for group in fields(CodeNeeds):
-            getattr(needs, group.name).update(getattr(own, group.name))
+        own, names = _definition(path, name)
+        for kind, values in own.items():
+            needed[kind] |= values
         waiting += [(path, used) for used in names if used in module.named]
         waiting += [module.imported[used] for used in names if used in module.imported]
-    return needs
+    return CodeNeeds(**{kind: tuple(sorted(values, key=str)) for kind, values in needed.items()})
 
 
 @cache
-def _local(path: Path, name: str) -> tuple[CodeNeeds, frozenset[str]]:
-    """The needs of one definition of a module by itself, and the names in it."""
-    module, needs = _module(path), CodeNeeds()
+def _definition(path: Path, name: str) -> tuple[Needed, frozenset[str]]:
+    """What one definition of a module needs by itself, and the names in it."""
+    module = _module(path)
+    needed: Needed = defaultdict(set)
     names: set[str] = set()
     for node in module.statements(name):
-        names |= _read(node, module, needs)
-    return needs, frozenset(names)
+        names |= _read(node, module, needed)
+    return needed, frozenset(names)
 
 
 @dataclass
@@ -87,7 +123,7 @@ class _Module:
     def statements(self, name: str) -> list[ast.stmt]:
         """The statements that define a name; for "" those that run on import, for "*" the whole module."""
         if name == "*":
-            return [*self.loaded, *(one for found in self.named.values() for one in found)]
+            return [*self.loaded, *chain.from_iterable(self.named.values())]
         return self.loaded if name == "" else self.named.get(name, [])
 
 
@@ -121,11 +157,11 @@ def _module(path: Path) -> _Module:
 
 def _flat(body: list[ast.stmt]) -> list[ast.stmt]:
     """Statements of a module, with those inside `if` and `try`. Blocks for type checkers are left out."""
-    found: list[ast.stmt] = []
+    flat: list[ast.stmt] = []
     for statement in body:
         if isinstance(statement, ast.If):
             if not (isinstance(statement.test, ast.Name) and statement.test.id == "TYPE_CHECKING"):
-                found += _flat(statement.body) + _flat(statement.orelse)
+                flat += _flat(statement.body) + _flat(statement.orelse)
         elif isinstance(statement, ast.Try):
             optional = any(
                 not any(isinstance(inner, ast.Raise) for inner in ast.walk(handler))
@@ -136,10 +172,10 @@ def _flat(body: list[ast.stmt]) -> list[ast.stmt]:
                 for inner in _flat(statement.body)
                 if not (optional and isinstance(inner, ast.Import | ast.ImportFrom))
             ]
-            found += kept + _flat(statement.orelse) + _flat(statement.finalbody)
+            flat += kept + _flat(statement.orelse) + _flat(statement.finalbody)
         else:
-            found.append(statement)
-    return found
+            flat.append(statement)
+    return flat
 
 
 def _module_of(function: Function) -> Path | None:
@@ -152,43 +188,43 @@ def _module_of(function: Function) -> Path | None:
 def _harness_module(name: str, path: Path) -> Path | None:
     """The file of an imported module of the harness's tasks; None for other modules."""
     if name.startswith(OURS):
-        found = installed_folder() / f"{name.removeprefix(OURS).replace('.', '/')}.py"
-        return found if found.is_file() else None
-    beside = path.parent / f"{name.replace('.', '/')}.py"
-    return beside if beside.is_file() else None
+        file = installed_folder() / f"{name.removeprefix(OURS).replace('.', '/')}.py"
+    else:
+        file = path.parent / f"{name.replace('.', '/')}.py"
+    return file if file.is_file() else None
 
 
-def _read(statement: ast.stmt, module: _Module, needs: CodeNeeds) -> set[str]:
-    """Adds the needs of one statement to `needs`. Returns the names in the statement."""
+def _read(statement: ast.stmt, module: _Module, needed: Needed) -> set[str]:
+    """Adds the needs of one statement to `needed`. Returns the names in the statement."""
     fetches = False
     names: set[str] = set()
     texts: list[str] = []
     for node in ast.walk(statement):
         if isinstance(node, ast.Import):
-            needs.packages |= {name for alias in node.names if (name := _missing(alias.name, module.path))}
+            needed["packages"] |= _further((alias.name for alias in node.names), module.path)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            needs.packages |= {name for name in [_missing(node.module, module.path)] if name}
+            needed["packages"] |= _further([node.module], module.path)
         elif isinstance(node, ast.Call):
             called = _dotted(node.func, module)
             if called in ("datasets.load_dataset", "datasets.load.load_dataset"):
-                _dataset(node, needs)
+                _dataset(node, needed)
             elif called in ("requests.get", "httpx.get"):
                 fetches = True
             elif called == "nltk.download" and (name := _constant(node, 0)):
-                needs.nltk.add(name)
+                needed["nltk"].add(name)
             elif called == "evaluate.load":
-                needs.hub_metrics.add(_constant(node, 0) or "?")
+                needed["hub_metrics"].add(_constant(node, 0) or "?")
             elif called.startswith(tuple(f"{name}." for name in WEB)):
-                needs.services.add(called.split(".")[0])
+                needed["services"].add(called.split(".")[0])
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             texts.append(node.value)
         elif isinstance(node, ast.Name):
             names.add(node.id)
             if module.aliases.get(node.id, "").startswith(tuple(f"{name}." for name in WEB)):
-                needs.services.add(module.aliases[node.id].split(".")[0])
+                needed["services"].add(module.aliases[node.id].split(".")[0])
     urls = {text for text in texts if text.startswith(("https://", "http://")) and " " not in text}
     if fetches or (urls and "requests" in module.aliases and _default_urls(statement)):
-        needs.urls |= urls
+        needed["urls"] |= urls
     return names
 
 
@@ -219,14 +255,16 @@ def _constant(call: ast.Call, index: int, keyword: str = "") -> str | None:
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
 
 
-def _dataset(call: ast.Call, needs: CodeNeeds) -> None:
+def _dataset(call: ast.Call, needed: Needed) -> None:
     if (path := _constant(call, 0, "path")) is not None:
-        needs.datasets.add((path, _constant(call, 1, "name"), _constant(call, 99, "split")))
+        needed["datasets"].add((path, _constant(call, 1, "name"), _constant(call, 99, "split")))
 
 
-def _missing(name: str, path: Path) -> str | None:
-    """The top-level module of an import if it cannot be found, else None."""
-    top = name.split(".")[0]
-    if top in sys.stdlib_module_names or top in sys.modules or (path.parent / f"{top}.py").exists():
-        return None
-    return None if importlib.util.find_spec(top) is not None else top
+def _further(imported: Iterable[str], path: Path) -> set[str]:
+    """The top-level modules that come with neither Python nor the harness, and are not beside `path`."""
+    tops = {name.split(".")[0] for name in imported} - sys.stdlib_module_names - WITH_HARNESS
+    return {top for top in tops if not (path.parent / f"{top}.py").exists()}
+
+
+if __name__ == "__main__":
+    print(page(), end="")
