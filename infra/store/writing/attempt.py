@@ -84,9 +84,9 @@ class Attempt:
     def begin(self) -> None:
         """Records what the fingerprint stands for, before any work."""
         self.store.write_document(f"{self.job.path}/identity.json", self._identity())
-        for read in self.job.inputs.values():
-            if read.path is not None and read.step is not None:
-                hold(self.store, read.path, read.step, self.job.path)
+        for ref in self.job.inputs.values():
+            if ref.path is not None and ref.step is not None:
+                hold(self.store, ref.path, ref.step, self.job.path)
 
     def _identity(self) -> Identity:
         return Identity(
@@ -143,10 +143,8 @@ class Attempt:
     def unit(self, key: str) -> Unit | None:
         """The committed unit with a key, by any attempt, or None."""
         path = f"{self.job.path}/units/{key}.json"
-        unit = self.store.read_json_if_there(path)
-        if unit is None:
-            return None
-        return check_unit(unit, self.job.path, f"'{path}' in the store {self.store.url}")
+        document = self.store.read_json_if_there(path)
+        return None if document is None else check_unit(document, self.job.path, self.store.where(path))
 
     def committed_unit(self, key: str) -> Unit:
         """A unit that was committed before. StoreError when it is gone."""

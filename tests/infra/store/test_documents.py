@@ -26,7 +26,7 @@ from infra.store.documents import (
     with_checksum,
 )
 from infra.store.files.rows import decode, encode
-from infra.store.inputs import Listed, Listing, lock
+from infra.store.inputs import ListedFile, Listing, lock
 from infra.store.writing import attempt
 from infra.store.writing.lease import Holder, Lease, Timing
 from infra.store.writing.retention import refer
@@ -105,7 +105,7 @@ def write_one_of_each(store: Store, folder: Path) -> None:
     training.commit_checkpoint(10, facts, files={"w": writer.record})
     training.commit(metrics={"loss": 2.5, "none": None}, facts={}, step=10)
     refer(store, TRAINED, 10, f"pretrain/{'c' * 32}")
-    listing = Listing("file:///x", (Listed("a.txt", 3, "1"), Listed("b.txt", 4, "2")))
+    listing = Listing("file:///x", (ListedFile("a.txt", 3, "1"), ListedFile("b.txt", 4, "2")))
     listing.__dict__["contents"] = {"a.txt": "a" * 64, "b.txt": "b" * 64}
     lock(store, listing, "d" * 32)
     runs.write(store, "mini", {"c": (CORPUS, None), "t/1": (TRAINED, 10)}, {"name": "mini", "x": 1})
