@@ -22,10 +22,10 @@ from specs.base import Spec, identity
 
 MOST_LAYERS = 10_000
 INPUT = -1
-"""In `Step.summed`: the input of the step, instead of a numbered state."""
+"""In `LayerStep.summed`: the input of the step, instead of a numbered state."""
 
 
-class Step(NamedTuple):
+class LayerStep(NamedTuple):
     """A layer, and what is passed on after it."""
 
     layer: int
@@ -40,9 +40,9 @@ class Step(NamedTuple):
         return (self.layer, *self.beside)
 
 
-def plain(n_layers: int) -> list[Step]:
+def plain(n_layers: int) -> list[LayerStep]:
     """The plain stack: every layer once, each on the output of the one before."""
-    return [Step(layer) for layer in range(n_layers)]
+    return [LayerStep(layer) for layer in range(n_layers)]
 
 
 class Method(Protocol):
@@ -50,7 +50,7 @@ class Method(Protocol):
 
     PIPELINE: ClassVar[str]  # why the layers cannot be split into a pipeline
 
-    def schedule(self, n_layers: int) -> list[Step]:
+    def schedule(self, n_layers: int) -> list[LayerStep]:
         """The steps of a model of `n_layers` layers."""
 
     def obstacle(self, n_layers: int) -> str | None:
@@ -82,10 +82,10 @@ class DepthAverage(Spec):
         " branch and one for its skip. This is the control: as many sums, without earlier states",
     )
 
-    def schedule(self, n_layers: int) -> list[Step]:
+    def schedule(self, n_layers: int) -> list[LayerStep]:
         """The steps of a model of `n_layers` layers."""
         return [
-            Step(layer, self._summed(layer + 1) if (layer + 1) % self.period == 0 else ())
+            LayerStep(layer, self._summed(layer + 1) if (layer + 1) % self.period == 0 else ())
             for layer in range(n_layers)
         ]
 

@@ -47,7 +47,7 @@ Content = Floats | list[str]
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the stage. ClassifierError when no classifier can be learned from the documents."""
     part = ClassifierPart.model_validate(job.spec)
-    prepare_process(job.launch.threads or 2)
+    prepare_process(job.launch.cpu_threads)
     documents = Documents.labelled(
         [attempt.input_artifact(f"source:{index}") for index in range(len(part.labels))], part.labels
     )

@@ -11,7 +11,7 @@ import pytest
 
 from apertus_model.data.rows import Row, Rows
 from apertus_model.rewards import stored_answers
-from apertus_model.rewards.judge_model import TransformersModel
+from apertus_model.rewards.judge_model import TransformersJudge
 from apertus_model.rewards.stored_answers import StoredAnswers
 from infra.store import Artifact, Attempt
 from specs.job import Job
@@ -35,13 +35,13 @@ def judge(bench: Any, tmp_path: Path) -> Artifact:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The questions that the model answers."""
     asked: list[str] = []
-    ask = TransformersModel.ask
+    ask = TransformersJudge.ask
 
-    def counting(self: TransformersModel, questions: Any, answers: Any) -> Any:
+    def counting(self: TransformersJudge, questions: Any, answers: Any) -> Any:
         asked.extend(questions)
         return ask(self, questions, answers)
 
-    monkeypatch.setattr(TransformersModel, "ask", counting)
+    monkeypatch.setattr(TransformersJudge, "ask", counting)
     return asked
 
 
