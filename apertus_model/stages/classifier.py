@@ -220,7 +220,6 @@ def _probabilities(models: dict[str, Model], documents: Documents, names: list[s
 
 
 def _train(part: ClassifierPart, train: Documents, names: list[str], path: Path, progress: Progress) -> Model:
-    """Trains a model and writes it to `path`."""
     if isinstance(part.training, FastText):
         fast_text.train(_examples(part, train), part.training, part.seed, path.parent, path)
         return FastTextModel(path, "the classifier")

@@ -180,7 +180,6 @@ class CheckpointReader(StorageReader):
     def _parts(
         self, plan: LoadPlan, planner: LoadPlanner, files: dict[str, RangeFile]
     ) -> dict[str, list[_PartToRead]]:
-        """The parts to read, by file."""
         beginnings = read_ahead(first_read(file) for file in files.values())
         headers = {
             name: read_header(files[name], first) for name, first in zip(files, beginnings, strict=True)

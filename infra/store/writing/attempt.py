@@ -107,11 +107,9 @@ class Attempt:
             require(self.store, self.job.path, self.job.lease, self.job.attempt)
 
     def input_artifact(self, role: str) -> Artifact:
-        """The artifact that an input names."""
         return Artifact.of_input(self.store, self.job.inputs[role])
 
     def input_checkpoint(self, role: str) -> Checkpoint:
-        """The checkpoint that an input names."""
         step = self.job.inputs[role].step
         assert step is not None, "the launcher gives the step"
         return self.input_artifact(role).checkpoint(step)

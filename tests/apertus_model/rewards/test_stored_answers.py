@@ -13,8 +13,7 @@ from apertus_model.data.rows import Row, Rows
 from apertus_model.rewards import stored_answers
 from apertus_model.rewards.judge_model import TransformersJudge
 from apertus_model.rewards.stored_answers import StoredAnswers
-from infra.store import Artifact, Attempt
-from specs.job import Job
+from infra.store import Artifact
 from tests.apertus_model.other_models import other_folder
 from tests.apertus_model.preference_artifacts import attempt_at, put_rows
 
@@ -45,16 +44,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-class Begun(Attempt):
-    """An attempt that says what it is for, as the launcher has it do."""
-
-    def __init__(self, job: Job, **more: Any) -> None:
-        super().__init__(job, **more)
-        self.begin()
-
-
 def run(bench: Any, name: str, stated: dict[str, Any], read: dict[str, Artifact]) -> Artifact:
-    artifact: Artifact = bench.run("rewards", name, stated, read, attempt_class=Begun, launch={"threads": 1})
+    artifact: Artifact = bench.run("rewards", name, stated, read, launch={"threads": 1})
     return artifact
 
 

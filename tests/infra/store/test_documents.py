@@ -31,7 +31,8 @@ from infra.store.writing import attempt
 from infra.store.writing.lease import Holder, Lease, Timing
 from infra.store.writing.retention import refer
 from specs.foreign import ForeignError, checked
-from specs.job import InputRef, Job
+from specs.job import InputRef
+from tests.jobs import job_at
 
 EXPECTED = Path(__file__).with_name("stored_documents.txt")
 CORPUS, TRAINED = f"corpus/{'a' * 32}", f"pretrain/{'b' * 32}"
@@ -54,20 +55,9 @@ class Timed(Attempt):
 
 def begun(store: Store, folder: Path, path: str, name: str, inputs: dict[str, InputRef]) -> Attempt:
     kind, fingerprint = path.split("/")
-    about: dict[str, Any] = {
-        "node": f"{kind}-{fingerprint[0]}",
-        "kind": kind,
-        "version": 3,
-        "fingerprint": fingerprint,
-    }
-    what: dict[str, Any] = {"spec": SPEC, "identity": IDENTITY, "launch": {"processes": None, "threads": 2}}
-    where = {
-        "store": store.url,
-        "path": path,
-        "scratch": str(folder / name),
-        "progress": str(folder / "progress"),
-    }
-    begun = Timed(Job(**about, **what, **where, attempt=name, inputs=inputs), store)
+    launch = {"processes": None, "threads": 2}
+    about = {"node": f"{kind}-{fingerprint[0]}", "version": 3, "spec": SPEC, "identity": IDENTITY}
+    begun = Timed(job_at(path, store, folder, name, **about, launch=launch, inputs=inputs), store)
     begun.begin()
     return begun
 
