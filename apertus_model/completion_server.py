@@ -68,7 +68,7 @@ class ServerGenerator:
         sampling = self._sampling
         body: Request = {
             "model": self._server.model,
-            "n": self._asked_for,
+            "n": sampling.distinct,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_new_tokens,
@@ -81,23 +81,18 @@ class ServerGenerator:
         messages = protocol_messages(prompt["messages"])
         return body | {"messages": messages} | ({"tools": tools} if tools else {})
 
-    @property
-    def _asked_for(self) -> int:
-        """The number of completions per request. At temperature 0 all are the same, and one is asked for."""
-        return 1 if self._sampling.temperature == 0 else self._sampling.n
-
     def _read(self, answer: _Answer) -> list[Completion]:
         """The completions in an answer. ForeignError for one that no model can have given."""
-        found, count = answer.choices, self._asked_for
-        if len(found) != count:
+        choices, count = answer.choices, self._sampling.distinct
+        if len(choices) != count:
             raise GenerationError(
-                f"{self._client.url} gives {len(found)} completions where n: {count} are asked for. Fix:"
+                f"{self._client.url} gives {len(choices)} completions where n: {count} are asked for. Fix:"
                 " set n: 1, or use a server that has n"
             )
-        ordered = sorted(found, key=lambda choice: choice.index)
+        ordered = sorted(choices, key=lambda choice: choice.index)
         if (indices := [choice.index for choice in ordered]) != [*range(count)]:
             raise ForeignError(f"the values of index in choices are {shown(indices)}, not 0 to {count - 1}")
-        return [self._completion(one) for one in ordered] * (self._sampling.n // count)
+        return [self._completion(choice) for choice in ordered] * (self._sampling.n // count)
 
     def _completion(self, choice: _Choice) -> Completion:
         """The completion by its sampled ids if the server gives them, else by its text, which is encoded
@@ -106,7 +101,7 @@ class ServerGenerator:
         if choice.token_ids is not None and isinstance(self._format, TokenFormat):
             if (number := len(choice.token_ids)) > most:
                 raise ForeignError(f"token_ids of a choice has {number:,} tokens; max_tokens is {most:,}")
-            if wrong := [one for one in choice.token_ids if not 0 <= one < self._format.vocab_size]:
+            if wrong := [id_ for id_ in choice.token_ids if not 0 <= id_ < self._format.vocab_size]:
                 size = self._format.vocab_size
                 raise ForeignError(f"token_ids of a choice has {shown(wrong[0])}, not one of {size:,} ids")
             ends = self._format.end_ids

@@ -58,9 +58,9 @@ def has_gpu() -> bool:
 
 def visible_gpus() -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them. None of them is opened."""
-    stated = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count()
-    return [name for name in stated.split(",") if name][:count] if stated else [str(n) for n in range(count)]
+    return [name for name in named.split(",") if name][:count] if named else [str(n) for n in range(count)]
 
 
 def has_kernels(tensor: torch.Tensor) -> bool:

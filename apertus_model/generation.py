@@ -18,9 +18,9 @@ import torch
 from apertus_model.completion_server import ServerGenerator
 from apertus_model.data.rows import Row
 from apertus_model.model.hf_classes import register_own_classes
+from apertus_model.pretrained import own_device, read_pretrained
 from apertus_model.prompt_format import (
     Completion,
-    GenerationError,
     OtherFormat,
     OwnFormat,
     TextFormat,
@@ -31,8 +31,6 @@ from apertus_model.vllm_client import Vllm
 from infra.store import Artifact, Attempt
 from specs.launch import Launch
 from specs.stages.preference_data import Sampling
-
-__all__ = ["GenerationError", "Generator", "batch_seed", "local_folder", "open_generator", "prompts_at_once"]
 
 
 class Generator(Protocol):
@@ -110,46 +108,35 @@ class TransformersGenerator:
 
     def __init__(self, folder: Path, sampling: Sampling, written: TokenFormat) -> None:
         from transformers import AutoModelForCausalLM, GenerationConfig
-        from transformers.utils import logging as transformers_logging
 
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
         register_own_classes()
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
-        )
-        self._model.to(self._device).eval()
+        self._model: Any = read_pretrained(AutoModelForCausalLM, folder).to(own_device())
         self._format, self._sampling = written, sampling
-        # Greedy decoding gives the same completion n times: one is computed.
-        greedy = sampling.temperature == 0
-        self._copies = sampling.n if greedy else 1
         drawn = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
         self._config = GenerationConfig(
             max_new_tokens=sampling.max_new_tokens,
-            num_return_sequences=1 if greedy else sampling.n,
+            num_return_sequences=sampling.distinct,
             eos_token_id=list(written.end_ids) or None,
             pad_token_id=written.pad_id,
-            **({"do_sample": False} if greedy else drawn),
+            **({"do_sample": False} if sampling.greedy else drawn),
         )
         self._model.generation_config = GenerationConfig()  # not the folder's defaults
 
     @torch.inference_mode()
     def complete(self, prompts: Sequence[Row], *, first: int) -> list[list[Completion]]:
-        read = [self._format.tokens(prompt) for prompt in prompts]
-        longest = max(map(len, read))
+        rows = [self._format.tokens(prompt) for prompt in prompts]
+        longest = max(map(len, rows))
         tokens = torch.full((len(prompts), longest), self._format.pad_id)
         mask = torch.zeros_like(tokens)
-        for row, prompt in enumerate(read):
+        for row, prompt in enumerate(rows):
             tokens[row, longest - len(prompt) :] = torch.tensor(prompt)
             mask[row, longest - len(prompt) :] = 1
         torch.manual_seed(batch_seed(self._sampling.seed, first))
-        inputs = {"input_ids": tokens.to(self._device), "attention_mask": mask.to(self._device)}
-        output = self._model.generate(**inputs, generation_config=self._config)
-        new = output[:, longest:].tolist()
-        each = len(new) // len(prompts)
+        tokens, mask = tokens.to(self._model.device), mask.to(self._model.device)
+        output = self._model.generate(input_ids=tokens, attention_mask=mask, generation_config=self._config)
+        new, each = output[:, longest:].tolist(), self._sampling.distinct
         return [
-            [self._format.completion(row) for row in new[begin : begin + each]] * self._copies
+            [self._format.completion(row) for row in new[begin : begin + each]] * (self._sampling.n // each)
             for begin in range(0, len(new), each)
         ]
 
@@ -159,10 +146,9 @@ class VllmGenerator:
 
     def __init__(self, folder: Path, sampling: Sampling, written: TokenFormat, gpus: int) -> None:
         self._format, self._seed = written, sampling.seed
-        # vLLM refuses several greedy completions, which are the same.
-        self._copies = sampling.n if sampling.temperature == 0 else 1
+        self._copies = sampling.n // sampling.distinct  # vLLM refuses several greedy completions
         self._sampling = {
-            "n": sampling.n // self._copies,
+            "n": sampling.distinct,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_new_tokens,

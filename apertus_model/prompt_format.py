@@ -106,11 +106,11 @@ class OtherFormat(TextFormat, TokenFormat):
             raise GenerationError("the model has no chat template. Fix: add its chat_template.jinja")
         config = config_of(folder)
         self._room = config.context - max_new_tokens
-        stated: Generation | OtherConfig = config
+        described: Generation | OtherConfig = config
         if (advice := folder / "generation_config.json").exists():
             generation = checked(Generation, parse_json(read_local(advice)))
-            stated = generation if generation.eos_token_id is not None else config
-        ends = stated.eos_token_id if stated.eos_token_id is not None else self._its.eos_token_id
+            described = generation if generation.eos_token_id is not None else config
+        ends = described.eos_token_id if described.eos_token_id is not None else self._its.eos_token_id
         if ends is None:
             raise GenerationError("nothing ends a turn. Fix: set eos_token_id in its generation_config.json")
         self.end_ids = tuple(ends) if isinstance(ends, list) else (ends,)

@@ -107,7 +107,7 @@ class ServerClient:
         with ThreadPoolExecutor(self._server.requests, thread_name_prefix="server") as pool:
             asked = [pool.submit(self._asked, what, body, answer, read) for what, body in requests]
             try:
-                return [one.result() for one in asked]
+                return [future.result() for future in asked]
             except BaseException:
                 self._failed.set()  # no other request is tried again
                 pool.shutdown(wait=False, cancel_futures=True)

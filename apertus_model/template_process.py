@@ -120,10 +120,10 @@ def _main(pipe: Connection) -> None:
     pipe.send_bytes(b"")
     while True:
         try:
-            arguments, stated = pipe.recv()
+            arguments, limits = pipe.recv()
         except EOFError:
             return
-        bounds = Bounds(*stated)
+        bounds = Bounds(*limits)
         resource.setrlimit(resource.RLIMIT_AS, (held + bounds.memory, resource.RLIM_INFINITY))
         signal.setitimer(signal.ITIMER_PROF, bounds.seconds)
         answer = _answer(render_jinja_template, arguments, bounds)

@@ -129,13 +129,13 @@ def _rendered(render: Callable[..., Any], name: str, *arguments: Any, **named: A
 
 def set_state_aside(tokenizer: Tokenizer) -> list[str]:
     """Removes the run-time state of a tokenizer. Returns the names of what there was."""
-    stated = {
+    state = {
         "truncation": tokenizer.truncation,
         "padding": tokenizer.padding,
         "dropout": getattr(tokenizer.model, "dropout", None),  # of merges, in BPE
     }
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    if stated["dropout"] is not None:
+    if state["dropout"] is not None:
         tokenizer.model.dropout = None
-    return [name for name, value in stated.items() if value is not None]
+    return [name for name, value in state.items() if value is not None]

@@ -30,7 +30,7 @@ FLUSH_SECONDS = 1.0  # between writes to files; a killed attempt loses at most t
 WANDB_HEADER, WANDB_BLOCK = b":W&B\xe1\xbe\x00", 32_768
 
 
-class Sink(Protocol):
+class MetricsSink(Protocol):
     """A destination of rows."""
 
     def write(self, step: int, values: dict[str, float], seconds: float) -> None: ...
@@ -41,13 +41,13 @@ class Tracker:
     """All sinks of an attempt. A sink that fails is reported once and then left out: tracking never ends a
     stage."""
 
-    def __init__(self, sinks: dict[str, Sink]) -> None:
+    def __init__(self, sinks: dict[str, MetricsSink]) -> None:
         self._sinks = sinks
 
     @classmethod
     def open(cls, job: Job) -> Tracker:
         """The sinks of a job. `job.resume_step` is the last step that is not repeated."""
-        makers: dict[str, Callable[[], Sink]] = {}
+        makers: dict[str, Callable[[], MetricsSink]] = {}
         if (tensorboard := job.tracking.tensorboard) is not None:
             folder = Path(tensorboard) / job.pipeline / job.node
             makers["TensorBoard"] = lambda: TensorBoard(folder, job.attempt, job.resume_step)
@@ -82,7 +82,7 @@ class Tracker:
         """Delivers pending rows."""
         self._each(lambda sink: sink.close())
 
-    def _each(self, call: Callable[[Sink], None]) -> None:
+    def _each(self, call: Callable[[MetricsSink], None]) -> None:
         for name, sink in list(self._sinks.items()):
             try:
                 call(sink)

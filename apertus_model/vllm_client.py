@@ -97,10 +97,10 @@ class Vllm:
     ) -> list[list[list[int]]]:
         """The ids of the completions of each prompt, which has its own seed. `sampling`: arguments of vLLM's
         `SamplingParams`."""
-        found: list[list[list[int]]] = self._process.ask(
+        completions: list[list[list[int]]] = self._process.ask(
             {"prompts": prompts, "sampling": [sampling | {"seed": seed} for seed in seeds]}
         )
-        return found
+        return completions
 
     def log_probabilities(self, prompts: Sequence[list[int]], tokens: list[int]) -> list[list[float]]:
         """log p of each of the tokens as the first token after each prompt, over the whole vocabulary.
@@ -108,5 +108,5 @@ class Vllm:
         answer = self._process.ask({"prompts": prompts, "tokens": tokens})
         if isinstance(answer, dict):
             raise VllmError(f"{answer['error']}. Fix: install a later release of vLLM")
-        found: list[list[float]] = answer
-        return found
+        of_prompts: list[list[float]] = answer
+        return of_prompts

@@ -57,9 +57,9 @@ def model_of_tokens(**engine: Any) -> Answer:
         prompts = [{"prompt_token_ids": ids} for ids in batch["prompts"]]
         if "tokens" in batch:
             return log_probabilities(vllm, model, prompts, batch["tokens"])
-        parameters = [vllm.SamplingParams(**stated) for stated in batch["sampling"]]
-        found = model.generate(prompts, parameters, use_tqdm=False)
-        return [[list(output.token_ids) for output in answer.outputs] for answer in found]
+        parameters = [vllm.SamplingParams(**settings) for settings in batch["sampling"]]
+        outputs = model.generate(prompts, parameters, use_tqdm=False)
+        return [[list(output.token_ids) for output in answer.outputs] for answer in outputs]
 
     return answer
 
@@ -70,8 +70,8 @@ def harness_model(lm_eval: str, **engine: Any) -> Answer:
     from lm_eval.api.instance import Instance
     from lm_eval.models import vllm_causallms
 
-    if (found := version("lm_eval")) != lm_eval:
-        raise ImportError(f"lm_eval {found} is there, and {lm_eval} here")
+    if (installed := version("lm_eval")) != lm_eval:
+        raise ImportError(f"lm_eval {installed} is there, and {lm_eval} here")
     model = vllm_causallms.VLLM(**engine)
     rolling = vllm_causallms.get_rolling_token_windows
 
@@ -84,7 +84,9 @@ def harness_model(lm_eval: str, **engine: Any) -> Answer:
 
     def answer(batch: dict[str, Any]) -> Any:
         kind = batch["kind"]
-        requests = [Instance(kind, {}, tuple(one), index) for index, one in enumerate(batch["requests"])]
+        requests = [
+            Instance(kind, {}, tuple(request), index) for index, request in enumerate(batch["requests"])
+        ]
         return getattr(model, kind)(requests)
 
     return answer
@@ -94,14 +96,14 @@ def log_probabilities(vllm: Any, model: Any, prompts: list[Any], tokens: list[in
     """For each prompt, log p of each of the tokens, before any temperature."""
     if not hasattr(vllm.SamplingParams, "logprob_token_ids"):
         return {"error": f"vLLM {vllm.__version__} does not tell the probabilities of chosen tokens"}
-    found: list[list[float]] = [[] for _ in prompts]
+    of_prompts: list[list[float]] = [[] for _ in prompts]
     for begin in range(0, len(tokens), MOST_TOKENS):
         some = tokens[begin : begin + MOST_TOKENS]
         parameters = vllm.SamplingParams(max_tokens=1, logprob_token_ids=some, detokenize=False)
-        for row, answer in zip(found, model.generate(prompts, parameters, use_tqdm=False), strict=True):
+        for row, answer in zip(of_prompts, model.generate(prompts, parameters, use_tqdm=False), strict=True):
             (first,) = answer.outputs[0].logprobs
             row += [first[token].logprob for token in some]
-    return found
+    return of_prompts
 
 
 if __name__ == "__main__":

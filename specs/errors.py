@@ -66,10 +66,10 @@ def a(noun: str) -> str:
     return f"{'an' if noun[:1] in 'aeiou' or noun == 'sft' else 'a'} {noun}"
 
 
-def counted(number: int, one: str, several: str = "") -> str:
-    """A number with its noun: `1 document`, `1,204 documents`. `several`: the plural, if it is not `one` with
-    an s."""
-    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+def counted(number: int, noun: str, several: str = "") -> str:
+    """A number with its noun: `1 document`, `1,204 documents`. `several`: the plural, if it is not `noun`
+    with an s."""
+    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:

@@ -93,11 +93,11 @@ def shown(value: Any) -> str:
 def check_regular(path: str | Path) -> int:
     """The size of a local file. Raises ForeignError for a folder, and for a pipe, a socket or a device, which
     may never end; OSError as usual."""
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
-        what = next((name for is_one, name in IRREGULAR.items() if is_one(found.st_mode)), "no file")
+    state = os.stat(path)
+    if not stat.S_ISREG(state.st_mode):
+        what = next((name for is_it, name in IRREGULAR.items() if is_it(state.st_mode)), "no file")
         raise ForeignError(f"it is {what}, not a regular file")
-    return found.st_size
+    return state.st_size
 
 
 def check_length(size: int, most: int) -> None:
@@ -180,11 +180,11 @@ def is_text(text: str) -> bool:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ForeignError(f"the key {shown(name)} is repeated; keep one of the two")
-    return found
+    return values
 
 
 def _check_depth(document: Any) -> None:
@@ -210,17 +210,17 @@ def checked(model: type[M], document: Any) -> M:
 def explained(error: ValidationError, document: Any, names: Mapping[str, str] | None = None) -> str:
     """Pydantic's problems in one line: field, value and what is wrong with it. `names`: our model's name of a
     field -> its name in the file, where they differ."""
-    found: dict[str, list[str]] = {}
+    wrong: dict[str, list[str]] = {}
     for details in error.errors(include_url=False):
         place = dotted(tuple((names or {}).get(str(part), part) for part in _followed(document, details)))
         words = wording(details)
         message = words.phrase if words is not None else message_of(details)
         if details["type"] == "missing":
-            found.setdefault(f"{place} is missing", [])
+            wrong.setdefault(f"{place} is missing", [])
         else:
-            found.setdefault(f"{place} is {shown(details['input'])}: " if place else "", []).append(message)
-    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return "; ".join(begin + ", or ".join(messages) for begin, messages in list(found.items())[:SHOWN]) + more
+            wrong.setdefault(f"{place} is {shown(details['input'])}: " if place else "", []).append(message)
+    more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+    return "; ".join(begin + ", or ".join(messages) for begin, messages in list(wrong.items())[:SHOWN]) + more
 
 
 def _followed(document: Any, details: Any) -> FieldPath:

@@ -37,20 +37,21 @@ DIMENSIONS = {
     "intermediate_size": "ffn_dim",
     "num_hidden_layers": "n_layers",
     "num_attention_heads": "n_heads",
+    "num_key_value_heads": "n_kv_heads",
+    "head_dim": "head_dim",
+    "rms_norm_eps": "norm_eps",
+    "initializer_range": "init_std",
 }
-THEIRS = {ours: theirs for theirs, ours in DIMENSIONS.items()} | {
-    "n_kv_heads": "num_key_value_heads",
-    "norm_eps": "rms_norm_eps",
-    "init_std": "initializer_range",
-}
-"""Names of the fields of `ModelSpec` in `config.json`."""
 SCALING = {
     "factor": "factor",
     "low_freq_factor": "low_freq_factor",
     "high_freq_factor": "high_freq_factor",
     "original_max_position_embeddings": "original_max_position",
 }
-THEIRS |= {ours: theirs for theirs, ours in SCALING.items()}
+THEIRS = {ours: theirs for theirs, ours in (DIMENSIONS | SCALING).items()}
+"""Names of the fields of `ModelSpec` in `config.json`."""
+WRITTEN = ("hidden_act", "attention_bias", "attention_dropout", "tie_word_embeddings")
+"""The fields of `FIXED` that transformers' class has."""
 REWARD_FIELDS: dict[str, Any] = {
     "num_labels": 1,
     "token_classification_bias": False,
@@ -152,8 +153,9 @@ def other_architecture(config: Any, name: str, known: Mapping[str, Collection[st
     if kind.model_type in ours or "ApertusForCausalLM" in named:
         return None  # a folder that has to be Apertus is read by `model_of`, which names what is wrong
     architectures = known.get(str(kind.model_type), ())
-    if found := [one for one in named or list(architectures)[:1] if one in architectures]:
-        return found[0]
+    candidates = named or list(architectures)[:1]
+    if (computed := next((name for name in candidates if name in architectures), None)) is not None:
+        return computed
     described = f"{name} describes {shown(', '.join(named))} of model_type {shown(kind.model_type)}"
     code = "; its auto_map names code that comes with the model, which is never run" if kind.auto_map else ""
     raise HuggingFaceError(
@@ -219,16 +221,9 @@ def hugging_face_config(
         rope |= {"rope_type": "llama3"} | {theirs: getattr(scaling, ours) for theirs, ours in SCALING.items()}
     return {
         **{theirs: getattr(spec, ours) for theirs, ours in DIMENSIONS.items()},
-        "num_key_value_heads": spec.n_kv_heads,
-        "head_dim": spec.head_dim,
-        "hidden_act": "xielu",
+        **{name: FIXED[name] for name in WRITTEN},
         "max_position_embeddings": max_position_embeddings,
-        "initializer_range": spec.init_std,
-        "rms_norm_eps": spec.norm_eps,
         "rope_parameters": rope,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "tie_word_embeddings": False,
         "bos_token_id": bos_token_id,
         "eos_token_id": eos_token_id,
         "pad_token_id": pad_token_id,
@@ -301,7 +296,7 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
     except ForeignError as error:
         raise HuggingFaceError(f"{name} cannot be represented: {error}") from error
     architectures = kind.architectures or ["ApertusForCausalLM"]
-    own = next((one for one in OWN_CLASSES if one.model_type == kind.model_type), None)
+    own = next((classes for classes in OWN_CLASSES if classes.model_type == kind.model_type), None)
     expected = ("apertus", "ApertusForCausalLM") if own is None else (own.model_type, own.model)
     if (kind.model_type, *architectures) != expected:
         raise HuggingFaceError(
@@ -317,34 +312,32 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
     if config.get("auto_map") and (own is None or config["auto_map"] != own.fields["auto_map"]):
         wrong.append(f"auto_map is {shown(config['auto_map'])}; code that comes with a model is never run")
     try:
-        stated = checked(Config, config)
-        rope = _rope(stated, wrong)
+        described = checked(Config, config)
+        rope = _rope(described, wrong)
     except ForeignError as error:
         wrong.append(str(error))
     if wrong:
         raise HuggingFaceError(f"{name} cannot be represented: {'; '.join(wrong)}")
     scaling = {ours: rope.get(theirs) for theirs, ours in SCALING.items()}
-    values = {ours: getattr(stated, theirs) for theirs, ours in DIMENSIONS.items()} | {
-        "n_kv_heads": stated.num_key_value_heads or stated.num_attention_heads,
-        "head_dim": stated.head_dim or stated.hidden_size // stated.num_attention_heads,
+    values = {ours: getattr(described, theirs) for theirs, ours in DIMENSIONS.items()} | {
+        "n_kv_heads": described.num_key_value_heads or described.num_attention_heads,
+        "head_dim": described.head_dim or described.hidden_size // described.num_attention_heads,
         "rope_theta": rope["rope_theta"],
         "rope_scaling": scaling if rope["rope_type"] == "llama3" else None,
-        "norm_eps": stated.rms_norm_eps,
-        "init_std": stated.initializer_range,
     }
     if own is HYBRID:
         values["mamba"] = {
-            field: getattr(stated, f"mamba_{field}") for field in ("layers", "conv_width", "chunk")
+            field: getattr(described, f"mamba_{field}") for field in ("layers", "conv_width", "chunk")
         }
     elif own is SCHEDULED:
-        values |= stated.layer_schedule_of
+        values |= described.layer_schedule_of
     try:
         model = ModelSpec.model_validate(values)
     except ValidationError as error:
         raise HuggingFaceError(f"{name} cannot be represented: {explained(error, values, THEIRS)}") from error
-    made_by = stated.layer_schedule_of
-    one = own is not SCHEDULED or (len(made_by) == 1 and _steps(model) == stated.layer_schedule)
-    if own_class(model) is not own or not one:
+    made_by = described.layer_schedule_of
+    same = own is not SCHEDULED or (len(made_by) == 1 and _steps(model) == described.layer_schedule)
+    if own_class(model) is not own or not same:
         raise HuggingFaceError(
             f"{name} cannot be represented: layer_schedule is not what layer_schedule_of makes, which is"
             f" {shown(made_by)}"
@@ -365,20 +358,20 @@ def _rope(config: Config, wrong: list[str]) -> dict[str, str | float | None]:
     """The rotary embedding: `rope_parameters`, or `rope_theta` and `rope_scaling` of older releases. Adds
     every mismatch to `wrong`."""
     theta = config.rope_theta
-    stated = [dict(rope) for rope in (config.rope_parameters, config.rope_scaling) if rope]
-    if not stated:
+    ropes = [dict(rope) for rope in (config.rope_parameters, config.rope_scaling) if rope]
+    if not ropes:
         if theta is not None:
             wrong.append(
                 f"rope_theta is {theta!r} without rope_scaling, which releases of transformers read"
                 ' differently. Fix: add its rope_scaling, or {"rope_type": "default"} if it has none'
             )
         return dict(RELEASED_ROPE)
-    for rope in stated:
+    for rope in ropes:
         kind = rope.pop("type", None)
         rope.setdefault("rope_type", kind or "default")
         rope.setdefault("rope_theta", RELEASED_ROPE["rope_theta"] if theta is None else theta)
-    rope = stated[0]
-    if rope != stated[-1] or theta not in (None, rope["rope_theta"]):
+    rope = ropes[0]
+    if rope != ropes[-1] or theta not in (None, rope["rope_theta"]):
         wrong.append(
             f"rope_parameters are {shown(config.rope_parameters)}, but rope_theta is {shown(theta)} and"
             f" rope_scaling {shown(config.rope_scaling)}, which older releases of transformers read."

@@ -66,13 +66,13 @@ class OtherConfig(Foreign):
     @property
     def context(self) -> int:
         """The context in tokens; `MOST` for an architecture without a limit."""
-        stated = (
+        lengths = (
             self.max_position_embeddings,
             self.n_positions,
             self.max_sequence_length,
             self.max_seq_len,
         )
-        return next((length for length in stated if length is not None), MOST)
+        return next((length for length in lengths if length is not None), MOST)
 
 
 class Generation(Foreign):

@@ -213,6 +213,11 @@ class Launch(Spec):
         return self.processes or 1
 
     @property
+    def cpu_threads(self) -> int:
+        """`threads`, or the default for the number of processes."""
+        return self.threads or max(1, 2 // self.world_size)
+
+    @property
     def degrees(self) -> Parallel:
         """The degrees by which a model and its batch are divided."""
         return self.parallel or Parallel()

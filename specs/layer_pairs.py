@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from specs.base import Spec, identity
-from specs.layer_schedule import MOST_LAYERS, Step, plain
+from specs.layer_schedule import MOST_LAYERS, LayerStep, plain
 
 
 class LayerPairs(Spec):
@@ -22,17 +22,17 @@ class LayerPairs(Spec):
         description="controls: dropped leaves out the second layer of each pair, swapped runs it first",
     )
 
-    def schedule(self, n_layers: int) -> list[Step]:
+    def schedule(self, n_layers: int) -> list[LayerStep]:
         """The steps of a model of `n_layers` layers."""
-        pairs: list[Step] = []
+        pairs: list[LayerStep] = []
         for layer in range(self.start, self.start + self.layers, 2):
             match self.form:
                 case "paired":
-                    pairs.append(Step(layer, beside=(layer + 1,)))
+                    pairs.append(LayerStep(layer, beside=(layer + 1,)))
                 case "dropped":
-                    pairs.append(Step(layer))
+                    pairs.append(LayerStep(layer))
                 case "swapped":
-                    pairs += [Step(layer + 1), Step(layer)]
+                    pairs += [LayerStep(layer + 1), LayerStep(layer)]
         stack = plain(n_layers)
         return [*stack[: self.start], *pairs, *stack[self.start + self.layers :]]
 

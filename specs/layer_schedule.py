@@ -23,10 +23,10 @@ from specs.base import Spec, identity
 
 MOST_LAYERS = 10_000
 INPUT = -1
-"""In `Step.summed`: the input of the step, instead of a numbered state."""
+"""In `LayerStep.summed`: the input of the step, instead of a numbered state."""
 
 
-class Step(NamedTuple):
+class LayerStep(NamedTuple):
     """A layer, and what is passed on after it."""
 
     layer: int
@@ -42,9 +42,9 @@ class Step(NamedTuple):
 
 
 @cache
-def plain(n_layers: int) -> tuple[Step, ...]:
+def plain(n_layers: int) -> tuple[LayerStep, ...]:
     """The plain stack: every layer once, each on the output of the one before."""
-    return tuple(Step(layer) for layer in range(n_layers))
+    return tuple(LayerStep(layer) for layer in range(n_layers))
 
 
 class Method(Protocol):
@@ -52,7 +52,7 @@ class Method(Protocol):
 
     PIPELINE: ClassVar[str]  # why the layers cannot be split into a pipeline
 
-    def schedule(self, n_layers: int) -> list[Step]:
+    def schedule(self, n_layers: int) -> list[LayerStep]:
         """The steps of a model of `n_layers` layers."""
 
     def obstacle(self, n_layers: int) -> str | None:
@@ -84,10 +84,10 @@ class DepthAverage(Spec):
         " branch and one for its skip. This is the control: as many sums, without earlier states",
     )
 
-    def schedule(self, n_layers: int) -> list[Step]:
+    def schedule(self, n_layers: int) -> list[LayerStep]:
         """The steps of a model of `n_layers` layers."""
         return [
-            Step(layer, self._summed(layer + 1) if (layer + 1) % self.period == 0 else ())
+            LayerStep(layer, self._summed(layer + 1) if (layer + 1) % self.period == 0 else ())
             for layer in range(n_layers)
         ]
 

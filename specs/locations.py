@@ -47,9 +47,9 @@ def located(spec: S, document: Document, path: FieldPath = ()) -> S:
     changed = {}
     for name, info in type(spec).model_fields.items():
         value = getattr(spec, name)
-        found = _located(value, document, (*path, info.alias or name), is_location(info))
-        if found != value:
-            changed[name] = found
+        resolved = _located(value, document, (*path, info.alias or name), is_location(info))
+        if resolved != value:
+            changed[name] = resolved
     return spec.model_copy(update=changed) if changed else spec
 
 
@@ -69,14 +69,14 @@ def _located(value: Any, document: Document, path: FieldPath, is_path: bool) -> 
             _located(item, document, (*path, index), is_path) for index, item in enumerate(value)
         )
     if isinstance(value, Reference) and value.hugging_face is not None:
-        found: str | Reference = Reference(_absolute(value.stage, document, path))
+        resolved: str | Reference = Reference(_absolute(value.stage, document, path))
     elif isinstance(value, str) and is_path:
-        found = _absolute(value, document, path)
+        resolved = _absolute(value, document, path)
     else:
         return value
     if path in document.origins:
-        document.state(path, str(found))
-    return found
+        document.state(path, str(resolved))
+    return resolved
 
 
 def _absolute(text: str, document: Document, path: FieldPath) -> str:

@@ -14,7 +14,7 @@ from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity
 from specs.layer_pairs import LayerPairs
-from specs.layer_schedule import MOST_LAYERS, DepthAverage, Method, Step, plain
+from specs.layer_schedule import MOST_LAYERS, DepthAverage, LayerStep, Method, plain
 from specs.mamba import Mamba
 from specs.repeats import Repeats
 from specs.sparse_attention import SparseAttention
@@ -276,7 +276,7 @@ class ModelSpec(Spec):
         return [] if self.mamba is None else self.mamba.numbers(self.n_layers)
 
     @property
-    def schedule(self) -> Sequence[Step]:
+    def schedule(self) -> Sequence[LayerStep]:
         """The order in which the layers run, and what is passed on."""
         return plain(self.n_layers) if self.method is None else self.method[1].schedule(self.n_layers)
 

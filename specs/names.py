@@ -18,7 +18,7 @@ from specs.stages.corpus import CorpusStage
 from specs.units import Reference
 
 
-class _Named(NamedTuple):
+class _NameUse(NamedTuple):
     """A name that a stage gives."""
 
     group: str  # `sources` or `stages`
@@ -29,10 +29,10 @@ class _Named(NamedTuple):
 
 def references(name: str, stage: Stage) -> list[tuple[FieldPath, Reference, tuple[str, ...]]]:
     """The references of a stage to others, with their paths and the kinds that each may name."""
-    found = [(use.path, use.reference, use.kinds) for use in uses(name, stage)]
+    used = [(use.path, use.reference, use.kinds) for use in uses(name, stage)]
     at: FieldPath = ("stages", name, "exclude")
     return [
-        *found,
+        *used,
         *(((*at, index), Reference.parse(ref), TRAINING) for index, ref in enumerate(stage.excluded)),
     ]
 
@@ -47,17 +47,17 @@ def planted_sources(name: str, stage: Stage) -> Iterator[tuple[FieldPath, str]]:
 
 def check_names(pipeline: Pipeline, names: set[str]) -> Iterator[Problem]:
     """The problems of names that nothing has. `names`: those of all stages, right or wrong."""
-    named = [one for name, stage in pipeline.stages.items() for one in _named(pipeline, names, name, stage)]
+    named = [use for name, stage in pipeline.stages.items() for use in _named(pipeline, names, name, stage)]
     known: dict[str, Collection[str]] = {"sources": pipeline.sources, "stages": names}
     given: dict[tuple[str, str], list[str]] = {}  # the fields of each name
-    for one in named:
-        given.setdefault((one.group, one.name), []).append(dotted(one.path))
+    for use in named:
+        given.setdefault((use.group, use.name), []).append(dotted(use.path))
     variants = {} if pipeline._document is None else pipeline._document.variants
     for group, name, path, fitting in named:
         if name in known[group]:
             continue
         fields, what = given[group, name], group.removesuffix("s")
-        misspelt = nearest(name, [one for one in fitting if (group, one) not in given])
+        misspelt = nearest(name, [other for other in fitting if (group, other) not in given])
         if group == "stages" and name in variants:
             message = f"stage '{name}' is a matrix of {', '.join(variants[name])}; name one of them"
             yield Problem(path, message)
@@ -69,13 +69,13 @@ def check_names(pipeline: Pipeline, names: set[str]) -> Iterator[Problem]:
             yield Problem((group, misspelt), message, f"call it '{name}', or correct these fields.")
 
 
-def _named(pipeline: Pipeline, names: set[str], name: str, stage: Stage) -> Iterator[_Named]:
+def _named(pipeline: Pipeline, names: set[str], name: str, stage: Stage) -> Iterator[_NameUse]:
     for source, field in stage.source_fields().items():
-        yield _Named("sources", source, ("stages", name, *field), pipeline.sources)
+        yield _NameUse("sources", source, ("stages", name, *field), pipeline.sources)
     for path, source in planted_sources(name, stage):
-        yield _Named("sources", source, path, pipeline.sources)
+        yield _NameUse("sources", source, path, pipeline.sources)
     for index, other in enumerate(stage.after):
-        yield _Named("stages", other, ("stages", name, "after", index), names)
+        yield _NameUse("stages", other, ("stages", name, "after", index), names)
     for path, ref, kinds in references(name, stage):
-        fitting = [one for one, other in pipeline.stages.items() if other.kind in kinds]
-        yield _Named("stages", ref.stage, path, fitting)
+        fitting = [fit for fit, other in pipeline.stages.items() if other.kind in kinds]
+        yield _NameUse("stages", ref.stage, path, fitting)

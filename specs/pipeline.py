@@ -89,4 +89,4 @@ class Pipeline(Spec):
     def launch_of(self, stage: Stage) -> Launch:
         """The stage's launch over the pipeline's, with the defaults filled in."""
         stated = stage.launch.over(self.launch)
-        return stated.over(Launch(processes=1, threads=max(1, 2 // stated.world_size)))
+        return stated.over(Launch(processes=1, threads=stated.cpu_threads))

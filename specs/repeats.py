@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from specs.base import Spec, identity
-from specs.layer_schedule import MOST_LAYERS, Step, plain
+from specs.layer_schedule import MOST_LAYERS, LayerStep, plain
 
 MOST_PASSES = 64
 
@@ -38,11 +38,11 @@ class Repeats(Spec):
         " authors' LN variant",
     )
 
-    def schedule(self, n_layers: int) -> list[Step]:
+    def schedule(self, n_layers: int) -> list[LayerStep]:
         """The steps of a model of `n_layers` layers."""
         stack, end = plain(n_layers), self.start + self.layers
         passes = [
-            Step(
+            LayerStep(
                 layer,
                 reads=tuple(layer + 1 + earlier * self.layers for earlier in range(number))
                 if self.keys == "all"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -30,6 +30,7 @@ LARGEST = 2**63 - 1  # limit of all integers of a recipe: indices, sizes and cou
 LONGEST_DURATION = 3650 * 86_400  # seconds
 MOST_CHARACTERS = 40  # limit of the text of an amount
 HELD_OUT = r"val_loss(/[A-Za-z0-9][A-Za-z0-9_./-]*)?"  # a held-out loss that checkpoints are compared by
+AMOUNTS = "write for example '15T tokens', '4_096_000 samples' or '2.6M steps'"
 _AMOUNT = re.compile(
     r"^\s*(?P<number>\d[\d_]*(?:\.[\d_]+)?)\s*(?P<magnitude>[kKMBGT]?)\s*(?P<unit>[a-z]*)\s*$"
 )
@@ -43,9 +44,7 @@ def _amount(text: str) -> tuple[int, str, str]:
             f"{shown(text)} has more than {MOST_CHARACTERS} characters; write for example '15T tokens'"
         )
     if not match:
-        raise ValueError(
-            f"'{text}' is not an amount; write for example '15T tokens', '4_096_000 samples' or '2.6M steps'"
-        )
+        raise ValueError(f"'{text}' is not an amount; {AMOUNTS}")
     exact = Decimal(match["number"].replace("_", "")) * MAGNITUDES[match["magnitude"]]
     if exact != exact.to_integral_value():
         raise ValueError(f"'{text}' is {exact}, which is not a whole number")
@@ -60,8 +59,13 @@ class _FromText:
     _pattern: str
 
     @classmethod
-    def parse(cls, value: Any) -> Any:
-        raise TypeError(f"{cls.__name__} has no parser")
+    def parse(cls, value: Any) -> Self:
+        """The quantity that a text states. ValueError for anything else."""
+        return value if isinstance(value, cls) else cls._parsed(value)
+
+    @classmethod
+    def _parsed(cls, value: Any) -> Self:
+        raise NotImplementedError
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -90,19 +94,14 @@ class Budget(_FromText):
     _pattern = r"^\s*\d[\d_]*(\.[\d_]+)?\s*([kKMBGT]?\s*(tokens?|samples?|steps?)|[kKMBGT])\s*$"
 
     @classmethod
-    def parse(cls, value: Any) -> Budget:
-        if isinstance(value, Budget):
-            return value
+    def _parsed(cls, value: Any) -> Self:
         if isinstance(value, int) and not isinstance(value, bool):
             raise ValueError(
                 f"{value} has no unit; write for example '{value} steps', '{value} samples' or '{value}"
                 " tokens'"
             )
         if not isinstance(value, str):
-            raise ValueError(
-                f"{shown(value)} is not an amount; write for example '15T tokens', '4_096_000 samples' or"
-                " '2.6M steps'"
-            )
+            raise ValueError(f"{shown(value)} is not an amount; {AMOUNTS}")
         amount, unit, magnitude = _amount(value)
         if not unit and magnitude:
             unit = "tokens"
@@ -127,9 +126,7 @@ class Duration(_FromText):
     _pattern = r"^\s*\d+(\.\d+)?\s*(s|m|min|h|d)\s*$"
 
     @classmethod
-    def parse(cls, value: Any) -> Duration:
-        if isinstance(value, Duration):
-            return value
+    def _parsed(cls, value: Any) -> Self:
         match = re.match(r"^\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*$", value) if isinstance(value, str) else None
         if not match or match[2] not in _SECONDS:
             raise ValueError(
@@ -176,9 +173,7 @@ class ByteSize(_FromText):
     _pattern = r"^\s*[1-9]\d{0,8}\s*[KMGT]iB\s*$"
 
     @classmethod
-    def parse(cls, value: Any) -> ByteSize:
-        if isinstance(value, ByteSize):
-            return value
+    def _parsed(cls, value: Any) -> Self:
         if not isinstance(value, str) or not re.match(cls._pattern, value):
             raise ValueError(
                 f"{shown(value)} is not an amount of memory; write for example '4GiB' or '512MiB'"
@@ -212,9 +207,7 @@ class Reference(_FromText):
     )
 
     @classmethod
-    def parse(cls, value: Any) -> Reference:
-        if isinstance(value, Reference):
-            return value
+    def _parsed(cls, value: Any) -> Self:
         if not isinstance(value, str) or not re.match(cls._pattern, value):
             raise ValueError(
                 f"{shown(value)} is not a reference to a stage; write for example 'pretrain', 'corpus/code',"

@@ -55,24 +55,24 @@ _WRONG_TYPE = re.compile("([a-z]+)_(type|parsing|parsing_size|from_float|attribu
 
 def wrong_type(details: Any) -> str | None:
     """The first word of the type of an error about a value's type, such as `int`; None for another error."""
-    found = _WRONG_TYPE.fullmatch(details["type"])
-    return found[1] if found and found[1] != "value" else None
+    kind = _WRONG_TYPE.fullmatch(details["type"])
+    return kind[1] if kind and kind[1] != "value" else None
 
 
 def wording(details: Any, schemas: Iterable[Any] = ()) -> Wording | None:
     """The words for one of Pydantic's errors about a value; None for an error of our own, or about a field
     that is missing or unknown. `schemas`: those of all that may be written there, if known."""
     if (kind := wrong_type(details)) is None:
-        found = _BOUNDS.get(details["type"])
-        return found and Wording(*(text.format(**details.get("ctx", {})) for text in found))
+        bound = _BOUNDS.get(details["type"])
+        return bound and Wording(*(text.format(**details.get("ctx", {})) for text in bound))
     words = [_SHAPES[schema["type"]] for schema in schemas if schema["type"] in _SHAPES]
     words = words or ([_SHAPES[kind]] if kind in _SHAPES else [])
     choices = [choice for schema in schemas if schema["type"] == "literal" for choice in schema["expected"]]
     if choices or kind == "literal":
         choices = choices or re.findall("'([^']*)'", details["ctx"]["expected"])
         nearest = did_you_mean(str(details["input"]), map(str, choices))
-        several, one = Wording("not one of the choices", nearest), f"'{choices[0]}'"
-        words.append(several if len(choices) > 1 else Wording(f"not {one}", f"write {one}."))
+        several, only = Wording("not one of the choices", nearest), f"'{choices[0]}'"
+        words.append(several if len(choices) > 1 else Wording(f"not {only}", f"write {only}."))
     phrases, fixes = (list(dict.fromkeys(texts)) for texts in zip(*words, strict=True))
     *others, last = fixes
     return Wording(" and ".join(phrases), ", or ".join([*(fix.rstrip(".") for fix in others), last]))

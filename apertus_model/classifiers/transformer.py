@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from apertus_model.pretrained import own_device, read_pretrained
 from apertus_model.tokenizer_files import open_folder
 from specs.errors import StageError
 
@@ -43,16 +44,10 @@ class Transformer:
         """Opens a folder; `name` is for messages. ClassifierError for a folder that transformers cannot open,
         that has no padding token, or whose model reads fewer tokens than `max_tokens`."""
         import transformers
-        from transformers.utils import logging
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         try:
             self._tokenizer: Any = open_folder(folder)
-            self._model: Any = getattr(transformers, model).from_pretrained(
-                folder, dtype=precision, use_safetensors=True, **safe
-            )
+            self._model: Any = read_pretrained(getattr(transformers, model), folder, precision)
         # transformers raises errors of many kinds for a folder that it cannot open
         except Exception as error:
             raise ClassifierError(f"{name} cannot be opened: {type(error).__name__}: {error}") from error
@@ -68,8 +63,8 @@ class Transformer:
             raise ClassifierError(
                 f"{name} reads {most} tokens at most, and max_tokens is {max_tokens}. Fix: set {most} or less"
             )
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model.to(self._device).eval()
+        self._device = torch.device(own_device())
+        self._model.to(self._device)
         self._max_tokens, self._pad = max_tokens, int(pad)
 
     def embeddings(self, texts: Sequence[str]) -> Floats:

@@ -109,13 +109,13 @@ def rewards(
         return metrics, {"model": name, "against": None, "rows": []}
     metrics["reward/mean"] = fmean(scores)
     if others is not None:
-        found = compare(scores, others)
+        compared = compare(scores, others)
         metrics |= {
             "reward/against": fmean(others),
-            "reward/difference": found.difference,
-            "reward/difference/low": found.low,
-            "reward/difference/high": found.high,
-            "reward/wins": found.wins,
+            "reward/difference": compared.difference,
+            "reward/difference/low": compared.low,
+            "reward/difference/high": compared.high,
+            "reward/wins": compared.wins,
         }
     rows = [
         {"id": prompt["id"], "reward": score, "against": others[index] if others is not None else None}

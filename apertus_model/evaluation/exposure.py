@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from apertus_model.data.corpora.planted import Encode, PlantedDocument, alternatives
 from apertus_model.data.tokens.packing import fill_row
 from apertus_model.data.tokens.stream import IGNORE_INDEX
-from apertus_model.evaluation.paired import interval
+from apertus_model.evaluation.paired import mean_with_interval
 from apertus_model.progress import Progress
 from apertus_model.trainer.evaluator import Evaluator
 from specs.planted import Canaries
-from specs.stages.memorisation import Exposure, exposure_name, with_interval
+from specs.stages.memorisation import Exposure, exposure_name
 
 
-class Scored(NamedTuple):
+class ScoredRow(NamedTuple):
     """A row with one text."""
 
     input: NDArray[np.int64]
@@ -81,15 +81,13 @@ class ExposureTexts:
             progress.update(index + 1, len(self._texts), "canaries")
         metrics: dict[str, float] = {}
         for bucket in sorted(set(self._buckets.tolist())):
-            own = exposures[self._buckets == bucket]
-            values = (float(own.mean()), *interval(own))
-            metrics |= zip(with_interval(exposure_name(bucket)), values, strict=True)
+            metrics |= mean_with_interval(exposure_name(bucket), exposures[self._buckets == bucket])
         return metrics
 
-    def _row(self, tokens: list[int]) -> Scored:
+    def _row(self, tokens: list[int]) -> ScoredRow:
         ids = np.array(tokens, dtype=np.int64)
         row = fill_row([(ids, np.ones(ids.size, bool))], self.length, self._eos_id)
-        return Scored(row.input, row.labels, row.positions, np.where(row.labels == IGNORE_INDEX, -1, 0))
+        return ScoredRow(row.input, row.labels, row.positions, np.where(row.labels == IGNORE_INDEX, -1, 0))
 
 
 def exposure(loss: float, others: NDArray[np.float64]) -> float:

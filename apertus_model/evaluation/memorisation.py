@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from apertus_model.data.corpora.probes import StoredProbe
 from apertus_model.data.rows import Row
-from apertus_model.evaluation.paired import interval
+from apertus_model.evaluation.paired import mean_with_interval
 from specs.stages.memorisation import MEASURES, Memorisation, metric_name
 
 Tokens = NDArray[np.int64]
@@ -63,8 +63,7 @@ def memorisation(
                 metrics[metric_name("truth", prefix, offset, "sequences", bucket)] = float(seen.sum())
                 for (decoding, measure), values in measured.items() if seen.any() else ():
                     name = metric_name(decoding, prefix, offset, measure, bucket)
-                    low, high = interval(values[seen])
-                    metrics |= {name: float(values[seen].mean()), f"{name}/low": low, f"{name}/high": high}
+                    metrics |= mean_with_interval(name, values[seen])
     return metrics
 
 

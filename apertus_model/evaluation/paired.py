@@ -1,4 +1,4 @@
-"""Comparison of two models by their scores on the same prompts.
+"""PairedComparison of two models by their scores on the same prompts.
 
 Invariant: the same scores give the same interval, on every machine.
 """
@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specs.stages.memorisation import with_interval
+
 RESAMPLES = 10_000
 LEVEL = 0.95
 CHUNK = 2**22  # indices that are drawn at a time
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """The scores of a first model compared with those of a second one."""
 
     difference: float  # mean of first - second
@@ -32,7 +34,7 @@ def compare(
     second: Sequence[float] | NDArray[np.float64],
     *,
     seed: int = 0,
-) -> Comparison:
+) -> PairedComparison:
     """Compares two models by per-prompt scores, prompt by prompt.
 
     The interval is that of the paired bootstrap with percentiles (Efron & Tibshirani 1993, "An introduction
@@ -55,7 +57,7 @@ def compare(
         raise ValueError("a score is not a finite number")
     low, high = interval(differences, seed=seed)
     wins = float(np.mean((differences > 0) + 0.5 * (differences == 0)))
-    return Comparison(float(differences.mean()), low, high, wins, int(differences.size))
+    return PairedComparison(float(differences.mean()), low, high, wins, int(differences.size))
 
 
 def interval(values: NDArray[np.float64], *, seed: int = 0) -> tuple[float, float]:
@@ -63,6 +65,12 @@ def interval(values: NDArray[np.float64], *, seed: int = 0) -> tuple[float, floa
     `seed`: of the draws."""
     low, high = np.quantile(bootstrap_means(values, seed=seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
+
+
+def mean_with_interval(name: str, values: NDArray[np.float64], *, seed: int = 0) -> dict[str, float]:
+    """The mean of `values`, (n,), as a metric, and the bounds of its interval as metrics of their own."""
+    metrics = (float(values.mean()), *interval(values, seed=seed))
+    return dict(zip(with_interval(name), metrics, strict=True))
 
 
 def bootstrap_means(

@@ -70,9 +70,10 @@ def loss_by_position(
     totals = [(0.0, 0)] * positions.buckets
     for corpus in corpora:
         sequences = held_out(corpus, sequence_length=positions.sequence_length, samples=positions.samples)
-        found = evaluator.loss_by_position(sequences, edges)
+        of_corpus = evaluator.loss_by_position(sequences, edges)
         totals = [
-            (nats + more, tokens + count) for (nats, tokens), (more, count) in zip(totals, found, strict=True)
+            (nats + more, tokens + count)
+            for (nats, tokens), (more, count) in zip(totals, of_corpus, strict=True)
         ]
     return {
         f"loss/position/{edge}": nats / tokens

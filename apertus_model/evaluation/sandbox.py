@@ -186,12 +186,12 @@ def _outcome(status: int | None, seconds: float, verdict: bytes, token: str, lim
     if status > 128:
         return Outcome(outcome="crashed", reason=f"killed by signal {status - 128}")
     try:
-        found = _Verdict.model_validate_json(verdict)
+        stated = _Verdict.model_validate_json(verdict)
     except ValidationError:
         return Outcome(outcome="crashed", reason="the program left before the end of its tests")
-    if found.outcome == "passed" and not (status == 0 and secrets.compare_digest(found.token, token)):
+    if stated.outcome == "passed" and not (status == 0 and secrets.compare_digest(stated.token, token)):
         return Outcome(outcome="crashed", reason="the program left before the end of its tests")
-    return Outcome(outcome=found.outcome, reason=found.reason)
+    return Outcome(outcome=stated.outcome, reason=stated.reason)
 
 
 def _interpreter() -> list[str]:
@@ -204,8 +204,8 @@ def _interpreter() -> list[str]:
 def _command() -> list[str]:
     """The command of bubblewrap; its last argument is the runner, which mounts /tmp and then drops the only
     capability. SandboxError if bubblewrap is missing."""
-    found = shutil.which("bwrap")
-    if found is None:
+    bubblewrap = shutil.which("bwrap")
+    if bubblewrap is None:
         raise SandboxError(f"bubblewrap is not installed. Fix: {INSTALL}")
     shown: list[str] = []
     for path in SYSTEM_LIBRARIES:
@@ -220,7 +220,7 @@ def _command() -> list[str]:
     for device in DEVICES:
         shown += ["--dev-bind", device, device]
     return [
-        found,
+        bubblewrap,
         *("--unshare-user-try", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"),
         *("--unshare-cgroup-try", "--as-pid-1", "--new-session", "--die-with-parent", "--clearenv"),
         *("--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN", "--setenv", "PYTHONHASHSEED", "0"),

@@ -31,12 +31,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer.utils import canonical_fqn
 
 from apertus_model.evaluation.paired import interval
 from apertus_model.hashing import hashed, signed
-from apertus_model.model.init import local_part, owned_region
+from apertus_model.model.init import local_part, owned_region, sum_over_shards
 from apertus_model.progress import Progress
 from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.loader import SampleLike
@@ -44,7 +44,7 @@ from apertus_model.trainer.loader import SampleLike
 STEP = 1e-3
 
 
-class Weight(NamedTuple):
+class WeightCopy(NamedTuple):
     """A parameter, its name, and a copy of this rank's part of it."""
 
     name: str
@@ -72,7 +72,7 @@ def sharpness(
         step: distance of the difference, relative to the root mean square of the weights.
     """
     weights = [
-        Weight(canonical_fqn(name), p, local_part(p).detach().clone())
+        WeightCopy(canonical_fqn(name), p, local_part(p).detach().clone())
         for name, p in evaluator.model.named_parameters()
     ]
     parameters = sum(weight.parameter.numel() for weight in weights)
@@ -97,7 +97,7 @@ def sharpness(
 
 
 def _curvature(
-    evaluator: Evaluator, samples: Sequence[SampleLike], weights: list[Weight], seed: int, distance: float
+    evaluator: Evaluator, samples: Sequence[SampleLike], weights: list[WeightCopy], seed: int, distance: float
 ) -> float:
     """v^T H v for one vector."""
     slopes = []
@@ -113,7 +113,7 @@ def _curvature(
     return (slopes[0] - slopes[1]) / (2 * distance)
 
 
-def _along(weight: Weight, seed: int) -> torch.Tensor:
+def _along(weight: WeightCopy, seed: int) -> torch.Tensor:
     """This rank's part of v^T g, float64."""
     gradient = weight.parameter.grad
     assert gradient is not None, "the loss depends on every parameter"
@@ -128,10 +128,7 @@ def _sum(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
     total = 0.0
     for parameter, own in parts:
         if isinstance(parameter, DTensor):
-            placements = [
-                Partial() if placement.is_shard() else Replicate() for placement in parameter.placements
-            ]
-            own = DTensor.from_local(own, parameter.device_mesh, placements).full_tensor()
+            own = sum_over_shards(own, parameter.device_mesh, parameter.placements)
         total += float(own)
     return total
 

@@ -57,8 +57,12 @@ class Counts:
         for begin in range(0, len(texts), LINES_AT_ONCE):
             batch = texts[begin : begin + LINES_AT_ONCE]
             encoded = self.tokenizer.encode_batch(list(batch), add_special_tokens=False)
-            decoded = self.tokenizer.decode_batch([one.ids for one in encoded], skip_special_tokens=False)
-            together = np.asarray([id_ for one in encoded for id_ in one.ids], np.int64)
+            decoded = self.tokenizer.decode_batch(
+                [encoding_of_line.ids for encoding_of_line in encoded], skip_special_tokens=False
+            )
+            together = np.asarray(
+                [id_ for encoding_of_line in encoded for id_ in encoding_of_line.ids], np.int64
+            )
             self._occurrences += np.bincount(together, minlength=len(self._occurrences))
             for id_, text, encoding, restored in zip(
                 ids[begin : begin + LINES_AT_ONCE], batch, encoded, decoded, strict=True
@@ -141,5 +145,5 @@ def _unknown_id(tokenizer: Tokenizer) -> int:
     model = json.loads(tokenizer.to_str())["model"]
     if isinstance(unk_id := model.get("unk_id"), int):  # in a unigram model
         return unk_id
-    found = tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else None
-    return -1 if found is None else found
+    unknown = tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else None
+    return -1 if unknown is None else unknown

@@ -45,7 +45,7 @@ class Text:
     @cached_property
     def sums(self) -> tuple[Draws, Draws]:
         """The sums of bytes and of words, by language; NaN for the words of a language that has none."""
-        words = [self.words.get(one, np.zeros(self.lines, np.int64)) for one in self.languages]
+        words = [self.words.get(language, np.zeros(self.lines, np.int64)) for language in self.languages]
         sums = resampled(np.stack([*self.bytes.values(), *words], axis=1), self.seed)
         of_words = sums[:, len(words) :]
         return sums[:, : len(words)], np.where(of_words > 0, of_words, np.nan)
@@ -73,8 +73,8 @@ def gini(values: Draws) -> Draws:
     count = values.shape[-1]
     ranks = 2 * np.arange(1, count + 1) - count - 1
     ordered = np.sort(values, axis=-1)
-    found: Draws = (ordered * ranks).sum(axis=-1) / (count * values.sum(axis=-1))
-    return found
+    coefficients: Draws = (ordered * ranks).sum(axis=-1) / (count * values.sum(axis=-1))
+    return coefficients
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Measured:
 
 def measure(text: Text, tokens: Counts, whole_words: Counts) -> Measured:
     """The measures of a tokenizer, which do not depend on other tokenizers."""
-    columns = [counts[one] for counts in (tokens, whole_words) for one in text.languages]
+    columns = [counts[language] for counts in (tokens, whole_words) for language in text.languages]
     sums = resampled(np.stack(columns, axis=1), text.seed)
     of_tokens, of_whole = np.split(sums, 2, axis=1)
     of_bytes, of_words = text.sums
@@ -129,18 +129,18 @@ class Counted:
 def compare(text: Text, tokenizers: Mapping[str, Counted], against: str) -> Comparison:
     """Compares all tokenizers, in the order of their names."""
     baseline = _measure(text, tokenizers[against])
-    found = {}
+    results = {}
     for name in sorted(tokenizers):
         other = None if name == against else baseline
         own = baseline if other is None else _measure(text, tokenizers[name])
-        found[name] = _result(text, tokenizers[name], own, other)
+        results[name] = _result(text, tokenizers[name], own, other)
     return Comparison(
         lines=text.lines,
         languages=text.languages,
-        without_words=[one for one in text.languages if one not in text.words],
+        without_words=[language for language in text.languages if language not in text.words],
         parity_to=text.parity_to,
         against=against,
-        tokenizers=found,
+        tokenizers=results,
     )
 
 
@@ -172,8 +172,10 @@ def _result(text: Text, counted: Counted, own: Measured, other: Measured | None)
 
 
 def _estimates(measured: Mapping[str, Draws], language: int) -> dict[str, Estimate | None]:
-    found = {name: draws[:, language] for name, draws in measured.items()}
-    return {name: _estimate(draws) if np.isfinite(draws).all() else None for name, draws in found.items()}
+    of_language = {name: draws[:, language] for name, draws in measured.items()}
+    return {
+        name: _estimate(draws) if np.isfinite(draws).all() else None for name, draws in of_language.items()
+    }
 
 
 def _estimate(draws: Draws) -> Estimate:

@@ -121,10 +121,8 @@ def label_scores(
 
     Arguments as for `cross_entropy`.
     """
-    found: tuple[torch.Tensor, torch.Tensor] = _LabelScores.apply(
-        hidden_BLD.flatten(0, 1), weight_VD, labels_BL, vocab
-    )
-    return found[0].view(labels_BL.shape), found[1].view(labels_BL.shape)
+    log_p, log_sums = _LabelScores.apply(hidden_BLD.flatten(0, 1), weight_VD, labels_BL, vocab)
+    return log_p.view(labels_BL.shape), log_sums.view(labels_BL.shape)
 
 
 def total_weight(labels: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:

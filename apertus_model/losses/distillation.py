@@ -1,4 +1,4 @@
-"""Distillation of logits: the divergence between the predictions of a student and of its teacher.
+"""The divergence between the predictions of two models; distillation, which makes it the loss of a student.
 
 With temperature T, p = softmax(teacher's logits / T) and q = softmax(student's logits / T), the divergence of
 a token is
@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from apertus_model.collectives import gathered
 from apertus_model.losses.cross_entropy import (
     FULL_VOCAB,
     Gradients,
@@ -39,6 +40,8 @@ from apertus_model.losses.cross_entropy import (
 )
 from specs.capabilities import CHUNK_TOKENS
 from specs.stages.distill import DistillLoss
+
+_CHUNK_ELEMENTS = 1 << 24  # bounds the float64 temporaries of `kl_divergence` to a few of 128 MiB
 
 
 class Teacher(Protocol):
@@ -139,11 +142,11 @@ def distillation(
         vocab: as for `cross_entropy`.
         z_loss: as for `cross_entropy`.
     """
-    found: tuple[torch.Tensor, torch.Tensor] = _Distillation.apply(
+    loss: tuple[torch.Tensor, torch.Tensor] = _Distillation.apply(
         hidden_BLD.flatten(0, 1), weight_VD, labels_BL.reshape(1, -1), denominator, teacher, settings, vocab,
         z_loss,
     )  # fmt: skip
-    return found
+    return loss
 
 
 class _Distillation(torch.autograd.Function):
@@ -204,23 +207,41 @@ def top_tokens(
     """The k most likely words of every token under softmax(logits / temperature), (batch, length, k) int32,
     the most likely first; and their ln p, followed by that of all other words together, (batch, length, k +
     1) float32. k must be below the size of the vocabulary. A `StoredTeacher` reads these tensors."""
-    found = []
+    of_chunks = []
     for states in hidden_BLD.flatten(0, 1).split(CHUNK_TOKENS):
         log_p_CV = log_softmax(logits(states, weight_VD) / temperature, vocab)
         best_CK, at_CK = log_p_CV.topk(min(k, log_p_CV.shape[1]), 1)
         words_CK = at_CK + vocab.begin
         if vocab.group is not None:
-            best_CK, chosen = _gathered(best_CK, vocab).topk(k, 1)
-            words_CK = _gathered(words_CK, vocab).gather(1, chosen)
+            best_CK, chosen = gathered(best_CK, vocab.group, dim=1).topk(k, 1)
+            words_CK = gathered(words_CK, vocab.group, dim=1).gather(1, chosen)
         own_CK = words_CK - vocab.begin
         slot_CK = torch.where((own_CK >= 0) & (own_CK < log_p_CV.shape[1]), own_CK, log_p_CV.shape[1])
         rest_CV = torch.nn.functional.pad(log_p_CV, (0, 1)).scatter_(1, slot_CK, -torch.inf)[:, :-1]
         largest_C = vocab.reduce(rest_CV.amax(1), dist.ReduceOp.MAX)
         total_C = vocab.reduce((rest_CV - largest_C[:, None]).exp().sum(1), dist.ReduceOp.SUM)
         log_p_CK1 = torch.cat([best_CK, (largest_C + total_C.log())[:, None]], 1)
-        found.append((words_CK.to(torch.int32), log_p_CK1.to(torch.float32)))
-    words, log_p = (torch.cat(parts).unflatten(0, hidden_BLD.shape[:2]) for parts in zip(*found, strict=True))
+        of_chunks.append((words_CK.to(torch.int32), log_p_CK1.to(torch.float32)))
+    words, log_p = (
+        torch.cat(parts).unflatten(0, hidden_BLD.shape[:2]) for parts in zip(*of_chunks, strict=True)
+    )
     return words, log_p
+
+
+def kl_divergence(logits: torch.Tensor, other_logits: torch.Tensor) -> torch.Tensor:
+    """sum_i KL(p_i || q_i) in nats over the whole vocabulary, a float64 scalar; p = softmax(logits), q =
+    softmax(other_logits), computed in float64.
+
+    Args:
+        logits: (places, vocabulary), any floating dtype.
+        other_logits: the same shape.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=logits.device)
+    places = max(1, _CHUNK_ELEMENTS // logits.shape[-1])
+    for own, other in zip(logits.split(places), other_logits.split(places), strict=True):
+        log_p, log_q = own.double().log_softmax(-1), other.double().log_softmax(-1)
+        total += (log_p.exp() * (log_p - log_q)).sum()
+    return total
 
 
 def log_softmax(logits_CV: torch.Tensor, vocab: VocabShard) -> torch.Tensor:
@@ -228,10 +249,3 @@ def log_softmax(logits_CV: torch.Tensor, vocab: VocabShard) -> torch.Tensor:
     logits_CV -= vocab.reduce(logits_CV.amax(1), dist.ReduceOp.MAX)[:, None]
     logits_CV -= vocab.reduce(logits_CV.exp().sum(1), dist.ReduceOp.SUM).log()[:, None]
     return logits_CV
-
-
-def _gathered(values_CK: torch.Tensor, vocab: VocabShard) -> torch.Tensor:
-    """The columns of all ranks that share the vocabulary, in their order."""
-    parts = [torch.empty_like(values_CK) for _ in range(dist.get_world_size(vocab.group))]
-    dist.all_gather(parts, values_CK.contiguous(), group=vocab.group)
-    return torch.cat(parts, 1)

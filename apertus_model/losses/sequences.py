@@ -1,9 +1,11 @@
-"""Sums of the log-probabilities of labels over the sequences of packed rows.
+"""Sums of the log-probabilities of labels over the sequences of packed rows; rewards of sequences, from
+hidden states and the weight of a reward model's head.
 
-Shape suffixes: B batch, L local sequence, S sequences per packed row.
+Shape suffixes: B batch, L local sequence, S sequences per packed row, D width, N places.
 
-Invariant: the sum of a sequence depends on its own row alone. It has the same bits at any position in the
-batch, and with or without gradients.
+Invariants: the sum of a sequence depends on its own row alone. It has the same bits at any position in the
+batch, and with or without gradients. Rewards are float32 (float64 for float64 parameters) whatever the
+precision of the model, so rounding makes no ties; a reward depends on the hidden state of its place alone.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apertus_model.losses.cross_entropy import IGNORE_INDEX
+from apertus_model.losses.cross_entropy import FULL_VOCAB, IGNORE_INDEX, VocabShard
 
 
 def sequence_sums(values_BL: torch.Tensor, segments_BL: torch.Tensor, sequences: int) -> torch.Tensor:
@@ -56,6 +58,29 @@ def sequence_log_probabilities(
         sums = shared_sum(sums, group)
     total, lengths = sums.to(log_probabilities_BL.dtype).unbind()
     return total, lengths.detach()
+
+
+def token_rewards(
+    hidden_BLD: torch.Tensor,
+    weight_1D: torch.Tensor,
+    labels_BL: torch.Tensor,
+    vocab: VocabShard = FULL_VOCAB,
+) -> torch.Tensor:
+    """The reward at every place with a label, 0 elsewhere: (batch, length).
+
+    Args:
+        hidden_BLD: (batch, length, width), any floating dtype.
+        weight_1D: (1, width), same dtype.
+        labels_BL: (batch, length) int64, on the host or on the device of the states (then the host waits for
+            the number of labels); -100 where there is no reward.
+        vocab: all words; every loss function has this argument.
+    """
+    assert vocab.group is None, "every rank has the whole head"
+    places_N2 = torch.nonzero(labels_BL != IGNORE_INDEX).to(hidden_BLD.device, non_blocking=True)
+    row_N, place_N = places_N2.unbind(1)
+    dtype = torch.promote_types(hidden_BLD.dtype, torch.float32)
+    rewards_N = hidden_BLD[row_N, place_N].to(dtype) @ weight_1D[0].to(dtype)
+    return rewards_N.new_zeros(labels_BL.shape).index_put((row_N, place_N), rewards_N)
 
 
 def shared_sum(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

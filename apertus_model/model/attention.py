@@ -23,6 +23,8 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torchtitan.models.common.attention import FlexAttention, GQAttention, VarlenAttention, VarlenMetadata
 from torchtitan.protocols.module import Module
 
+from apertus_model.collectives import gathered
+
 
 class SdpaAttention(Module):
     """`torch.nn.functional.scaled_dot_product_attention` with a dense boolean document mask. Runs on any
@@ -179,10 +181,7 @@ class EarlierKeysAttention(GQAttention):
 def gather_sequence(local: torch.Tensor, group_name: str) -> torch.Tensor:
     """Joins the slices of all ranks of a group in order: (batch, local sequence, ...) -> (batch, whole
     sequence, ...). Differentiable, collective."""
-    group = _resolve_process_group(group_name)
-    slices = [torch.empty(local.shape, dtype=local.dtype, device=local.device) for _ in range(group.size())]
-    dist.all_gather(slices, local.contiguous(), group=group)
-    return torch.cat(slices, dim=1)
+    return gathered(local, _resolve_process_group(group_name), dim=1)
 
 
 @torch.library.custom_op("apertus::sum_sequence", mutates_args=())
@@ -233,15 +232,12 @@ def document_mask(
     """
     local_length = positions.shape[1]
     offset, ranks = 0, 1
-    gathered = positions
     if cp_mesh is not None:
         ranks = cp_mesh.size()
-        slices = [torch.empty_like(positions) for _ in range(ranks)]
-        dist.all_gather(slices, positions.contiguous(), group=cp_mesh.get_group())
-        gathered = torch.cat(slices, dim=1)
+        positions = gathered(positions, cp_mesh.get_group(), dim=1)
         offset = cp_mesh.get_local_rank() * local_length
-    index = gathered_order(gathered.shape[1], ranks, load_balancer, positions.device)
-    document = (gathered[:, index.argsort()] == 0).cumsum(dim=1)[:, index]
+    index = gathered_order(positions.shape[1], ranks, load_balancer, positions.device)
+    document = (positions[:, index.argsort()] == 0).cumsum(dim=1)[:, index]
     local = slice(offset, offset + local_length)
     same_document = document[:, local, None] == document[:, None, :]
     causal = index[local, None] >= index[None, :]

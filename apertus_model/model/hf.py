@@ -15,10 +15,8 @@ import torch
 
 from apertus_model.model.feed_forward import BETA, EPS
 from apertus_model.model.output import REWARD_HEAD
-from specs.hugging_face import HuggingFaceError, hugging_face_config
+from specs.hugging_face import HuggingFaceError
 from specs.mamba import OWN
-
-__all__ = ["from_hugging_face", "hugging_face_config", "hugging_face_name", "our_name", "to_hugging_face"]
 
 _TOP_NAMES = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
@@ -44,6 +42,8 @@ _LAYER_NAMES = {
 _LAYER_NAMES_BACK = {theirs: ours for ours, theirs in _LAYER_NAMES.items()}
 _TOP_NAMES_BACK = {theirs: ours for ours, theirs in _TOP_NAMES.items()}
 _CONSTANT_BUFFERS = {"mlp.act_fn.beta": BETA, "mlp.act_fn.eps": EPS}
+CONSTANTS = tuple(f".{name}" for name in _CONSTANT_BUFFERS)
+"""The ends of the names of the constants of xIELU, which transformers stores as weights."""
 
 
 def hugging_face_name(name: str) -> str:
@@ -68,9 +68,8 @@ def our_name(name: str) -> str | None:
 def constant(name: str, dtype: torch.dtype) -> torch.Tensor:
     """The stored scalar of an xIELU constant, by its name in transformers, `...mlp.act_fn.beta` or
     `...mlp.act_fn.eps`."""
-    return torch.tensor(
-        next(value for suffix, value in _CONSTANT_BUFFERS.items() if name.endswith(suffix)), dtype=dtype
-    )
+    value = next(value for suffix, value in _CONSTANT_BUFFERS.items() if name.endswith(suffix))
+    return torch.tensor(value, dtype=dtype)
 
 
 def to_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -21,8 +21,8 @@ import fsspec
 import torch
 from fsspec.implementations.local import LocalFileSystem
 
-from apertus_model.model.hf import constant, from_hugging_face, hugging_face_name, our_name
-from apertus_model.model.model import model_config
+from apertus_model.model.hf import CONSTANTS, constant, from_hugging_face, hugging_face_name, our_name
+from apertus_model.model.model import shapes
 from infra.store.hugging_face import INDEX, SINGLE, read_small
 from specs.foreign import MAX_BYTES, ForeignError, checked, parse_json
 from specs.hugging_face import HuggingFaceError
@@ -30,15 +30,7 @@ from specs.hugging_face_files import Index
 from specs.model import ModelSpec
 
 PATTERN = "model{suffix}.safetensors"
-CONSTANTS = (".mlp.act_fn.beta", ".mlp.act_fn.eps")
 Tensors = dict[str, torch.Tensor]
-
-
-def shapes(spec: ModelSpec) -> dict[str, torch.Size]:
-    """Shape of every weight of a model, by our names, in the order of its layers."""
-    with torch.device("meta"):
-        model = model_config(spec, sequence_length=1, attention="sdpa").build()
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def module_of(name: str) -> str:
@@ -51,11 +43,9 @@ def module_of(name: str) -> str:
 def modules(spec: ModelSpec) -> dict[str, dict[str, torch.Size]]:
     """The weights of every module with their shapes, by our names, in the order in which the model computes;
     the weights of a schedule, which belong to all layers, come first."""
-    found = {
-        module: dict(members)
-        for module, members in groupby(shapes(spec).items(), key=lambda item: module_of(item[0]))
-    }
-    return {"schedule": found.pop("schedule"), **found} if "schedule" in found else found
+    by_module = groupby(shapes(spec).items(), key=lambda item: module_of(item[0]))
+    weights = {module: dict(members) for module, members in by_module}
+    return {"schedule": weights.pop("schedule"), **weights} if "schedule" in weights else weights
 
 
 @torch.no_grad()

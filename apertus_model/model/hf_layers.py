@@ -18,7 +18,8 @@ from torch import nn
 from apertus_model.model.attention import KeysValues, document_mask
 from apertus_model.model.hf import to_hugging_face
 from apertus_model.model.hf_classes import keys_values, model_class
-from apertus_model.model.model import model_config, rope_config
+from apertus_model.model.model import empty_model
+from apertus_model.model.rotation import rope_config
 from specs.model import ModelSpec
 
 
@@ -41,8 +42,8 @@ class SideBySide:
         self._positions = torch.arange(length).expand(tokens.shape[:2])
         self._mask = document_mask(self._positions)
         self._rope = rope_config(spec, length).build()
+        self._model: Any = empty_model(spec, length)
         with torch.device("meta"):
-            self._model = model_config(spec, sequence_length=length, attention="sdpa").build()
             self._other = model_class(spec)(their_config).float().eval()
         self._their_kept = None if spec.plain_stack else keys_values()
         self._their_head = "score" if spec.head == "reward" else "lm_head"
@@ -108,12 +109,12 @@ class SideBySide:
             wanted = steps[number - 1].layers
             if not self._loaded.keys() >= set(wanted):
                 break
-            read = self.ours, self.theirs
+            inputs = self.ours, self.theirs
             self._step(number, [self._loaded[layer] for layer in wanted])
             self._states.append((self.ours, self.theirs))
             own, other = (list(states) for states in zip(*self._states, strict=True))
-            self.ours = self._model.schedule.passed_on(number, own, read[0])
-            self.theirs = self._other.model.schedule.passed_on(number, other, read[1])
+            self.ours = self._model.schedule.passed_on(number, own, inputs[0])
+            self.theirs = self._other.model.schedule.passed_on(number, other, inputs[1])
         left = {layer for step in steps[len(self._states) - 1 :] for layer in step.layers}
         for layer in self._loaded.keys() - left:
             for module in self._loaded.pop(layer):

@@ -8,11 +8,13 @@ the layout.
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torchtitan.components.checkpointer.utils import canonical_fqn
 
 from apertus_model.model.feed_forward import INITIAL_ALPHA_N, INITIAL_ALPHA_P
@@ -51,8 +53,8 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
             owner, _, own_name = wrapped_name.rpartition(".")
             module = model.get_submodule(owner)
             if isinstance(module, HasInitialValues):
-                generator = torch.Generator().manual_seed(_block_seed(seed, name, 0))
-                if (whole := module.initial(own_name, parameter.shape, generator)) is not None:
+                whole = module.initial(own_name, parameter.shape, generator_of(seed, name, 0))
+                if whole is not None:
                     _take_own(parameter, whole)
                     continue
             if name.endswith(".alpha_p"):
@@ -104,7 +106,7 @@ def fill_normal(parameter: torch.Tensor, name: str, *, seed: int, std: float) ->
     row_end = row_start + local_rows
     for block in range(row_start // rows_per_block, math.ceil(row_end / rows_per_block)):
         first = block * rows_per_block
-        generator = torch.Generator().manual_seed(_block_seed(seed, name, block))
+        generator = generator_of(seed, name, block)
         values = torch.empty(min(rows_per_block, rows - first), columns).normal_(
             0.0, std, generator=generator
         )
@@ -114,9 +116,10 @@ def fill_normal(parameter: torch.Tensor, name: str, *, seed: int, std: float) ->
         )
 
 
-def _block_seed(seed: int, name: str, block: int) -> int:
-    digest = hashlib.sha256(f"{seed}/{name}/{block}".encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)
+def generator_of(*key: object) -> torch.Generator:
+    """A generator of its own for each key, seeded by a hash."""
+    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
 
 def local_part(parameter: torch.Tensor) -> torch.Tensor:
@@ -130,3 +133,11 @@ def owned_region(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, .
         return (0,) * parameter.ndim, tuple(parameter.shape)
     (chunk,) = parameter.__create_chunk_list__()
     return tuple(chunk.offsets), tuple(chunk.sizes)
+
+
+def sum_over_shards(own: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
+    """The sum, over the different shards of a tensor, of what each rank has computed from its own shard.
+    Collective."""
+    added = [Replicate() if placement.is_replicate() else Partial() for placement in placements]
+    whole: torch.Tensor = DTensor.from_local(own, mesh, added, run_check=False).full_tensor()
+    return whole

@@ -33,7 +33,7 @@ from torchtitan.protocols.module import Module, ModuleDict
 from torchtitan.protocols.sharding import ShardingConfig
 
 from apertus_model.model.attention import KeysValues
-from specs.layer_schedule import INPUT, Step
+from specs.layer_schedule import INPUT, LayerStep
 
 
 class WeightedSum(Module):
@@ -55,7 +55,7 @@ class WeightedSum(Module):
             return _WeightedSum.apply(self.weight, *states)
         assert isinstance(self.weight, DTensor)
         # If each rank has a part of the sequence, each has a part of the sum that is the weights' gradient.
-        split = [Partial() if isinstance(one, Shard) else one for one in first.placements]
+        split = [Partial() if isinstance(placement, Shard) else placement for placement in first.placements]
         weight = self.weight.to_local(grad_placements=split)
         local = _WeightedSum.apply(weight, *(state.to_local() for state in states))
         return DTensor.from_local(local, first.device_mesh, first.placements, run_check=False)
@@ -108,7 +108,7 @@ class LayerSchedule(Module):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
-        steps: Sequence[Step]
+        steps: Sequence[LayerStep]
         sums: dict[int, WeightedSum.Config]  # by the number of the step, counted from 1
         joined: Joined.Config
         norm: RMSNorm.Config | None  # of the outputs of steps that are normed
@@ -116,7 +116,9 @@ class LayerSchedule(Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.steps = config.steps
-        self.sums = ModuleDict({str(number): one.build() for number, one in config.sums.items()})
+        self.sums = ModuleDict(
+            {str(number): config_of_sum.build() for number, config_of_sum in config.sums.items()}
+        )
         self.joined = config.joined.build()
         self.norm = None if config.norm is None else config.norm.build()
         self.read_later = {number for step in config.steps for number in step.reads}
@@ -175,7 +177,7 @@ class LayerSchedule(Module):
         return result
 
 
-def layer_schedule_config(steps: Sequence[Step], norm: RMSNorm.Config) -> LayerSchedule.Config:
+def layer_schedule_config(steps: Sequence[LayerStep], norm: RMSNorm.Config) -> LayerSchedule.Config:
     """The torchtitan config of a schedule. Every tensor-parallel rank has all weights of the schedule.
     `norm`: the config of the norm of normed steps."""
     sharding = ShardingConfig(state_shardings={"weight": dense_param_placement(tp=spmd.R)})

@@ -78,10 +78,10 @@ def scan(of: Recurrence, chunk: int) -> torch.Tensor:
     length = of.x.shape[1]
     chunk = min(chunk, length)
     if left := -length % chunk:  # pads the last document with tokens that write nothing
-        rest = [F.pad(one, (0, 0) * (one.ndim - 2) + (0, left)) for one in of[:-1]]
+        rest = [F.pad(term, (0, 0) * (term.ndim - 2) + (0, left)) for term in of[:-1]]
         last_document = of.documents[:, -1:].expand(-1, left)
         of = Recurrence._make([*rest, torch.cat([of.documents, last_document], dim=1)])
-    chunks = Recurrence(*(one.unflatten(1, (-1, chunk)) for one in of))
+    chunks = Recurrence(*(term.unflatten(1, (-1, chunk)) for term in of))
     decays = products_of_decays(chunks.log_a, chunks.documents)
     inside = torch.einsum("bghts,bgshn->bgthn", matrix(chunks, decays), chunks.x)
 
@@ -180,7 +180,7 @@ class MambaMixer(GQAttention):
         dt = wide(local_part(self.dt_proj(u_BLD)))
         dt = F.softplus(dt + local_part(self.dt_bias).to(dt.dtype))
         log_a = -local_part(self.a_log).to(dt.dtype).exp() * dt
-        b, x = (one.repeat_interleave(again, dim=2) for one in (b, x))
+        b, x = (term.repeat_interleave(again, dim=2) for term in (b, x))
         return Recurrence(c, b, x, dt, log_a, documents)
 
     def forward(
@@ -213,7 +213,7 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 
 def mixing(plain: GQAttention.Config, settings: Mamba) -> MambaMixer.Config:
     """The config of a layer's mixer, with the modules of `plain`."""
-    fields = {one.name: getattr(plain, one.name) for one in dataclasses.fields(plain)}
+    fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
     del fields["param_init"]
     wq = plain.qkv_linear.wq
     return MambaMixer.Config(

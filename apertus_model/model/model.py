@@ -11,7 +11,6 @@ report (arXiv 2509.14233), section 2.1.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common import Embedding, Linear, RMSNorm
 from torchtitan.models.common.attention import AttentionMasksType, GQAttention, QKVLinear, VarlenAttention
 from torchtitan.models.common.decoder import Decoder, TransformerBlock
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.utils import get_dense_model_nparams_and_flops
 from torchtitan.protocols.module import Module
 
-from apertus_model.device import has_kernels
 from apertus_model.model.attention import (
     EarlierKeysAttention,
     KeysValues,
@@ -42,64 +40,15 @@ from apertus_model.model.feed_forward import XIELU, ApertusFeedForward, GatedFee
 from apertus_model.model.init import initialise_parameters
 from apertus_model.model.layer_schedule import Branch, LayerSchedule, layer_schedule_config
 from apertus_model.model.lora import add_adapters
+from apertus_model.model.mamba import mixing
 from apertus_model.model.on_host import OnHost, copy_to, host_tensor
 from apertus_model.model.output import LossFunction, OutputLayer, RewardHead
-from apertus_model.model.rotation import rotate
+from apertus_model.model.rotation import Llama3RoPE, rope_config
 from apertus_model.model.sharding import set_sharding
-from apertus_model.model.token_mixers import token_mixer
+from apertus_model.model.sparse_attention import choosing
 from specs.model import ModelSpec
 from specs.settings import Lora
 from specs.trainable import fits
-
-
-def llama3_inverse_frequencies(config: CosSinRoPE.Config) -> torch.Tensor:
-    """Inverse frequencies, float32 of shape (head_dim / 2,).
-
-    Wavelengths above `original_max_position / low_freq_factor` are stretched by `scaling_factor`, those below
-    `original_max_position / high_freq_factor` are kept, and those between are interpolated (Llama 3.1).
-    """
-    exponents = torch.arange(0, config.dim, 2, dtype=torch.int64).float() / config.dim
-    frequencies = 1.0 / (config.theta**exponents)
-    if config.scaling == "none":
-        return frequencies
-    turns = config.original_max_position_embeddings * frequencies / (2 * math.pi)
-    smooth = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
-    smooth = smooth.clamp(0.0, 1.0)
-    return (1 - smooth) * frequencies / config.scaling_factor + smooth * frequencies
-
-
-class Llama3RoPE(CosSinRoPE):
-    """Rotary embedding in the rotate-half layout, with Llama-3 frequency scaling: cosines and sines for
-    positions 0 .. max_seq_len - 1, computed in float32.
-
-    torchtitan's `ComplexRoPE` scales but interleaves the two halves of a head; its `CosSinRoPE` rotates
-    halves but refuses to scale. Here query and key weights have the layout of the Hugging Face checkpoint, so
-    that no permutation exists anywhere.
-    """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(CosSinRoPE.Config):
-        pass
-
-    def _precompute_cache(self) -> torch.Tensor:
-        """Cache of shape (max_seq_len, 2 * head_dim): cosines, then sines, each half repeated."""
-        if torch.get_default_device().type == "meta":  # the meta device has shapes, but no values
-            return torch.empty(self.config.max_seq_len, 2 * self.config.dim)
-        frequencies = llama3_inverse_frequencies(self.config)
-        positions = torch.arange(self.config.max_seq_len, dtype=torch.float32)
-        angles = torch.outer(positions, frequencies)
-        angles = torch.cat([angles, angles], dim=-1)
-        return torch.cat([angles.cos(), angles.sin()], dim=-1)
-
-    @staticmethod
-    def apply_rotary_emb(
-        query: torch.Tensor, key: torch.Tensor, rope_cache: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotates queries and keys by rows of the cache, as torchtitan does; on a GPU by a kernel."""
-        if has_kernels(query):
-            return rotate(query, rope_cache, False), rotate(key, rope_cache, False)
-        rotated: tuple[torch.Tensor, torch.Tensor] = CosSinRoPE.apply_rotary_emb(query, key, rope_cache)
-        return rotated
 
 
 class ApertusBlock(TransformerBlock):
@@ -288,15 +237,6 @@ def model_config(
     def norm(width: int) -> RMSNorm.Config:
         return RMSNorm.Config(normalized_shape=width, eps=spec.norm_eps, param_init=no_init)
 
-    up_proj, down_proj = linear(spec.dim, spec.ffn_dim), linear(spec.ffn_dim, spec.dim)
-    feed_forward: Module.Config
-    if spec.activation == "swiglu":
-        feed_forward = GatedFeedForward.Config(
-            gate_proj=linear(spec.dim, spec.ffn_dim), up_proj=up_proj, down_proj=down_proj
-        )
-    else:
-        act = XIELU.Config(param_init={"alpha_p": skip_param_init, "alpha_n": skip_param_init})
-        feed_forward = ApertusFeedForward.Config(up_proj=up_proj, act=act, down_proj=down_proj)
     attention_class = EarlierKeysAttention if spec.reads_earlier_keys else GQAttention
     layer = ApertusBlock.Config(
         attention_norm=norm(spec.dim),
@@ -316,11 +256,11 @@ def model_config(
             wo=linear(spec.query_dim, spec.dim),
         ),
         ffn_norm=norm(spec.dim),
-        feed_forward=feed_forward,  # torchtitan accepts any Module here
+        feed_forward=_feed_forward(spec, linear),  # torchtitan accepts any Module here
     )
     layers = [_copy(layer) for _ in range(spec.n_layers)]
-    for index, one in enumerate(layers):
-        one.attention = token_mixer(one.attention, spec, index)
+    for index, config in enumerate(layers):
+        config.attention = token_mixer(config.attention, spec, index)
     head: Module.Config  # torchtitan accepts any Module here, too
     if spec.head == "reward":
         head = RewardHead.Config(in_features=spec.dim, param_init={"score": skip_param_init})
@@ -343,20 +283,35 @@ def model_config(
     )
 
 
-def rope_config(spec: ModelSpec, sequence_length: int) -> Llama3RoPE.Config:
-    """The rotary embedding of a spec, for positions below `sequence_length`."""
-    if spec.rope_scaling is None:
-        return Llama3RoPE.Config(dim=spec.head_dim, max_seq_len=sequence_length, theta=spec.rope_theta)
-    return Llama3RoPE.Config(
-        dim=spec.head_dim,
-        max_seq_len=sequence_length,
-        theta=spec.rope_theta,
-        scaling="llama",
-        scaling_factor=spec.rope_scaling.factor,
-        low_freq_factor=spec.rope_scaling.low_freq_factor,
-        high_freq_factor=spec.rope_scaling.high_freq_factor,
-        original_max_position_embeddings=spec.rope_scaling.original_max_position,
-    )
+def _feed_forward(spec: ModelSpec, linear: Callable[[int, int], Linear.Config]) -> Module.Config:
+    up_proj, down_proj = linear(spec.dim, spec.ffn_dim), linear(spec.ffn_dim, spec.dim)
+    if spec.activation == "swiglu":
+        gate_proj = linear(spec.dim, spec.ffn_dim)
+        return GatedFeedForward.Config(gate_proj=gate_proj, up_proj=up_proj, down_proj=down_proj)
+    act = XIELU.Config(param_init={"alpha_p": skip_param_init, "alpha_n": skip_param_init})
+    return ApertusFeedForward.Config(up_proj=up_proj, act=act, down_proj=down_proj)
+
+
+def token_mixer(plain: GQAttention.Config, spec: ModelSpec, layer: int) -> GQAttention.Config:
+    """The config of what mixes the tokens of the layer with this number: attention (`plain`), or what a field
+    of the spec puts in its place, with the modules of `plain`."""
+    if spec.attention is not None:
+        return choosing(plain, spec.attention, layer)
+    if spec.mamba is not None and layer in spec.mamba_layers:
+        return mixing(plain, spec.mamba)
+    return plain
+
+
+def empty_model(spec: ModelSpec, sequence_length: int = 1) -> ApertusModel:
+    """A model on the meta device, with attention that runs anywhere: for names, shapes and code."""
+    with torch.device("meta"):
+        model: ApertusModel = model_config(spec, sequence_length=sequence_length, attention="sdpa").build()
+    return model
+
+
+def shapes(spec: ModelSpec) -> dict[str, torch.Size]:
+    """Shape of every weight of a model, by our names, in the order of its layers."""
+    return {name: tensor.shape for name, tensor in empty_model(spec).state_dict().items()}
 
 
 def _copy(config: Any) -> Any:

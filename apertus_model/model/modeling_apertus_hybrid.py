@@ -145,7 +145,7 @@ class MambaMixer(ApertusAttention):
         state = kept.state
         if state is None:
             state = x.new_zeros(len(x), x.shape[2], self.head_dim, self.head_dim)
-        found = []
+        mixed = []
         for begin in range(0, x.shape[1], self.chunk):
             part = slice(begin, begin + self.chunk)
             total = log_a[:, part].cumsum(dim=1)
@@ -155,12 +155,12 @@ class MambaMixer(ApertusAttention):
             matrix = torch.einsum("bthn,bshn->btsh", c[:, part], b[:, part]) * exponents.exp()
             inside = torch.einsum("btsh,bsh,bshp->bthp", matrix, dt[:, part], x[:, part])
             across = torch.einsum("bthn,bhnp->bthp", c[:, part] * total.exp()[..., None], state)
-            found.append(inside + across)
+            mixed.append(inside + across)
             left = (total[:, -1:] - total).exp() * dt[:, part]
             state = state * total[:, -1].exp()[..., None, None]
             state = state + torch.einsum("bsh,bshn,bshp->bhnp", left, b[:, part], x[:, part])
         kept.state = state
-        return torch.cat(found, dim=1)
+        return torch.cat(mixed, dim=1)
 
 
 class HybridApertusModel(ApertusModel):

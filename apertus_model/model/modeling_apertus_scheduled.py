@@ -60,7 +60,7 @@ class WeightedSum(nn.Module):
         return total.to(states[0].dtype)
 
 
-class Step(NamedTuple):
+class ScheduledStep(NamedTuple):
     """An entry of `layer_schedule`."""
 
     layer: int
@@ -78,14 +78,14 @@ class KeysValues:
         self.cache = cache
         self.of_steps: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def of(self, number: int, place: int, step: Step) -> "KeysValues":
+    def of(self, number: int, place: int, step: ScheduledStep) -> "KeysValues":
         """The object that a layer uses as its cache when it runs at this place, in the step with this
         number."""
         return _OfRun(self, number, place, step)
 
 
 class _OfRun(KeysValues):
-    def __init__(self, whole: KeysValues, number: int, place: int, step: Step) -> None:
+    def __init__(self, whole: KeysValues, number: int, place: int, step: ScheduledStep) -> None:
         self.whole, self.number, self.place, self.step = whole, number, place, step
 
     def update(
@@ -99,7 +99,7 @@ class _OfRun(KeysValues):
         seen = [*(of_steps[number] for number in self.step.reads), (keys, values)]
         if len(seen) == 1:
             return keys, values
-        return torch.cat([one for one, _ in seen], dim=2), torch.cat([one for _, one in seen], dim=2)
+        return torch.cat([keys for keys, _ in seen], dim=2), torch.cat([values for _, values in seen], dim=2)
 
 
 class LayerSchedule(nn.Module):
@@ -107,7 +107,7 @@ class LayerSchedule(nn.Module):
 
     def __init__(self, steps: list[list[Any]], dim: int, eps: float) -> None:
         super().__init__()
-        self.steps = [Step(*step) for step in steps]
+        self.steps = [ScheduledStep(*step) for step in steps]
         self.sums = nn.ModuleDict(
             {
                 str(number): WeightedSum(len(step.summed))

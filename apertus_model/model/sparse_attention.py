@@ -20,7 +20,6 @@ layer and global head, never on the rank, the step or the pass."""
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,7 +34,7 @@ from torchtitan.models.common.decoder_sharding import dense_param_placement
 from torchtitan.protocols.sharding import ShardingConfig
 
 from apertus_model.model.attention import SdpaAttention, TakesDocuments, projected
-from apertus_model.model.init import local_part
+from apertus_model.model.init import generator_of, local_part
 from specs.capabilities import SPARSE_BLOCK
 from specs.sparse_attention import Dropped, Hashed, SparseAttention, Windowed
 
@@ -56,8 +55,8 @@ class Tokens(NamedTuple):
         length = self.partition.shape[-1]
         blocks = -(-length // size)
         index = torch.arange(blocks * size, device=self.partition.device).clamp(max=length - 1)
-        cut = [found[..., index].unflatten(-1, (blocks, size)) for found in (self.partition, self.place)]
-        return tuple(extreme(-1) for found in cut for extreme in (found.amin, found.amax))
+        cut = [whole[..., index].unflatten(-1, (blocks, size)) for whole in (self.partition, self.place)]
+        return tuple(extreme(-1) for block in cut for extreme in (block.amin, block.amax))
 
     def arranged(self) -> tuple[Tokens, torch.Tensor, torch.Tensor]:
         """The tokens that are not left out, sorted by partition and within it by place; the old index of each
@@ -69,7 +68,7 @@ class Tokens(NamedTuple):
         return Tokens(self.partition.gather(-1, order), order), order, now
 
 
-class Selection(NamedTuple):
+class SeenPairs(NamedTuple):
     """The pairs of queries and keys in which the query sees the key."""
 
     queries: Tokens
@@ -78,18 +77,18 @@ class Selection(NamedTuple):
 
     def pairs(self) -> torch.Tensor:
         """bool (batch, query heads, queries, keys), True where a query sees a key."""
-        partition, place = (one[..., :, None] for one in self.queries[:2])
+        partition, place = (of_query[..., :, None] for of_query in self.queries[:2])
         heads = self.queries.partition.shape[1]
-        key_partition, key_place = (_of_query_heads(one, heads)[..., None, :] for one in self.keys[:2])
+        key_partition, key_place = (_of_query_heads(of_key, heads)[..., None, :] for of_key in self.keys[:2])
         seen = (partition == key_partition) & (place >= key_place)
         return seen if self.window is None else seen & (place - self.window < key_place)
 
     def blocks(self, size: int = SPARSE_BLOCK) -> torch.Tensor:
         """bool (batch, query heads, blocks of queries, blocks of keys), True where a query may see a key."""
-        low, high, first, last = (one[..., :, None] for one in self.queries.ranges(size))
+        low, high, first, last = (bound[..., :, None] for bound in self.queries.ranges(size))
         heads = self.queries.partition.shape[1]
         key_low, key_high, key_first, key_last = (
-            _of_query_heads(one, heads)[..., None, :] for one in self.keys.ranges(size)
+            _of_query_heads(bound, heads)[..., None, :] for bound in self.keys.ranges(size)
         )
         meet = (low <= key_high) & (high >= key_low) & (last >= key_first)
         return meet if self.window is None else meet & (first - self.window < key_last)
@@ -129,7 +128,7 @@ def select(
     k_BTKH: torch.Tensor,
     documents_BT: torch.Tensor,
     draws: dict[str, torch.Tensor],
-) -> Selection:
+) -> SeenPairs:
     """The pairs of a layer, in the order of the row.
 
     Args:
@@ -145,9 +144,9 @@ def select(
     match method:
         case Hashed():
             partitions = [
-                bucket(one, draws["key_draws"]) * (length + 1) + documents for one in (q_BTNH, k_BTKH)
+                bucket(vectors, draws["key_draws"]) * (length + 1) + documents for vectors in (q_BTNH, k_BTKH)
             ]
-            return Selection(Tokens(partitions[0], place), Tokens(partitions[1], place), None)
+            return SeenPairs(Tokens(partitions[0], place), Tokens(partitions[1], place), None)
         case Dropped():
             sides = []
             for name, share, partition in zip(
@@ -156,10 +155,10 @@ def select(
                 number = int(share * length)
                 first = draws[name][:, :length].argsort(dim=-1, stable=True).argsort(dim=-1) < number
                 sides.append(Tokens(torch.where(first, partition, documents), place, number))
-            return Selection(sides[0], sides[1], None)
+            return SeenPairs(sides[0], sides[1], None)
         case Windowed():
             partitions = [documents.expand(-1, number, -1) for number in (heads, key_heads)]
-            return Selection(Tokens(partitions[0], place), Tokens(partitions[1], place), method.window)
+            return SeenPairs(Tokens(partitions[0], place), Tokens(partitions[1], place), method.window)
 
 
 def bucket(x_BTNH: torch.Tensor, directions_KHC: torch.Tensor) -> torch.Tensor:
@@ -189,12 +188,10 @@ def draw(method: Hashed | Dropped, layer: int, name: str, size: tuple[int, ...])
     by which places are ordered, of which a longer row has more. Every head has a generator of its own."""
     heads = []
     for head in range(size[0]):
-        digest = hashlib.sha256(f"{method.seed}/{layer}/{name}/{head}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
         numbers = torch.rand if isinstance(method, Dropped) else torch.randn
-        heads.append(numbers(size[1:], generator=generator))
-    found = torch.stack(heads)
-    return F.normalize(found, dim=1) if isinstance(method, Hashed) else found
+        heads.append(numbers(size[1:], generator=generator_of(method.seed, layer, name, head)))
+    whole = torch.stack(heads)
+    return F.normalize(whole, dim=1) if isinstance(method, Hashed) else whole
 
 
 class ChoosingAttention(GQAttention):
@@ -260,7 +257,7 @@ class MaskedAttention(SdpaAttention):
         k_BLNH: torch.Tensor,
         v_BLNH: torch.Tensor,
         *,
-        attention_masks: Selection,
+        attention_masks: SeenPairs,
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
@@ -297,13 +294,13 @@ class ArrangedAttention(FlexAttention):
         k_BLNH: torch.Tensor,
         v_BLNH: torch.Tensor,
         *,
-        attention_masks: Selection,
+        attention_masks: SeenPairs,
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         """Shapes as in `SdpaAttention.forward`."""
 
-        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, selection: Selection) -> torch.Tensor:
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, selection: SeenPairs) -> torch.Tensor:
             mask = selection.block_mask()
             return FlexAttention.forward(
                 self, q, k, v, attention_masks=mask, scale=scale, enable_gqa=enable_gqa
@@ -316,16 +313,16 @@ def arranged(
     q_BLNH: torch.Tensor,
     k_BLNH: torch.Tensor,
     v_BLNH: torch.Tensor,
-    selection: Selection,
-    attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Selection], torch.Tensor],
+    selection: SeenPairs,
+    attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SeenPairs], torch.Tensor],
 ) -> torch.Tensor:
     """Attention over the tokens of each head in the order of their partitions; the result in the order of the
     row, with 0 for queries that are left out. `attend` gets queries, keys and values in the order of their
     partitions, and the selection among them."""
     queries, order, now = selection.queries.arranged()
     keys, key_order, key_now = selection.keys.arranged()
-    k, v = (_Move.apply(one, key_order, key_now) for one in (k_BLNH, v_BLNH))
-    out = attend(_Move.apply(q_BLNH, order, now), k, v, Selection(queries, keys, selection.window))
+    k, v = (_Move.apply(whole, key_order, key_now) for whole in (k_BLNH, v_BLNH))
+    out = attend(_Move.apply(q_BLNH, order, now), k, v, SeenPairs(queries, keys, selection.window))
     return _Move.apply(out, now, order)
 
 
@@ -347,8 +344,8 @@ class _Move(torch.autograd.Function):
 
 def _moved(x: torch.Tensor, come_from: torch.Tensor) -> torch.Tensor:
     index = come_from.transpose(1, 2)[..., None]
-    found = x.gather(1, index.clamp(min=0).expand(-1, -1, -1, x.shape[-1]))
-    return found.masked_fill(index < 0, 0.0)
+    moved = x.gather(1, index.clamp(min=0).expand(-1, -1, -1, x.shape[-1]))
+    return moved.masked_fill(index < 0, 0.0)
 
 
 COMPUTED_BY: dict[type, type[MaskedAttention.Config] | type[ArrangedAttention.Config]] = {
@@ -360,6 +357,6 @@ COMPUTED_BY: dict[type, type[MaskedAttention.Config] | type[ArrangedAttention.Co
 
 def choosing(plain: GQAttention.Config, method: SparseAttention, layer: int) -> ChoosingAttention.Config:
     """The config of a layer's attention, with the modules of `plain`."""
-    fields = {one.name: getattr(plain, one.name) for one in dataclasses.fields(plain)}
+    fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
     fields["inner_attention"] = COMPUTED_BY[type(plain.inner_attention)]()
     return ChoosingAttention.Config(**fields, method=method, layer=layer)

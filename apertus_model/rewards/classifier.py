@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from apertus_model.files import copy_folder
+from apertus_model.pretrained import own_device, read_pretrained
 from apertus_model.rewards.base import RewardError, Scored, TooLongError, check_vocabulary, plain
 from apertus_model.tokenizer_files import open_folder
 from specs.rewards import CLASSIFIER_FILES
@@ -30,25 +31,19 @@ class SequenceClassifier:
             AutoModelForSequenceClassification,
             AutoModelForTokenClassification,
         )
-        from transformers.utils import logging as transformers_logging
 
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
         try:
             self._tokenizer: Any = open_folder(folder, name=name)
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             # transformers has no sequence classification for Apertus: see specs.hugging_face.architecture
             self._by_token = config.architectures == ["ApertusForTokenClassification"]
             opened = AutoModelForTokenClassification if self._by_token else AutoModelForSequenceClassification
-            self._model: Any = opened.from_pretrained(
-                folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
-            )
+            self._model: Any = read_pretrained(opened, folder)
         # transformers raises errors of many kinds for a folder that it cannot open
         except Exception as error:
             raise RewardError(f"the {name} cannot be opened: {type(error).__name__}: {error}") from error
         check_vocabulary(name, self._tokenizer, self._model)
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model.to(self._device).eval()
+        self._model.to(own_device())
         # Several rows in a batch need a padding token, which the model must know: it takes its logit at the
         # last token before the padding.
         self._batch = BATCH if self._tokenizer.pad_token_id is not None else 1
@@ -58,20 +53,20 @@ class SequenceClassifier:
     @torch.inference_mode()
     def logits(self, rows: Sequence[list[int]]) -> torch.Tensor:
         """The logits (rows, labels) in float32; consecutive rows are computed together."""
-        found = []
+        of_batches = []
         for begin in range(0, len(rows), self._batch):
             batch = self._tokenizer.pad(
                 {"input_ids": rows[begin : begin + self._batch]},
                 padding_side="right" if self._by_token else None,
                 return_tensors="pt",
-            ).to(self._device)
+            ).to(self._model.device)
             output = self._model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
             logits = output.logits
             if self._by_token:
                 last = batch["attention_mask"].sum(dim=1) - 1
-                logits = logits[torch.arange(len(last), device=self._device), last]
-            found.append(logits.float().cpu())
-        return torch.cat(found)
+                logits = logits[torch.arange(len(last), device=last.device), last]
+            of_batches.append(logits.float().cpu())
+        return torch.cat(of_batches)
 
 
 class Classifier(SequenceClassifier):

@@ -20,7 +20,7 @@ from specs.judge import Judge as JudgeSpec
 SIDES = ("A", "B")
 
 
-class Answer(NamedTuple):
+class JudgedAnswer(NamedTuple):
     """A judge's answer about one completion, or about two in their order."""
 
     key: str
@@ -41,7 +41,7 @@ class AskedModel(Protocol):
         that are not single tokens of the model, or a model without log-probabilities."""
 
 
-class Known(Protocol):
+class KnownAnswers(Protocol):
     """Answers that were given before."""
 
     def get(self, key: str) -> tuple[float, ...] | None:
@@ -85,11 +85,11 @@ class Judge:
     """
 
     def __init__(
-        self, spec: JudgeSpec, constitution: str, model: AskedModel, identity: str, known: Known
+        self, spec: JudgeSpec, constitution: str, model: AskedModel, identity: str, known: KnownAnswers
     ) -> None:
         self._spec, self._constitution, self._model = spec, constitution, model
         self._identity, self._known = identity, known
-        self.answers: list[Answer] = []  # about the completions that were scored last
+        self.answers: list[JudgedAnswer] = []  # about the completions that were scored last
         self.asked = 0  # questions that the model answered so far
 
     def score(self, items: Sequence[Scored]) -> list[float]:
@@ -126,11 +126,13 @@ class Judge:
             wins[first] += preferred
             wins[second] += 1 - preferred
         ranked = sorted(best, key=lambda index: -wins[index])
-        found = list(scores)
-        for index, score in zip(ranked, sorted((scores[one] for one in best), reverse=True), strict=True):
+        redistributed = list(scores)
+        for index, score in zip(
+            ranked, sorted((scores[index_of_best] for index_of_best in best), reverse=True), strict=True
+        ):
             for same in alike[items[index].completion]:
-                found[same] = score
-        return found
+                redistributed[same] = score
+        return redistributed
 
     def _question(self, item: Scored) -> str:
         lowest, highest = self._spec.scale
@@ -159,15 +161,20 @@ class Judge:
 
     def _ask(
         self, questions: Sequence[tuple[tuple[int, ...], str]], answers: tuple[str, ...]
-    ) -> list[Answer]:
+    ) -> list[JudgedAnswer]:
         """The answers to questions. The model is asked only for the answers that are not known."""
         keys = [self._key(text, answers) for _, text in questions]
-        found = {key: known for key in keys if (known := self._known.get(key)) is not None}
-        missing = {key: text for key, (_, text) in zip(keys, questions, strict=True) if key not in found}
+        probabilities = {key: known for key in keys if (known := self._known.get(key)) is not None}
+        missing = {
+            key: text for key, (_, text) in zip(keys, questions, strict=True) if key not in probabilities
+        }
         replies = self._model.ask(list(missing.values()), answers) if missing else []
         self.asked += len(missing)
-        found |= {key: tuple(one) for key, one in zip(missing, replies, strict=True)}
-        given = [Answer(key, about, found[key]) for key, (about, _) in zip(keys, questions, strict=True)]
+        probabilities |= {key: tuple(reply) for key, reply in zip(missing, replies, strict=True)}
+        given = [
+            JudgedAnswer(key, about, probabilities[key])
+            for key, (about, _) in zip(keys, questions, strict=True)
+        ]
         self.answers += given
         return given
 

@@ -11,8 +11,7 @@ import copy
 import inspect
 import math
 import unicodedata
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from pydantic import Field, field_validator
 
+from apertus_model.pretrained import own_device, read_pretrained
 from apertus_model.rewards.base import RewardError, TooLongError, check_vocabulary
 from apertus_model.server_client import ServerClient
 from apertus_model.tokenizer_files import open_folder
@@ -73,7 +73,7 @@ class ChatTokens:
     def answer(self, answer: str) -> list[int]:
         """Ids of the tokens that read as an answer. RewardError when the answer itself is not among them."""
         if not self._ids:
-            texts = self.tokenizer.batch_decode([[one] for one in range(len(self.tokenizer))])
+            texts = self.tokenizer.batch_decode([[index] for index in range(len(self.tokenizer))])
             for index, text in enumerate(texts):
                 self._ids.setdefault(reads_as(text), []).append(index)
         before = self._rendered("?")
@@ -101,7 +101,7 @@ class ChatTokens:
         return tokens
 
 
-class TransformersModel:
+class TransformersJudge:
     """A causal language model of a local Hugging Face folder, asked through transformers, on one GPU or none.
     Each question is computed alone, so its answer does not depend on the others.
 
@@ -118,18 +118,17 @@ class TransformersModel:
 
     def __init__(self, folder: Path, name: str, chat: ChatTokens, beginnings: tuple[str, str]) -> None:
         from transformers import AutoModelForCausalLM
-        from transformers.utils import logging as transformers_logging
 
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
         self._chat = chat
-        with opening(name):
-            self._model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
-            )
+        try:
+            self._model: Any = read_pretrained(AutoModelForCausalLM, folder)
+        # transformers raises errors of many kinds for a folder that it cannot open
+        except Exception as error:
+            raise RewardError(
+                f"the judge {name} cannot be opened: {type(error).__name__}: {error}"
+            ) from error
         check_vocabulary(f"judge {name}", chat.tokenizer, self._model)
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model.to(self._device).eval()
+        self._model.to(own_device())
         # only the logits of the last token, if the architecture can leave out the others
         keeps = "logits_to_keep" in inspect.signature(self._model.forward).parameters
         self._last: dict[str, int] = {"logits_to_keep": 1} if keeps else {}
@@ -149,15 +148,15 @@ class TransformersModel:
             tokens, cache = tokens[shared:], copy.deepcopy(self._cache)
         logits = self._forward(tokens, cache).logits[0, -1].double()
         probabilities = torch.softmax(logits, dim=-1)
-        return [float(probabilities[one].sum()) for one in ids]
+        return [float(probabilities[same].sum()) for same in ids]
 
     @torch.inference_mode()
     def _forward(self, tokens: list[int], cache: Any) -> Any:
-        row = torch.tensor([tokens], device=self._device)
+        row = torch.tensor([tokens], device=self._model.device)
         return self._model(input_ids=row, past_key_values=cache, use_cache=True, **self._last)
 
 
-class VllmModel:
+class VllmJudge:
     """A model of a local Hugging Face folder, asked through vLLM. The last digits of a probability can depend
     on the questions that are computed together."""
 
@@ -167,18 +166,8 @@ class VllmModel:
     def ask(self, questions: Sequence[str], answers: Sequence[str]) -> list[list[float]]:
         ids = [self._chat.answer(answer) for answer in answers]
         tokens = [self._chat.question(question) for question in questions]
-        found = self._vllm.log_probabilities(tokens, [one for same in ids for one in same])
-        return [[sum(math.exp(next(row)) for _ in same) for same in ids] for row in map(iter, found)]
-
-
-@contextmanager
-def opening(name: str) -> Iterator[None]:
-    """A context that raises a RewardError, which names the judge, in place of the many kinds of errors that
-    transformers raises for a folder that it cannot open."""
-    try:
-        yield
-    except Exception as error:
-        raise RewardError(f"the judge {name} cannot be opened: {type(error).__name__}: {error}") from error
+        rows = self._vllm.log_probabilities(tokens, [token for same in ids for token in same])
+        return [[sum(math.exp(next(row)) for _ in same) for same in ids] for row in map(iter, rows)]
 
 
 class _Best(Foreign):
@@ -192,9 +181,11 @@ class _Place(Foreign):
     @field_validator("top_logprobs")
     @classmethod
     def _are_probabilities(cls, best: list[_Best]) -> list[_Best]:
-        if (total := sum(math.exp(one.logprob) for one in best)) > 1.001:
+        if (total := sum(math.exp(token.logprob) for token in best)) > 1.001:
             raise ValueError(f"their probabilities sum to {total:.4g}")
-        whole = [one.token for one in best if "\ufffd" not in one.token]  # it stands for half a character
+        whole = [
+            likely.token for likely in best if "\ufffd" not in likely.token
+        ]  # it stands for half a character
         if twice := [token for token in whole if whole.count(token) > 1]:
             raise ValueError(f"the token {shown(twice[0])} is repeated")
         return best
@@ -212,7 +203,7 @@ class _Reply(Foreign):
     choices: list[_Choice] = Field(min_length=1, max_length=1)
 
 
-class ServerModel:
+class ServerJudge:
     """A model on a server. The probability of an answer that is not among the `BEST` likeliest tokens counts
     as 0."""
 
@@ -233,30 +224,26 @@ class ServerModel:
             )
             for index, question in enumerate(questions)
         ]
-
-        def read(reply: _Reply) -> list[float]:
-            return self._probabilities(reply, answers)
-
-        return self._client.ask_all(requests, _Reply, read)
+        return self._client.ask_all(requests, _Reply, lambda reply: self._probabilities(reply, answers))
 
     def _probabilities(self, reply: _Reply, answers: Sequence[str]) -> list[float]:
-        found = reply.choices[0].logprobs
-        best = found.content[0].top_logprobs if found is not None and found.content else []
+        logprobs = reply.choices[0].logprobs
+        best = logprobs.content[0].top_logprobs if logprobs is not None and logprobs.content else []
         if not best:
             raise RewardError(
                 f"{self._client.url} returns no log-probabilities for model {self._server.model!r}."
                 " Fix: use a server that has them (vLLM does), or a judge from a folder"
             )
-        found_of = dict.fromkeys(answers, 0.0)
-        for one in best:
-            if (text := reads_as(one.token)) in found_of:
-                found_of[text] += math.exp(one.logprob)
-        if not any(found_of.values()):
-            likeliest = ", ".join(repr(one.token) for one in best[:5])
+        probabilities = dict.fromkeys(answers, 0.0)
+        for token in best:
+            if (text := reads_as(token.token)) in probabilities:
+                probabilities[text] += math.exp(token.logprob)
+        if not any(probabilities.values()):
+            likeliest = ", ".join(repr(token.token) for token in best[:5])
             raise RewardError(
                 f"none of the {len(best)} best tokens of {self._client.url} is one of {', '.join(answers)};"
                 f" they begin with {likeliest}. Fix: use a template that asks for nothing else,"
                 " chat_template_kwargs that turn reasoning off, or a judge that writes every"
                 " answer as a single token"
             )
-        return list(found_of.values())
+        return list(probabilities.values())

@@ -88,7 +88,7 @@ def open_of_part(spec: RewardSpec, attempt: Attempt) -> Reward:
 def open_judge(spec: RewardSpec, attempt: Attempt) -> Judge:
     """The judge of a part, with the answers in the store."""
     from apertus_model.generation import local_folder
-    from apertus_model.rewards.judge_model import ChatTokens, ServerModel, TransformersModel, VllmModel
+    from apertus_model.rewards.judge_model import ChatTokens, ServerJudge, TransformersJudge, VllmJudge
 
     judge = spec.judge
     assert judge is not None, "checked by the caller"
@@ -96,7 +96,7 @@ def open_judge(spec: RewardSpec, attempt: Attempt) -> Judge:
     model: AskedModel
     stored = attempt.job.inputs["judge"].fingerprint if judge.server is None else None
     if judge.server is not None:
-        model = ServerModel(judge)
+        model = ServerJudge(judge)
         identity: Any = [judge.server.identity_fields(), judge.revision]
     else:
         folder, title = (
@@ -105,9 +105,9 @@ def open_judge(spec: RewardSpec, attempt: Attempt) -> Judge:
         )
         chat = ChatTokens(folder, title, spec.max_tokens, judge.chat_template_kwargs)
         if judge.engine == "vllm":
-            model = VllmModel(Vllm(folder, attempt.job.launch.tensor_parallel, spec.max_tokens + 1), chat)
+            model = VllmJudge(Vllm(folder, attempt.job.launch.tensor_parallel, spec.max_tokens + 1), chat)
         else:
-            model = TransformersModel(folder, title, chat, beginnings(judge, constitution))
+            model = TransformersJudge(folder, title, chat, beginnings(judge, constitution))
         identity = stored if judge.engine == "transformers" else [stored, judge.engine]
     name = canonical_json([identity, judge.chat_template_kwargs])
     known = StoredAnswers(attempt.store, attempt.workdir, stored)

@@ -56,7 +56,10 @@ class StoredAnswers:
             for row in _rows(artifact):
                 self._database.executemany(
                     "INSERT OR IGNORE INTO answers VALUES (?, ?)",
-                    [(one["key"], json.dumps(one["probabilities"])) for one in row.get("answers", ())],
+                    [
+                        (answer["key"], json.dumps(answer["probabilities"]))
+                        for answer in row.get("answers", ())
+                    ],
                 )
         except (StoreError, OSError, ValueError, KeyError, TypeError):
             return  # a part that was removed or damaged meanwhile

@@ -47,7 +47,7 @@ Content = Floats | list[str]
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the stage. ClassifierError when no classifier can be learned from the documents."""
     part = ClassifierPart.model_validate(job.spec)
-    prepare_process(job.launch.threads or 2)
+    prepare_process(job.launch.cpu_threads)
     documents = Documents.labelled(
         [attempt.input_artifact(f"source:{index}") for index in range(len(part.labels))], part.labels
     )
@@ -220,7 +220,6 @@ def _probabilities(models: dict[str, Model], documents: Documents, names: list[s
 
 
 def _train(part: ClassifierPart, train: Documents, names: list[str], path: Path, progress: Progress) -> Model:
-    """Trains a model and writes it to `path`."""
     if isinstance(part.training, FastText):
         fast_text.train(_examples(part, train), part.training, part.seed, path.parent, path)
         return FastTextModel(path, "the classifier")

@@ -105,7 +105,7 @@ class Completions:
 
     @cached_property
     def _generator(self) -> Generator:
-        prepare_process(self._job.launch.threads or 2)
+        prepare_process(self._job.launch.cpu_threads)
         facts = self._prompts.artifact.manifest.facts
         ids = {"end_of_turn_id": facts["end_of_turn_id"], "pad_id": facts["pad_id"]}
         return open_generator(self._attempt, self._sampling, self._job.launch, **ids)

@@ -78,7 +78,7 @@ class Continuations:
 
     @cached_property
     def _generator(self) -> Generator:
-        prepare_process(self._job.launch.threads or 2)
+        prepare_process(self._job.launch.cpu_threads)
         folder = local_folder(self._attempt.input_artifact("model"), self._attempt.workdir / "model")
         return open_folder(folder, self._sampling, Endless(), self._job.launch)
 

@@ -37,7 +37,7 @@ from specs.stages.evaluate import CONTINUATIONS, SUITE, EvaluatePart
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Measures, and stores the metrics."""
     part = EvaluatePart.model_validate(job.spec)
-    with engine_process(threads=job.launch.threads or 2):
+    with engine_process(threads=job.launch.cpu_threads):
         measure = Measurement(job, attempt, part)
         rank = int(os.environ["RANK"])  # a model of another architecture has no process group
         if rank != 0:
@@ -103,8 +103,8 @@ class Measurement:
             metrics |= forgetting(metrics, self._artifact("against").manifest.metrics)
         for role in self.job.inputs:
             if role.startswith(SUITE):
-                found = self._artifact(role).manifest.metrics
-                metrics |= {f"{role.removeprefix(SUITE)}/{name}": value for name, value in found.items()}
+                of_suite = self._artifact(role).manifest.metrics
+                metrics |= {f"{role.removeprefix(SUITE)}/{name}": value for name, value in of_suite.items()}
         return metrics
 
     def _compared(self, own: Answers, progress: Progress) -> dict[str, float]:

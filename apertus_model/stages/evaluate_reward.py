@@ -13,7 +13,7 @@ pairs, with the interval of the bootstrap over these pairs; a figure to which no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,7 +22,7 @@ import numpy as np
 from apertus_model.data.conversations.stored import Conversation, ConversationShards
 from apertus_model.data.order.permutation import KeyedPermutation
 from apertus_model.data.rows import Row, read_units, write_rows, write_unit
-from apertus_model.evaluation.paired import interval
+from apertus_model.evaluation.paired import mean_with_interval
 from apertus_model.progress import Progress
 from apertus_model.rewards import Reward, RewardError, Scored
 from apertus_model.rewards.base import TooLongError
@@ -45,7 +45,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     part = EvaluateRewardPart.model_validate(job.spec)
     put_constitution(part.reward, attempt)
     units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
-    summary = Summary(part.source_names)
+    summary = AgreementSummary(part.source_names)
     facts = write_rows(attempt, "pairs", map(summary.add, read_units(units)))
     metrics = summary.metrics(part.seed)
     progress.log(", ".join(f"{name} {metrics[name]:.4g}" for name in TOLD if name in metrics))
@@ -93,14 +93,14 @@ class JudgedPairs:
 
     @cached_property
     def _reward(self) -> Reward:
-        prepare_process(self._job.launch.threads or 2)
+        prepare_process(self._job.launch.cpu_threads)
         return open_of_part(self._part.reward, self._attempt)
 
 
 work_of = JudgedPairs
 
 
-class Summary:
+class AgreementSummary:
     """A summary of the pairs among the rows given to `add`."""
 
     def __init__(self, names: list[str]) -> None:
@@ -136,7 +136,7 @@ class Summary:
                 " Fix: use conversations whose rows have chosen and rejected, a split that holds some,"
                 " and max_tokens of the reward for their length"
             )
-        values = set(self._values())
+        values = {reward for pair in self._pairs for reward in (pair.chosen, pair.rejected)}
         if len(values) == 1:
             raise RewardError(
                 f"the reward is {values.pop():g} for every completion of {len(self._pairs)} pairs: it is"
@@ -148,10 +148,6 @@ class Summary:
             metrics["outside"] = sum(self._outside) / len(self._outside)
             metrics["outside_max"] = max(self._outside)
         return metrics
-
-    def _values(self) -> Iterator[float]:
-        for pair in self._pairs:
-            yield from (pair.chosen, pair.rejected)
 
 
 def _first(answers: dict[tuple[int, ...], list[float]]) -> tuple[float, float] | None:
@@ -184,7 +180,7 @@ class JudgedPair:
 def agreement(pairs: Sequence[JudgedPair], seed: int) -> dict[str, float]:
     """The metrics of `specs.stages.evaluate_reward`, except those of the mass outside the scale. `seed`: of
     the bootstrap."""
-    found: dict[str, list[float]] = {
+    figures: dict[str, list[float]] = {
         "accuracy": [pair.agrees for pair in pairs],
         "ties": [float(pair.chosen == pair.rejected) for pair in pairs],
         "accuracy/longer": [pair.agrees for pair in pairs if pair.longer > 0],
@@ -192,18 +188,16 @@ def agreement(pairs: Sequence[JudgedPair], seed: int) -> dict[str, float]:
         "length_bias": [_for_longer(pair) for pair in pairs if pair.longer],
     }
     for name in dict.fromkeys(pair.source for pair in pairs):
-        found[f"{OF_SOURCE}{name}"] = [pair.agrees for pair in pairs if pair.source == name]
+        figures[f"{OF_SOURCE}{name}"] = [pair.agrees for pair in pairs if pair.source == name]
     compared = [pair.first for pair in pairs if pair.first is not None]
     # p(chosen) is `first` where the chosen completion is shown first, and 1 - `second` where it is not
-    found["accuracy/compared"] = [_prefers(first, second) for first, second in compared]
-    found["order_bias"] = [(first + second) / 2 - 0.5 for first, second in compared]
-    found["order_consistency"] = [float((first - 0.5) * (0.5 - second) > 0) for first, second in compared]
+    figures["accuracy/compared"] = [_prefers(first, second) for first, second in compared]
+    figures["order_bias"] = [(first + second) / 2 - 0.5 for first, second in compared]
+    figures["order_consistency"] = [float((first - 0.5) * (0.5 - second) > 0) for first, second in compared]
     metrics = {"pairs": float(len(pairs))}
-    for name, values in found.items():
+    for name, values in figures.items():
         if values:
-            array = np.asarray(values, np.float64)
-            low, high = interval(array, seed=seed)
-            metrics |= {name: float(array.mean()), f"{name}/low": low, f"{name}/high": high}
+            metrics |= mean_with_interval(name, np.asarray(values, np.float64), seed=seed)
     return metrics
 
 

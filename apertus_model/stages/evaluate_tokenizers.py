@@ -35,11 +35,13 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         for role in job.inputs
         if role.startswith(COUNTS)
     }
-    found = compare(text, counted, part.against)
-    _tell(found, progress)
-    attempt.write_json("evaluation.json", found.model_dump())
+    comparison = compare(text, counted, part.against)
+    _tell(comparison, progress)
+    attempt.write_json("evaluation.json", comparison.model_dump())
     progress.update(1, 1, "comparisons")
-    attempt.commit(metrics={"lines": found.lines, "languages": len(found.languages)} | found.metrics())
+    attempt.commit(
+        metrics={"lines": comparison.lines, "languages": len(comparison.languages)} | comparison.metrics()
+    )
 
 
 def _text(artifact: Artifact, part: EvaluateTokenizersPart) -> Text:
@@ -52,8 +54,10 @@ def _text(artifact: Artifact, part: EvaluateTokenizersPart) -> Text:
         )
     lines = [row["texts"] for row in Rows(artifact)]
     return Text(
-        bytes={one: np.asarray([len(line[one].encode()) for line in lines]) for one in languages},
-        words={one: np.asarray([words(line[one]) for line in lines]) for one in with_words},
+        bytes={
+            language: np.asarray([len(line[language].encode()) for line in lines]) for language in languages
+        },
+        words={language: np.asarray([words(line[language]) for line in lines]) for language in with_words},
         parity_to=part.parity_to,
         seed=part.seed,
     )
@@ -67,10 +71,11 @@ def _counted(artifact: Artifact) -> Counted:
     )
 
 
-def _tell(found: Comparison, progress: Progress) -> None:
+def _tell(comparison: Comparison, progress: Progress) -> None:
     """Logs the lines, the languages, and the main measures of each tokenizer."""
-    progress.log(f"{found.lines:,} lines in {len(found.languages)} languages: {', '.join(found.languages)}")
-    for name, result in found.tokenizers.items():
+    languages = comparison.languages
+    progress.log(f"{comparison.lines:,} lines in {len(languages)} languages: {', '.join(languages)}")
+    for name, result in comparison.tokenizers.items():
         shown = [f"{measure} {result.measures[measure].value:.4g}" for measure in TOLD]
         progress.log(
             f"{name}: {', '.join(shown)}, vocabulary_used {result.vocabulary['vocabulary_used']:.4g}"

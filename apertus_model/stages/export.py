@@ -25,8 +25,9 @@ import torch
 from apertus_model.model.hf_classes import config_class, model_class, register_own_classes
 from apertus_model.model.hf_folder import FolderWeights, modules, write_shards
 from apertus_model.model.hf_layers import SideBySide
-from apertus_model.model.model import ApertusModel, model_config
+from apertus_model.model.model import ApertusModel, empty_model
 from apertus_model.model_card import model_card
+from apertus_model.pretrained import quieten_transformers, read_pretrained
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.tokenizer_files import open_folder
@@ -51,14 +52,14 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     checkpoint = attempt.input_checkpoint("checkpoint")
     tokenizer = attempt.input_artifact("tokenizer")
     folder = attempt.workdir / "model"
-    with engine_process(threads=job.launch.threads or 2):
+    with engine_process(threads=job.launch.cpu_threads):
         with attempt.store.timed():
             write_folder(checkpoint, part, tokenizer, folder)
         progress.update(1, 4, "steps")
-        evaluations = [read for role, read in job.inputs.items() if role.startswith("evaluation:")]
-        read, length = job.inputs["checkpoint"], part.sequence_length
+        evaluations = [ref for role, ref in job.inputs.items() if role.startswith("evaluation:")]
+        exported, length = job.inputs["checkpoint"], part.sequence_length
         card = model_card(
-            attempt.store, read, evaluations, title=job.pipeline, model=part.model, sequence_length=length
+            attempt.store, exported, evaluations, title=job.pipeline, model=part.model, sequence_length=length
         )
         (folder / "README.md").write_text(card)
         check_tokenizer(folder, part)
@@ -85,10 +86,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, folder: Path) -> None:
     """Writes weights, configs and tokenizer files, as transformers does, with one shard of the weights in
     memory at a time."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    quieten_transformers()
     facts = tokenizer.manifest.facts
     tokens: dict[str, Any] = {
         f"{role}_token_id": facts[f"{role}_id"] for role in ("bos", "eos", "pad") if f"{role}_id" in facts
@@ -159,9 +157,7 @@ def verify(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> tuple[floa
 def load_model(part: ExportPart, checkpoint: Checkpoint) -> ApertusModel:
     """The trained model on the CPU, in float32, from a checkpoint of any layout, with its weights rounded as
     in the export."""
-    config = model_config(part.model, sequence_length=part.sequence_length, attention="sdpa")
-    with torch.device("meta"):
-        model = config.build()
+    model = empty_model(part.model, part.sequence_length)
     model.to_empty(device="cpu")
     with torch.no_grad():
         model.init_weights()
@@ -178,32 +174,26 @@ def largest_difference(model: ApertusModel, folder: Path, part: ExportPart) -> f
     Raises:
         ExportError: transformers opens a class other than that of the config.
     """
-    theirs: Any = (
-        auto_class(part.model)
-        .from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
-        )
-        .eval()
-    )
+    theirs = read_pretrained(auto_class(part.model), folder, torch.float32)
     _refuse_another_class(theirs, part.model)
     tokens = _probe(part, rows=2, longest=512)
     with torch.no_grad():
         ours = model(tokens)
-        found = [theirs(tokens).logits]
+        compared = [theirs(tokens).logits]
         if not part.model.stock:  # with our own code, the cache is checked as well
-            found.append(by_cache(theirs, tokens))
-        return max((ours - logits).abs().max().item() for logits in found)
+            compared.append(by_cache(theirs, tokens))
+        return max((ours - logits).abs().max().item() for logits in compared)
 
 
 def by_cache(theirs: Any, tokens: torch.Tensor, steps: int = 8) -> torch.Tensor:
     """Logits (batch, seq_len, vocab_size) of a transformers model that reads the last `steps` tokens one
     at a time, with its key-value cache."""
     begin = max(1, tokens.shape[1] - steps)
-    read = theirs(tokens[:, :begin], use_cache=True)
-    logits = [read.logits]
+    output = theirs(tokens[:, :begin], use_cache=True)
+    logits = [output.logits]
     for place in range(begin, tokens.shape[1]):
-        read = theirs(tokens[:, place : place + 1], past_key_values=read.past_key_values, use_cache=True)
-        logits.append(read.logits)
+        output = theirs(tokens[:, place : place + 1], past_key_values=output.past_key_values, use_cache=True)
+        logits.append(output.logits)
     return torch.cat(logits, dim=1)
 
 

@@ -113,7 +113,7 @@ class Features:
     def _encoder(self) -> Transformer | None:
         if self._part.encoder is None:
             return None
-        prepare_process(self._job.launch.threads or 2)
+        prepare_process(self._job.launch.cpu_threads)
         return open_encoder(self._part.encoder, self._attempt.workdir)
 
 

@@ -126,7 +126,7 @@ class HarnessUnits:
 
     def __init__(self, job: Job, attempt: Attempt) -> None:
         os.environ.update(ENVIRONMENT)
-        prepare_process(job.launch.threads or 2)
+        prepare_process(job.launch.cpu_threads)
         self._job, self._attempt = job, attempt
         self._part = HarnessPart.model_validate(job.spec)
         self._keys: dict[str, None] = {}

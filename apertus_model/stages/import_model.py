@@ -32,7 +32,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     """Copies the weights. HuggingFaceError for a folder that does not hold the weights of its config."""
     part = ImportModelPart.model_validate(job.spec)
     writer = CheckpointWriter(attempt.store, attempt.folder(attempt.checkpoint_folder(RESULT)))
-    with engine_process(threads=job.launch.threads or 2), attempt.store.timed():
+    with engine_process(threads=job.launch.cpu_threads), attempt.store.timed():
         stored = FolderWeights(part.url, part.model, attempt.workdir / "shards")
         save_weights(
             stored, part, writer, on_tensor=lambda done, total: progress.update(done, total, "tensors")

@@ -12,12 +12,14 @@ a batch nor the division into units changes a bit.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from apertus_model.collectives import of_first_rank
 from apertus_model.progress import Progress
 from apertus_model.stages.training_data import sides_of
 from apertus_model.stop import StopSignal
@@ -43,20 +45,30 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     pad_id, sides = pairs.manifest.facts["pad_id"], sides_of(job.inputs["pairs"])
     length = part.sequence_length
     rows = PreferenceSamples.open(pairs, None, sequence_length=length, pad_id=pad_id, sides=sides)
-    with engine_process(threads=job.launch.threads or 2):
+    with engine_process(threads=job.launch.cpu_threads):
         evaluator = as_in_training(part, job, attempt)
         first = dist.get_rank() == 0
         spans = units_of("rows", rows.rows, part.sequences_per_unit)
         units = {key: range(*span) for key, span in spans.items()}
-        for number, (key, span) in enumerate(units.items()):
-            if not agreed(first and attempt.unit(key) is not None, evaluator.device):
-                unit = compute(evaluator, rows, span)
-                if first:
-                    attempt.commit_unit(key, data=unit)
+        for key, span in missing_units(attempt, units, evaluator.device, progress):
+            unit = compute(evaluator, rows, span)
             if first:
-                progress.update(number + 1, len(units), "units")
+                attempt.commit_unit(key, data=unit)
         if first:
             commit(attempt, rows, units)
+
+
+def missing_units(
+    attempt: Attempt, units: Mapping[str, range], device: torch.device, progress: Progress
+) -> Iterator[tuple[str, range]]:
+    """Yields the units that are not committed yet, the same on every rank. The first rank commits each one
+    before the next is asked for. Collective."""
+    first = dist.get_rank() == 0
+    for number, (key, span) in enumerate(units.items(), start=1):
+        if not of_first_rank(first and attempt.unit(key) is not None, device):
+            yield key, span
+        if first:
+            progress.update(number, len(units), "units")
 
 
 def as_in_training(part: LogProbabilitiesPart | TeacherTokensPart, job: Job, attempt: Attempt) -> Evaluator:
@@ -96,10 +108,3 @@ def commit(attempt: Attempt, rows: PreferenceSamples, units: dict[str, range]) -
     attempt.put(attempt.workdir / "log_probabilities.npy", "log_probabilities.npy")
     mean = float(values.sum(dtype=np.float64)) / tokens
     attempt.commit(metrics={"sequences": rows.sequences, "tokens": tokens, "log_probability_per_token": mean})
-
-
-def agreed(done: bool, device: torch.device) -> bool:
-    """Rank 0's value of `done`, on every rank."""
-    answer = torch.tensor(int(done), device=device)
-    dist.broadcast(answer, src=0)
-    return bool(answer)

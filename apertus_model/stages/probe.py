@@ -22,7 +22,7 @@ from specs.stages.probe import ProbePart
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Measures, and stores the metrics."""
     part = ProbePart.model_validate(job.spec)
-    with engine_process(threads=job.launch.threads or 2):
+    with engine_process(threads=job.launch.cpu_threads):
         with attempt.store.timed():
             evaluator = load_evaluator(
                 part.model,

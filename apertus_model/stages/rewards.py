@@ -2,8 +2,8 @@
 
 Artifact: `rewards-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id", "offline":
 [...], "sampled": [...]}`, the values in the order of the completions (`data/preferences/offline.py`). With a
-judge also `"answers": [{"key", "about", "probabilities", "outside"}]` (`apertus_model.rewards.judge.Answer`),
-and its constitution in `constitution.txt`.
+judge also `"answers": [{"key", "about", "probabilities", "outside"}]` (`JudgedAnswer`), and its constitution
+in `constitution.txt`.
 
 Invariant: a reward sees the completions of one prompt at a time, so no value depends on the division into
 units.
@@ -40,14 +40,14 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     part = RewardsPart.model_validate(job.spec)
     put_constitution(part.reward, attempt)
     units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
-    summary = Summary()
+    summary = RewardSummary()
     facts = write_rows(attempt, "rewards", map(summary.add, read_units(units)))
     metrics = summary.metrics()
     progress.log(", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     attempt.commit(metrics=metrics, facts=facts)
 
 
-class Rewards:
+class RewardUnits:
     """Ranges of prompts, whose completions one opened reward scores."""
 
     def __init__(self, job: Job, attempt: Attempt) -> None:
@@ -76,11 +76,11 @@ class Rewards:
 
     @cached_property
     def _reward(self) -> Reward:
-        prepare_process(self._job.launch.threads or 2)
+        prepare_process(self._job.launch.cpu_threads)
         return open_of_part(self._spec, self._attempt)
 
 
-work_of = Rewards
+work_of = RewardUnits
 
 
 def score_row(reward: Reward, prompt: Row, sampled: Row, generated: Sequence[Row] = ()) -> Row:
@@ -108,7 +108,7 @@ def answers_of(reward: Reward) -> Row:
     """The answers of a judge about the completions that it scored last; empty for any other reward."""
     if not isinstance(reward, Judge):
         return {}
-    return {"answers": [one._asdict() | {"outside": one.outside} for one in reward.answers]}
+    return {"answers": [answer._asdict() | {"outside": answer.outside} for answer in reward.answers]}
 
 
 def put_constitution(reward: RewardSpec, attempt: Attempt) -> None:
@@ -117,7 +117,7 @@ def put_constitution(reward: RewardSpec, attempt: Attempt) -> None:
         attempt.write_bytes(CONSTITUTION, read_constitution(reward.judge.constitution).encode())
 
 
-class Summary:
+class RewardSummary:
     """Counts and moments over the rows given to `add`."""
 
     def __init__(self) -> None:

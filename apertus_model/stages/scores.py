@@ -132,7 +132,7 @@ class Scores:
     @cached_property
     def _scorer(self) -> Scorer:
         if self._part.method != "fasttext":
-            prepare_process(self._job.launch.threads or 2)
+            prepare_process(self._job.launch.cpu_threads)
         return open_scorer(self._part, self.classifier, self._attempt.workdir)
 
 

@@ -46,7 +46,7 @@ LAUNCHER = 0  # the file descriptor of the launcher's socket
 
 
 @dataclass
-class Server:
+class ForkServer:
     """Waits for requests and for the ends of its children."""
 
     handlers: dict[signal.Signals, Any]  # for the signals that only the children handle
@@ -161,7 +161,7 @@ def serve(prepare: Callable[[], None] = lambda: None, preloaded: Iterable[str] =
     quick_exit = QuickExit()
     atexit.register(quick_exit)  # before imported modules register handlers: the last one runs first
     prepare()
-    channel = Server(handlers, deque(preloaded)).serve()
+    channel = ForkServer(handlers, deque(preloaded)).serve()
     if channel is not None:
         with channel, channel.makefile() as lines:
             request = json.loads(lines.readline())

@@ -17,7 +17,7 @@ from apertus_model.data.tokens.teacher_tokens import Predicted
 from apertus_model.losses.cross_entropy import VocabShard
 from apertus_model.losses.distillation import top_tokens
 from apertus_model.progress import Progress
-from apertus_model.stages.log_probabilities import agreed, as_in_training
+from apertus_model.stages.log_probabilities import as_in_training, missing_units
 from apertus_model.stages.training_data import open_mixture
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.evaluator import Evaluator
@@ -32,21 +32,19 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     """Computes the missing units, and commits the artifact."""
     part = TeacherTokensPart.model_validate(job.spec)
     samples = open_mixture(attempt.store, job.inputs, part).samples
-    with engine_process(threads=job.launch.threads or 2):
+    with engine_process(threads=job.launch.cpu_threads):
         evaluator = as_in_training(part, job, attempt)
         first = dist.get_rank() == 0
-        units = units_of("samples", part.samples, part.samples_per_unit)
-        for number, (key, span) in enumerate(units.items(), start=1):
-            if not agreed(first and attempt.unit(key) is not None, evaluator.device):
-                found = compute(evaluator, samples, part, range(*span))
-                if first:
-                    path = attempt.workdir / f"{key}.bin"
-                    with path.open("wb") as file:
-                        file.writelines(one.to_bytes() for one in found)
-                    attempt.commit_unit(key, files={path.name: path})
-                    path.unlink()
+        spans = units_of("samples", part.samples, part.samples_per_unit)
+        units = {key: range(*span) for key, span in spans.items()}
+        for key, span in missing_units(attempt, units, evaluator.device, progress):
+            predictions = compute(evaluator, samples, part, span)
             if first:
-                progress.update(number, len(units), "units")
+                path = attempt.workdir / f"{key}.bin"
+                with path.open("wb") as file:
+                    file.writelines(predicted.to_bytes() for predicted in predictions)
+                attempt.commit_unit(key, files={path.name: path})
+                path.unlink()
         if first:
             for key in units:
                 attempt.adopt(attempt.committed_unit(key), [f"{key}.bin"])

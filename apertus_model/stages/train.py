@@ -27,7 +27,7 @@ from apertus_model.stages.training_data import TrainingData, open_data, same_dat
 from apertus_model.stop import StopSignal
 from apertus_model.tracking import Tracker
 from apertus_model.trainer.anomalies import AnomalyState
-from apertus_model.trainer.checkpoint import Commit, Saved, Source
+from apertus_model.trainer.checkpoint import CheckpointSource, Commit, Saved
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.evaluator import HeldOutLoss
@@ -66,7 +66,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     if launch.stop_before_end is not None:
         stop.before_end(launch.stop_before_end.seconds)
     hang_seconds = launch.hang_timeout.seconds if launch.hang_timeout else None
-    with engine_process(threads=launch.threads or 2) as world_size:
+    with engine_process(launch.cpu_threads) as world_size:
         watch = HangWatch(job.scratch, int(os.environ["RANK"]), hang_seconds)
         try:
             _train(job, attempt, progress, stop, segment, watch, world_size)
@@ -140,19 +140,19 @@ def _train(
         )
 
 
-def starting_point(job: Job, segment: Segment, attempt: Attempt) -> Source | None:
+def starting_point(job: Job, segment: Segment, attempt: Attempt) -> CheckpointSource | None:
     """The checkpoint to load; None for new weights.
 
     A segment that continues its phase takes over everything; the first segment of a phase takes the weights,
     with the adapters that the parent has added to them, and whatever else `carry` names.
     """
     if job.resume_step is not None:
-        return Source(attempt.artifact.checkpoint(job.resume_step), job.resume_step, optimizer=True)
+        return CheckpointSource(attempt.artifact.checkpoint(job.resume_step), job.resume_step, optimizer=True)
     if "parent" not in job.inputs:
         return None
     parent = attempt.input_checkpoint("parent")
     continues = segment.start_step > 0
-    return Source(
+    return CheckpointSource(
         parent,
         parent.step,
         optimizer=continues or "optimizer" in segment.carry,

@@ -44,7 +44,7 @@ def mixed(mixer: MambaMixer, read: Tensor, positions: Tensor) -> Tensor:
     return wide(mixer(read, None, positions))
 
 
-class Comparison(NamedTuple):
+class AlignedQuantity(NamedTuple):
     """The quantities of teacher and student that are compared, and their distance."""
 
     of_teacher: Callable[..., Tensor] | None  # None: what its attention adds to the residual stream
@@ -52,13 +52,15 @@ class Comparison(NamedTuple):
     distance: Callable[[Tensor], Tensor]  # of a difference, summed over rows
 
 
-COMPARISONS = {
-    "matrix": Comparison(
+QUANTITIES = {
+    "matrix": AlignedQuantity(
         attention_matrix,
         mixer_matrix,
         lambda difference: torch.linalg.matrix_norm(difference).mean(dim=1).sum(),
     ),
-    "hidden": Comparison(None, mixed, lambda difference: torch.linalg.vector_norm(difference, dim=-1).sum()),
+    "hidden": AlignedQuantity(
+        None, mixed, lambda difference: torch.linalg.vector_norm(difference, dim=-1).sum()
+    ),
 }
 
 
@@ -69,7 +71,7 @@ class Alignment(Objective):
     attention."""
 
     def __init__(self, compared: Literal["matrix", "hidden"], student: ModelSpec, teacher: ModelSpec) -> None:
-        self._by_row, self._comparison = compared == "matrix", COMPARISONS[compared]
+        self._by_row, self._quantity = compared == "matrix", QUANTITIES[compared]
         self._layers, self._spec = set(student.mamba_layers), teacher
 
     def begin(self, load: LoadModel) -> None:
@@ -82,28 +84,28 @@ class Alignment(Objective):
     def forward(self, model: nn.Module, tokens: Tensor, labels: Any, batch: MicroBatch) -> MicroBatchLoss:
         with torch.no_grad():
             wanted = self._teacher(tokens, **batch.arguments, run=self._read)
-        found: MicroBatchLoss = model(tokens, **batch.arguments, run=partial(self._compare, batch, wanted))
-        return found
+        loss: MicroBatchLoss = model(tokens, **batch.arguments, run=partial(self._compare, batch, wanted))
+        return loss
 
     def _read(
         self, layers: Layers, hidden: Tensor, masks: Any, positions: Tensor
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """The inputs of the teacher's layers, and the targets of the mixers there, by the name of the
         layer."""
-        found: dict[str, tuple[Tensor, Tensor]] = {}
+        inputs_and_targets: dict[str, tuple[Tensor, Tensor]] = {}
         for name, layer in layers.items():
             added = layer(hidden, masks, positions, branch="attention")
             if int(name) in self._layers:
-                way = self._comparison.of_teacher
-                found[name] = (
+                way = self._quantity.of_teacher
+                inputs_and_targets[name] = (
                     hidden,
                     wide(added) if way is None else layer(hidden, masks, positions, mixer=way),
                 )
-                if len(found) == len(self._layers):
+                if len(inputs_and_targets) == len(self._layers):
                     break
             hidden = hidden + added
             hidden = hidden + layer(hidden, masks, positions, branch="feed_forward")
-        return found
+        return inputs_and_targets
 
     def _compare(
         self,
@@ -115,14 +117,14 @@ class Alignment(Objective):
         positions: Tensor,
     ) -> MicroBatchLoss:
         distances = {
-            name: self._comparison.distance(
-                layers[name](read, masks, positions, mixer=self._comparison.of_student) - target
+            name: self._quantity.distance(
+                layers[name](read, masks, positions, mixer=self._quantity.of_student) - target
             )
             for name, (read, target) in wanted.items()
         }
         columns = {
-            f"distance_{name}": torch.stack([one.detach().double(), self._number(hidden)])
-            for name, one in distances.items()
+            f"distance_{name}": torch.stack([distance.detach().double(), self._number(hidden)])
+            for name, distance in distances.items()
         }
         total = torch.stack(list(distances.values())).sum()
         return MicroBatchLoss(total / batch.denominator.to(total.dtype), columns=columns)

@@ -104,11 +104,11 @@ class AnomalyDetector:
     def _report_limit(self, step: int, quantity: Quantity, value: float) -> float | None:
         """The bound beyond which a value is, so that it is reported; None when it is not. See above."""
         values = list(self._accepted[quantity])[-REPORT_WINDOW:]
-        logarithms = [math.log(one) for one in values if one > 0]
+        logarithms = [math.log(other) for other in values if other > 0]
         if self.policy.report_threshold is None or len(logarithms) < REPORT_LEAST:
             return None
         median = statistics.median(logarithms)
-        deviation = 1.4826 * statistics.median(abs(one - median) for one in logarithms)
+        deviation = 1.4826 * statistics.median(abs(other - median) for other in logarithms)
         reach = self.policy.report_threshold * max(deviation, LEAST_DEVIATION)
         distance = math.log(value) - median if value > 0 else -math.inf
         if abs(distance) <= reach or (distance < 0 and quantity == "loss"):
@@ -119,7 +119,7 @@ class AnomalyDetector:
             if (event["action"], event["quantity"]) == ("report", quantity)
             and event["step"] >= step - REPORT_WINDOW
         ]
-        if any(one >= value if distance > 0 else one <= value for one in reported):
+        if any(other >= value if distance > 0 else other <= value for other in reported):
             return None
         return math.exp(median + math.copysign(reach, distance))
 

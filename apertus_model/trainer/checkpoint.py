@@ -54,7 +54,7 @@ class UploadError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckpointSource:
     """A checkpoint to load, and how to load it."""
 
     checkpoint: Checkpoint | str  # a committed checkpoint, or the local folder of an uncommitted one
@@ -108,7 +108,7 @@ class StoreCheckpoints(BaseCheckpointManager):
     @dataclass(kw_only=True, slots=True)
     class Config(BaseCheckpointManager.Config):
         storage: CheckpointStorage
-        source: Source | None = None  # to begin from; None: initial weights
+        source: CheckpointSource | None = None  # to begin from; None: initial weights
         due: Callable[[int], bool]  # whether a checkpoint of this step is due
 
     # the current state of the anomaly detector, for the facts of a checkpoint; set by the trainer
@@ -166,10 +166,10 @@ class StoreCheckpoints(BaseCheckpointManager):
         Raises:
             CheckpointError, DamagedCheckpoint: as when loading.
         """
-        self._read(Source(self._config.storage.committed(step), step, optimizer=True))
+        self._read(CheckpointSource(self._config.storage.committed(step), step, optimizer=True))
 
     @torch.no_grad()
-    def _read(self, source: Source) -> None:
+    def _read(self, source: CheckpointSource) -> None:
         begin = time.monotonic()
         state = self._state(step=-1, optimizer=source.optimizer)
         if source.new_adapters:

@@ -46,7 +46,7 @@ DtypeName = Literal["BF16", "BOOL", "F16", "F32", "F64", "I32", "I64"]
 Sizes = list[Annotated[int, Field(ge=0, lt=2**63)]]
 
 
-class Part(Foreign):
+class StoredBlock(Foreign):
     """A block of a tensor."""
 
     file: str = Field(pattern=r"^\w[\w.-]*$")  # the file that holds it, in the folder of the index
@@ -59,7 +59,7 @@ class StoredTensor(Foreign):
 
     dtype: DtypeName
     shape: Sizes  # of the whole tensor
-    parts: list[Part]  # together they are the whole tensor
+    parts: list[StoredBlock]  # together they are the whole tensor
 
     @model_validator(mode="after")
     def _is_whole(self) -> StoredTensor:
@@ -76,20 +76,20 @@ class StoredTensor(Foreign):
                 raise ValueError(
                     f"a part of {part.shape} at {part.offsets} is not inside its tensor of {self.shape}"
                 )
-        if (found := sum(math.prod(part.shape) for part in self.parts)) != math.prod(self.shape):
+        if (numbers := sum(math.prod(part.shape) for part in self.parts)) != math.prod(self.shape):
             raise ValueError(
-                f"its parts have {found} numbers, a tensor of {self.shape} has {math.prod(self.shape)}"
+                f"its parts have {numbers} numbers, a tensor of {self.shape} has {math.prod(self.shape)}"
             )
         return self
 
 
-class Index(Foreign):
+class CheckpointIndex(Foreign):
     """The content of `index.json`."""
 
     tensors: dict[str, StoredTensor]  # by name
 
 
-class Entry(Foreign):
+class TensorEntry(Foreign):
     """A tensor as the header of a safetensors file describes it."""
 
     dtype: DtypeName
@@ -98,7 +98,7 @@ class Entry(Foreign):
     data_offsets: Annotated[list[int], Field(min_length=2, max_length=2)]
 
     @model_validator(mode="after")
-    def _fits(self) -> Entry:
+    def _fits(self) -> TensorEntry:
         begin, end = self.data_offsets
         if begin < 0 or end - begin != math.prod(self.shape) * DTYPES[self.dtype].itemsize:
             raise ValueError(
@@ -108,7 +108,7 @@ class Entry(Foreign):
 
 
 class _Header(Foreign):
-    tensors: dict[str, Entry]
+    tensors: dict[str, TensorEntry]
 
 
 class Block(NamedTuple):
@@ -124,9 +124,9 @@ def shard_name(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def read_index(data: bytes) -> Index:
+def read_index(data: bytes) -> CheckpointIndex:
     """Parses the content of `index.json`. ForeignError when it is not valid."""
-    return checked(Index, parse_json(data, INDEX_BYTES, INDEX_VALUES))
+    return checked(CheckpointIndex, parse_json(data, INDEX_BYTES, INDEX_VALUES))
 
 
 def write_header(blocks: Mapping[str, Block]) -> bytes:
@@ -148,7 +148,7 @@ def write_header(blocks: Mapping[str, Block]) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def read_header(file: RangeFile, first: bytes) -> dict[str, tuple[Entry, int]]:
+def read_header(file: RangeFile, first: bytes) -> dict[str, tuple[TensorEntry, int]]:
     """The entry of every tensor, by name, and the position of its first byte in the file.
 
     Args:

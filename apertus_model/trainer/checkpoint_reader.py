@@ -35,7 +35,14 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from apertus_model.trainer.checkpoint_format import DTYPES, INDEX, Index, first_read, read_header, read_index
+from apertus_model.trainer.checkpoint_format import (
+    DTYPES,
+    INDEX,
+    CheckpointIndex,
+    first_read,
+    read_header,
+    read_index,
+)
 from infra.store import Checkpoint, DamagedError
 from infra.store.files.reader import FETCH_BYTES, RangeFile, cut, read_ahead
 from infra.store.reading.ranges import LocalFile
@@ -96,7 +103,7 @@ def read_errors(folder: Folder) -> Iterator[None]:
         ) from error
 
 
-def metadata_of(index: Index) -> Metadata:
+def metadata_of(index: CheckpointIndex) -> Metadata:
     """An index as DCP's metadata, with the file of each part as `storage_data`."""
     tensors = {
         name: TensorStorageMetadata(
@@ -153,7 +160,7 @@ class CheckpointReader(StorageReader):
         names = sorted({self._index.storage_data[item.storage_index] for item in plan.items})
         files = {name: self.folder.open(name) for name in names}
         waiting = {
-            name: deque(sorted(parts, key=_Part.order))
+            name: deque(sorted(parts, key=_PartToRead.order))
             for name, parts in self._parts(plan, planner, files).items()
         }
         blocks = [(name, *block) for name, parts in waiting.items() for block in _blocks(parts)]
@@ -172,13 +179,12 @@ class CheckpointReader(StorageReader):
 
     def _parts(
         self, plan: LoadPlan, planner: LoadPlanner, files: dict[str, RangeFile]
-    ) -> dict[str, list[_Part]]:
-        """The parts to read, by file."""
+    ) -> dict[str, list[_PartToRead]]:
         beginnings = read_ahead(first_read(file) for file in files.values())
         headers = {
             name: read_header(files[name], first) for name, first in zip(files, beginnings, strict=True)
         }
-        parts: dict[str, list[_Part]] = {}
+        parts: dict[str, list[_PartToRead]] = {}
         sizes: dict[str, dict[torch.Size, torch.Size]] = {}
         for item in plan.items:
             index, name = item.storage_index, item.storage_index.fqn
@@ -190,15 +196,17 @@ class CheckpointReader(StorageReader):
                     f"{files[file].name} has no tensor {name!r}, but the index says that it has a part of it"
                 )
             entry, begin = headers[file][name]
-            stated = sizes[name][index.offset], tensor.properties.dtype
-            if (found := (torch.Size(entry.shape), DTYPES[entry.dtype])) != stated:
-                raise ValueError(f"{files[file].name} has {found} of {name!r}, but the index states {stated}")
+            of_index = sizes[name][index.offset], tensor.properties.dtype
+            if (of_header := (torch.Size(entry.shape), DTYPES[entry.dtype])) != of_index:
+                raise ValueError(
+                    f"{files[file].name} has {of_header} of {name!r}, but the index states {of_index}"
+                )
             if math.prod(item.lengths):
-                parts.setdefault(file, []).append(_Part(item, planner, begin, *stated))
+                parts.setdefault(file, []).append(_PartToRead(item, planner, begin, *of_index))
         return parts
 
 
-class _Part:
+class _PartToRead:
     """Rows of one stored tensor, and the part of the model's tensor that they, or some of their columns,
     fill.
 
@@ -266,7 +274,7 @@ class _Part:
         self._planner.commit_tensor(self._item, self._target)
 
 
-def _blocks(parts: Iterable[_Part]) -> list[tuple[int, int]]:
+def _blocks(parts: Iterable[_PartToRead]) -> list[tuple[int, int]]:
     """The ranges [begin, end) of a file to read, in order. Each has at most `FETCH_BYTES` and ends where a
     piece ends."""
     merged: list[list[int]] = []

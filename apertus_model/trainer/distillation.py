@@ -60,8 +60,8 @@ class Distillation(_Distilled):
                 return self._loss(hidden, weight, labels, vocab, batch, teacher)
 
         with torch.no_grad():
-            found: MicroBatchLoss = self._teacher(batch.tokens, **batch.arguments, loss_fn=compared)
-        return found
+            loss: MicroBatchLoss = self._teacher(batch.tokens, **batch.arguments, loss_fn=compared)
+        return loss
 
 
 class StoredDistillation(_Distilled):

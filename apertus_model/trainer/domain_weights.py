@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor
 
 from apertus_model.losses.cross_entropy import VocabShard, cross_entropy, total_weight
-from apertus_model.model.init import local_part
+from apertus_model.model.init import local_part, sum_over_shards
 from apertus_model.model.on_host import copy_to
 from apertus_model.trainer.objectives import Extras, MicroBatch, MicroBatchLoss, SeparateGradients
 from specs.stages.domain_weights import WeightUpdate
@@ -39,15 +39,11 @@ def inner_products(pairs_of_parameters: Iterable[Pairs]) -> Tensor:
     for pairs in pairs_of_parameters:
         first = pairs[0][0]
         key = (first.device_mesh, first.placements) if isinstance(first, DTensor) else None
-        found = torch.stack([(local_part(a) * local_part(b)).sum(dtype=torch.float64) for a, b in pairs])
-        groups[key] = groups[key] + found if key in groups else found
+        sums = torch.stack([(local_part(a) * local_part(b)).sum(dtype=torch.float64) for a, b in pairs])
+        groups[key] = groups[key] + sums if key in groups else sums
     whole = []
-    for key, found in groups.items():
-        if key is not None:
-            mesh, placements = key
-            added = [Replicate() if placement.is_replicate() else Partial() for placement in placements]
-            found = DTensor.from_local(found, mesh, added, run_check=False).full_tensor()
-        whole.append(found)
+    for key, sums in groups.items():
+        whole.append(sums if key is None else sum_over_shards(sums, *key))
     total = torch.stack(whole).sum(0)
     if dist.is_initialized():
         dist.broadcast(total, 0)
@@ -65,10 +61,10 @@ def scores(products: Tensor, norms: Tensor, largest: float) -> Tensor:
     return (products / (norms.mean() + 1e-6)).clamp(0.0, largest)
 
 
-def updated(log_weights: Tensor, found: Tensor, rate: float, settings: WeightUpdate) -> Tensor:
+def updated(log_weights: Tensor, source_scores: Tensor, rate: float, settings: WeightUpdate) -> Tensor:
     """The logarithms of the weights after a step with these scores: (sources with a weight,), float64. As
     logarithms, weights that round to 0 can grow again."""
-    new = torch.log_softmax(log_weights + rate * found / settings.mu, 0)
+    new = torch.log_softmax(log_weights + rate * source_scores / settings.mu, 0)
     if settings.smoothing:
         new = ((1 - settings.smoothing) * new.exp() + settings.smoothing / new.numel()).log()
     return new
@@ -144,29 +140,31 @@ class DomainWeights(SeparateGradients):
 
     @torch.no_grad()
     def take(self, parameters: Sequence[Tensor]) -> None:
-        taken = []
+        gradients = []
         for parameter in parameters:
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
                 gradient = torch.zeros_like(parameter)
             elif isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
                 gradient = gradient.redistribute(placements=parameter.placements)
-            taken.append(gradient.mul_(self.parts))
-        self._gradients.append(taken)
+            gradients.append(gradient.mul_(self.parts))
+        self._gradients.append(gradients)
 
     @torch.no_grad()
     def combine(self, parameters: Sequence[Tensor], step: int) -> dict[str, Tensor]:
         gradients, self._gradients = self._gradients, []
-        norms = inner_products([(one, one) for one in of] for of in zip(*gradients, strict=True)).sqrt()
+        norms = inner_products(
+            [(gradient, gradient) for gradient in of] for of in zip(*gradients, strict=True)
+        ).sqrt()
         scales = (self._clip / norms).clamp(max=1.0).unbind()
         weighted = torch.stack([scales[source] for source in self._weighted])
         products = weighted * inner_products(
             self._with_goal(of, scales) for of in zip(*gradients, strict=True)
         )
-        found = scores(products, norms * torch.stack(scales), self._settings.largest)
-        before = copy_to(self._log_weights, found.device)
-        self._log_weights = updated(before, found, self._rate(step - 1), self._settings)
-        self._sum = copy_to(self._sum, found.device) + self.weights
+        source_scores = scores(products, norms * torch.stack(scales), self._settings.largest)
+        before = copy_to(self._log_weights, source_scores.device)
+        self._log_weights = updated(before, source_scores, self._rate(step - 1), self._settings)
+        self._sum = copy_to(self._sum, source_scores.device) + self.weights
         self._steps += 1
         self._trajectory = thinned({**self._trajectory, str(step): self.weights})
         factors = (self.weights * weighted).unbind()

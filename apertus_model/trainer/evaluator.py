@@ -17,12 +17,12 @@ from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.context_parallel import cp_shard
 
+from apertus_model.collectives import gathered
 from apertus_model.losses.cross_entropy import IGNORE_INDEX, log_probabilities
-from apertus_model.losses.divergence import kl_divergence
-from apertus_model.losses.rewards import token_rewards
-from apertus_model.losses.sequences import sequence_log_probabilities
+from apertus_model.losses.distillation import kl_divergence
+from apertus_model.losses.sequences import sequence_log_probabilities, token_rewards
 from apertus_model.model.attention import gathered_order
-from apertus_model.model.on_host import OnHost, copy_to
+from apertus_model.model.on_host import copy_to
 from apertus_model.model.output import LossFunction
 from apertus_model.trainer.arguments import model_arguments
 from apertus_model.trainer.loader import SampleLike, collate
@@ -79,9 +79,7 @@ class Evaluator:
         """
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         for rows in self._batches_of_rank(samples):
-            log_probabilities, labels, _ = self._log_probabilities(*self._tensors(rows))
-            total[0] -= log_probabilities.double().sum()
-            total[1] += (labels != IGNORE_INDEX).sum()
+            total += torch.stack(self._nats_and_labels(rows))
         nats, tokens = self._sum_over_ranks(total).tolist()
         if tokens == 0:
             raise ValueError(f"the {len(samples)} held-out sequences have no label to score")
@@ -96,8 +94,8 @@ class Evaluator:
         labels = sum(int((sample.labels != IGNORE_INDEX).sum()) for sample in samples)
         self.model.zero_grad()
         for rows in self._batches_of_rank(samples):
-            log_probabilities, _, _ = self._log_probabilities(*self._tensors(rows))
-            (-log_probabilities.sum() / labels).backward()
+            log_p, _, _ = self._of_labels(rows, log_probabilities)
+            (-log_p.sum() / labels).backward()
 
     @torch.no_grad()
     def loss_by_position(
@@ -114,10 +112,10 @@ class Evaluator:
         total = torch.zeros(2, len(edges) + 1, dtype=torch.float64, device=self.device)
         borders = torch.tensor(edges, device=self.device)
         for rows in self._batches_of_rank(samples):
-            log_probabilities, labels, positions = self._log_probabilities(*self._tensors(rows))
+            log_p, labels, positions = self._of_labels(rows, log_probabilities)
             scored = labels != IGNORE_INDEX
             bucket = torch.bucketize(positions, borders, right=True)[scored]  # 0 lies before the first edge
-            total[0].index_add_(0, bucket, -log_probabilities[scored].double())
+            total[0].index_add_(0, bucket, -log_p[scored].double())
             total[1].index_add_(0, bucket, torch.ones_like(bucket, dtype=torch.float64))
         nats_by_bucket, tokens_by_bucket = self._sum_over_ranks(total)[:, 1:-1].tolist()
         return [(nats, int(tokens)) for nats, tokens in zip(nats_by_bucket, tokens_by_bucket, strict=True)]
@@ -136,9 +134,8 @@ class Evaluator:
         )
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         for own in self._batches_of_rank(rows):
-            tensors = self._tensors(own)
-            logits, labels, _ = self._forward(*tensors)
-            other_logits, _, _ = other._forward(*tensors)
+            logits, labels, _ = self._of_labels(own, None)
+            other_logits, _, _ = other._of_labels(own, None)
             scored = labels != IGNORE_INDEX
             total[0] += kl_divergence(_full_tensor(logits)[scored], _full_tensor(other_logits)[scored])
             total[1] += scored.sum()
@@ -174,8 +171,8 @@ class Evaluator:
         """
         turns = []
         for own in self._batches_of_rank(rows):
-            found, _, _ = self._of_labels(*self._tensors(own), loss_fn)
-            turns.append([self._gather_rows(self._whole_rows(one)).cpu() for one in found])
+            tensors, _, _ = self._of_labels(own, loss_fn)
+            turns.append([self._gather_rows(self._whole_rows(tensor)).cpu() for tensor in tensors])
         return tuple(torch.cat(parts)[: len(rows)] for parts in zip(*turns, strict=True))
 
     def _by_sequence(self, rows: Sequence[SampleLike], sequences: int, loss_fn: LossFunction) -> torch.Tensor:
@@ -183,8 +180,8 @@ class Evaluator:
         group = self._dims.get_mesh("cp").get_group() if self._dims.cp_enabled else None
         turns = []
         for own in self._batches_of_rank(rows):
-            inputs, labels = collate(own, ("segments",))
-            values, labels, _ = self._of_labels(inputs["input"], inputs["positions"], labels, loss_fn)
+            values, labels, _ = self._of_labels(own, loss_fn)
+            inputs, _ = collate(own, ("segments",))
             (segments,) = self._split(inputs["segments"].to(self.device))
             sums, _ = sequence_log_probabilities(values, labels, segments, sequences, group)
             turns.append(self._gather_rows(sums))
@@ -198,10 +195,10 @@ class Evaluator:
             own = range(begin + self.rank * self.batch_size, begin + (self.rank + 1) * self.batch_size)
             yield [samples[index] if index < len(samples) else PaddingRow.like(samples[0]) for index in own]
 
-    @staticmethod
-    def _tensors(rows: list[SampleLike]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        inputs, labels = collate(rows)
-        return inputs["input"], inputs["positions"], labels
+    def _nats_and_labels(self, rows: list[SampleLike]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of the loss over the labels of this rank's part of the rows, and their number: float64."""
+        log_p, labels, _ = self._of_labels(rows, log_probabilities)
+        return -log_p.double().sum(), (labels != IGNORE_INDEX).sum().double()
 
     def _sum_over_ranks(self, sums: torch.Tensor) -> torch.Tensor:
         """`sums`, added up over the ranks that see different tokens; in place."""
@@ -213,18 +210,14 @@ class Evaluator:
         """The rows of all data-parallel ranks, in order."""
         if self.ranks == 1:
             return own
-        gathered = [torch.empty_like(own) for _ in range(self.ranks)]
-        dist.all_gather(gathered, own.contiguous(), group=self._dims.get_mesh("batch").get_group())
-        return torch.cat(gathered)
+        return gathered(own, self._dims.get_mesh("batch").get_group(), dim=0)
 
     def _whole_rows(self, own: torch.Tensor) -> torch.Tensor:
         """The whole rows of a (batch, local sequence, ...) tensor, if ranks share a sequence."""
         if not self._dims.cp_enabled:
             return own
         mesh = self._dims.get_mesh("cp")
-        parts = [torch.empty_like(own) for _ in range(mesh.size())]
-        dist.all_gather(parts, own.contiguous(), group=mesh.get_group())
-        whole = torch.cat(parts, 1)
+        whole = gathered(own, mesh.get_group(), dim=1)
         order = gathered_order(whole.shape[1], mesh.size(), self.model.cp_load_balancer, own.device)
         return whole[:, order.argsort()]
 
@@ -235,33 +228,17 @@ class Evaluator:
         slices, _ = cp_shard(self._dims.get_mesh("cp"), tensors, None, self.model.cp_load_balancer)
         return slices
 
-    def _forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits, labels and positions of this rank's part of the rows."""
-        tokens, own_labels, arguments = self._arguments(tokens, positions, labels)
-        logits = self.model(tokens, **arguments)
-        return logits, copy_to(own_labels, self.device), copy_to(arguments["positions"], self.device)
-
-    def _log_probabilities(
-        self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """ln p(label), labels and positions of this rank's part of the rows. The logits of all positions are
-        never in memory together."""
-        return self._of_labels(tokens, positions, labels, log_probabilities)
-
     def _of_labels(
-        self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor, loss_fn: LossFunction
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The results of `loss_fn`, the labels and the positions of this rank's part of the rows."""
-        tokens, own_labels, arguments = self._arguments(tokens, positions, labels)
-        found = self.model(tokens, **arguments, labels=own_labels, loss_fn=loss_fn)
-        return found, copy_to(own_labels, self.device), copy_to(arguments["positions"], self.device)
-
-    def _arguments(
-        self, tokens: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, OnHost, dict[str, Any]]:
-        return model_arguments(self.model, self._dims, self.device, tokens, positions, labels)
+        self, rows: list[SampleLike], loss_fn: LossFunction | None
+    ) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """The results of `loss_fn`, or else the logits, the labels and the positions of this rank's part of
+        the rows. With `loss_fn`, the logits of all positions are never in memory together."""
+        inputs, labels = collate(rows)
+        tokens, own_labels, arguments = model_arguments(
+            self.model, self._dims, self.device, inputs["input"], inputs["positions"], labels
+        )
+        results = self.model(tokens, **arguments, labels=own_labels, loss_fn=loss_fn)
+        return results, copy_to(own_labels, self.device), copy_to(arguments["positions"], self.device)
 
 
 class PipelineEvaluator(Evaluator):
@@ -288,19 +265,11 @@ class PipelineEvaluator(Evaluator):
         super().__init__(stage, parallel_dims, device, batch_size=batch_size)
         self._loss = loss
 
-    @torch.no_grad()
-    def loss(self, samples: Sequence[SampleLike]) -> HeldOutLoss:
-        """See `Evaluator.loss`."""
-        total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for rows in self._batches_of_rank(samples):
-            inputs, labels = collate(rows)
-            total[0] += self._loss(inputs, labels, torch.ones((), device=self.device)).double()
-            (own,) = self._split(labels)
-            total[1] += (own != IGNORE_INDEX).sum()
-        nats, tokens = self._sum_over_ranks(total).tolist()
-        if tokens == 0:
-            raise ValueError(f"the {len(samples)} held-out sequences have no label to score")
-        return HeldOutLoss(nats / tokens, int(tokens))
+    def _nats_and_labels(self, rows: list[SampleLike]) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, labels = collate(rows)
+        nats = self._loss(inputs, labels, torch.ones((), device=self.device)).double()
+        (own,) = self._split(labels)
+        return nats, (own != IGNORE_INDEX).sum().double().to(self.device)
 
 
 def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:

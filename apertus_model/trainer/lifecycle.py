@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from apertus_model.model.on_host import copy_to
 from apertus_model.trainer.anomalies import AnomalyState
-from apertus_model.trainer.checkpoint import CheckpointStorage, Source
+from apertus_model.trainer.checkpoint import CheckpointSource, CheckpointStorage
 from apertus_model.trainer.hang import HangWatch
 from infra.store import Checkpoint
 
@@ -20,7 +20,7 @@ class Lifecycle:
     """The settings of where a run begins, where its checkpoints go, and what ends it."""
 
     begin_step: int  # number of steps that the stage has already trained
-    source: Source | None  # checkpoint to begin from; None: initial weights
+    source: CheckpointSource | None  # checkpoint to begin from; None: initial weights
     storage: CheckpointStorage
     stop_requested: Callable[[], bool]  # whether this process was asked to stop
     scratch: str  # local folder for torchtitan's own files
@@ -42,7 +42,7 @@ class Lifecycle:
             self.watch.heartbeat(factor)
 
 
-class Requests(NamedTuple):
+class RankRequests(NamedTuple):
     """The requests of one rank to all others, or those of all ranks together."""
 
     stop: bool  # the rank was asked to stop
@@ -51,8 +51,8 @@ class Requests(NamedTuple):
 
 
 def agree(
-    own: Requests, measured: Sequence[torch.Tensor], device: torch.device
-) -> tuple[Requests, list[float]]:
+    own: RankRequests, measured: Sequence[torch.Tensor], device: torch.device
+) -> tuple[RankRequests, list[float]]:
     """The requests of all ranks together, and the measurements of rank 0; the same on all ranks. Waits for
     the GPU. Collective.
 
@@ -64,9 +64,9 @@ def agree(
     first = dist.get_rank() == 0
     asked = [own.stop, own.save and first, own.failed]
     numbers = torch.stack([
-        *(one.double() if first else one.new_zeros((), dtype=torch.float64) for one in measured),
+        *(scalar.double() if first else scalar.new_zeros((), dtype=torch.float64) for scalar in measured),
         *copy_to(torch.tensor(asked, dtype=torch.float64), device),
     ])  # fmt: skip
     dist.all_reduce(numbers)  # 0 + x is x, whatever the order
-    *found, stop, save, failed = numbers.tolist()
-    return Requests(bool(stop), bool(save), bool(failed)), found
+    *measurements, stop, save, failed = numbers.tolist()
+    return RankRequests(bool(stop), bool(save), bool(failed)), measurements

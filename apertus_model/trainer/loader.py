@@ -7,9 +7,8 @@ are forgotten.
 """
 
 import functools
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +17,7 @@ import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
 from apertus_model.device import has_gpu
+from infra.store.files.reader import in_order
 
 PREFETCH = 8
 """Number of micro-batches read ahead. Samples that come over a network are read in as many threads: eight
@@ -89,15 +89,9 @@ def computed_ahead(
         for call in calls:
             yield call()
         return
-    pending: deque[Future[T]] = deque()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="prefetch")
     try:
-        for call in calls:
-            pending.append(pool.submit(call))
-            if len(pending) > ahead:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+        yield from in_order(pool, calls, ahead)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

@@ -33,12 +33,12 @@ def norms(
             groups.setdefault(f"{kind}/{_layer(name)}", []).append(state)
     totals = [torch.nn.utils.get_total_norm(tensors, foreach=True) for tensors in groups.values()]
     whole = [total.full_tensor() if isinstance(total, DTensor) else total for total in totals]
-    found = dict(zip(groups, torch.stack([total.float() for total in whole]).tolist(), strict=True))
+    by_group = dict(zip(groups, torch.stack([total.float() for total in whole]).tolist(), strict=True))
     if (mesh := dims.get_optional_mesh("pp")) is not None:  # each stage has layers of its own
-        stages = [found] * mesh.size()
-        dist.all_gather_object(stages, found, group=mesh.get_group())
-        found = {name: norm for stage in stages for name, norm in stage.items()}
-    return found
+        stages = [by_group] * mesh.size()
+        dist.all_gather_object(stages, by_group, group=mesh.get_group())
+        by_group = {name: norm for stage in stages for name, norm in stage.items()}
+    return by_group
 
 
 def _layer(name: str) -> str:

@@ -39,8 +39,12 @@ from apertus_model.losses.preference import (
     qrpo_residual,
     sequence_beta,
 )
-from apertus_model.losses.rewards import token_rewards
-from apertus_model.losses.sequences import sequence_log_probabilities, sequence_sums, shared_sum
+from apertus_model.losses.sequences import (
+    sequence_log_probabilities,
+    sequence_sums,
+    shared_sum,
+    token_rewards,
+)
 from apertus_model.model.on_host import copy_to
 from apertus_model.optimizers.hook import ExtraLoss
 from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss

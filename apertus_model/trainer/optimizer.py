@@ -64,7 +64,7 @@ class Optimizers(OptimizersContainer):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that the optimizers themselves have, not copied."""
-        return {name: tensor for one in self.optimizers for name, tensor in _tensors(one).items()}
+        return {name: tensor for optimizer in self.optimizers for name, tensor in _tensors(optimizer).items()}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The whole state as tensors, those of `tensors` among them."""
@@ -114,15 +114,15 @@ def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor
 
 def _tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The optimizer's own tensors. Those in lists are numbered: `state.<parameter>.<name>.<index>`."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for parameter_name, parameter in _named(optimizer):
         for name, value in optimizer.state[parameter].items():
             for part, tensor in enumerate(value) if isinstance(value, list) else [(None, value)]:
                 if isinstance(tensor, torch.Tensor):
-                    found[f"state.{parameter_name}.{name}" + (f".{part}" if part is not None else "")] = (
+                    tensors[f"state.{parameter_name}.{name}" + (f".{part}" if part is not None else "")] = (
                         tensor
                     )
-    return found
+    return tensors
 
 
 def optimizer_config(spec: OptimizerSpec) -> Optimizers.Config:

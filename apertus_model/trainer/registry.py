@@ -43,5 +43,4 @@ OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
 
 
 def objective_of(segment: Any) -> Objective:
-    """The objective that `segment.objective` names."""
     return OBJECTIVES[segment.objective](segment)

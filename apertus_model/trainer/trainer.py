@@ -35,7 +35,7 @@ from apertus_model.trainer.arguments import model_arguments
 from apertus_model.trainer.checkpoint import UploadError
 from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss, PipelineEvaluator
 from apertus_model.trainer.hang import SLOW_FACTOR
-from apertus_model.trainer.lifecycle import Lifecycle, Requests, agree
+from apertus_model.trainer.lifecycle import Lifecycle, RankRequests, agree
 from apertus_model.trainer.loader import Batch, TrainingData
 from apertus_model.trainer.loading import FurtherModel
 from apertus_model.trainer.metrics import Recorder
@@ -75,7 +75,7 @@ class ApertusTrainer(Trainer):
     config: Config
     _objective: Objective  # of the current pass
     _denominator: torch.Tensor  # of the current step's loss, over all ranks
-    _requests: Requests  # as of the last step
+    _requests: RankRequests  # as of the last step
     _saved: float  # time of the last checkpoint
     _columns: dict[str, torch.Tensor]  # metrics of the current step on this rank: name -> (sum, number)
 
@@ -112,9 +112,9 @@ class ApertusTrainer(Trainer):
             last = self.step == config.training.steps
             lifecycle.heartbeat(SLOW_FACTOR)
             if config.norms_interval and (last or self.step % config.norms_interval == 0):
-                found = norms(self.model_parts, self.optimizers, self.parallel_dims)
-                config.recorder.add_norms(self.step, found)
-                for event in config.detector.check_norms(self.step, found):
+                by_group = norms(self.model_parts, self.optimizers, self.parallel_dims)
+                config.recorder.add_norms(self.step, by_group)
+                for event in config.detector.check_norms(self.step, by_group):
                     config.recorder.add_anomaly(event)
             if config.heldout_interval and (last or self.step % config.heldout_interval == 0):
                 config.recorder.add_heldout(self.step, self.heldout_losses())
@@ -148,9 +148,9 @@ class ApertusTrainer(Trainer):
 
     def _agree(self, measured: Sequence[torch.Tensor], *, overdue: bool = False) -> list[float]:
         """The measurements of rank 0; sets `_requests`. Waits for the GPU. Collective."""
-        own = Requests(self.config.lifecycle.stop_requested(), overdue, self.checkpointer.failed)
-        self._requests, found = agree(own, measured, self.device)
-        return found
+        own = RankRequests(self.config.lifecycle.stop_requested(), overdue, self.checkpointer.failed)
+        self._requests, measurements = agree(own, measured, self.device)
+        return measurements
 
     def _overdue(self) -> bool:
         """Whether a checkpoint is overdue by this rank's clock."""
@@ -204,7 +204,9 @@ class ApertusTrainer(Trainer):
         losses = []
         objective = self.config.objective
         separate = objective if isinstance(objective, SeparateGradients) else None
-        trained = [one for part in self.model_parts for one in part.parameters() if one.requires_grad]
+        trained = [
+            weight for part in self.model_parts for weight in part.parameters() if weight.requires_grad
+        ]
         for number, group in enumerate(microbatch_groups, 1):
             inputs: Any = [fields for fields, _ in group]
             labels: Any = [labels for _, labels in group]

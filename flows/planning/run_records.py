@@ -37,7 +37,7 @@ class Records:
         self.problem = ""  # of the record of the last run, if it is damaged
 
     @cached_property
-    def _last(self) -> runs.Record | None:
+    def _last(self) -> runs.RunRecord | None:
         stamps = runs.stamps(self.store, self.pipeline)
         try:
             return runs.read(self.store, self.pipeline, stamps[-1]) if stamps else None

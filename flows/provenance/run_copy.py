@@ -25,7 +25,7 @@ from flows.format import quantity
 from flows.planning.plan import make
 from flows.planning.stage_choice import select
 from infra.store import Store, StoreError, runs
-from infra.store.maintenance.transfer import Amount, closure, copy_artifacts, markers_of
+from infra.store.maintenance.transfer import Copied, closure, copy_artifacts, markers_of
 from infra.store.reading.walk import Contents
 from specs.errors import counted
 from specs.pipeline import DEFAULT_STORE
@@ -36,7 +36,7 @@ Parts = dict[str, tuple[str, int | None]]
 
 def transfer(
     console: Console, what: str, target: str, stages: list[str], store: str | None, overrides: list[str]
-) -> Amount:
+) -> Copied:
     """Copies a recipe's parts, or a named run, as far as they are stored. `stages`: copies only these
     stages, and what they were made from."""
     if Path(what).suffix in (".yaml", ".yml"):
@@ -79,7 +79,7 @@ def transfer(
     return amount_
 
 
-def _chosen(record: runs.Record, stages: list[str]) -> Parts:
+def _chosen(record: runs.RunRecord, stages: list[str]) -> Parts:
     """The parts of some stages of a record; what they were made from follows from the store."""
     if not stages:
         return record.parts
@@ -98,7 +98,7 @@ def _chosen(record: runs.Record, stages: list[str]) -> Parts:
 
 def _with_progress(
     console: Console, source: Store, target: Store, artifacts: list[tuple[Contents, int | None]]
-) -> Amount:
+) -> Copied:
     total = 0
     for contents, step in artifacts:
         named = {

@@ -18,12 +18,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from infra.store.records import DamagedError, FileRecord, LocatedRecord, SingleName, StoreError, StorePath
+from infra.store.records import (
+    FIX,
+    DamagedError,
+    FileRecord,
+    LocatedRecord,
+    SingleName,
+    StoreError,
+    StorePath,
+)
 from specs.base import canonical_json, fingerprint, hashed_input
 from specs.foreign import Foreign, ForeignError, M, checked
 
@@ -32,7 +40,6 @@ Step = Count | None
 Document = dict[str, Any]
 CHECKSUM = "checksum"
 Outcome = Literal["finished", "failed", "interrupted"]
-FIX = "`apertus verify --all --fix` withdraws it, so that it is made again"
 
 
 class _With:
@@ -101,7 +108,7 @@ class Identity(Foreign):
     @property
     def computed_fingerprint(self) -> str:
         """The fingerprint of what the document states, which is the name of the artifact's folder."""
-        inputs = {role: read.hashed for role, read in self.inputs.items()}
+        inputs = {role: ref.hashed for role, ref in self.inputs.items()}
         return fingerprint(self.kind, self.version, self.spec, inputs)
 
 
@@ -194,12 +201,10 @@ class Manifest(Foreign):
         record = self.files[name]
         if not isinstance(record, LocatedRecord):
             return f"{artifact}/attempts/{self.attempt}/{name}"
-        if not record.path.startswith(f"{artifact}/attempts/"):
-            raise StoreError(
-                f"the manifest of {artifact} names '{record.path}' as its file '{name}': that is not a path"
-                f" inside the artifact {artifact}"
-            )
-        return record.path
+        return inside_artifact(record, artifact, f"the manifest of {artifact}", name)
+
+
+Ended = TypeVar("Ended", CheckpointMarker, Manifest)
 
 
 class MetricsRow(Foreign):
@@ -265,8 +270,8 @@ class InputFile(Foreign):
     sha256: str
 
 
-class Reference(Foreign):
-    """`references/<step>-<id>.json`."""
+class CheckpointUse(Foreign):
+    """`references/<step>-<id>.json`: who starts from a checkpoint."""
 
     referrer: str
 
@@ -279,20 +284,13 @@ def check(model: type[M], document: Any, what: str) -> M:
         raise DamagedError(f"{what} is damaged: {error}; {FIX}") from error
 
 
-def check_checkpoint(document: Any, step: int, what: str) -> CheckpointMarker:
-    """The marker of the checkpoint of a step, checked."""
-    marker = check(CheckpointMarker, document, what)
+def check_step(model: type[Ended], document: Any, step: int | None, what: str) -> Ended:
+    """The marker of the checkpoint of a step, the manifest of a step of a training artifact, or (None) of
+    another artifact, checked."""
+    marker = check(model, document, what)
     if marker.step != step:
         raise DamagedError(f"{what} is damaged: it states step {marker.step}; {FIX}")
     return marker
-
-
-def check_manifest(document: Any, step: int | None, what: str) -> Manifest:
-    """The manifest of a step of a training artifact, or (None) of another artifact, checked."""
-    manifest = check(Manifest, document, what)
-    if manifest.step != step:
-        raise DamagedError(f"{what} is damaged: it states step {manifest.step}; {FIX}")
-    return manifest
 
 
 def check_unit(document: Any, path: str, what: str) -> Unit:
@@ -300,12 +298,18 @@ def check_unit(document: Any, path: str, what: str) -> Unit:
     attempts."""
     unit = check(Unit, document, what)
     for name, record in unit.files.items():
-        if not record.path.startswith(f"{path}/attempts/"):
-            raise StoreError(
-                f"{what} names '{record.path}' as its file '{name}': that is not a path inside the artifact"
-                f" {path}"
-            )
+        inside_artifact(record, path, what, name)
     return unit
+
+
+def inside_artifact(record: LocatedRecord, artifact: str, what: str, name: str) -> str:
+    """The place of a file that a document (`what`) names. StoreError for a place outside the artifact."""
+    if not record.path.startswith(f"{artifact}/attempts/"):
+        raise StoreError(
+            f"{what} names '{record.path}' as its file '{name}': that is not a path inside the artifact"
+            f" {artifact}"
+        )
+    return record.path
 
 
 def to_json(document: Any) -> bytes:

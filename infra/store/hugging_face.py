@@ -331,8 +331,8 @@ def _weight_files(url: str, names: list[str], read_index: Callable[[], Index]) -
     if SINGLE in names:
         return [SINGLE]
     pickles = [name for name in sorted(names) if name.endswith((".bin", ".pt", ".pth"))]
-    found = f"it has {pickles[0]}, a pickle, which is never read" if pickles else "there are no weights"
-    raise HuggingFaceError(f"{url} has no {SINGLE}: {found}; save the model with safetensors")
+    there = f"it has {pickles[0]}, a pickle, which is never read" if pickles else "there are no weights"
+    raise HuggingFaceError(f"{url} has no {SINGLE}: {there}; save the model with safetensors")
 
 
 def _card(text: str, name: str) -> Card:
@@ -341,11 +341,13 @@ def _card(text: str, name: str) -> Card:
     if len(parts) < 3 or parts[0].strip():
         return Card()
     try:
-        stated = parse("\n" + parts[1], name, or_nothing=True).data  # its lines are numbered as in the file
+        front_matter = parse(
+            "\n" + parts[1], name, or_nothing=True
+        ).data  # its lines are numbered as in the file
     except SpecError as error:
         raise HuggingFaceError(f"{error.problems[0]}; correct the front matter, or remove it") from error
     with _what(name):
-        return checked(Card, stated)
+        return checked(Card, front_matter)
 
 
 def _words(stated: Words) -> str:

@@ -46,7 +46,7 @@ class SourceError(StageError):
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedFile:
     """One file: path relative to the source's url, size in bytes, and a stamp that changes when the file
     does."""
 
@@ -60,7 +60,7 @@ class Listing:
     """The files of a source, sorted by path."""
 
     url: str
-    files: tuple[Listed, ...]
+    files: tuple[ListedFile, ...]
 
     @property
     def bytes(self) -> int:
@@ -76,7 +76,7 @@ class Listing:
         """The SHA-256 of every file, by path. Reads each file once. SourceError names a file that cannot be
         read."""
         fs, root = fsspec.core.url_to_fs(self.url)
-        found: dict[str, str] = {}
+        digests: dict[str, str] = {}
         for file in self.files:
             content = hashlib.sha256()
             try:
@@ -85,8 +85,8 @@ class Listing:
                         content.update(chunk)
             except OSError as error:
                 raise SourceError(f"cannot read '{file.path}' of {self.url}: {error}") from error
-            found[file.path] = content.hexdigest()
-        return found
+            digests[file.path] = content.hexdigest()
+        return digests
 
     def digest(self) -> str:
         """The digest of all paths and contents. SourceError names a file that cannot be read."""
@@ -114,8 +114,9 @@ def list_source(source: SourceSpec) -> Listing:
         fs, root = fsspec.core.url_to_fs(url)
         entries = _entries(fs, root, source.include, source.exclude)
     except Exception as error:  # filesystems of third parties raise errors of their own kinds
-        fix = f"; {found}" if (found := fix_of(error, url)) else ""
-        raise SourceError(f"cannot list {source.url}: {type(error).__name__}: {error}{fix}") from error
+        fix = fix_of(error, url)
+        problem = f"cannot list {source.url}: {type(error).__name__}: {error}"
+        raise SourceError(f"{problem}; {fix}" if fix else problem) from error
     if isinstance(fs, LocalFileSystem) and not fs.exists(root):
         raise SourceError(f"there is nothing at {source.url}")
     files = []
@@ -126,7 +127,7 @@ def list_source(source: SourceSpec) -> Listing:
             if isinstance(fs, LocalFileSystem) and entry["type"] == "other":  # links have this type, too
                 _check_regular(name, source.url)
             stamp = next((entry[key] for key in STAMPS if entry.get(key)), "")
-            files.append(Listed(relative, int(entry["size"]), str(stamp)))
+            files.append(ListedFile(relative, int(entry["size"]), str(stamp)))
     if source.format == "arrow":
         files = _of_saved(fs, root, entries, files, source.url)
     if not files:
@@ -137,17 +138,17 @@ def list_source(source: SourceSpec) -> Listing:
 
 
 def _of_saved(
-    fs: AbstractFileSystem, root: str, entries: dict[str, Any], files: list[Listed], url: str
-) -> list[Listed]:
+    fs: AbstractFileSystem, root: str, entries: dict[str, Any], files: list[ListedFile], url: str
+) -> list[ListedFile]:
     """The files, of a data set that `datasets` saved only its shards: `cache-*.arrow` beside them is what
     programs computed from it. SourceError when several splits would be mixed, or the shards are not the data
     set."""
-    found = {_join(root, file.path): file for file in files}
+    kept = {_join(root, file.path): file for file in files}
     for name in entries:
         folder, _, last = name.rpartition("/")
         if last not in ("dataset_dict.json", "state.json"):
             continue
-        below = {file: file[len(folder) + 1 :] for file in found if file.startswith(f"{folder}/")}
+        below = {file: file[len(folder) + 1 :] for file in kept if file.startswith(f"{folder}/")}
         if last == "dataset_dict.json":
             if len(splits := sorted({path.partition("/")[0] for path in below.values()})) > 1:
                 raise SourceError(
@@ -168,8 +169,8 @@ def _of_saved(
                 f"'{name}' of {url} names {missing[0]}, which is missing. Fix: copy the whole data set"
             )
         for file in [file for file, path in below.items() if "/" not in path and path not in named]:
-            del found[file]
-    return list(found.values())
+            del kept[file]
+    return list(kept.values())
 
 
 def _check_name(path: str, url: str) -> None:
@@ -238,9 +239,16 @@ def _glob(path: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 def locked_digest(store: Store, listing: Listing) -> str | None:
     """The digest that the store recorded for this listing, or None."""
     path = f"inputs/{listing.key}.json"
-    if (document := store.read_json_if_there(path)) is None:
-        return None
-    return check(Lock, document, f"'{path}' in the store {store.url}").digest
+    document = store.read_json_if_there(path)
+    return None if document is None else check(Lock, document, store.where(path)).digest
+
+
+def recorded_digest(store: Store, path: str) -> str | None:
+    """The digest that a file in `inputs/` is about; None for a file that is no record. DamagedError for a
+    damaged lock."""
+    if path.endswith(ROWS):
+        return path.removeprefix("inputs/").removesuffix(ROWS)
+    return store.document(path, Lock).digest if path.endswith(".json") else None
 
 
 def lock(store: Store, listing: Listing, digest: str) -> None:
@@ -279,4 +287,4 @@ def recorded_files(store: Store, digest: str) -> list[InputFile] | None:
         problem = f"its files do not make the digest {digest}"
     except (ValueError, RecursionError) as error:
         problem = str(error)
-    raise StoreError(f"'{path}' in the store {store.url} is damaged: {problem}; delete it")
+    raise StoreError(f"{store.where(path)} is damaged: {problem}; delete it")

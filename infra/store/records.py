@@ -35,6 +35,7 @@ WHOLE_BYTES = 64 * 2**20
 all of it."""
 INLINE = 8
 DIGEST_BYTES = 32
+FIX = "`apertus verify --all --fix` withdraws it, so that it is made again"
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -164,17 +165,6 @@ def make_record(
     """A record, and the content of its sidecar if it needs one."""
     if len(pieces) <= 1:
         return FileRecord(size=size, sha256=sha256), None
-    if len(pieces) <= INLINE:
-        return (
-            FileRecord(
-                size=size, sha256=sha256, piece_bytes=piece_bytes, pieces=[piece.hex() for piece in pieces]
-            ),
-            None,
-        )
-    sidecar = b"".join(pieces)
-    return (
-        FileRecord(
-            size=size, sha256=sha256, piece_bytes=piece_bytes, pieces=hashlib.sha256(sidecar).hexdigest()
-        ),
-        sidecar,
-    )
+    sidecar = b"".join(pieces) if len(pieces) > INLINE else None
+    digests = [piece.hex() for piece in pieces] if sidecar is None else hashlib.sha256(sidecar).hexdigest()
+    return FileRecord(size=size, sha256=sha256, piece_bytes=piece_bytes, pieces=digests), sidecar

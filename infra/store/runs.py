@@ -27,7 +27,7 @@ TIME = "%Y%m%dT%H%M%S.%fZ"
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """One record of a run. `parts`: the place in the store and, for a trajectory, the step, by name of the
     part; `spec`: the resolved recipe; `end`: how the run ended, if it had by then."""
 
@@ -76,24 +76,22 @@ def stamps(store: Store, run: str) -> list[str]:
 
 def _stamps(store: Store, run: str) -> list[str]:
     """The records of a run, the oldest first. StoreError when there is no such run."""
-    if found := stamps(store, run):
-        return found
+    if written := stamps(store, run):
+        return written
     there = ", ".join(names(store)) or "none"
     raise StoreError(f"there is no run '{run}' in the store {store.url}; there are {there}")
 
 
-def read(store: Store, run: str, stamp: str) -> Record:
+def read(store: Store, run: str, stamp: str) -> RunRecord:
     """Reads a record. StoreError when it is damaged."""
     path = f"{FOLDER}/{run}/{stamp}.json"
     try:
-        found = checked(Run, store.read_json(path))
+        stored = checked(Run, store.read_json(path))
     except ForeignError as error:
         fix = f"remove it, or forget the run '{run}'"
-        raise StoreError(
-            f"'{path}' in the store {store.url} is not the record of a run: {error}; {fix}"
-        ) from error
-    parts = {name: (part.path, part.step) for name, part in found.parts.items()}
-    return Record(run, stamp, parts, found.spec or {}, found.end)
+        raise StoreError(f"{store.where(path)} is not the record of a run: {error}; {fix}") from error
+    parts = {name: (part.path, part.step) for name, part in stored.parts.items()}
+    return RunRecord(run, stamp, parts, stored.spec or {}, stored.end)
 
 
 def write(
@@ -103,7 +101,7 @@ def write(
     spec: dict[str, Any],
     end: RunEnd | None = None,
 ) -> None:
-    """Records a start of a run, or its end; `parts`, `spec` and `end` as in `Record`."""
+    """Records a start of a run, or its end; `parts`, `spec` and `end` as in `RunRecord`."""
     document = Run(
         parts={name: RunPart(path=path, step=step) for name, (path, step) in parts.items()}, spec=spec
     )
@@ -117,7 +115,7 @@ def protected_mark(path: str, step: int | None) -> str:
     return f"{PROTECTED}/{path.replace('/', '-')}{'' if step is None else f'-{step}'}.json"
 
 
-def last(store: Store, run: str) -> Record:
+def last(store: Store, run: str) -> RunRecord:
     """The record that a name stands for. StoreError when there is no such run."""
     return read(store, run, _stamps(store, run)[-1])
 
@@ -125,8 +123,8 @@ def last(store: Store, run: str) -> Record:
 def forget(store: Store, run: str) -> int:
     """Drops the name of a run and returns the number of its records; the artifacts stay until they are
     collected. StoreError when there is no such run."""
-    found = _stamps(store, run)
-    for stamp in found:  # the last record goes last: until then the name stands for it
+    written = _stamps(store, run)
+    for stamp in written:  # the last record goes last: until then the name stands for it
         store.remove(f"{FOLDER}/{run}/{stamp}.json")
     store.remove(f"{FOLDER}/{run}")
-    return len(found)
+    return len(written)

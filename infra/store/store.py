@@ -38,7 +38,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel
 
-from infra.store.documents import Format, to_json, unsealed, with_checksum
+from infra.store.documents import Format, check, to_json, unsealed, with_checksum
 from infra.store.files.reader import CheckedFile
 from infra.store.files.sinks import PART_BYTES
 from infra.store.files.writer import Writer
@@ -46,7 +46,7 @@ from infra.store.records import PIECE_BYTES, DamagedError, FileRecord, StoreErro
 from infra.store.storage.access import check_settings, fix_of
 from infra.store.storage.filesystem import Filesystem
 from infra.store.storage.retry import Retry
-from specs.foreign import MAX_BYTES, ForeignError, check_length, checked, parse_json, shown, trail
+from specs.foreign import MAX_BYTES, ForeignError, M, check_length, checked, parse_json, shown, trail
 from specs.redaction import without_credentials
 
 FORMAT = 3
@@ -115,17 +115,13 @@ class Store(Filesystem):
 
     def check_format(self, name: str) -> None:
         """StoreError for a store of another format than this program's; `name` is its URL for the message."""
-        stated = self.format()
-        if stated is None or stated == Format(format=FORMAT):
+        present = self.format()
+        if present is None or present == Format(format=FORMAT):
             return
-        newer = stated.format > FORMAT
-        fix = (
-            "use a newer release of this program, or a new store (--store)"
-            if newer
-            else "use a new store (--store)"
-        )
+        newer = "a newer release of this program, or " if present.format > FORMAT else ""
+        fix = f"use {newer}a new store (--store)"
         raise StoreError(
-            f"the store '{name}' has format {stated.format}, this program reads format {FORMAT}. Fix: {fix}"
+            f"the store '{name}' has format {present.format}, this program reads format {FORMAT}. Fix: {fix}"
         )
 
     def initialise(self) -> None:
@@ -133,30 +129,34 @@ class Store(Filesystem):
         if not self.exists("format.json"):
             self.write_once("format.json", to_json(Format(format=FORMAT)))
 
-    def damaged(self, path: str, error: Exception) -> DamagedError:
+    def damaged(self, path: str, problem: Exception | str) -> DamagedError:
         if path == "format.json":
             fix = f'replace it with a file that contains {{"format": {FORMAT}}}'
         elif path.startswith(f"{PROTECTED}/"):  # withdrawn, it would protect nothing any more
             fix = "delete it, then repeat `apertus run` of its recipe, which writes it again"
         else:
-            return super().damaged(path, error)
-        return DamagedError(f"'{path}' in the store {self.url} is damaged: {error}; {fix}")
+            return super().damaged(path, problem)
+        return DamagedError(f"{self.where(path)} is damaged: {problem}; {fix}")
 
     def read_json(self, path: str) -> Any:
         """The content of a marker. DamagedError when the marker is missing, or is not JSON."""
-        if (found := self.read_document(path)) is None:
-            raise DamagedError(f"'{path}' is not in the store {self.url}")
-        return found[1]
+        if (content := self.read_document(path)) is None:
+            raise self.missing(path)
+        return content[1]
 
     def read_json_if_there(self, path: str) -> Any | None:
         """The content of a marker, or None when the marker is missing."""
-        found = self.read_document(path)
-        return None if found is None else found[1]
+        content = self.read_document(path)
+        return None if content is None else content[1]
+
+    def document(self, path: str, model: type[M]) -> M:
+        """A marker as its model. DamagedError when it is missing, or does not fit."""
+        return check(model, self.read_json(path), self.where(path))
 
     def read_document(self, path: str) -> tuple[bytes, Any] | None:
         """The bytes of a marker and their parsed content without its checksum, or None when the marker is
         missing. DamagedError when it is not JSON, or its content does not match its checksum."""
-        trail.append(f"'{path}' in the store {self.url}")
+        trail.append(self.where(path))
 
         def ask() -> tuple[bytes, Any] | None:
             data = None

@@ -83,7 +83,7 @@ def extended(path: str | Path, text: str | None = None) -> Document:
             raise SpecError.of(at, f"there is no file '{base}'", nearest_file(base, file), where)
         for index, other in enumerate(files):
             if other.exists() and os.path.samefile(base, other):
-                cycle = " -> ".join(str(one) for one in [*files[index:], base])
+                cycle = " -> ".join(map(str, [*files[index:], base]))
                 raise SpecError.of(
                     at, f"the files extend each other: {cycle}", "let one of them extend none.", where
                 )
@@ -103,7 +103,9 @@ def expand(document: Document, overrides: Iterable[str] = ()) -> Document:
     filled in."""
     problems, of_variants = list(document.problems), []
     written = list(texts_of(tree(document)))
-    for assignment in sorted(overrides, key=lambda one: not one.strip().startswith("variables.")):
+    for assignment in sorted(
+        overrides, key=lambda assignment: not assignment.strip().startswith("variables.")
+    ):
         if (
             assignment.startswith("stages.")
             and stage_of(document, assignment.partition("=")[0].strip()) is None

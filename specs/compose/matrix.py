@@ -50,29 +50,29 @@ class Matrices:
                 expanded[name] = stage
                 continue
             before, rest = len(self.variables.unknown), stage.without("matrix")
-            made = self._variants(name, stage.content["matrix"], rest)
-            if made:
-                self.variants[name] = list(made)
-                self._check_overrides(name, rest, made)
+            variants = self._variants(name, stage.content["matrix"], rest)
+            if variants:
+                self.variants[name] = list(variants)
+                self._check_overrides(name, rest, variants)
             else:  # the stage stays under its own name, so that references to it are not reported as well
-                made, self.variables.labels[name] = {name: rest}, name
+                variants, self.variables.labels[name] = {name: rest}, name
             if len(self.variables.unknown) > before:
-                self.variables.unknown |= {("stages", variant) for variant in made}
-            expanded |= made
+                self.variables.unknown |= {("stages", variant) for variant in variants}
+            expanded |= variants
         return expanded
 
     def _variants(self, name: str, matrix: Value, rest: Value) -> dict[str, Value]:
         """The variants of a stage by their names; `rest` is the stage without its matrix."""
         path: FieldPath = ("stages", name, "matrix")
-        made: dict[str, Value] = {}
+        variants: dict[str, Value] = {}
         for at, label, place, body in self._stated(path, self._filled_text(matrix, path), rest):
-            if self._is_name(at, name, label, place, made) and self._is_flat(at, place, body):
+            if self._is_name(at, name, label, place, variants) and self._is_flat(at, place, body):
                 self._size += sum(1 for _ in nodes(body))
                 if self._size > MAX_VALUES:
                     raise too_large(place.origin)
-                made[f"{name}-{label}"] = body
+                variants[f"{name}-{label}"] = body
                 self.variables.labels[f"{name}-{label}"] = label
-        return made
+        return variants
 
     def _stated(
         self, path: FieldPath, matrix: Value, rest: Value

@@ -124,8 +124,8 @@ class Variables:
             return value
         alone = USE.fullmatch(content)
         if alone and alone["name"] is not None:
-            found = self._lookup(alone["name"], path, value.origin)
-            return value if found is None else self._moved(found, value.origin, alone["name"])
+            filled_in = self._lookup(alone["name"], path, value.origin)
+            return value if filled_in is None else self._moved(filled_in, value.origin, alone["name"])
         text = self.text(content, path, value.origin)
         names = [match["name"] for match in USE.finditer(content) if match["name"] in self._stated]
         where = value.origin.where + "".join(
@@ -136,8 +136,8 @@ class Variables:
     def _folder(self, text: str, place: Origin) -> str:
         """The folder in which a path with variables begins: that of the variable if it begins with one."""
         first = USE.match(text.removeprefix(HUGGING_FACE))
-        found = self._values.get(first["name"] or "") if first else None
-        return (place if found is None else found.origin).folder
+        variable = self._values.get(first["name"] or "") if first else None
+        return (place if variable is None else variable.origin).folder
 
     def text(self, text: str, path: FieldPath, origin: Origin) -> str:
         """A text with the variables inside it filled in, as they are written."""
@@ -158,15 +158,15 @@ class Variables:
             if match["name"] is None:
                 filled += "${"
                 continue
-            found = self._lookup(match["name"], path, origin)
-            if found is None:
+            variable = self._lookup(match["name"], path, origin)
+            if variable is None:
                 return text
-            if isinstance(found.content, (list, dict)):
-                what = "list" if isinstance(found.content, list) else "mapping"
+            if isinstance(variable.content, (list, dict)):
+                what = "list" if isinstance(variable.content, list) else "mapping"
                 message = f"the variable '{match['name']}' is a {what}"
                 self.problem(path, message, "write it alone, without text around it.", origin)
                 return text
-            filled += written(found)
+            filled += written(variable)
         filled += text[end:]
         self._count(origin, len(filled) // 100)
         return filled
@@ -183,8 +183,8 @@ class Variables:
         elif name not in self._stated and ("variables",) not in self.unknown:
             names = [*self._stated, *([] if label is None else ["matrix"])]
             self.problem(path, f"there is no variable '{name}'", did_you_mean(name, names), origin)
-        elif name in self._stated and (found := self._resolved(name)) is not None:
-            return found
+        elif name in self._stated and (value := self._resolved(name)) is not None:
+            return value
         self.unknown.add(path)
         return None
 

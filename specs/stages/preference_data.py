@@ -63,6 +63,11 @@ class Sampling(Spec):
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def distinct(self) -> int:
+        """The completions of a prompt that are computed; greedy ones are all the same, and one is copied."""
+        return 1 if self.greedy else self.n
+
     @field_validator("temperature")
     @classmethod
     def _divides(cls, temperature: float) -> float:

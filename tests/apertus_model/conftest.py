@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
 from types import FrameType
@@ -15,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, Store
 from specs.job import InputRef, Job
 from tests.apertus_model import ranks
+from tests.jobs import input_at, job_at, run_stage
 
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
@@ -36,64 +35,34 @@ class Bench:
         self,
         kind: str,
         fingerprint: str,
-        spec: dict[str, Any],
-        inputs: dict[str, Artifact],
+        spec: dict[str, Any] | None = None,
+        inputs: Mapping[str, Artifact | InputRef] | None = None,
         *,
-        attempt: str,
-        workers: int,
+        attempt: str = "first",
+        workers: int = 1,
         launch: dict[str, Any] | None = None,
-        profile: dict[str, Any] | None = None,
+        **fields: Any,
     ) -> Job:
-        references = {
-            role: InputRef(
-                kind=artifact.path.split("/")[0], fingerprint=artifact.path.split("/")[1], path=artifact.path
-            )
-            for role, artifact in inputs.items()
+        fields |= {"spec": spec or {}, "identity": spec or {}}
+        fields["inputs"] = {
+            role: read if isinstance(read, InputRef) else input_at(read.path)
+            for role, read in (inputs or {}).items()
         }
-        return Job(
-            node=kind,
-            kind=kind,
-            version=1,
-            fingerprint=fingerprint,
-            spec=spec,
-            identity=spec,
-            inputs=references,
-            launch={"workers": {"count": workers}, **(launch or {})},
-            profile=profile or {},
-            store=self.store.url,
-            path=f"{kind}/{fingerprint}",
-            attempt=attempt,
-            scratch=str(self.folder / "scratch" / kind / fingerprint / attempt),
-            progress=str(self.folder / "progress.jsonl"),
-        )
+        fields["launch"] = {"workers": {"count": workers}} | (launch or {})
+        return job_at(f"{kind}/{fingerprint}", self.store, self.folder, attempt, **fields)
 
     def run(
         self,
         kind: str,
         fingerprint: str,
         spec: dict[str, Any],
-        inputs: dict[str, Artifact] | None = None,
+        inputs: Mapping[str, Artifact | InputRef] | None = None,
         *,
-        attempt: str = "first",
-        workers: int = 1,
         attempt_class: type[Attempt] = Attempt,
-        launch: dict[str, Any] | None = None,
-        profile: dict[str, Any] | None = None,
         stop: StopSignal | None = None,
+        **options: Any,
     ) -> Artifact:
-        job = self.job(
-            kind,
-            fingerprint,
-            spec,
-            inputs or {},
-            attempt=attempt,
-            workers=workers,
-            launch=launch,
-            profile=profile,
-        )
-        stage = importlib.import_module(f"apertus_model.stages.{kind}")
-        stage.run(job, attempt_class(job), Progress(job.progress), stop or StopSignal())
-        return Artifact(self.store, job.path)
+        return run_stage(self.job(kind, fingerprint, spec, inputs, **options), attempt_class, stop)
 
 
 @pytest.fixture(autouse=True)

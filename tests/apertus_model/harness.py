@@ -17,7 +17,7 @@ from torch._dynamo import trace_rules
 
 import apertus_model.trainer.config  # imported here so that the children need not  # noqa: F401
 from apertus_model.losses import cross_entropy
-from apertus_model.trainer.checkpoint import Saved, Source
+from apertus_model.trainer.checkpoint import CheckpointSource, Saved
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
@@ -271,7 +271,7 @@ def train(
     spec: Segment,
     *,
     processes: int = 1,
-    source: Source | None = None,
+    source: CheckpointSource | None = None,
     begin_step: int | None = None,
     stop_at: int | None = None,
     heldout: dict[str, list[Sample]] | None = None,

@@ -24,7 +24,7 @@ def dialogue(question: str, *answers: str, **more: Any) -> Conversation:
 
 
 def attempt_at(bench: Any, kind: str, fingerprint: str, spec: dict[str, Any] | None = None) -> Attempt:
-    return Attempt(bench.job(kind, fingerprint, spec or {}, {}, attempt="first", workers=1))
+    return Attempt(bench.job(kind, fingerprint, spec or {}))
 
 
 def encoder_of(tokenizer: Artifact) -> ChatEncoder:

@@ -12,19 +12,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from apertus_model.tracking import Tracker, last_kept_step
 from specs.job import Job
-from specs.tracking import Tracking
+from tests.jobs import job_at
 
 NODE = "pretrain/2"
 
 
 def _job(attempt: str, tracking: dict[str, Any], resume_step: int | None = None) -> Job:
-    return Job(
-        pipeline="mini", node=NODE, kind="pretrain", version=1, fingerprint="a" * 32,
-        spec={"sequence_length": 8}, identity={}, inputs={},
-        launch={}, store="store", path="pretrain/" + "a" * 32, attempt=attempt, scratch="", progress="",
-        resume_step=resume_step,
-        tracking=Tracking.model_validate(tracking),
-    )  # fmt: skip
+    path = "pretrain/" + "a" * 32
+    fields = {"spec": {"sequence_length": 8}, "resume_step": resume_step, "tracking": tracking}
+    return job_at(path, "store", Path("nowhere"), attempt, pipeline="mini", node=NODE, **fields)
 
 
 def _rows(first: int, last: int) -> list[dict[str, Any]]:

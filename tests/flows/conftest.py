@@ -18,6 +18,7 @@ from specs.job import InputRef, Job
 from specs.recipe import load
 from specs.stages.corpus import CorpusPart
 from tests.infra.sealed import sealed
+from tests.jobs import job_at
 from tests.recipes import CHAT, write_recipe
 
 # All commands are made of their functions' signatures anew for every call.
@@ -94,19 +95,6 @@ def job_of(plan: Plan, node: Node) -> Job:
         role: InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, step=read.step)
         for role, read in node.inputs.items()
     }
-    scratch = Path(plan.store.root) / "scratch"
-    return Job(
-        node=node.name,
-        kind=node.kind,
-        version=node.version,
-        fingerprint=node.fingerprint,
-        spec={},
-        identity=node.identity,
-        inputs=inputs,
-        launch={},
-        store=plan.store.url,
-        path=node.path,
-        attempt=f"attempt-{node.name.replace('/', '-')}",
-        scratch=str(scratch),
-        progress=str(scratch / "progress"),
-    )
+    about = {"node": node.name, "version": node.version, "identity": node.identity, "inputs": inputs}
+    name = f"attempt-{node.name.replace('/', '-')}"
+    return job_at(node.path, plan.store, Path(plan.store.root), name, **about)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from apertus_model.trainer.checkpoint import Source
+from apertus_model.trainer.checkpoint import CheckpointSource
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.settings import Precision
@@ -38,7 +38,7 @@ def spec_of(**changes: Any) -> Any:
     return segment(**{**fields, **changes})
 
 
-def run(folder: Path, processes: int = 1, source: Source | None = None, **changes: Any) -> Result:
+def run(folder: Path, processes: int = 1, source: CheckpointSource | None = None, **changes: Any) -> Result:
     arguments = {"begin_step": source.step, "source": source} if source is not None else {}
     results = train(folder, spec_of(**changes), processes=processes, data=Samples, **arguments)  # type: ignore[arg-type]
     for result in results[1:]:
@@ -49,7 +49,9 @@ def run(folder: Path, processes: int = 1, source: Source | None = None, **change
 @pytest.mark.slow
 def test_training_resumes_to_the_same_bits(tmp_path: Path, measured: Measured) -> None:
     whole = run(tmp_path / "whole")
-    rest = run(tmp_path / "rest", source=Source(str(tmp_path / "whole" / "step-2"), 2, optimizer=True))
+    rest = run(
+        tmp_path / "rest", source=CheckpointSource(str(tmp_path / "whole" / "step-2"), 2, optimizer=True)
+    )
     measured("losses", ", ".join(f"{loss:.3f}" for loss in losses(whole)))
     assert losses(whole)[-1] < losses(whole)[0]
     assert losses(rest) == losses(whole)[2:]

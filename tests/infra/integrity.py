@@ -13,7 +13,7 @@ import pytest
 
 from infra.store import Attempt, Store
 from infra.store.storage.retry import Retry
-from specs.job import Job
+from tests.jobs import job_at
 
 PIECE, PART = 2**10, 2**14
 
@@ -51,10 +51,4 @@ def no_pause(seconds: float) -> None:
 def attempt(
     store: Store, tmp_path: Path, name: str = "first", path: str = "pretrain/f", **fields: Any
 ) -> Attempt:
-    job = Job(
-        node="n", kind="pretrain", version=1, fingerprint="f", spec={}, identity={}, inputs={}, launch={},
-        store=store.url, path=path,
-        attempt=name, scratch=str(tmp_path / f"scratch-{name}"), progress=str(tmp_path / "progress"),
-        **fields,
-    )  # fmt: skip
-    return Attempt(job, store)
+    return Attempt(job_at(path, store, tmp_path, name, **fields), store)

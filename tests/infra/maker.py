@@ -9,8 +9,9 @@ from typing import Any
 from infra.store import Attempt, Store
 from infra.store.documents import to_json
 from infra.store.reading.walk import list_files, open_contents
-from specs.job import InputRef, Job
+from specs.job import InputRef
 from tests.infra.sealed import sealed
+from tests.jobs import input_at, job_at
 
 WEB = {"documents": InputRef(kind="external", fingerprint="d1", name="web")}
 
@@ -26,34 +27,14 @@ class Maker:
     def attempt(
         self, kind: str, letter: str, *reads: tuple[str, int | None], name: str = "first", **fields: Any
     ) -> Attempt:
-        fingerprint = letter * 32
-        inputs = {
-            f"input:{index}": InputRef(
-                kind=path.split("/")[0], fingerprint=path.split("/")[1], path=path, step=step
-            )
-            for index, (path, step) in enumerate(reads)
-        }
-        inputs |= fields.pop("inputs", {})
-        values: dict[str, Any] = {
-            "node": f"{kind}-{letter}",
-            "kind": kind,
-            "version": 1,
-            "spec": {},
-            "identity": {"letter": letter},
-        }
-        values |= {
-            "fingerprint": fingerprint,
-            "path": f"{kind}/{fingerprint}",
-            "inputs": inputs,
-            "launch": {},
-            "store": self.store.url,
-        }
-        values |= {
-            "attempt": name,
-            "scratch": str(self.scratch / uuid.uuid4().hex),
-            "progress": str(self.scratch / "progress"),
-        }
-        attempt = Attempt(Job(**(values | fields)), self.store)
+        fields["inputs"] = {
+            f"input:{index}": input_at(path, step) for index, (path, step) in enumerate(reads)
+        } | fields.get("inputs", {})
+        fields = {"node": f"{kind}-{letter}", "identity": {"letter": letter}} | fields
+        path = f"{kind}/{letter * 32}"
+        # attempts of one name at one place have folders of their own
+        job = job_at(path, self.store, self.scratch / uuid.uuid4().hex, name, **fields)
+        attempt = Attempt(job, self.store)
         attempt.begin()
         return attempt
 

@@ -39,6 +39,7 @@ from specs.job import Job
 from tests.infra.committed import damaged
 from tests.infra.faults import HANGS, KINDS, Faults, like
 from tests.infra.store.writing.leases import Clock
+from tests.jobs import job_at
 
 UNITS = ("task-0", "task-1")
 STEPS = (10, 20, 30)
@@ -50,13 +51,7 @@ DATA, TRAINED = (f"{kind}/{fingerprint(kind, 1, {'seed': 1}, {})}" for kind in (
 
 
 def job(store: Store, scratch: Path, path: str, **fields: Any) -> Job:
-    name = uuid.uuid4().hex[:8]
-    kind, _, made = path.partition("/")
-    return Job(
-        node=kind, kind=kind, version=1, fingerprint=made, spec={}, identity={"seed": 1}, inputs={},
-        launch={}, store=store.url,
-        path=path, attempt=name, scratch=str(scratch / name), progress=str(scratch / "progress"), **fields,
-    )  # fmt: skip
+    return job_at(path, store, scratch, uuid.uuid4().hex[:8], identity={"seed": 1}, **fields)
 
 
 def work(store: Store, scratch: Path) -> None:

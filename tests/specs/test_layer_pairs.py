@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from specs.layer_pairs import LayerPairs
-from specs.layer_schedule import Step
+from specs.layer_schedule import LayerStep
 from specs.model import ModelSpec
 
 SMALL: dict[str, Any] = {
@@ -17,12 +17,24 @@ SMALL: dict[str, Any] = {
 
 
 def test_the_steps_of_a_range_in_each_form() -> None:
-    def steps(form: Any) -> list[Step]:
+    def steps(form: Any) -> list[LayerStep]:
         return LayerPairs(start=1, layers=4, form=form).schedule(6)
 
-    assert steps("paired") == [Step(0), Step(1, beside=(2,)), Step(3, beside=(4,)), Step(5)]
-    assert steps("dropped") == [Step(0), Step(1), Step(3), Step(5)]
-    assert steps("swapped") == [Step(0), Step(2), Step(1), Step(4), Step(3), Step(5)]
+    assert steps("paired") == [
+        LayerStep(0),
+        LayerStep(1, beside=(2,)),
+        LayerStep(3, beside=(4,)),
+        LayerStep(5),
+    ]
+    assert steps("dropped") == [LayerStep(0), LayerStep(1), LayerStep(3), LayerStep(5)]
+    assert steps("swapped") == [
+        LayerStep(0),
+        LayerStep(2),
+        LayerStep(1),
+        LayerStep(4),
+        LayerStep(3),
+        LayerStep(5),
+    ]
 
 
 def test_the_model_has_the_same_parameters_and_the_plain_one_keeps_its_identity() -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from specs.hugging_face import hugging_face_config
-from specs.layer_schedule import Step
+from specs.layer_schedule import LayerStep
 from specs.model import ModelSpec
 from specs.repeats import Repeats
 from specs.trainable import sizes, untouched
@@ -21,17 +21,17 @@ RANGE = {"start": 1, "layers": 2, "times": 3}
 
 def test_a_pass_reads_the_keys_that_its_layers_made_in_the_passes_before() -> None:
     assert Repeats(**RANGE).schedule(4) == [
-        Step(0),
-        Step(1),
-        Step(2, normed=True),
-        Step(1, reads=(2,)),
-        Step(2, reads=(3,), normed=True),
-        Step(1, reads=(2, 4)),
-        Step(2, reads=(3, 5), normed=True),
-        Step(3),
+        LayerStep(0),
+        LayerStep(1),
+        LayerStep(2, normed=True),
+        LayerStep(1, reads=(2,)),
+        LayerStep(2, reads=(3,), normed=True),
+        LayerStep(1, reads=(2, 4)),
+        LayerStep(2, reads=(3, 5), normed=True),
+        LayerStep(3),
     ]
     control = Repeats(**RANGE, keys="own", norm=False).schedule(4)
-    assert control == [Step(layer) for layer in (0, 1, 2, 1, 2, 1, 2, 3)]
+    assert control == [LayerStep(layer) for layer in (0, 1, 2, 1, 2, 1, 2, 3)]
 
 
 def test_weights_count_once_products_n_times_and_scores_n_times_n_plus_1_halves() -> None:

@@ -16,7 +16,7 @@ from flows.format import amount
 from flows.terminal import empty_table
 from infra.store import Store, StoreError
 from infra.store.maintenance import garbage
-from infra.store.maintenance.garbage import Item, Survey, survey
+from infra.store.maintenance.garbage import GarbageItem, Survey, survey
 from specs.errors import counted
 from specs.units import Duration
 
@@ -29,16 +29,16 @@ def seconds_of(kind: type[Duration], text: str) -> float:
         raise StoreError(f"--grace: {error}") from None
 
 
-def _groups(found: Survey) -> list[tuple[tuple[str, str, str], list[Item]]]:
+def _groups(found: Survey) -> list[tuple[tuple[str, str, str], list[GarbageItem]]]:
     """The items to remove, by kind, stage and reason; the largest first."""
-    groups: dict[tuple[str, str, str], list[Item]] = {}
+    groups: dict[tuple[str, str, str], list[GarbageItem]] = {}
     for item in found.items:
         stage = re.split(r"[/.]", item.name)[0] or item.path.rpartition("/")[2][:8]
         groups.setdefault((item.kind, stage, item.why), []).append(item)
     return sorted(groups.items(), key=lambda pair: (-_bytes(pair[1]), pair[0]))
 
 
-def _bytes(items: list[Item]) -> int:
+def _bytes(items: list[GarbageItem]) -> int:
     return sum(item.bytes for item in items)
 
 

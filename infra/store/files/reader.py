@@ -23,11 +23,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from infra.store.records import DIGEST_BYTES, WHOLE_BYTES, DamagedError, FileRecord, StoreError, sidecar_path
+from infra.store.records import (
+    DIGEST_BYTES,
+    FIX,
+    WHOLE_BYTES,
+    DamagedError,
+    FileRecord,
+    StoreError,
+    sidecar_path,
+)
 from infra.store.storage.filesystem import Filesystem
 from infra.store.storage.retry import StorageError
+
+T = TypeVar("T")
 
 OPEN_FILES = 256
 FETCH_BYTES = 8 * 2**20
@@ -83,14 +93,14 @@ class CheckedFile:
         return self._digests
 
     def _load_digests(self) -> bytes:
-        stated = self.record.pieces
-        if stated is None:
-            stated = [self.record.sha256] if self.size else []
-        if isinstance(stated, list):
-            return b"".join(bytes.fromhex(piece) for piece in stated)
+        digests = self.record.pieces
+        if digests is None:
+            digests = [self.record.sha256] if self.size else []
+        if isinstance(digests, list):
+            return b"".join(bytes.fromhex(piece) for piece in digests)
         sidecar = sidecar_path(self.name)
         data = self._store.read_range(sidecar, 0, self.pieces * DIGEST_BYTES)
-        if len(data) != self.pieces * DIGEST_BYTES or hashlib.sha256(data).hexdigest() != stated:
+        if len(data) != self.pieces * DIGEST_BYTES or hashlib.sha256(data).hexdigest() != digests:
             raise DamagedError(
                 f"'{sidecar}' is damaged: {len(data)} bytes that are not the digests of the {self.pieces}"
                 " pieces stated"
@@ -110,14 +120,20 @@ class CheckedFile:
 
     def fetch(self, first: int, last: int) -> bytes:
         """The pieces [first, last), checked, in one request."""
+        data, wrong = self._compared(first, last)
+        if wrong:
+            raise self.damaged(wrong)
+        return data
+
+    def _compared(self, first: int, last: int) -> tuple[bytes, list[int]]:
+        """The pieces [first, last), and the numbers of those that differ when they are read once more."""
         self.digests  # noqa: B018  (loaded before, not after the long reads of other threads)
         start, stop = first * self.piece_bytes, min(last * self.piece_bytes, self.size)
         data = self._store.read_range(self.name, start, stop)
         if wrong := self._differing(data, first):
             data = self._store.read_range(self.name, start, stop)
-            if wrong := self._differing(data, first):
-                raise self.damaged(wrong)
-        return data
+            wrong = self._differing(data, first)
+        return data, wrong
 
     def _differing(self, data: bytes, first: int) -> list[int]:
         view, digests = memoryview(data), self.digests
@@ -134,8 +150,7 @@ class CheckedFile:
         start, stop = pieces[0] * self.piece_bytes, min((pieces[0] + 1) * self.piece_bytes, self.size)
         return DamagedError(
             f"'{self.name}' is damaged: piece {shown} of {self.pieces} (bytes {start} to {stop}) differs from"
-            " the digest that the manifest states; apertus verify --all --fix withdraws what is damaged, and"
-            " the next run makes it again"
+            f" the digest that the manifest states; {FIX}"
         )
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
@@ -158,18 +173,19 @@ class CheckedFile:
         differ."""
         self.check_size()
         self.digests  # noqa: B018  (damage of the list is reported as such)
-        if wrong := [piece for numbers in self.check_pieces() for piece in numbers]:
-            raise self.damaged(wrong)
+        with ThreadPoolExecutor(FETCHES, "check") as pool:
+            differing = pool.map(lambda span: self.differing(*span), self.spans())
+            if wrong := [piece for pieces in differing for piece in pieces]:
+                raise self.damaged(wrong)
 
     def check_size(self) -> None:
         """Compares the file's size with the record. DamagedError when it differs, or the file is missing."""
-        found = self._store.size(self.name)
-        if found is None:
+        size = self._store.size(self.name)
+        if size is None:
             raise DamagedError(f"'{self.name}' is missing from the store {self._store.url}")
-        if found != self.size:
+        if size != self.size:
             raise DamagedError(
-                f"'{self.name}' is damaged: it has {found} bytes, the manifest states {self.size}; apertus"
-                " verify --all --fix withdraws what is damaged, and the next run makes it again"
+                f"'{self.name}' is damaged: it has {size} bytes, the manifest states {self.size}; {FIX}"
             )
 
     def spans(self) -> Iterator[tuple[int, int]]:
@@ -179,21 +195,10 @@ class CheckedFile:
 
     def differing(self, first: int, last: int) -> list[int]:
         """The numbers of those pieces in [first, last) that differ or cannot be read."""
-        start, stop = first * self.piece_bytes, min(last * self.piece_bytes, self.size)
         try:
-            wrong = self._differing(self._store.read_range(self.name, start, stop), first)
-            return wrong and self._differing(self._store.read_range(self.name, start, stop), first)
+            return self._compared(first, last)[1]
         except DamagedError:
             return list(range(first, last))
-
-    def check_pieces(self) -> Iterator[list[int]]:
-        """Yields the result of `differing` for each of the spans, which are read side by side."""
-        spans = list(self.spans())
-        if len(spans) < 2:
-            yield from (self.differing(*span) for span in spans)
-            return
-        with ThreadPoolExecutor(FETCHES, "check") as pool:
-            yield from pool.map(lambda span: self.differing(*span), spans)
 
     def stream(self) -> io.BufferedReader:
         """The file as a binary file object that can seek."""
@@ -241,18 +246,24 @@ def read_ahead(spans: Iterable[tuple[RangeFile, int, int]]) -> Iterator[bytes]:
     if len(todo) < 2:
         yield from (file.read(begin, end) for file, begin, end in todo)
         return
+    reads = (functools.partial(file.read, begin, end) for file, begin, end in todo)
     with ThreadPoolExecutor(FETCHES, "read") as pool:
-        pending: deque[Future[bytes]] = deque()
         try:
-            for file, begin, end in todo:
-                pending.append(pool.submit(file.read, begin, end))
-                if len(pending) > FETCHES:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
+            yield from in_order(pool, reads, FETCHES)
         finally:
-            for future in pending:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
+
+
+def in_order(pool: ThreadPoolExecutor, calls: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
+    """Yields the results of `calls`, in order, while the pool makes the next `ahead` of them. A call is
+    submitted only when a result is asked for."""
+    pending: deque[Future[T]] = deque()
+    for call in calls:
+        pending.append(pool.submit(call))
+        if len(pending) > ahead:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
 class LocalPieces:

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol
 
+from infra.store.scratch import scratch_root
 from infra.store.storage.filesystem import Filesystem
 from infra.store.storage.local import sync, sync_folder
 from infra.store.storage.retry import StorageError
@@ -192,12 +193,13 @@ class SpoolSink:
     def put(self, part: bytes | bytearray) -> None:
         try:
             if self._spool is None:
+                scratch_root().mkdir(parents=True, exist_ok=True)
                 # lives until `_close`
-                self._spool = tempfile.TemporaryFile(dir=_scratch())  # noqa: SIM115
+                self._spool = tempfile.TemporaryFile(dir=scratch_root())  # noqa: SIM115
             self._spool.write(part)
         except OSError as error:
             raise StorageError(
-                error.errno, f"cannot buffer '{self._path}' in {_scratch()} before it is stored: {error}"
+                error.errno, f"cannot buffer '{self._path}' in {scratch_root()} before it is stored: {error}"
             ) from error
         self._size += len(part)
 
@@ -230,11 +232,6 @@ class SpoolSink:
     def _close(self) -> None:
         if self._spool is not None:
             self._spool.close()
-
-
-def _scratch() -> str:
-    folder = os.environ.get("APERTUS_SCRATCH")
-    return folder if folder and os.path.isdir(folder) else tempfile.gettempdir()
 
 
 def write_whole(store: Filesystem, path: str, data: bytes) -> None:

@@ -70,10 +70,10 @@ class Writer:
         start = 0
         while start < len(view):
             length = self._sink.next_length()
-            taken = view[start : start + length - len(self._part)]
-            start += len(taken)
-            self._size += len(taken)
-            self._part += taken
+            fitting = view[start : start + length - len(self._part)]
+            start += len(fitting)
+            self._size += len(fitting)
+            self._part += fitting
             if len(self._part) == length:
                 part, self._part = self._part, bytearray()
                 self._give(part)
@@ -124,10 +124,10 @@ class Writer:
 
     def _check_size(self) -> None:
         def ask() -> None:
-            found = self._store.size(self.path)
-            if found != self._size:
+            size = self._store.size(self.path)
+            if size != self._size:
                 raise WrongLength(
-                    f"the store {self._store.url} has {found or 0} bytes of '{self.path}', {self._size} were"
+                    f"the store {self._store.url} has {size or 0} bytes of '{self.path}', {self._size} were"
                     " written"
                 )
 

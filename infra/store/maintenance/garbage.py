@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from infra.store import runs
-from infra.store.documents import Lock, check
+from infra.store.inputs import recorded_digest
 from infra.store.reading.walk import (
     Contents,
-    Listed,
+    FileEntry,
     Marker,
     artifacts,
     list_files,
@@ -53,7 +53,7 @@ END = None  # in place of a step: the whole trajectory
 
 
 @dataclass
-class Item:
+class GarbageItem:
     """Something to remove: markers and files of one artifact, for one reason. `marks` say that a protected
     stage had finished there."""
 
@@ -77,7 +77,7 @@ class Survey:
     """A store as it was found. `bytes` and `files`: those of the whole store; `live`: the artifacts that may
     be running; `notes`: what could not be read; `records`: those of all runs, by place."""
 
-    items: list[Item]
+    items: list[GarbageItem]
     bytes: int
     files: int
     reached: int
@@ -104,37 +104,37 @@ def survey(store: Store, *, grace: float = GRACE, now: float | None = None) -> S
     now = time.time() if now is None else now
     records = _records(store)
     listing = list_files(store)
-    found = {path: open_contents(store, path, files) for path, files in artifacts(listing).items()}
-    live = [path for path, contents in found.items() if _may_run(store, contents, grace, now)]
+    stored = {path: open_contents(store, path, files) for path, files in artifacts(listing).items()}
+    live = [path for path, contents in stored.items() if _may_run(store, contents, grace, now)]
     roots: list[tuple[str, int | None]] = [(path, END) for path in live]
     for name in runs.names(store):
         stamps = runs.stamps(store, name)
         for record in [runs.read(store, name, stamp) for stamp in stamps]:
             if record.stamp == stamps[-1] or now - record.time < grace:
                 roots += record.parts.values()
-    steps = reach(lambda path: found[path].inputs if path in found else (), roots)
-    documents = {digest for path in steps if path in found for digest in found[path].documents}
-    unknown = sorted(path for path in steps if path in found and not found[path].knows_inputs)
+    steps = reach(lambda path: stored[path].inputs if path in stored else (), roots)
+    documents = {digest for path in steps if path in stored for digest in stored[path].documents}
+    unknown = sorted(path for path in steps if path in stored and not stored[path].knows_inputs)
     if unknown:
-        steps = {path: {END} for path in found}
+        steps = {path: {END} for path in stored}
     items = [
         item
-        for contents in found.values()
+        for contents in stored.values()
         for item in _garbage(contents, steps.get(contents.path), contents.path in live)
     ]
     whole = {item.path for item in items if item.whole}
     for gone in items:
         ends = [
             marker.step
-            for marker in found[gone.path].markers
+            for marker in stored[gone.path].markers
             if marker.kind == "manifest" and marker.path in gone.markers
         ]
         gone.marks = [mark for step in ends if (mark := runs.protected_mark(gone.path, step)) in listing]
-    items += [item for contents in found.values() if (item := _references(contents, whole)) is not None]
+    items += [item for contents in stored.values() if (item := _references(contents, whole)) is not None]
     items += [] if unknown else _inputs(store, listing, documents, grace, now)
     notes = [
         f"'{name}' cannot be read; its artifact is kept as it is"
-        for contents in found.values()
+        for contents in stored.values()
         for name in contents.damaged
     ]
     notes += [
@@ -143,7 +143,7 @@ def survey(store: Store, *, grace: float = GRACE, now: float | None = None) -> S
     ]
     total = sum(file.size for file in listing.values())
     return Survey(
-        items, total, len(listing), len(steps.keys() & found.keys()), runs.names(store), live, notes, records
+        items, total, len(listing), len(steps.keys() & stored.keys()), runs.names(store), live, notes, records
     )
 
 
@@ -153,16 +153,16 @@ def _records(store: Store) -> frozenset[str]:
 
 def remove(
     store: Store,
-    found: Survey,
-    on_item: Callable[[Item], None] = lambda item: None,
+    surveyed: Survey,
+    on_item: Callable[[GarbageItem], None] = lambda item: None,
     clock: Callable[[], float] = time.time,
 ) -> int:
     """Removes what a survey found and returns the bytes freed. `on_item` is called for every item when its
     files are gone. StoreError, and nothing is removed, when a run was recorded since the survey, or this
     machine's clock is ahead of the storage's."""
     _compare_clocks(store, clock)
-    chosen = found.items
-    if new := sorted(_records(store) - found.records):
+    chosen = surveyed.items
+    if new := sorted(_records(store) - surveyed.records):
         raise StoreError(
             f"run '{new[0].split('/')[0]}' was recorded since the store was surveyed; nothing was removed."
             " Run the command again"
@@ -229,11 +229,11 @@ def _released(store: Store, contents: Contents, lease: str) -> bool:
     return False
 
 
-def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) -> list[Item]:
+def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) -> list[GarbageItem]:
     if live or contents.damaged:
         return []
     if reached is None:
-        item = Item(contents.path, contents.kind, contents.name, "no run reaches it", whole=True)
+        item = GarbageItem(contents.path, contents.kind, contents.name, "no run reaches it", whole=True)
         item.markers = [marker.path for marker in contents.markers]
         item.files = [name for name in contents.files if name not in item.markers]
         item.bytes = sum(file.size for file in contents.files.values())
@@ -249,10 +249,10 @@ def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) ->
     needed = {name for marker in kept for name in marker.all_files}
     attempts = {attempt for marker in kept for attempt in marker.attempts}
     logs = {f"{contents.path}/logs/{attempt}.txt" for attempt in attempts}
-    items: dict[Why, Item] = {}
+    items: dict[Why, GarbageItem] = {}
 
-    def item_of(reason: Why) -> Item:
-        return items.setdefault(reason, Item(contents.path, contents.kind, contents.name, reason))
+    def item_of(reason: Why) -> GarbageItem:
+        return items.setdefault(reason, GarbageItem(contents.path, contents.kind, contents.name, reason))
 
     gone: set[str] = set()
     for marker in contents.markers:
@@ -276,39 +276,32 @@ def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) ->
     return list(items.values())
 
 
-def _references(contents: Contents, whole: set[str]) -> Item | None:
+def _references(contents: Contents, whole: set[str]) -> GarbageItem | None:
     """The references that artifacts to be removed have written beside a checkpoint of one that stays."""
     files = [
         name
         for name, referrer in contents.references.items()
         if referrer in whole and contents.path not in whole
     ]
-    size = sum(contents.files[name].size for name in files)
-    if files:
-        return Item(
-            contents.path, contents.kind, contents.name, "references of what goes", files=files, bytes=size
-        )
-    return None
+    item = GarbageItem(contents.path, contents.kind, contents.name, "references of what goes", files=files)
+    item.bytes = sum(contents.files[name].size for name in files)
+    return item if files else None
 
 
 def _inputs(
-    store: Store, listing: dict[str, Listed], documents: set[str], grace: float, now: float
-) -> list[Item]:
+    store: Store, listing: dict[str, FileEntry], documents: set[str], grace: float, now: float
+) -> list[GarbageItem]:
     """The records of documents outside the store that no reached artifact was made from. Making them again
     costs no more than reading the documents."""
-    item = Item("inputs", "inputs", "inputs", "inputs of no run")
+    item = GarbageItem("inputs", "inputs", "inputs", "inputs of no run")
     for name, file in listing.items():
         if not name.startswith("inputs/") or file.modified is None or now - file.modified < grace:
             continue
-        digest = name.removeprefix("inputs/").removesuffix(".files.jsonl")
-        if name.endswith(".json"):
-            try:
-                digest = check(Lock, store.read_json(name), name).digest
-            except StoreError:
-                continue
-        elif not name.endswith(".files.jsonl"):
+        try:
+            digest = recorded_digest(store, name)
+        except StoreError:
             continue
-        if digest not in documents:
+        if digest is not None and digest not in documents:
             item.files.append(name)
             item.bytes += file.size
     return [item] if item.files else []

@@ -9,10 +9,10 @@ a finished part. A marker that the target has already is left as it is: the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from infra.store.documents import Lock, check
+from infra.store.inputs import recorded_digest
 from infra.store.reading.walk import Contents, Marker, open_contents, reach
 from infra.store.records import DamagedError, FileRecord, StoreError, sidecar_path, used_path
 from infra.store.store import Store
@@ -21,7 +21,7 @@ _ORDER = {"unit": 0, "checkpoint": 1, "manifest": 2}
 
 
 @dataclass
-class Amount:
+class Copied:
     """The amount that was copied, and that was there already; bytes are those of files that markers name."""
 
     artifacts: int = 0
@@ -68,12 +68,12 @@ def copy_artifacts(
     target: Store,
     artifacts: Iterable[tuple[Contents, int | None]],
     on_bytes: Callable[[str, int], None] = lambda name, size: None,
-) -> Amount:
+) -> Copied:
     """Copies artifacts (`closure`) and the records of the documents that they were made from.
 
     `on_bytes` is called for every file that is done, copied or found. StoreError for a file that is missing,
     or is not what its marker states: no marker that names it is written then."""
-    amount = Amount()
+    amount = Copied()
     target.initialise()
     documents: set[str] = set()
     references: list[tuple[str, str]] = []
@@ -96,19 +96,19 @@ def copy_artifacts(
                     continue
                 done.add(name)
                 if there or _equal(target, name, record):
-                    amount.present_files, amount.present_bytes = (
-                        amount.present_files + 1,
-                        amount.present_bytes + record.size,
-                    )
+                    amount.present_files += 1
+                    amount.present_bytes += record.size
                 else:
                     _copy_file(source, target, name, record)
-                    amount.files, amount.bytes = amount.files + 1, amount.bytes + record.size
+                    amount.files += 1
+                    amount.bytes += record.size
                 on_bytes(name, record.size)
             if not there:
                 target.write_once(marker.path, marker.data)
         amount.artifacts += 1
     chosen = [name for name, referrer in references if referrer in copied]
-    for name in [*chosen, *_records(source, documents)]:
+    inputs = [f"inputs/{name}" for name in source.names("inputs")]
+    for name in [*chosen, *(path for path in inputs if recorded_digest(source, path) in documents)]:
         target.write_once(name, source.read_whole(name))
     return amount
 
@@ -133,16 +133,3 @@ def _copy_file(source: Store, target: Store, name: str, record: FileRecord) -> N
         raise DamagedError(
             f"{error} (in the store {source.url}); nothing that names it was copied"
         ) from error
-
-
-def _records(source: Store, documents: set[str]) -> Iterator[str]:
-    """The records of documents outside the store, by digest."""
-    for name in source.names("inputs"):
-        path = f"inputs/{name}"
-        if name.endswith(".files.jsonl"):
-            if name.removesuffix(".files.jsonl") in documents:
-                yield path
-        elif name.endswith(".json"):
-            lock = check(Lock, source.read_json(path), f"'{path}' in the store {source.url}")
-            if lock.digest in documents:
-                yield path

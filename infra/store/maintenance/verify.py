@@ -11,25 +11,22 @@ damaged artifact are named and kept: they compared what they read with its diges
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
 
-from infra.store.documents import FIX, Lock, Protected, Run, with_checksum
-from infra.store.files.reader import CheckedFile
+from infra.store.documents import Lock, Protected, Run, with_checksum
+from infra.store.files.reader import CheckedFile, in_order
 from infra.store.inputs import ROWS, list_with_checksums, recorded_files
 from infra.store.reading.artifact import Artifact, quarantine
-from infra.store.reading.walk import ARTIFACT, Listed, artifacts, list_files, open_contents
+from infra.store.reading.walk import ARTIFACT, FileEntry, artifacts, list_files, open_contents
 from infra.store.records import StoreError
 from infra.store.store import PROTECTED, Store
 from specs.foreign import Foreign, ForeignError, checked
 
 READERS = 8
 RECORDS: dict[str, type[Foreign]] = {"inputs": Lock, PROTECTED: Protected, "runs": Run}  # by folder
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -64,22 +61,22 @@ class Verified:
         """The parts whose artifact is damaged, then those that were made from them, nearest first:
         `{"name", "artifact", "because"}`."""
         damaged = [damage.artifact for damage in self.damages if not damage.history]
-        found = {artifact: "damaged" for artifact in damaged if ARTIFACT.match(artifact)}
-        queue = deque(found)
+        reasons = {artifact: "damaged" for artifact in damaged if ARTIFACT.match(artifact)}
+        queue = deque(reasons)
         while queue:
             artifact = queue.popleft()
             for reader in self.readers.get(artifact, []):
-                if reader not in found:
-                    found[reader] = f"made from {self.names.get(artifact, artifact)}"
+                if reader not in reasons:
+                    reasons[reader] = f"made from {self.names.get(artifact, artifact)}"
                     queue.append(reader)
         return [
             {"name": self.names.get(path, path), "artifact": path, "because": because}
-            for path, because in found.items()
+            for path, because in reasons.items()
         ]
 
 
 @dataclass(frozen=True)
-class _Named:
+class _NamedFile:
     """A file, and the markers that name it."""
 
     file: CheckedFile
@@ -100,48 +97,49 @@ def verify(
         chosen: artifacts to check; all of the store, with its records of runs and inputs, by default.
         on_progress: called with bytes done and bytes in all.
     """
-    found = Verified()
+    result = Verified()
     store.without_checksum.clear()  # what was read before may have one by now
     everything = artifacts(list_files(store))
     with ThreadPoolExecutor(READERS, "verify") as pool:
-        named = _read_markers(store, pool, everything, set(everything if chosen is None else chosen), found)
+        named = _read_markers(store, pool, everything, set(everything if chosen is None else chosen), result)
         if chosen is None:
-            _read_records(store, pool, found)
-        broken = {marker for damage in found.damages for marker in damage.markers}
-        found.without_checksum = sorted(store.without_checksum - broken)
+            _read_records(store, pool, result)
+        broken = {marker for damage in result.damages for marker in damage.markers}
+        result.without_checksum = sorted(store.without_checksum - broken)
         total, done = sum(entry.file.size for entry in named), 0
-        found.files, found.bytes = len(named), total
+        result.files, result.bytes = len(named), total
         on_progress(0, total)
         for entry, problem in zip(named, pool.map(lambda entry: _look(entry.file), named), strict=True):
             if problem:
-                found.damages.append(_damage(entry, problem))
+                result.damages.append(_damage(entry, problem))
                 total -= entry.file.size
-        damaged = {damage.file for damage in found.damages}
-        tasks = (
-            (entry, span) for entry in named if entry.file.name not in damaged for span in entry.file.spans()
+        damaged = {damage.file for damage in result.damages}
+        checks = (
+            partial(_differing, entry, span)
+            for entry in named
+            if entry.file.name not in damaged
+            for span in entry.file.spans()
         )
         wrong: dict[int, list[int]] = {}
-        for (entry, (first, last)), pieces in _side_by_side(
-            pool, tasks, lambda task: task[0].file.differing(*task[1])
-        ):
-            done += min(last * entry.file.piece_bytes, entry.file.size) - first * entry.file.piece_bytes
+        for entry, length, pieces in in_order(pool, checks, 2 * READERS):
+            done += length
             on_progress(done, total)
             if pieces:
                 wrong.setdefault(id(entry), []).extend(pieces)
         for entry in named:
             if differing := wrong.get(id(entry)):
-                found.damages.append(_damage(entry, str(entry.file.damaged(differing)), tuple(differing)))
-    return found
+                result.damages.append(_damage(entry, str(entry.file.damaged(differing)), tuple(differing)))
+    return result
 
 
 def _read_markers(
     store: Store,
     pool: ThreadPoolExecutor,
-    everything: dict[str, dict[str, Listed]],
+    everything: dict[str, dict[str, FileEntry]],
     chosen: set[str],
-    found: Verified,
-) -> list[_Named]:
-    files: dict[tuple[str, str], _Named] = {}
+    result: Verified,
+) -> list[_NamedFile]:
+    files: dict[tuple[str, str], _NamedFile] = {}
     others = [path for path in everything if path not in chosen]
     identities = dict(
         zip(others, pool.map(lambda path: Artifact(store, path).readable_identity, others), strict=True)
@@ -152,20 +150,20 @@ def _read_markers(
         own = f"{artifact}/identity.json"
         damaged = contents.damaged
         if contents.identity is not None:
-            made = f"{contents.kind}/{contents.identity.computed_fingerprint}"
-            if made != artifact:
-                why = f"what it states is hashed to {made}, which is not its folder"
-                damaged = damaged | {own: f"'{own}' in the store {store.url} is damaged: {why}; {FIX}"}
+            hashed = f"{contents.kind}/{contents.identity.computed_fingerprint}"
+            if hashed != artifact:
+                why = f"what it states is hashed to {hashed}, which is not its folder"
+                damaged = damaged | {own: str(store.damaged(own, why))}
         elif contents.begun:
-            damaged = {own: f"'{own}' is not in the store {store.url}"} | damaged
+            damaged = {own: str(store.missing(own))} | damaged
         for path, why in damaged.items():
             manifests = (
                 [marker.path for marker in contents.markers if marker.kind == "manifest"]
                 if path == own
                 else []
             )
-            found.damages.append(Damage(artifact, (path, *manifests), "", why))
-        found.markers += (
+            result.damages.append(Damage(artifact, (path, *manifests), "", why))
+        result.markers += (
             len(contents.markers) + len(contents.references) + len(contents.damaged.keys() - {own})
         )
         for marker in contents.markers:
@@ -174,17 +172,17 @@ def _read_markers(
                 for name, record in records.items():
                     if name in used:
                         continue
-                    entry = _Named(store.reader(name, record), artifact, [], history)
+                    entry = _NamedFile(store.reader(name, record), artifact, [], history)
                     files.setdefault((name, record.sha256), entry).markers.append(marker.path)
     for path, identity in identities.items():
         if identity is not None:
-            found.names[path] = identity.name
-            for place in {read.place for read in identity.inputs.values() if read.place is not None}:
-                found.readers.setdefault(place, []).append(path)
+            result.names[path] = identity.name
+            for place in {ref.place for ref in identity.inputs.values() if ref.place is not None}:
+                result.readers.setdefault(place, []).append(path)
     return list(files.values())
 
 
-def _read_records(store: Store, pool: ThreadPoolExecutor, found: Verified) -> None:
+def _read_records(store: Store, pool: ThreadPoolExecutor, result: Verified) -> None:
     """Checks the records of runs, of protected stages and of documents outside the store, which have no
     files; a list of documents must make its digest."""
     paths = [f"{folder}/{name}" for folder in ("inputs", PROTECTED) for name in store.names(folder)]
@@ -193,7 +191,7 @@ def _read_records(store: Store, pool: ThreadPoolExecutor, found: Verified) -> No
         for pipeline in store.names("runs")
         for name in store.names(f"runs/{pipeline}")
     ]
-    found.markers += len(paths)
+    result.markers += len(paths)
 
     def read(path: str) -> str:
         try:
@@ -209,7 +207,7 @@ def _read_records(store: Store, pool: ThreadPoolExecutor, found: Verified) -> No
 
     for path, problem in zip(paths, pool.map(read, paths), strict=True):
         if problem:
-            found.damages.append(Damage(path.rsplit("/", 1)[0], (path,), "", problem))
+            result.damages.append(Damage(path.rsplit("/", 1)[0], (path,), "", problem))
 
 
 def _look(file: CheckedFile) -> str:
@@ -222,22 +220,15 @@ def _look(file: CheckedFile) -> str:
         return str(error)
 
 
-def _damage(entry: _Named, what: str, pieces: tuple[int, ...] = ()) -> Damage:
+def _differing(entry: _NamedFile, span: tuple[int, int]) -> tuple[_NamedFile, int, list[int]]:
+    """The file, the bytes of its pieces in a span, and the numbers of those that differ."""
+    (first, last), file = span, entry.file
+    length = min(last * file.piece_bytes, file.size) - first * file.piece_bytes
+    return entry, length, file.differing(first, last)
+
+
+def _damage(entry: _NamedFile, what: str, pieces: tuple[int, ...] = ()) -> Damage:
     return Damage(entry.artifact, tuple(entry.markers), entry.file.name, what, pieces, entry.history)
-
-
-def _side_by_side(
-    pool: ThreadPoolExecutor, tasks: Iterable[T], work: Callable[[T], R]
-) -> Iterator[tuple[T, R]]:
-    """Yields each task with its result, in order; few tasks are begun ahead."""
-    pending: deque[tuple[T, Future[R]]] = deque()
-    for task in tasks:
-        pending.append((task, pool.submit(work, task)))
-        if len(pending) >= 2 * READERS:
-            first, future = pending.popleft()
-            yield first, future.result()
-    for task, future in pending:
-        yield task, future.result()
 
 
 def withdraw(store: Store, damages: Iterable[Damage]) -> list[str]:

@@ -21,15 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from infra.store.documents import (
-    FIX,
-    CheckpointMarker,
-    Identity,
-    Manifest,
-    check,
-    check_checkpoint,
-    check_manifest,
-)
+from infra.store.documents import CheckpointMarker, Identity, Manifest, check_step
 from infra.store.files.reader import FETCHES, CheckedFile
 from infra.store.files.rows import decode
 from infra.store.records import DamagedCheckpoint, DamagedError, FileRecord, StoreError
@@ -109,10 +101,10 @@ class Artifact:
         self.step = step
 
     @classmethod
-    def of_input(cls, store: Store, read: InputRef) -> Artifact:
+    def of_input(cls, store: Store, ref: InputRef) -> Artifact:
         """The artifact that an input of a job names."""
-        assert read.path is not None, "the launcher gives the place"
-        return cls(store, read.path)
+        assert ref.path is not None, "the launcher gives the place"
+        return cls(store, ref.path)
 
     @property
     def manifest_path(self) -> str:
@@ -135,13 +127,12 @@ class Artifact:
         return None if document is None else self._manifest(document)
 
     def _manifest(self, document: Any) -> Manifest:
-        return check_manifest(document, self.step, f"'{self.manifest_path}' in the store {self.store.url}")
+        return check_step(Manifest, document, self.step, self.store.where(self.manifest_path))
 
     @cached_property
     def identity(self) -> Identity:
         """The content that was hashed into the fingerprint. StoreError when it cannot be read."""
-        path = f"{self.path}/identity.json"
-        return check(Identity, self.store.read_json(path), f"'{path}' in the store {self.store.url}")
+        return self.store.document(f"{self.path}/identity.json", Identity)
 
     @property
     def readable_identity(self) -> Identity | None:
@@ -158,9 +149,8 @@ class Artifact:
         for name in path:
             value = value.get(name) if isinstance(value, dict) else None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            where = f"'{self.manifest_path}' in the store {self.store.url}"
-            what = f"metrics.{'.'.join(path)} is {shown(value)}, not a number"
-            raise DamagedError(f"{where} is damaged: {what}; {FIX}")
+            problem = f"metrics.{'.'.join(path)} is {shown(value)}, not a number"
+            raise self.store.damaged(self.manifest_path, problem)
         return value
 
     def stored_name(self, name: str) -> str:
@@ -196,7 +186,7 @@ class Artifact:
         try:
             yield
         except ForeignError as error:
-            where = f"'{self.stored_name(name)}' in the store {self.store.url}"
+            where = self.store.where(self.stored_name(name))
             raise DamagedError(f"{where} is damaged: {error}") from error
 
     def local(self, name: str) -> Path:
@@ -219,8 +209,7 @@ class Artifact:
 
     def checkpoint(self, step: int) -> Checkpoint:
         path = self.marker_path(step)
-        what = f"'{path}' in the store {self.store.url}"
-        marker = check_checkpoint(self.store.read_json(path), step, what)
+        marker = check_step(CheckpointMarker, self.store.read_json(path), step, self.store.where(path))
         return Checkpoint(self, step, f"{self.path}/attempts/{marker.attempt}/{marker.folder}", marker)
 
     def withdraw(self, step: int) -> None:
@@ -283,20 +272,21 @@ def cache_folder() -> Path:
     """The folder `APERTUS_CACHE`, else one of this user's below the temporary folder; created if it is
     missing. StoreError when it cannot be created, or another user could have put something into it: the
     copies there are used long after they were compared."""
-    stated = os.environ.get("APERTUS_CACHE")
-    cache = Path(stated or Path(tempfile.gettempdir()) / f"apertus-cache-{os.getuid()}")
+    chosen = os.environ.get("APERTUS_CACHE")
+    cache = Path(chosen or Path(tempfile.gettempdir()) / f"apertus-cache-{os.getuid()}")
     try:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         message = f"no cache folder can be created at '{cache}': {error.strerror}"
         raise StoreError(f"{message}. Fix: set APERTUS_CACHE to a folder in which you can write") from error
     # another user may leave a link in the temporary folder
-    found = os.stat(cache, follow_symlinks=bool(stated))
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
+    state = os.stat(cache, follow_symlinks=bool(chosen))
+    owner, mode = state.st_uid, stat.S_IMODE(state.st_mode)
+    if owner != os.getuid() or mode & 0o022:
         raise StoreError(
-            f"the cache folder {cache} belongs to user {found.st_uid} and has mode"
-            f" {stat.S_IMODE(found.st_mode):o}; it must belong to user {os.getuid()}, and nobody else may"
-            f" write to it. Fix: chmod go-w {cache}, or set APERTUS_CACHE to another folder"
+            f"the cache folder {cache} belongs to user {owner} and has mode {mode:o}; it must belong to user"
+            f" {os.getuid()}, and nobody else may write to it. Fix: chmod go-w {cache}, or set APERTUS_CACHE"
+            " to another folder"
         )
     return cache
 

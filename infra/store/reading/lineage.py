@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from infra.store.documents import FIX, Identity, Input, Manifest
+from infra.store.documents import Identity, Input, Manifest
 from infra.store.reading.artifact import Artifact
 from infra.store.reading.walk import reach
-from infra.store.records import DamagedError
 from infra.store.store import Store, StoreError
 
 
@@ -88,14 +87,14 @@ Counts = Callable[[str, Input], bool]
 """A function that says whether an input is followed, by its role."""
 
 
-def of_weights(role: str, read: Input) -> bool:
+def of_weights(role: str, ref: Input) -> bool:
     """Whether the weights began as those of an input: a parent, or a checkpoint that was merged or
     exported."""
-    return read.step is not None and role.split(":")[0] in ("parent", "checkpoint", "base")
+    return ref.step is not None and role.split(":")[0] in ("parent", "checkpoint", "base")
 
 
 def lineage(
-    store: Store, path: str, step: int | None = None, counts: Counts = lambda role, read: True
+    store: Store, path: str, step: int | None = None, counts: Counts = lambda role, ref: True
 ) -> list[Ancestor]:
     """An artifact and all that it was made from, through the inputs that count, inputs first. `step`: that of
     a checkpoint. StoreError when a part of the lineage is gone."""
@@ -119,25 +118,21 @@ def tokens_before(store: Store, path: str) -> int:
     """The tokens that the lineage of a part had trained on when the part began; the most, if it was made from
     several checkpoints. StoreError when a part of the lineage is gone."""
     identities, reached = _ancestry(store, path, None, of_weights)
-    found = dict.fromkeys(reached, 0)
+    tokens = dict.fromkeys(reached, 0)
     for place in reached:
-        for role, read in identities[place].inputs.items():
-            if read.place is not None and read.step is not None and of_weights(role, read):
-                found[place] = max(
-                    found[place], found[read.place] + _tokens_at(identities[read.place].spec, read.step)
-                )
-    return found[path]
+        for role, ref in identities[place].inputs.items():
+            if ref.place is not None and ref.step is not None and of_weights(role, ref):
+                own = _tokens_at(identities[ref.place].spec, ref.step)
+                tokens[place] = max(tokens[place], tokens[ref.place] + own)
+    return tokens[path]
 
 
 def _tokens_at(spec: Mapping[str, Any], step: int) -> int:
     """The tokens that a part itself has consumed at a step."""
     if "global_batch_size" not in spec:
         return 0
-    return (
-        (step - int(spec.get("start_step", 0)))
-        * int(spec["global_batch_size"])
-        * int(spec["sequence_length"])
-    )
+    steps = step - int(spec.get("start_step", 0))
+    return steps * int(spec["global_batch_size"]) * int(spec["sequence_length"])
 
 
 def _ancestry(
@@ -150,22 +145,21 @@ def _ancestry(
     def inputs_of(place: str) -> list[tuple[str, int | None]]:
         identity = identities[place] = Artifact(store, place).identity
         return [
-            (read.place, read.step)
-            for role, read in identity.inputs.items()
-            if read.place is not None and counts(role, read)
+            (ref.place, ref.step)
+            for role, ref in identity.inputs.items()
+            if ref.place is not None and counts(role, ref)
         ]
 
     reached = reach(inputs_of, [(path, step)])
     seen: set[str] = set()
     for place in reached:
         if any(
-            read.place not in seen
-            for role, read in identities[place].inputs.items()
-            if read.place is not None and counts(role, read)
+            ref.place not in seen
+            for role, ref in identities[place].inputs.items()
+            if ref.place is not None and counts(role, ref)
         ):
-            what = f"'{place}/identity.json' in the store {store.url}"
-            raise DamagedError(
-                f"{what} is damaged: it names itself, or what was made from it, as an input; {FIX}"
+            raise store.damaged(
+                f"{place}/identity.json", "it names itself, or what was made from it, as an input"
             )
         seen.add(place)
     return identities, reached

@@ -149,16 +149,16 @@ class StoredFile:
             piece: (max(start - piece * width, 0), min(stop - piece * width, width))
             for piece in range(start // width, -(-stop // width))
         }
-        found = {piece: cache.get(self.name, piece, *span) for piece, span in within.items()}
-        missing = [piece for piece, data in found.items() if data is None]
+        pieces = {piece: cache.get(self.name, piece, *span) for piece, span in within.items()}
+        missing = [piece for piece, data in pieces.items() if data is None]
         if missing:
             data = memoryview(self._file.fetch(missing[0], missing[-1] + 1))
             for piece in range(missing[0], missing[-1] + 1):
                 begin, end = within[piece]
                 content = data[(piece - missing[0]) * width : (piece - missing[0] + 1) * width]
-                found[piece] = bytes(content[begin:end])
+                pieces[piece] = bytes(content[begin:end])
                 cache.put(self.name, piece, content)
-        return b"".join(data or b"" for data in found.values())
+        return b"".join(data or b"" for data in pieces.values())
 
     @functools.cached_property
     def _copy(self) -> LocalFile:

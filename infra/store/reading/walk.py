@@ -17,12 +17,13 @@ from datetime import datetime
 from typing import Any, Literal
 
 from infra.store.documents import (
+    CheckpointMarker,
+    CheckpointUse,
     Identity,
     Input,
-    Reference,
+    Manifest,
     check,
-    check_checkpoint,
-    check_manifest,
+    check_step,
     check_unit,
 )
 from infra.store.reading.artifact import Artifact
@@ -43,7 +44,7 @@ _STEP = re.compile(r"(?:checkpoints/|manifest-)(\d+)\.json")
 
 
 @dataclass(frozen=True)
-class Listed:
+class FileEntry:
     """One stored file: size in bytes, and unix time of its last change if the storage tells it."""
 
     size: int
@@ -78,7 +79,7 @@ class Contents:
     """The contents of an artifact's folder."""
 
     path: str
-    files: dict[str, Listed]  # by place in the store
+    files: dict[str, FileEntry]  # by place in the store
     identity: Identity | None = None
     markers: list[Marker] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)  # documents that cannot be read, and why
@@ -108,12 +109,12 @@ class Contents:
     @property
     def inputs(self) -> list[tuple[str, int | None]]:
         """The place and, for a checkpoint, the step of every artifact that this one was made from."""
-        return [(read.place, read.step) for read in self._inputs if read.place is not None]
+        return [(ref.place, ref.step) for ref in self._inputs if ref.place is not None]
 
     @property
     def documents(self) -> set[str]:
         """The digests of the documents outside the store that the artifact was made from."""
-        return {read.fingerprint for read in self._inputs if read.place is None}
+        return {ref.fingerprint for ref in self._inputs if ref.place is None}
 
     @property
     def _inputs(self) -> list[Input]:
@@ -129,7 +130,7 @@ class Contents:
         return any(marker.kind == "manifest" and marker.step is None for marker in self.markers)
 
 
-def list_files(store: Store, path: str = "") -> dict[str, Listed]:
+def list_files(store: Store, path: str = "") -> dict[str, FileEntry]:
     """All files below a folder, or of the whole store, by place in the store. Includes a folder in the place
     of a document. OSError when a folder cannot be listed."""
     root = store.full(path) if path else store.root
@@ -143,12 +144,12 @@ def list_files(store: Store, path: str = "") -> dict[str, Listed]:
         return store.call(f"listing '{folder[begin:]}'", fresh, size=LISTING_BYTES)
 
     try:
-        found = tree(store.fs, root, call=call, as_file=lambda folder: folder.endswith(".json"))
+        entries = tree(store.fs, root, call=call, as_file=lambda folder: folder.endswith(".json"))
     except FileNotFoundError:
         return {}
     return {
-        name[begin:]: Listed(int(entry.get("size") or 0), _modified(entry))
-        for name, entry in sorted(found.items())
+        name[begin:]: FileEntry(int(entry.get("size") or 0), _modified(entry))
+        for name, entry in sorted(entries.items())
     }
 
 
@@ -167,18 +168,21 @@ def _modified(entry: Mapping[str, Any]) -> float | None:
     return None
 
 
-def artifacts(listing: Mapping[str, Listed]) -> dict[str, dict[str, Listed]]:
+def artifacts(listing: Mapping[str, FileEntry]) -> dict[str, dict[str, FileEntry]]:
     """The files of each artifact in the listing of a store, by the artifact's place."""
-    found: dict[str, dict[str, Listed]] = {}
+    files: dict[str, dict[str, FileEntry]] = {}
     for name, file in listing.items():
         path = "/".join(name.split("/")[:2])
         if ARTIFACT.match(path) and name.count("/") >= 2:
-            found.setdefault(path, {})[name] = file
-    return found
+            files.setdefault(path, {})[name] = file
+    return files
 
 
 def open_contents(
-    store: Store, path: str, files: dict[str, Listed] | None = None, each: Callable[..., Iterable[Any]] = map
+    store: Store,
+    path: str,
+    files: dict[str, FileEntry] | None = None,
+    each: Callable[..., Iterable[Any]] = map,
 ) -> Contents:
     """Reads the documents of an artifact.
 
@@ -189,50 +193,50 @@ def open_contents(
     contents = Contents(path, list_files(store, path) if files is None else files)
     names = [name for name in contents.files if _DOCUMENT.fullmatch(name[len(path) + 1 :])]
 
-    def read(name: str) -> Identity | Reference | Marker | StoreError:
+    def read(name: str) -> Identity | CheckpointUse | Marker | StoreError:
         try:
             return _read(store, path, name)
         except StoreError as error:
             return error
 
-    for name, found in zip(names, each(read, names), strict=True):
-        if isinstance(found, StoreError):
-            contents.damaged[name] = str(found)
-        elif isinstance(found, Identity):
-            contents.identity = found
-        elif isinstance(found, Reference):
-            contents.references[name] = found.referrer
+    for name, document in zip(names, each(read, names), strict=True):
+        if isinstance(document, StoreError):
+            contents.damaged[name] = str(document)
+        elif isinstance(document, Identity):
+            contents.identity = document
+        elif isinstance(document, CheckpointUse):
+            contents.references[name] = document.referrer
         else:
-            contents.markers.append(found)
+            contents.markers.append(document)
     return contents
 
 
-def _read(store: Store, path: str, name: str) -> Identity | Reference | Marker:
-    inner, what = name[len(path) + 1 :], f"'{name}' in the store {store.url}"
+def _read(store: Store, path: str, name: str) -> Identity | CheckpointUse | Marker:
+    inner, what = name[len(path) + 1 :], store.where(name)
     if inner == "identity.json":
         return Artifact(store, path).identity
-    if (found := store.read_document(name)) is None:
+    if (content := store.read_document(name)) is None:
         raise DamagedError(f"{what} is gone")
-    data, document = found
+    data, document = content
     if inner.startswith("references/"):
-        return check(Reference, document, what)
+        return check(CheckpointUse, document, what)
     if inner.startswith("units/"):
         unit = check_unit(document, path, what)
         files: dict[str, FileRecord] = {record.path: record for record in unit.files.values()}
         return Marker("unit", name, None, data, files, {}, frozenset([unit.attempt]))
-    stated = _STEP.fullmatch(inner)
-    if stated is None and inner != "manifest.json":
+    numbered = _STEP.fullmatch(inner)
+    if numbered is None and inner != "manifest.json":
         raise StoreError(f"{what} is no marker: its name has no step")
-    step, attempts = int(stated[1]) if stated else None, f"{path}/attempts"
+    step, attempts = int(numbered[1]) if numbered else None, f"{path}/attempts"
     if inner.startswith("checkpoints/"):
-        marker = check_checkpoint(document, step or 0, what)
+        marker = check_step(CheckpointMarker, document, step, what)
         files = {
             f"{attempts}/{marker.attempt}/{marker.folder}/{file}": record
             for file, record in marker.files.items()
         }
         made_by, history = {marker.attempt, *marker.attempts}, marker.history
     else:
-        manifest = check_manifest(document, step, what)
+        manifest = check_step(Manifest, document, step, what)
         files = {manifest.place(path, file): record for file, record in manifest.files.items()}
         made_by, history = {manifest.attempt}, manifest.history
     kind: MarkerKind = "checkpoint" if inner.startswith("checkpoints/") else "manifest"
@@ -255,11 +259,11 @@ def reach(
     open_: list[tuple[str, Iterator[tuple[str, int | None]]]] = [("", iter(roots))]
     while open_:
         path, inputs = open_[-1]
-        if (read := next(inputs, None)) is None:
+        if (ref := next(inputs, None)) is None:
             open_.pop()
             order.append(path)
             continue
-        place, step = read
+        place, step = ref
         if place not in steps:
             open_.append((place, iter(inputs_of(place))))
         steps.setdefault(place, set()).add(step)

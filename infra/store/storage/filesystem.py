@@ -34,8 +34,7 @@ from typing import TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from infra.store.documents import FIX
-from infra.store.records import DamagedError, StoreError, inside, one_name
+from infra.store.records import FIX, DamagedError, StoreError, inside, one_name
 from infra.store.storage import local
 from infra.store.storage.retry import Retry, WrongLength
 from specs.foreign import ForeignError, check_regular
@@ -66,6 +65,10 @@ class Filesystem:
     def url(self) -> str:
         """The store's own URL, absolute."""
         return self.root if self.is_local else str(self.fs.unstrip_protocol(self.root))
+
+    def where(self, path: str) -> str:
+        """A file's name in messages."""
+        return f"'{path}' in the store {self.url}"
 
     def full(self, path: str) -> str:
         """The path on the filesystem. StoreError for a path that would leave the store."""
@@ -173,15 +176,19 @@ class Filesystem:
         data: bytes = self.fs.cat_file(full, **span)
         return data
 
-    def damaged(self, path: str, error: Exception) -> DamagedError:
+    def damaged(self, path: str, problem: Exception | str) -> DamagedError:
         """The error for a file that does not hold what it should."""
-        return DamagedError(f"'{path}' in the store {self.url} is damaged: {error}; {FIX}")
+        return DamagedError(f"{self.where(path)} is damaged: {problem}; {FIX}")
+
+    def missing(self, path: str) -> DamagedError:
+        """The error for a file that is not there."""
+        return DamagedError(f"'{path}' is not in the store {self.url}")
 
     def read_bytes(self, path: str) -> bytes:
         """The content of a small file. StoreError if it does not exist."""
         data = self.read_if_there(path)
         if data is None:
-            raise DamagedError(f"'{path}' is not in the store {self.url}")
+            raise self.missing(path)
         return data
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
@@ -206,7 +213,7 @@ class Filesystem:
         try:
             return self.call(f"reading '{path}' from {start} to {stop}", ask, size=length) if length else b""
         except FileNotFoundError as error:
-            raise DamagedError(f"'{path}' is not in the store {self.url}") from error
+            raise self.missing(path) from error
 
     def read_whole(self, path: str) -> bytes:
         """The content of a file of which no digest is stated: its length is compared, so that a truncated
@@ -235,26 +242,26 @@ class Filesystem:
         full = self.full(path)
         if self.is_local:
             return self._link(path, Path(full), data)
-        found = self._found(path, data)
-        if found is not None and not _is_torn(found, data):
+        stored = self._stored(path, data)
+        if stored is not None and not _is_torn(stored, data):
             return False
-        if found is None:
+        if stored is None:
             self._create(path, full, data)
-            found = self._found(path, data)
+            stored = self._stored(path, data)
         # torn by a storage whose writes are not atomic: nobody else writes a part of our bytes
-        if found is None or _is_torn(found, data):
+        if stored is None or _is_torn(stored, data):
             self.call(f"writing '{path}'", lambda: self._pipe(full, data, "overwrite"))
-            found = self._found(path, data)
-        return found == data
+            stored = self._stored(path, data)
+        return stored == data
 
-    def _found(self, path: str, data: bytes) -> bytes | None:
+    def _stored(self, path: str, data: bytes) -> bytes | None:
         """The whole content of the file that is to hold `data`; None if it does not exist."""
 
         def ask() -> bytes | None:
-            found = self.read_if_there(path)
-            if found is not None and found != data:
-                self.check_whole(path, found)
-            return found
+            stored = self.read_if_there(path)
+            if stored is not None and stored != data:
+                self.check_whole(path, stored)
+            return stored
 
         return self.again(f"reading '{path}'", ask)
 
@@ -306,7 +313,7 @@ class Filesystem:
             self.call(f"writing '{path}'", lambda: local.replace(Path(full), data))
             return
         self.call(f"writing '{path}'", lambda: self._pipe(full, data, "overwrite"), size=len(data))
-        if self._found(path, data) != data:
+        if self._stored(path, data) != data:
             raise StoreError(
                 f"'{path}' was written to the store {self.url} and reads back as other bytes; run again"
             )
@@ -339,5 +346,5 @@ class Filesystem:
             pass
 
 
-def _is_torn(found: bytes, data: bytes) -> bool:
-    return len(found) < len(data) and data.startswith(found)
+def _is_torn(stored: bytes, data: bytes) -> bool:
+    return len(stored) < len(data) and data.startswith(stored)

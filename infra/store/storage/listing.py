@@ -40,7 +40,7 @@ def tree(
     """
     if _lists_trees(fs):
         return dict(call(root, lambda: fs.find(root, detail=True)))
-    found: Entries = {}
+    files: Entries = {}
     folders = [root]
     while folders:
         folder = folders.pop()
@@ -51,10 +51,10 @@ def tree(
         for entry in entries:
             name = entry["name"].rstrip("/")
             if entry["type"] != "directory" or as_file(name):
-                found[name] = entry
+                files[name] = entry
             elif name != folder and enter(name):
                 folders.append(name)
-    return found
+    return files
 
 
 def _lists_trees(fs: AbstractFileSystem) -> bool:

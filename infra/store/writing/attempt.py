@@ -84,9 +84,9 @@ class Attempt:
     def begin(self) -> None:
         """Records what the fingerprint stands for, before any work."""
         self.store.write_document(f"{self.job.path}/identity.json", self._identity())
-        for read in self.job.inputs.values():
-            if read.path is not None and read.step is not None:
-                hold(self.store, read.path, read.step, self.job.path)
+        for ref in self.job.inputs.values():
+            if ref.path is not None and ref.step is not None:
+                hold(self.store, ref.path, ref.step, self.job.path)
 
     def _identity(self) -> Identity:
         return Identity(
@@ -107,11 +107,9 @@ class Attempt:
             require(self.store, self.job.path, self.job.lease, self.job.attempt)
 
     def input_artifact(self, role: str) -> Artifact:
-        """The artifact that an input names."""
         return Artifact.of_input(self.store, self.job.inputs[role])
 
     def input_checkpoint(self, role: str) -> Checkpoint:
-        """The checkpoint that an input names."""
         step = self.job.inputs[role].step
         assert step is not None, "the launcher gives the step"
         return self.input_artifact(role).checkpoint(step)
@@ -143,10 +141,8 @@ class Attempt:
     def unit(self, key: str) -> Unit | None:
         """The committed unit with a key, by any attempt, or None."""
         path = f"{self.job.path}/units/{key}.json"
-        unit = self.store.read_json_if_there(path)
-        if unit is None:
-            return None
-        return check_unit(unit, self.job.path, f"'{path}' in the store {self.store.url}")
+        document = self.store.read_json_if_there(path)
+        return None if document is None else check_unit(document, self.job.path, self.store.where(path))
 
     def committed_unit(self, key: str) -> Unit:
         """A unit that was committed before. StoreError when it is gone."""

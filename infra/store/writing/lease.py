@@ -68,12 +68,12 @@ class Timing:
 
 
 def _stated_seconds() -> float:
-    stated = os.environ.get("APERTUS_LEASE_SECONDS") or "60"
-    if not re.fullmatch(r"\d{1,5}(\.\d+)?", stated) or not 1 <= float(stated) <= LONGEST:
+    seconds = os.environ.get("APERTUS_LEASE_SECONDS") or "60"
+    if not re.fullmatch(r"\d{1,5}(\.\d+)?", seconds) or not 1 <= float(seconds) <= LONGEST:
         raise StoreError(
-            f"APERTUS_LEASE_SECONDS is '{stated}'. Fix: set it to seconds between 1 and {LONGEST:,}"
+            f"APERTUS_LEASE_SECONDS is '{seconds}'. Fix: set it to seconds between 1 and {LONGEST:,}"
         )
-    return float(stated)
+    return float(seconds)
 
 
 class Holder(Strict):
@@ -176,13 +176,9 @@ class Leases:
         if expired:
             return Seen(generation, holder, True, f"no heartbeat for {holder.seconds:g} s")
         if holder.gone:
-            ending = state.pipe is not None and liveness.reads_pipe(state.pipe)
-            return Seen(
-                generation,
-                holder,
-                not ending,
-                "its stage is still ending" if ending else "its process is gone",
-            )
+            if state.pipe is not None and liveness.reads_pipe(state.pipe):
+                return Seen(generation, holder, False, "its stage is still ending")
+            return Seen(generation, holder, True, "its process is gone")
         return Seen(generation, holder, False)
 
     def claim(self, attempt: str, seen: Seen) -> Lease | None:
@@ -351,7 +347,5 @@ def _holder(store: Store, path: str, generation: int) -> Holder | None:
         return None if data is None else Holder.model_validate_json(data)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise StoreError(
-            f"'{file}' in the store {store.url} is damaged: {'.'.join(map(str, problem['loc']))}:"
-            f" {problem['msg']}; delete it"
-        ) from None
+        field = ".".join(map(str, problem["loc"]))
+        raise StoreError(f"{store.where(file)} is damaged: {field}: {problem['msg']}; delete it") from None

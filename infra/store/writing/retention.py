@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from infra.store.documents import Reference
+from infra.store.documents import CheckpointUse
 from infra.store.reading.artifact import Artifact
 from infra.store.records import StoreError
 from infra.store.store import Store
@@ -30,7 +30,7 @@ def refer(store: Store, path: str, step: int, referrer: str) -> None:
     """Notes that the artifact `referrer` (`<kind>/<fingerprint>`) starts from the checkpoint of `step` of
     the artifact at `path`."""
     place = f"{path}/references/{step:08d}-{referrer.rsplit('/', 1)[-1]}.json"
-    store.write_document(place, Reference(referrer=referrer))
+    store.write_document(place, CheckpointUse(referrer=referrer))
 
 
 def hold(store: Store, path: str, step: int, referrer: str) -> None:

@@ -8,30 +8,13 @@ from apertus_model.data import rows as rows_module
 from apertus_model.data.rows import Rows, read_units, write_rows, write_unit
 from apertus_model.work.units import CommittedUnit
 from infra.store import Artifact, Attempt, Store, StoreError
-from specs.job import Job
+from tests.jobs import job_at
 
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Attempt:
     store = Store.open(str(tmp_path / "store"))
-    fields = {
-        "node": "n",
-        "kind": "k",
-        "version": 1,
-        "fingerprint": "f",
-        "spec": {},
-        "identity": {},
-        "inputs": {},
-        "launch": {},
-    }
-    places = {
-        "store": store.url,
-        "path": "k/f",
-        "attempt": "a",
-        "scratch": str(tmp_path / "scratch"),
-        "progress": "",
-    }
-    return Attempt(Job(**fields, **places))
+    return Attempt(job_at("k/f", store, tmp_path))
 
 
 def _written(attempt: Attempt, count: int) -> Rows:

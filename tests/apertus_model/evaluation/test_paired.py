@@ -5,16 +5,16 @@ import time
 import numpy as np
 import pytest
 
-from apertus_model.evaluation.paired import Comparison, bootstrap_means, compare
+from apertus_model.evaluation.paired import PairedComparison, bootstrap_means, compare
 
 
 def test_constant_differences_have_an_interval_of_no_width() -> None:
-    assert compare([1.5, 2.5, 3.5], [1.0, 2.0, 3.0]) == Comparison(0.5, 0.5, 0.5, 1.0, 3)
+    assert compare([1.5, 2.5, 3.5], [1.0, 2.0, 3.0]) == PairedComparison(0.5, 0.5, 0.5, 1.0, 3)
 
 
 def test_two_prompts_give_the_means_of_all_resamples() -> None:
     # Means of two draws from {0, 1}: 0 and 1 with probability 1/4 each, so both quantiles are at the ends.
-    assert compare([0.0, 1.0], [0.0, 0.0]) == Comparison(0.5, 0.0, 1.0, 0.75, 2)
+    assert compare([0.0, 1.0], [0.0, 0.0]) == PairedComparison(0.5, 0.0, 1.0, 0.75, 2)
     means, counts = np.unique(bootstrap_means(np.array([0.0, 1.0]), seed=0), return_counts=True)
     assert means.tolist() == [0.0, 0.5, 1.0]
     np.testing.assert_allclose(counts / counts.sum(), [0.25, 0.5, 0.25], atol=0.02)

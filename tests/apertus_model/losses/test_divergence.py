@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from apertus_model.losses.divergence import kl_divergence
+from apertus_model.losses.distillation import kl_divergence
 
 
 def logits_of(seed: int) -> torch.Tensor:

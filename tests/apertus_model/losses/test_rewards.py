@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from apertus_model.losses.preference import bradley_terry
-from apertus_model.losses.rewards import token_rewards
+from apertus_model.losses.sequences import token_rewards
 
 
 def test_a_reward_is_the_product_at_its_place_and_other_places_have_no_gradient() -> None:

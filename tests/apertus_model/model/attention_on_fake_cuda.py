@@ -48,8 +48,8 @@ from apertus_model.model.attention_choice import BACKENDS, AttentionBackendError
 from apertus_model.model.model import model_config
 from apertus_model.model.parallelize import parallelize
 from apertus_model.rehearsal.observer import Observer
+from apertus_model.trainer.arguments import model_arguments
 from apertus_model.trainer.config import parallelism_config
-from apertus_model.trainer.evaluator import Evaluator
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.sparse_attention import Dropped, Hashed, SparseAttention
@@ -95,9 +95,10 @@ def trace(shape: list[int], backend: str, cp: int, sparse: SparseAttention | Non
     model.to_empty(device="cuda")
     with torch.no_grad():
         model.init_states()
-    evaluator = Evaluator(model, dims, torch.device("cuda"), batch_size=2)
     tokens = torch.zeros(2, LENGTH, dtype=torch.int64)
-    logits, _, _ = evaluator._forward(tokens, torch.tensor(ROWS), tokens)
+    positions = torch.tensor(ROWS)
+    tokens, _, arguments = model_arguments(model, dims, torch.device("cuda"), tokens, positions, tokens)
+    logits = model(tokens, **arguments)
     logits.sum().backward()
     linear = model.layers["0"].attention.qkv_linear
     missing = [name for name in ("wq", "wk", "wv") if getattr(linear, name).weight.grad is None]

@@ -9,7 +9,8 @@ import torch
 
 from apertus_model.model.hf import to_hugging_face
 from apertus_model.model.hf_folder import shapes
-from apertus_model.model.model import model_config, rope_config
+from apertus_model.model.model import model_config
+from apertus_model.model.rotation import rope_config
 from specs.model import FLAVOURS, ModelSpec
 from tests.apertus_model.model.theirs import random_weights, their_config
 from tests.numerics import Numerics, largest_difference

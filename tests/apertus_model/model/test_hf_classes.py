@@ -12,9 +12,9 @@ import torch
 from apertus_model.model import modeling_apertus_hybrid, modeling_apertus_scheduled
 from apertus_model.model.hf import to_hugging_face
 from apertus_model.model.hf_classes import classes_of, config_class, model_class
-from apertus_model.model.hf_folder import modules, shapes
+from apertus_model.model.hf_folder import modules
 from apertus_model.model.hf_layers import SideBySide
-from apertus_model.model.model import model_config
+from apertus_model.model.model import model_config, shapes
 from apertus_model.stages.export import by_cache
 from specs.hugging_face import OWN_CLASSES, HuggingFaceError, hugging_face_config, model_of
 from specs.layer_pairs import LayerPairs

@@ -15,7 +15,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
-from apertus_model.model.hf_folder import INDEX, FolderWeights, shapes, write_shards
+from apertus_model.model.hf_folder import INDEX, FolderWeights, write_shards
+from apertus_model.model.model import shapes
 from apertus_model.stages.import_model import save_weights
 from apertus_model.trainer.checkpoint import load_tensors
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from apertus_model.model.hf import to_hugging_face
-from apertus_model.model.hf_folder import modules, shapes
+from apertus_model.model.hf_folder import modules
 from apertus_model.model.hf_layers import SideBySide
-from apertus_model.model.model import model_config
+from apertus_model.model.model import model_config, shapes
 from specs.model import ModelSpec
 from tests.apertus_model.model.theirs import random_weights, their_config
 from tests.machine import slow

@@ -10,7 +10,7 @@ import torch
 
 from apertus_model.model.lora import is_adapter, merge_adapter
 from apertus_model.model.model import model_config
-from apertus_model.trainer.checkpoint import Source, load_tensors
+from apertus_model.trainer.checkpoint import CheckpointSource, load_tensors
 from apertus_model.trainer.checkpoint_reader import reader
 from specs.launch import Parallel
 from specs.settings import Lora
@@ -39,12 +39,12 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def begin(parent: Path) -> Source:
-    return Source(str(parent / "step-3"), 3, optimizer=False, new_adapters=True)
+def begin(parent: Path) -> CheckpointSource:
+    return CheckpointSource(str(parent / "step-3"), 3, optimizer=False, new_adapters=True)
 
 
-def go_on(folder: Path, step: int) -> Source:
-    return Source(str(folder / f"step-{step}"), step, optimizer=True)
+def go_on(folder: Path, step: int) -> CheckpointSource:
+    return CheckpointSource(str(folder / f"step-{step}"), step, optimizer=True)
 
 
 def adapted(**changes: Any) -> Any:
@@ -180,7 +180,7 @@ def test_a_child_begins_with_the_sum_and_with_new_adapters_if_any(
 ) -> None:
     folder, _ = trained
     merged = plain_weights(folder, 6)
-    source = Source(str(folder / "step-6"), 6, optimizer=False, new_adapters=True)
+    source = CheckpointSource(str(folder / "step-6"), 6, optimizer=False, new_adapters=True)
     child = train(tmp_path / "plain", segment("qrpo"), source=source, begin_step=0, stop_at=0)[0]
     assert same(child.weights, merged)
     grandchild = train(tmp_path / "adapted", adapted(), source=source, begin_step=0, stop_at=0, processes=2)[

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from apertus_model.model.attention import document_mask
-from apertus_model.model.hf import from_hugging_face, hugging_face_config, to_hugging_face
-from apertus_model.model.model import ApertusModel, llama3_inverse_frequencies, model_config, rope_config
+from apertus_model.model.hf import from_hugging_face, to_hugging_face
+from apertus_model.model.model import ApertusModel, model_config
+from apertus_model.model.rotation import llama3_inverse_frequencies, rope_config
+from specs.hugging_face import hugging_face_config
 from specs.model import ModelSpec
 from tests.numerics import Numerics, largest_difference
 

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from apertus_model.model.model import Llama3RoPE
-from apertus_model.model.rotation import rotate
+from apertus_model.model.rotation import Llama3RoPE, rotate
 from tests.apertus_model.model.formulas import rotated_in_float64, table
 from tests.apertus_model.ranks import in_processes
 

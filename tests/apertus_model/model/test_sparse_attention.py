@@ -16,7 +16,7 @@ from apertus_model.model.model import model_config
 from apertus_model.model.sparse_attention import (
     ArrangedAttention,
     MaskedAttention,
-    Selection,
+    SeenPairs,
     Tokens,
     arranged,
     draw,
@@ -69,7 +69,7 @@ def draws_of(method: SparseAttention, layer: int = 0) -> dict[str, torch.Tensor]
     return {name: getattr(attention, name) for name in attention.sizes}
 
 
-def selection(method: SparseAttention, q: torch.Tensor, k: torch.Tensor) -> Selection:
+def selection(method: SparseAttention, q: torch.Tensor, k: torch.Tensor) -> SeenPairs:
     return select(method, q, k, document_numbers(POSITIONS), draws_of(method))
 
 
@@ -113,22 +113,22 @@ def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray) -> 
     return out
 
 
-def by_flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: Selection) -> torch.Tensor:
+def by_flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: SeenPairs) -> torch.Tensor:
     inner = ArrangedAttention.Config().build()
     return inner(q, k, v, attention_masks=chosen, scale=SCALE, enable_gqa=True)
 
 
-def by_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: Selection) -> torch.Tensor:
+def by_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: SeenPairs) -> torch.Tensor:
     inner = MaskedAttention.Config().build()
     return inner(q, k, v, attention_masks=chosen, scale=SCALE, enable_gqa=True)
 
 
-def by_sorted_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: Selection) -> torch.Tensor:
+def by_sorted_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: SeenPairs) -> torch.Tensor:
     """The tokens in the order of `ArrangedAttention`, computed by the kernel that has a backward pass
     here."""
     inner = SdpaAttention.Config().build()
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, found: Selection) -> torch.Tensor:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, found: SeenPairs) -> torch.Tensor:
         return masked(q, k, v, found.pairs(), inner, scale=SCALE, enable_gqa=True)
 
     return arranged(q, k, v, chosen, attend)
@@ -202,7 +202,7 @@ def test_the_compiled_flex_kernel_reads_no_other_blocks_and_computes_the_same() 
             torch.testing.assert_close(by_flex(q, k, v, chosen), by_mask(q, k, v, chosen), atol=2e-6, rtol=0)
 
 
-def long(method: SparseAttention, length: int = 1000) -> Selection:
+def long(method: SparseAttention, length: int = 1000) -> SeenPairs:
     """Of random content in two documents, in rows that are no multiple of the blocks."""
     generator = torch.Generator().manual_seed(2)
     q, k = (torch.randn(2, length, heads, WIDTH, generator=generator) for heads in (HEADS, KEY_HEADS))
@@ -212,8 +212,8 @@ def long(method: SparseAttention, length: int = 1000) -> Selection:
     return select(method, q, k, documents, draws or draws_of(method))
 
 
-def moved(chosen: Selection) -> Selection:
-    return Selection(chosen.queries.arranged()[0], chosen.keys.arranged()[0], chosen.window)
+def moved(chosen: SeenPairs) -> SeenPairs:
+    return SeenPairs(chosen.queries.arranged()[0], chosen.keys.arranged()[0], chosen.window)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -229,7 +229,7 @@ def test_the_blocks_contain_every_pair(name: str) -> None:
     assert torch.equal(mask.to_dense().bool(), blocks)
 
 
-def computed_share(selection: Selection, size: int) -> float:
+def computed_share(selection: SeenPairs, size: int) -> float:
     """Blocks that FlexAttention computes, as a share of those of causal attention over whole rows."""
     queries = selection.queries
     count = -(-(queries.partition.shape[-1] + queries.left_out) // size)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from apertus_model.model.model import model_config
-from apertus_model.trainer.checkpoint import Source, load_tensors
+from apertus_model.trainer.checkpoint import CheckpointSource, load_tensors
 from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.optimizer import Optimizers, optimizer_config
@@ -64,7 +64,7 @@ def run_of(choice: str, processes: int, **changes: Any) -> Any:
     return segment(**{**settings, "checkpoint": {"interval": HALF}, **changes})
 
 
-def run_here(folder: Path, spec: Any, *, processes: int, source: Source | None = None) -> Result:
+def run_here(folder: Path, spec: Any, *, processes: int, source: CheckpointSource | None = None) -> Result:
     """One run in this process, which is one of several."""
     result = Result()
     lifecycle = Lifecycle(
@@ -98,7 +98,7 @@ def all_choices(folder: Path, processes: int, *, resumed: bool = False) -> Runs:
     def work(rank: int) -> dict[str, Result]:
         runs = {}
         for choice in CHOICES:
-            middle = Source(str(folder / choice / "whole" / f"step-{HALF}"), HALF, optimizer=True)
+            middle = CheckpointSource(str(folder / choice / "whole" / f"step-{HALF}"), HALF, optimizer=True)
             runs[choice] = run_here(
                 folder / choice / ("rest" if resumed else "whole"),
                 run_of(choice, processes),
@@ -338,7 +338,7 @@ def test_schedule_free_checkpoints_and_held_out_losses_are_of_the_averaged_weigh
     again = train(
         tmp_path / "again",
         run_of("adamw", 1),
-        source=Source(str(tmp_path / "parent" / f"step-{STEPS}"), STEPS, False),
+        source=CheckpointSource(str(tmp_path / "parent" / f"step-{STEPS}"), STEPS, False),
         stop_at=0,
     )[0]
     assert same(again.weights, stored)  # who starts from the weights has the averaged ones

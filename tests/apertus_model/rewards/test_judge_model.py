@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from apertus_model.rewards import RewardError
-from apertus_model.rewards.judge_model import ChatTokens, ServerModel, TransformersModel, VllmModel
+from apertus_model.rewards.judge_model import ChatTokens, ServerJudge, TransformersJudge, VllmJudge
 from apertus_model.server_client import ServerFailure
 from apertus_model.tokenizer_files import TokenizerError
 from apertus_model.vllm_client import VLLM_PYTHON, Vllm
@@ -31,8 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return other_folder(tmp_path_factory.mktemp("judge") / "model", "Qwen3ForCausalLM")
 
 
-def opened(folder: Path, max_tokens: int = 100) -> TransformersModel:
-    return TransformersModel(folder, "theirs", ChatTokens(folder, "theirs", max_tokens, {}), BEGINNINGS)
+def opened(folder: Path, max_tokens: int = 100) -> TransformersJudge:
+    return TransformersJudge(folder, "theirs", ChatTokens(folder, "theirs", max_tokens, {}), BEGINNINGS)
 
 
 def by_hand(folder: Path, question: str) -> torch.Tensor:
@@ -137,7 +137,7 @@ class ToldByTransformers:
 
 def test_vllm_is_asked_for_the_same_tokens(folder: Path) -> None:
     told: Any = ToldByTransformers(folder)
-    found = VllmModel(told, ChatTokens(folder, "theirs", 100, {})).ask(QUESTIONS, DIGITS)
+    found = VllmJudge(told, ChatTokens(folder, "theirs", 100, {})).ask(QUESTIONS, DIGITS)
     expected = opened(folder).ask(QUESTIONS, DIGITS)
     assert all(one == pytest.approx(other, rel=1e-4) for one, other in zip(found, expected, strict=True))
 
@@ -148,7 +148,7 @@ def test_vllm_gives_the_probabilities_of_transformers(tmp_path: Path) -> None:
     """Between 1e-10 and 1e-5 here. Logits of up to 30 are 0.125 apart in bfloat16; log p has the logit of the
     token and the largest one in it, and transformers in bfloat16 differs from float32 by up to 0.15."""
     folder = other_folder(tmp_path / "model", "Qwen3ForCausalLM", head_dim=32, hidden_size=64)
-    found = VllmModel(Vllm(folder, 1, 101), ChatTokens(folder, "theirs", 100, {})).ask(QUESTIONS, DIGITS)
+    found = VllmJudge(Vllm(folder, 1, 101), ChatTokens(folder, "theirs", 100, {})).ask(QUESTIONS, DIGITS)
     for one, other in zip(found, opened(folder).ask(QUESTIONS, DIGITS), strict=True):
         apart = max(abs(math.log(p) - math.log(q)) for p, q in zip(one, other, strict=True))
         assert apart < 2 * 0.125
@@ -161,9 +161,9 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def asked(server: Server, requests: int = 8, **more: Any) -> ServerModel:
+def asked(server: Server, requests: int = 8, **more: Any) -> ServerJudge:
     stated = {"url": server.url, "model": "theirs", "api": "chat", "requests": requests}
-    return ServerModel(Judge.model_validate({"server": stated, "revision": "1", "constitution": "c", **more}))
+    return ServerJudge(Judge.model_validate({"server": stated, "revision": "1", "constitution": "c", **more}))
 
 
 def says(best: dict[str, float] | None) -> Any:

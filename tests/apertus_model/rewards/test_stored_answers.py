@@ -11,10 +11,9 @@ import pytest
 
 from apertus_model.data.rows import Row, Rows
 from apertus_model.rewards import stored_answers
-from apertus_model.rewards.judge_model import TransformersModel
+from apertus_model.rewards.judge_model import TransformersJudge
 from apertus_model.rewards.stored_answers import StoredAnswers
-from infra.store import Artifact, Attempt
-from specs.job import Job
+from infra.store import Artifact
 from tests.apertus_model.other_models import other_folder
 from tests.apertus_model.preference_artifacts import attempt_at, put_rows
 
@@ -35,26 +34,18 @@ def judge(bench: Any, tmp_path: Path) -> Artifact:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The questions that the model answers."""
     asked: list[str] = []
-    ask = TransformersModel.ask
+    ask = TransformersJudge.ask
 
-    def counting(self: TransformersModel, questions: Any, answers: Any) -> Any:
+    def counting(self: TransformersJudge, questions: Any, answers: Any) -> Any:
         asked.extend(questions)
         return ask(self, questions, answers)
 
-    monkeypatch.setattr(TransformersModel, "ask", counting)
+    monkeypatch.setattr(TransformersJudge, "ask", counting)
     return asked
 
 
-class Begun(Attempt):
-    """An attempt that says what it is for, as the launcher has it do."""
-
-    def __init__(self, job: Job, **more: Any) -> None:
-        super().__init__(job, **more)
-        self.begin()
-
-
 def run(bench: Any, name: str, stated: dict[str, Any], read: dict[str, Artifact]) -> Artifact:
-    artifact: Artifact = bench.run("rewards", name, stated, read, attempt_class=Begun, launch={"threads": 1})
+    artifact: Artifact = bench.run("rewards", name, stated, read, launch={"threads": 1})
     return artifact
 
 

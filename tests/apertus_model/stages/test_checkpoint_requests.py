@@ -18,10 +18,10 @@ from apertus_model.trainer.checkpoint import Saved
 from infra.store import Attempt, Store
 from infra.store.writing.lease import Leases, Timing
 from specs.anomalies import Anomalies
-from specs.job import Job
 from specs.launch import Checkpointing
 from tests.infra.moto import Moto
 from tests.infra.s3 import requests
+from tests.jobs import job_at
 
 KEPT = 12
 WRITING = Counter(PutObject=4, HeadObject=3, GetObject=3)  # two files, rows of metrics, the marker
@@ -67,13 +67,7 @@ def attempt(moto: Moto, tmp_path: Path) -> Iterator[Attempt]:
         leases = Leases(store, path, Timing(settle=0))
         lease = leases.claim("first", leases.look())
         assert lease is not None
-        job = Job(
-            node="n", kind="pretrain", version=1, fingerprint="f" * 32, spec={}, identity={}, inputs={},
-            launch={}, store=store.url,
-            path=path, attempt="first", scratch=str(tmp_path), progress=str(tmp_path / "progress"),
-            lease=lease.generation,
-        )  # fmt: skip
-        yield Attempt(job, store)
+        yield Attempt(job_at(path, store, tmp_path, lease=lease.generation), store)
 
 
 def test_the_requests_of_a_commit_do_not_grow_with_the_steps_that_are_kept(attempt: Attempt) -> None:

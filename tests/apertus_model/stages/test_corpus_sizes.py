@@ -47,7 +47,7 @@ def _spec(folder: Path, memory: str, filters: list[dict[str, Any]], **process: A
 
 def _peak(bench: Any, name: str, spec: dict[str, Any], tokenizer: Artifact) -> tuple[Artifact, int]:
     """Makes a corpus by a process of its own; the bytes of memory that it held at most."""
-    job = bench.job("corpus", name, spec, {"tokenizer": tokenizer}, attempt="first", workers=1)
+    job = bench.job("corpus", name, spec, {"tokenizer": tokenizer})
     Path(job.scratch).mkdir(parents=True)
     file = bench.folder / f"{name}.json"
     file.write_text(job.model_dump_json())

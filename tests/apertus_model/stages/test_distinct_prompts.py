@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import apertus_model.stages.train
-from apertus_model.stages import log_probabilities
 from apertus_model.stages.distinct_prompts import RepeatedPromptsError
 from infra.store import Artifact, Attempt
 from specs.stages.preference_data import LogProbabilitiesPart
@@ -40,9 +38,7 @@ SETS = {"standard": ["a", "b", "b", "c"], "controversial": ["d", "c", "b", "e", 
 
 def distinct(bench: Any, repeated: str, sets: dict[str, list[str]] = SETS) -> Artifact:
     pairs = {
-        f"pairs:{number}": put_pairs(
-            Attempt(bench.job("pairs", name, {}, {}, attempt="first", workers=1)), prompts, number
-        )
+        f"pairs:{number}": put_pairs(Attempt(bench.job("pairs", name)), prompts, number)
         for number, (name, prompts) in enumerate(sets.items())
     }
     return bench.run("distinct_prompts", "d", {"repeated_prompts": repeated, "names": list(sets)}, pairs)
@@ -78,13 +74,12 @@ def test_training_on_two_sets_begins_at_their_reference(tmp_path: Path) -> None:
     part = LogProbabilitiesPart(
         model=SPEC.model, sequence_length=20, precision={"param": "float32"}, batch_size=2
     )
-    kept = Attempt(stages.job("distinct_prompts", "d", {}))
+    kept = Attempt(stages.job("distinct_prompts", "d"))
     for number, prompts in enumerate((["a"] * 12, ["b"] * 9)):
         name = f"set-{number}"
         put_pairs(stages.attempt("pairs", name), prompts, number)
         read = {"pairs": stages.ref(f"pairs/{name}"), "checkpoint": parent}
-        job = stages.job("log_probabilities", name, part.model_dump(mode="json"), inputs=read)
-        stages.run(log_probabilities, job)
+        stages.run("log_probabilities", name, part, inputs=read)
         inputs |= {
             f"pairs:{number}": read["pairs"],
             f"log_probabilities:{number}": stages.ref(f"log_probabilities/{name}"),
@@ -101,9 +96,7 @@ def test_training_on_two_sets_begins_at_their_reference(tmp_path: Path) -> None:
         repeats=[2, 0.5],
         source_names=["standard", "controversial"],
     )
-    job = stages.job("qrpo", "both", spec.model_dump(mode="json"), inputs=inputs)
-    stages.run(apertus_model.stages.train, job)
-    trained = Artifact(stages.store, "qrpo/both", spec.end_step)
+    trained = stages.run("qrpo", "both", spec, inputs=inputs)
     rows = [row for row in trained.history() if "loss" in row]
     assert (rows[0]["log_ratio_chosen"], rows[0]["log_ratio_rejected"]) == (0.0, 0.0)
     assert rows[-1]["log_ratio"] != 0.0

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from apertus_model.data.rows import write_rows
-from apertus_model.stages import evaluate
 from infra.store import Artifact
 from specs.planted import Canaries
 from specs.stages.evaluate import EvaluatePart
@@ -50,9 +49,7 @@ def test_evaluation_scores_each_source_and_each_bucket(
         continued(stages, f"{decoding}-{processes}")
         inputs[f"continuations:{decoding}"] = stages.ref(f"continuations/{decoding}-{processes}")
     name = f"evaluation-{processes}"
-    spec = EVALUATION.model_dump(mode="json")
-    stages.run(evaluate, stages.job("evaluate", name, spec, inputs=inputs), processes=processes)
-    metrics = Artifact(stages.store, f"evaluate/{name}").manifest.metrics
+    metrics = stages.run("evaluate", name, EVALUATION, inputs=inputs, processes=processes).manifest.metrics
     assert {key for key in metrics if key.startswith("perplexity")} == {
         "perplexity", "perplexity/steady", "perplexity/striding"
     }  # fmt: skip
@@ -93,9 +90,8 @@ def test_the_exposure_of_planted_canaries_is_the_same_on_any_number_of_processes
     }
     found = []
     for processes in (1, 2):
-        job = stages.job("evaluate", f"exposed-{processes}", spec.model_dump(mode="json"), inputs=inputs)
-        stages.run(evaluate, job, processes=processes)
-        found.append(Artifact(stages.store, f"evaluate/exposed-{processes}").manifest.metrics)
+        evaluated = stages.run("evaluate", f"exposed-{processes}", spec, inputs=inputs, processes=processes)
+        found.append(evaluated.manifest.metrics)
     assert found[0] == pytest.approx(found[1], rel=1e-5)
     assert spec.memorisation is not None
     names = {f"memorisation/exposure/{bucket}" for bucket in (0, 8)}

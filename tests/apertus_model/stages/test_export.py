@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-import apertus_model.stages.train
 from apertus_model.model import modeling_apertus_reward
 from apertus_model.model_card import judge_of
-from apertus_model.stages import export, import_model
+from apertus_model.stages import export
 from apertus_model.stages.training_data import BudgetError, RewardData
 from infra.store import Artifact
 from specs.hugging_face import HYBRID, LEAST_TRANSFORMERS, SCHEDULED, OwnClass, architecture, model_of
@@ -43,8 +42,7 @@ def test_the_exported_folder_opens_in_transformers_with_the_trained_weights(
     from transformers.utils import logging
 
     inputs = {"checkpoint": stages.ref("pretrain/trained", 6), "tokenizer": stages.ref("tokenizer/tokenizer")}
-    stages.run(export, stages.job("export", "folder", EXPORT.model_dump(mode="json"), inputs=inputs))
-    artifact = Artifact(stages.store, "export/folder")
+    artifact = stages.run("export", "folder", EXPORT, inputs=inputs)
     files = artifact.manifest.files
     assert {
         "config.json",
@@ -105,8 +103,7 @@ def test_what_no_class_of_transformers_computes_is_exported_with_its_code_and_on
     checkpoint = artifact.checkpoint(3)
     part = EXPORT.model_copy(update={"model": spec.model})
     inputs = {"checkpoint": stages.ref(f"pretrain/{name}", 3), "tokenizer": stages.ref("tokenizer/tokenizer")}
-    stages.run(export, stages.job("export", name, part.model_dump(mode="json"), inputs=inputs))
-    exported = Artifact(stages.store, f"export/{name}")
+    exported = stages.run("export", name, part, inputs=inputs)
     folder = Path(stages.store.full(exported.stored_name("config.json"))).parent
     assert exported.manifest.metrics["logit_difference"] < 1e-5
     code = importlib.resources.files("apertus_model.model") / own_class.file
@@ -136,7 +133,7 @@ def test_what_no_class_of_transformers_computes_is_exported_with_its_code_and_on
     described = model_of(exported.json("config.json"))
     assert described == model
     again = ImportModelPart(model=described, url=str(folder), reference=str(folder))
-    stages.run(import_model, stages.job("import_model", name, again.model_dump(mode="json")))
+    stages.run("import_model", name, again)
     before = weights_of(artifact, 3)
     imported = weights_of(Artifact(stages.store, f"import_model/{name}"), 1) | {"progress.step": [3]}
     assert imported == {key: before[key] for key in imported} and weight in imported
@@ -151,14 +148,13 @@ def test_training_from_an_exported_folder_equals_training_from_its_checkpoint(
 ) -> None:
     """The loss before the first update, and held-out losses after each, bit by bit."""
     inputs = {"checkpoint": stages.ref("pretrain/trained", 6), "tokenizer": stages.ref("tokenizer/tokenizer")}
-    stages.run(export, stages.job("export", "again", EXPORT.model_dump(mode="json"), inputs=inputs))
-    exported = Artifact(stages.store, "export/again")
+    exported = stages.run("export", "again", EXPORT, inputs=inputs)
     folder = Path(stages.store.full(exported.stored_name("config.json"))).parent
     part = ImportModelPart(
         model=model_of(exported.json("config.json")), url=str(folder), reference=str(folder)
     )
     assert part.model == SPEC.model
-    stages.run(import_model, stages.job("import_model", "imported", part.model_dump(mode="json")))
+    stages.run("import_model", "imported", part)
     branch = SPEC.model_copy(
         update={
             "seed": None,
@@ -190,11 +186,10 @@ def test_training_from_an_exported_folder_equals_training_from_its_checkpoint(
 def test_an_export_that_computes_something_else_is_refused(stages: Stages, trained: Artifact) -> None:
     inputs = {"checkpoint": stages.ref("pretrain/trained", 6), "tokenizer": stages.ref("tokenizer/tokenizer")}
     unreachable = EXPORT.model_copy(update={"tolerance": -1.0})
-    job = stages.job("export", "refused", unreachable.model_dump(mode="json"), inputs=inputs)
     with pytest.raises(
         RuntimeError, match=r"ExportError: the logits .* differ .* above the tolerance -1 of the stage"
     ):
-        stages.run(export, job)
+        stages.run("export", "refused", unreachable, inputs=inputs)
     assert not Artifact(stages.store, "export/refused").complete
 
 
@@ -304,9 +299,7 @@ def test_a_reward_model_is_trained_from_a_checkpoint_and_opens_in_transformers_w
     )  # fmt: skip
     parent = stages.ref("pretrain/trained", 6)
     inputs = {"pairs": stages.ref("labelled_pairs/pairs"), "parent": parent}
-    job = stages.job("reward_model", name, spec.model_dump(mode="json"), inputs=inputs)
-    stages.run(apertus_model.stages.train, job)
-    artifact = Artifact(stages.store, f"reward_model/{name}", 2)
+    artifact = stages.run("reward_model", name, spec, inputs=inputs)
     assert artifact.checkpoint(2).facts["validation"].keys() == {"prefs"}
     begun, ended = weights_of(trained, 6), weights_of(artifact, 2)
     assert "lm_head.weight" not in ended and len(ended["lm_head.score"]) == spec.model.dim
@@ -318,8 +311,7 @@ def test_a_reward_model_is_trained_from_a_checkpoint_and_opens_in_transformers_w
         "checkpoint": stages.ref(f"reward_model/{name}", 2),
         "tokenizer": stages.ref("tokenizer/tokenizer"),
     }
-    stages.run(export, stages.job("export", name, part.model_dump(mode="json"), inputs=read))
-    exported = Artifact(stages.store, f"export/{name}")
+    exported = stages.run("export", name, part, inputs=read)
     assert exported.manifest.metrics["logit_difference"] < 1e-5
     folder = Path(stages.store.full(exported.stored_name("config.json"))).parent
     theirs = AutoModelForTokenClassification.from_pretrained(folder).eval()

@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import BaseModel
 
 from apertus_model.chat import template
-from apertus_model.progress import Progress
-from apertus_model.stages import export, import_model
-from apertus_model.stop import StopSignal
-from infra.store import Artifact, Attempt, DamagedError, hugging_face
+from apertus_model.stages import export
+from infra.store import Artifact, DamagedError, hugging_face
 from specs.hugging_face import HuggingFaceError, hugging_face_config, older_rope
 from specs.job import InputRef
-from specs.launch import Launch
 from specs.model import ModelSpec
 from specs.stages.export import ExportPart
 from specs.stages.import_model import ImportModelPart
 from tests.infra.faults import flip_what_is_written
+from tests.jobs import checkpoint_at, input_at
 
 SPEC = ModelSpec(
     dim=32,
@@ -59,13 +58,9 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def run(bench: Any, stage: Any, kind: str, spec: Any, inputs: dict[str, InputRef]) -> Artifact:
-    job = bench.job(kind, kind, spec.model_dump(mode="json"), {}, attempt="first", workers=1)
-    job = job.model_copy(update={"inputs": inputs, "launch": Launch(threads=1)})
-    attempt = Attempt(job)
-    attempt.begin()
-    stage.run(job, attempt, Progress(None), StopSignal())
-    return Artifact(bench.store, job.path)
+def run(bench: Any, kind: str, spec: BaseModel, **inputs: InputRef) -> Artifact:
+    artifact: Artifact = bench.run(kind, kind, spec.model_dump(mode="json"), inputs, launch={"threads": 1})
+    return artifact
 
 
 def part_of(folder: Path, **fields: Any) -> ImportModelPart:
@@ -78,22 +73,12 @@ def part_of(folder: Path, **fields: Any) -> ImportModelPart:
 def test_a_released_model_comes_out_of_the_store_as_it_went_in(
     bench: Any, tokenizer: Artifact, folder: Path, shard: int
 ) -> None:
-    imported = run(bench, import_model, "import_model", part_of(folder), {})
+    imported = run(bench, "import_model", part_of(folder))
     checkpoint = imported.checkpoint(1)
     assert checkpoint.facts == {"tokens": 0, "passes": {}}
-    inputs = {
-        "checkpoint": InputRef(
-            kind="import_model",
-            fingerprint="f",
-            path=imported.path,
-            step=1,
-            checkpoint=checkpoint.folder,
-            name="it",
-        ),
-        "tokenizer": InputRef(kind="tokenizer", fingerprint="t", path=tokenizer.path),
-    }
     spec = ExportPart(model=SPEC, sequence_length=64, max_shard_size=shard, dtype="bfloat16", tolerance=1e-4)
-    exported = run(bench, export, "export", spec, inputs)
+    read = checkpoint_at(imported, 1).model_copy(update={"name": "it"})
+    exported = run(bench, "export", spec, checkpoint=read, tokenizer=input_at(tokenizer.path))
     if shard == 30_000:
         rewritten = ("config.json", "generation_config.json")
         before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in rewritten}
@@ -120,7 +105,7 @@ def test_a_folder_without_the_weights_of_its_config_leaves_nothing(bench: Any, f
     with pytest.raises(
         HuggingFaceError, match=r"down_proj.weight' of .* has shape \(32, 64\), config.json says \(32, 128\)"
     ):
-        run(bench, import_model, "import_model", other, {})
+        run(bench, "import_model", other)
     assert Artifact(bench.store, "import_model/import_model").checkpoint_steps() == []
 
 
@@ -128,7 +113,7 @@ def test_a_bit_that_the_disk_changes_is_not_sealed_in(
     bench: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip_what_is_written(monkeypatch)
-    imported = run(bench, import_model, "import_model", part_of(folder), {})
+    imported = run(bench, "import_model", part_of(folder))
     with pytest.raises(DamagedError, match="differs from the digest"):
         imported.checkpoint(1).check()
 
@@ -138,7 +123,7 @@ def test_a_weight_that_is_not_the_trained_one_is_refused(
 ) -> None:
     from safetensors.torch import load_file, save_file
 
-    imported = run(bench, import_model, "import_model", part_of(folder), {})
+    imported = run(bench, "import_model", part_of(folder))
     checkpoint = imported.checkpoint(1)
     spec = ExportPart(model=SPEC, sequence_length=64, max_shard_size=30_000, dtype="bfloat16", tolerance=1e-4)
     export.write_folder(checkpoint, spec, tokenizer, tmp_path / "out")

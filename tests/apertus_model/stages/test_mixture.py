@@ -9,7 +9,7 @@ from infra.store import Artifact, Attempt
 
 
 def _corpus(bench: Any, fingerprint: str, *, tokenizer: str = "tokenizer0", tokens: int = 100) -> Artifact:
-    job = bench.job("corpus", fingerprint, {}, {}, attempt="first", workers=1)
+    job = bench.job("corpus", fingerprint)
     facts = {"tokenizer": tokenizer, "vocab_size": 512, "bos_id": 1, "eos_id": 2, "train": ["train-00000"]}
     Attempt(job).commit(metrics={"train": {"tokens": tokens, "documents": 7}}, facts=facts)
     return Artifact(bench.store, job.path)
@@ -67,7 +67,7 @@ def test_a_mixture_of_a_mixture_shares_its_weight_out_exactly(bench: Any) -> Non
 
 
 def test_learned_weights_are_millionths_by_position(bench: Any) -> None:
-    job = bench.job("domain_weights", "d", {}, {}, attempt="first", workers=1)
+    job = bench.job("domain_weights", "d")
     facts = {"domain_weights": {"mean": [0.25, 0.0999999, 0.65, 1e-9]}}
     Attempt(job).commit(metrics={}, facts=facts)
     inputs = {f"source:{index}": _corpus(bench, name) for index, name in enumerate(("aa", "bb", "cc"))}

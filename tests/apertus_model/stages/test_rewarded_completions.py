@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import apertus_model.stages.train
 from apertus_model.data.preferences.samples import PreferenceSamples, PreferenceSets
-from apertus_model.stages import log_probabilities
 from apertus_model.stages.prompts import prompt_id
 from apertus_model.stages.rewarded_completions import RewardedCompletionsError
 from infra.store import Artifact, Attempt
@@ -127,17 +125,14 @@ def test_qrpo_trains_completions_without_pairs(tmp_path: Path) -> None:
     part = LogProbabilitiesPart(
         model=SPEC.model, sequence_length=20, precision={"param": "float32"}, batch_size=2
     )
-    job = stages.job("log_probabilities", "l", part.model_dump(mode="json"), inputs=inputs)
-    stages.run(log_probabilities, job)
+    stages.run("log_probabilities", "l", part, inputs=inputs)
     inputs = {
         "pairs": inputs["pairs"],
         "log_probabilities": stages.ref("log_probabilities/l"),
         "parent": inputs["checkpoint"],
     }
     spec = segment("qrpo", seed=None, micro_batch_size=2, sequence_length=20)
-    job = stages.job("qrpo", "q", spec.model_dump(mode="json"), inputs=inputs)
-    stages.run(apertus_model.stages.train, job)
-    trained = Artifact(stages.store, "qrpo/q", spec.end_step)
+    trained = stages.run("qrpo", "q", spec, inputs=inputs)
     rows = [row for row in trained.history() if "loss" in row]
     assert rows[0]["log_ratio"] == 0.0 != rows[-1]["log_ratio"]
     assert not {"log_ratio_chosen", "log_ratio_rejected", "accuracy"} & rows[0].keys()

@@ -7,7 +7,7 @@ import pytest
 
 from apertus_model.data.rows import Rows
 from apertus_model.rewards import RewardError
-from apertus_model.stages.rewards import Summary
+from apertus_model.stages.rewards import RewardSummary
 from infra.store import Artifact
 from tests.apertus_model.preference_artifacts import put_rows
 
@@ -68,7 +68,7 @@ def test_offline_and_sampled_completions_are_scored(bench: Any) -> None:
 
 def test_prompts_whose_completions_all_have_the_same_reward_are_counted(bench: Any) -> None:
     rows = [([0.5], [0.5, 0.5]), ([0.5], [0.4, 0.4]), ([], [1.0, 1.0]), ([], [1.0])]  # the last has no other
-    summary = Summary()
+    summary = RewardSummary()
     for offline, sampled in rows:
         summary.add({"offline": offline, "sampled": sampled})
     assert summary.metrics()["prompts_with_equal_rewards"] == 2

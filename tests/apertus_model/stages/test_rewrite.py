@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from apertus_model.stages import export, rewrite
+from apertus_model.stages import export
 from infra.store import Artifact
 from specs.layer_pairs import LayerPairs
 from specs.stages.rewrite import RewritePart
@@ -19,8 +19,7 @@ PAIRED = SPEC.model.model_copy(update={"layer_pairs": LayerPairs(start=0, layers
 
 def test_a_rewrite_states_its_layers_and_steps(stages: Stages) -> None:
     part = RewritePart(model=PAIRED)
-    stages.run(rewrite, stages.job("rewrite", "paired", part.model_dump(mode="json")))
-    manifest = Artifact(stages.store, "rewrite/paired").manifest
+    manifest = stages.run("rewrite", "paired", part).manifest
     assert manifest.metrics == {"layers": SPEC.model.n_layers, "steps": SPEC.model.n_layers - 1}
 
 
@@ -32,8 +31,7 @@ def test_the_export_has_the_weights_of_the_checkpoint_and_the_logits_of_the_pair
 
     part = EXPORT.model_copy(update={"model": PAIRED})
     inputs = {"checkpoint": stages.ref("pretrain/trained", 6), "tokenizer": stages.ref("tokenizer/tokenizer")}
-    stages.run(export, stages.job("export", "paired", part.model_dump(mode="json"), inputs=inputs))
-    exported = Artifact(stages.store, "export/paired")
+    exported = stages.run("export", "paired", part, inputs=inputs)
     folder = Path(stages.store.full(exported.stored_name("config.json"))).parent
     checkpoint = trained.checkpoint(6)
     assert exported.json("config.json")["layer_schedule"] == [[0, [], [1]]]

@@ -15,7 +15,7 @@ def evaluations(bench: Any, *metrics: dict[str, float]) -> dict[str, Artifact]:
     """Stored evaluations, in order."""
     found = {}
     for index, values in enumerate(metrics):
-        attempt = Attempt(bench.job("evaluate", f"evaluation{index}", {}, {}, attempt="first", workers=1))
+        attempt = Attempt(bench.job("evaluate", f"evaluation{index}"))
         attempt.begin()
         attempt.commit(metrics=values)
         found[f"evaluation:{index}"] = attempt.artifact

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import apertus_model.stages.train
 from apertus_model.data.tokens.teacher_tokens import StoredPredictions
-from apertus_model.stages import teacher_tokens
 from apertus_model.stages.training_data import OtherDataError, open_data
 from infra.store import Artifact, StoreError
 from specs.settings import Precision
@@ -49,19 +47,14 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
 
 def store(stages: Stages, name: str, spec: TeacherTokensPart, **options: Any) -> Artifact:
     inputs = {"checkpoint": stages.ref("pretrain/teacher", 3), "mixture": stages.ref("mixture/mixture")}
-    job = stages.job("teacher_tokens", name, spec.model_dump(mode="json"), inputs=inputs)
-    stages.run(teacher_tokens, job, **options)
-    return Artifact(stages.store, f"teacher_tokens/{name}")
+    return stages.run("teacher_tokens", name, spec, inputs=inputs, **options)
 
 
 def distill(stages: Stages, name: str, top_k: int | None, predicted: str = "", **fields: Any) -> Artifact:
     spec = distilled(top_k)
     teacher = stages.ref(f"teacher_tokens/{predicted}") if top_k else stages.ref("pretrain/teacher", 3)
     inputs = {"mixture": stages.ref("mixture/mixture"), "teacher": teacher}
-    options = {key: fields.pop(key) for key in ("processes", "stop_after") if key in fields}
-    job = stages.job("distill", name, spec.model_dump(mode="json"), inputs=inputs, **fields)
-    stages.run(apertus_model.stages.train, job, **options)
-    return Artifact(stages.store, f"distill/{name}", spec.end_step)
+    return stages.run("distill", name, spec, inputs=inputs, **fields)
 
 
 def rows_of(artifact: Artifact) -> list[dict[str, Any]]:

@@ -20,7 +20,6 @@ from tests.apertus_model.stages.training import PAD, SPEC, Stages, weights_of
 from tests.apertus_model.stages.tuning import (
     ROWS,
     StoredPairs,
-    run,
     run_reference,
     sft,
     sft_inputs,
@@ -51,7 +50,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
 @pytest.fixture(scope="module")
 def tuned(stages: Stages) -> Artifact:
     spec = sft(checkpoint={"interval": 1, "keep": 1, "best": ["val_loss", "val_loss/identity"]})
-    return run(stages, "sft", "tuned", spec, inputs=sft_inputs(stages))
+    return stages.run("sft", "tuned", spec, inputs=sft_inputs(stages))
 
 
 # Fine-tuning
@@ -99,9 +98,9 @@ def test_interrupted_fine_tuning_with_adapters_resumes_to_the_same_bits(
     spec = sft(lora=Lora(rank=2, alpha=4.0, targets=["wq", "down_proj"]), prompt_weight=0.25)
     names = [f"lora-{processes}", f"lora-{processes}-interrupted"]
     fields: dict[str, Any] = {"inputs": sft_inputs(stages), "processes": processes}
-    whole = run(stages, "sft", names[0], spec, **fields)
-    run(stages, "sft", names[1], spec, stop_after=4, **fields)
-    resumed = run(stages, "sft", names[1], spec, attempt="second", resume_step=4, **fields)
+    whole = stages.run("sft", names[0], spec, **fields)
+    stages.run("sft", names[1], spec, stop_after=4, **fields)
+    resumed = stages.run("sft", names[1], spec, attempt="second", resume_step=4, **fields)
     assert weights_of(resumed, 6) == weights_of(whole, 6)
     assert resumed.checkpoint(6).facts["validation"] == whole.checkpoint(6).facts["validation"]
 
@@ -112,7 +111,7 @@ def test_a_segment_takes_over_adapters_of_its_phase_and_a_new_phase_merges_them(
         ("sft", sft(start_step=6, end_step=8), False),
         ("long_context", segment(carry=["weights", "data"]), True),
     ):
-        job = stages.job(kind, "x", {}, inputs=inputs)
+        job = stages.job(kind, "x", inputs=inputs)
         source = starting_point(job, itself, Attempt(job))
         assert source is not None
         assert (source.optimizer, source.new_adapters) == (not begins, begins)
@@ -168,7 +167,7 @@ def test_neither_units_nor_processes_change_the_log_probabilities(
 
 def test_what_an_attempt_has_committed_is_not_computed_again(stages: Stages, reference: Artifact) -> None:
     name, made = "restarted", {"values": [-1.0] * 8, "tokens": 8}
-    job = stages.job("log_probabilities", name, {}, attempt="killed")
+    job = stages.job("log_probabilities", name, attempt="killed")
     Attempt(job).commit_unit("rows-00000000-00000003", data=made)
     values = stored_values(run_reference(stages, name))
     pairs = StoredPairs(reference, None)
@@ -188,7 +187,7 @@ def test_preference_training_begins_at_its_reference(
         "log_probabilities": stages.ref(reference.path),
         "parent": stages.ref("sft/tuned", 6),
     }
-    trained = run(stages, kind, kind, segment(kind, seed=None, micro_batch_size=2), inputs=inputs)
+    trained = stages.run(kind, kind, segment(kind, seed=None, micro_batch_size=2), inputs=inputs)
     rows = [row for row in trained.history() if "loss" in row]
     assert (rows[0]["log_ratio_chosen"], rows[0]["log_ratio_rejected"]) == (0.0, 0.0)
     assert rows[-1]["log_ratio"] != 0.0
@@ -209,7 +208,7 @@ def merged(
     if base := rule.pop("base", None):
         inputs["base"] = stages.ref(*base)
     part = MergePart(model=SPEC.model, weights=weights, **rule)
-    run(stages, "merge", name, part, merge, inputs=inputs, processes=processes)
+    stages.run("merge", name, part, inputs=inputs, processes=processes)
     return Artifact(stages.store, f"merge/{name}", merge.RESULT)
 
 
@@ -251,7 +250,7 @@ def test_an_average_of_adapted_models_is_that_of_their_merged_weights(stages: St
     lora = Lora(rank=2, alpha=4.0, targets=["wq", "down_proj"])
     names = ["first", "second"]
     for name, seed in zip(names, (1, 2), strict=True):
-        run(stages, "sft", name, sft(lora=lora, data_seed=seed, end_step=2), inputs=sft_inputs(stages))
+        stages.run("sft", name, sft(lora=lora, data_seed=seed, end_step=2), inputs=sft_inputs(stages))
     found = [
         weights_of(
             merged(
@@ -362,7 +361,7 @@ def test_merges_are_those_of_mergekit(stages: Stages, tuned: Artifact, method: s
 
 
 def test_a_merge_is_a_parent_like_any_other(stages: Stages, average: Artifact) -> None:
-    child = run(stages, "sft", "child", sft(end_step=2), inputs=sft_inputs(stages, "merge/average", 1))
+    child = stages.run("sft", "child", sft(end_step=2), inputs=sft_inputs(stages, "merge/average", 1))
     passes = average.checkpoint(1).facts["passes"]
     assert child.checkpoint(2).facts["passes"] == {
         **passes,
@@ -389,4 +388,4 @@ def test_a_checkpoint_of_another_shape_cannot_be_merged(stages: Stages) -> None:
         f"checkpoint:{index}": stages.ref("pretrain/trained", step) for index, step in enumerate((3, 6))
     }
     with pytest.raises(RuntimeError, match=r"has shape \(64, 32\) in .*, this model has \(128, 32\)"):
-        run(stages, "merge", "refused", part, merge, inputs=inputs)
+        stages.run("merge", "refused", part, inputs=inputs)

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 
-import apertus_model.stages.train
 from apertus_model.data.tokens.megatron import TokenFileWriter
-from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, Store
 from specs.job import InputRef, Job
@@ -20,6 +19,7 @@ from specs.stages.training import Segment
 from tests.apertus_model.harness import segment
 from tests.apertus_model.mixtures import recipe_of
 from tests.apertus_model.ranks import in_kept_processes
+from tests.jobs import checkpoint_at, input_at, job_at, run_stage, stage_of
 
 BOS, EOS, PAD = 1, 2, 3
 PROBE = list(range(40, 72))
@@ -99,46 +99,53 @@ class Stages:
         attempt.commit(metrics=metrics, facts=facts)
 
     def attempt(self, kind: str, name: str) -> Attempt:
-        attempt = Attempt(self.job(kind, name, {}))
+        attempt = Attempt(self.job(kind, name))
         attempt.begin()
         return attempt
 
-    def job(self, kind: str, name: str, spec: Any, *, attempt: str = "first", **fields: Any) -> Job:
-        scratch = self.folder / "scratch" / name / attempt
-        scratch.mkdir(parents=True, exist_ok=True)
-        return Job(
-            node=name, kind=kind, version=1, fingerprint=name, spec=spec, identity={}, store=self.store.url,
-            path=f"{kind}/{name}", attempt=attempt, scratch=str(scratch),
-            progress=str(scratch / "progress.jsonl"),
-            **{"inputs": {}, "launch": {"threads": 1}, **fields},
-        )  # fmt: skip
+    def job(self, kind: str, name: str, spec: BaseModel | None = None, **fields: Any) -> Job:
+        """The job of an attempt; `attempt` may name it."""
+        fields = {"node": name, "launch": {"threads": 1}, "name": fields.pop("attempt", "first")} | fields
+        if spec is not None:
+            fields["spec"] = spec.model_dump(mode="json")
+        return job_at(f"{kind}/{name}", self.store, self.folder, **fields)
 
     def ref(self, path: str, step: int | None = None) -> InputRef:
-        checkpoint = Artifact(self.store, path).checkpoint(step).folder if step is not None else None
-        kind, fingerprint = path.split("/")
-        return InputRef(kind=kind, fingerprint=fingerprint, path=path, step=step, checkpoint=checkpoint)
+        return input_at(path) if step is None else checkpoint_at(Artifact(self.store, path), step)
 
-    def run(self, module: Any, job: Job, *, processes: int = 1, stop_after: int | None = None) -> None:
-        classes = self.classes
+    def run(
+        self,
+        kind: str,
+        name: str,
+        spec: BaseModel,
+        *,
+        processes: int = 1,
+        stop_after: int | None = None,
+        **fields: Any,
+    ) -> Artifact:
+        """The artifact that the stage has made; `fields` are of the job."""
+        classes, job = self.classes, self.job(kind, name, spec, **fields)
+        stage_of(kind)  # imported before processes are forked
 
         def work(rank: int) -> None:
             os.environ.pop("RANK") if processes == 1 else None
-            stop = CountedStop(stop_after)
-            attempt = Attempt(job)
-            attempt.begin()
             with classes():
-                module.run(job, attempt, Progress(job.progress), stop)
+                run_stage(job, stop=CountedStop(stop_after))
 
         in_kept_processes(Path(job.scratch), work, processes)
+        return Artifact(self.store, job.path, getattr(spec, "end_step", None))
 
     def train(
-        self, name: str, spec: Segment, *, processes: int = 1, stop_after: int | None = None, **fields: Any
+        self,
+        name: str,
+        spec: Segment,
+        kind: str = "pretrain",
+        inputs: dict[str, InputRef] | None = None,
+        **fields: Any,
     ) -> Artifact:
-        inputs = {"mixture": self.ref("mixture/mixture")} | fields.pop("inputs", {})
-        kind = fields.pop("kind", "pretrain")
-        job = self.job(kind, name, spec.model_dump(mode="json"), inputs=inputs, **fields)
-        self.run(apertus_model.stages.train, job, processes=processes, stop_after=stop_after)
-        return Artifact(self.store, f"{kind}/{name}", spec.end_step)
+        """Training on the mixture."""
+        inputs = {"mixture": self.ref("mixture/mixture")} | (inputs or {})
+        return self.run(kind, name, spec, inputs=inputs, **fields)
 
 
 class CountedStop(StopSignal):

@@ -1,17 +1,12 @@
 """Fine-tuning, preference training and reference log-probabilities on stand-ins for their data."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
-import apertus_model.stages.train
-from apertus_model.data.preferences.samples import PreferenceSample, PreferenceSets
-from apertus_model.stages import log_probabilities
 from infra.store import Artifact
 from specs.stages.preference_data import LogProbabilitiesPart
 from specs.stages.sft import SftLoss
@@ -90,29 +85,16 @@ def heldout(shards: Any, **unused: Any) -> list[Any]:
 @contextmanager
 def small_data_classes() -> Iterator[None]:
     """Puts the classes of this module in place of those that read data."""
-    contents = {
-        "conversations.samples": {"ConversationSamples": StoredConversations, "heldout": heldout},
-        "conversations.stored": {"ConversationShards": lambda artifact, split: (artifact, split)},
-        "preferences.samples": {
-            "PreferenceSamples": StoredPairs,
-            "PreferenceSample": PreferenceSample,
-            "PreferenceSets": PreferenceSets,
-        },
+    classes = {
+        "conversations.samples.ConversationSamples": StoredConversations,
+        "conversations.samples.heldout": heldout,
+        "conversations.stored.ConversationShards": lambda artifact, split: (artifact, split),
+        "preferences.samples.PreferenceSamples": StoredPairs,
     }
     with pytest.MonkeyPatch.context() as patch:
-        for name, content in contents.items():
-            module = ModuleType(name)
-            module.__dict__.update(content)
-            patch.setitem(sys.modules, f"apertus_model.data.{name}", module)
+        for name, stands_in in classes.items():
+            patch.setattr(f"apertus_model.data.{name}", stands_in)
         yield
-
-
-def run(
-    stages: Stages, kind: str, name: str, spec: Any, module: Any = apertus_model.stages.train, **fields: Any
-) -> Artifact:
-    options = {key: fields.pop(key) for key in ("processes", "stop_after") if key in fields}
-    stages.run(module, stages.job(kind, name, spec.model_dump(mode="json"), **fields), **options)
-    return Artifact(stages.store, f"{kind}/{name}", getattr(spec, "end_step", None))
 
 
 def sft(**changes: Any) -> Any:
@@ -154,15 +136,8 @@ def run_reference(
     **changes: Any,
 ) -> Artifact:
     inputs = {"checkpoint": stages.ref(checkpoint, step), "pairs": stages.ref("pairs/pairs")}
-    return run(
-        stages,
-        "log_probabilities",
-        name,
-        reference_part(**changes),
-        log_probabilities,
-        inputs=inputs,
-        processes=processes,
-    )
+    part = reference_part(**changes)
+    return stages.run("log_probabilities", name, part, inputs=inputs, processes=processes)
 
 
 def stored_values(artifact: Artifact) -> np.ndarray:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 
-from apertus_model.trainer.checkpoint import Source
+from apertus_model.trainer.checkpoint import CheckpointSource
 from apertus_model.trainer.checkpoint_reader import reader
 
 
-def at(folder: Path, step: int, *, optimizer: bool = True) -> Source:
-    return Source(str(folder / f"step-{step}"), step, optimizer)
+def at(folder: Path, step: int, *, optimizer: bool = True) -> CheckpointSource:
+    return CheckpointSource(str(folder / f"step-{step}"), step, optimizer)
 
 
 def full_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from apertus_model.data.tokens.goldfish import goldfish_mask
-from apertus_model.trainer.checkpoint import Source
+from apertus_model.trainer.checkpoint import CheckpointSource
 from specs.launch import Parallel
 from tests.apertus_model.harness import (
     MODEL,
@@ -95,8 +95,8 @@ def assert_compiled_layers_train_alike(
     assert difference(found.weights, alone.weights) < weights
 
 
-def at(folder: Path, step: int = 2) -> Source:
-    return Source(str(folder / f"step-{step}"), step, optimizer=True)
+def at(folder: Path, step: int = 2) -> CheckpointSource:
+    return CheckpointSource(str(folder / f"step-{step}"), step, optimizer=True)
 
 
 @dataclass

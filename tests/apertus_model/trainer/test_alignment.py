@@ -15,7 +15,7 @@ import torch
 from apertus_model.model.mamba import matrix
 from apertus_model.model.model import ApertusModel, model_config
 from apertus_model.trainer.alignment import attention_matrix
-from apertus_model.trainer.checkpoint import Source, load_tensors
+from apertus_model.trainer.checkpoint import CheckpointSource, load_tensors
 from specs.mamba import Mamba, NewMixers
 from specs.model import ModelSpec
 from specs.stages.distill import DistillLoss
@@ -50,7 +50,9 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(folder: Path, spec: Any, teacher: str, processes: int = 1, **arguments: Any) -> list[Result]:
-    begin = Source(teacher, 2, optimizer=False, new_adapters=True, new_parameters=spec.new_parameters)
+    begin = CheckpointSource(
+        teacher, 2, optimizer=False, new_adapters=True, new_parameters=spec.new_parameters
+    )
     given = {"source": begin, **arguments}
     return train(
         folder, spec, processes=processes, teacher=teacher, data=PackedSamples, heldout=HELDOUT, **given

@@ -13,7 +13,7 @@ import torch
 
 from apertus_model.model.model import model_config
 from apertus_model.trainer.anomalies import AnomalyDetector
-from apertus_model.trainer.checkpoint import Source
+from apertus_model.trainer.checkpoint import CheckpointSource
 from apertus_model.trainer.config import trainer_config
 from apertus_model.trainer.loader import collate
 from specs.anomalies import Anomalies, remark
@@ -307,7 +307,7 @@ def test_a_rollback_brings_an_earlier_state_back_and_jumps_over_the_data(
 @pytest.mark.parametrize("begin", [3, slow(4), slow(6)])
 def test_resuming_before_and_after_a_rollback_gives_the_same_bits(tmp_path: Path, begin: int) -> None:
     whole = run(tmp_path, spec_of(anomalies=ROLLBACK))
-    source = Source(str(tmp_path / f"step-{begin}"), begin, optimizer=True)
+    source = CheckpointSource(str(tmp_path / f"step-{begin}"), begin, optimizer=True)
     rest = run(
         tmp_path, spec_of(anomalies=ROLLBACK), source=source, begin_step=begin, anomalies=whole.facts[begin]
     )
@@ -323,7 +323,7 @@ def test_resuming_among_spikes_gives_the_same_decisions_and_bits(tmp_path: Path,
     spikes = [event.step for event in whole.events if event.limit is not None]
     assert 2 <= len(spikes) < STEPS - 2
     assert difference(whole.weights, oracle(spec, {POISONED, *spikes}, {})) < 1e-5
-    source = Source(str(tmp_path / "whole" / f"step-{begin}"), begin, optimizer=True)
+    source = CheckpointSource(str(tmp_path / "whole" / f"step-{begin}"), begin, optimizer=True)
     rest = run(tmp_path / "rest", spec, source=source, begin_step=begin, anomalies=whole.facts[begin])
     assert same(rest.weights, whole.weights)
     assert rest.events == [event for event in whole.events if event.step > begin]

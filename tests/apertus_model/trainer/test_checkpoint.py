@@ -8,7 +8,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-from apertus_model.trainer.checkpoint import Source, load_tensors
+from apertus_model.trainer.checkpoint import CheckpointSource, load_tensors
 from apertus_model.trainer.checkpoint_reader import CheckpointError, reader
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
@@ -110,7 +110,7 @@ def test_a_run_resumes_in_another_layout_with_the_same_data_and_losses(
     (before, layout), (after, other) = CHANGES[change]
     spec = segment(kind, optimizer=optimizer(name), parallel=layout)
     whole = train(tmp_path, spec, processes=before)[0]
-    source = Source(str(tmp_path / "step-3"), 3, optimizer=True)
+    source = CheckpointSource(str(tmp_path / "step-3"), 3, optimizer=True)
     rest = train(
         tmp_path / "rest",
         spec.model_copy(update={"parallel": other}),
@@ -131,7 +131,7 @@ def test_preference_training_resumes_with_the_same_bits_and_on_two_processes_wit
 ) -> None:
     spec = segment(kind)
     whole = train(tmp_path, spec, data=PreferenceRows, states=True)[0]
-    source = Source(str(tmp_path / "step-3"), 3, optimizer=True)
+    source = CheckpointSource(str(tmp_path / "step-3"), 3, optimizer=True)
     again = train(tmp_path / "again", spec, source=source, begin_step=3, data=PreferenceRows, states=True)[0]
     assert same(again.weights, whole.weights)
     assert same(again.optimizer, whole.optimizer)

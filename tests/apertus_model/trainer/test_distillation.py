@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from apertus_model.model.model import ApertusModel, model_config
-from apertus_model.trainer.checkpoint import Source, load_tensors
+from apertus_model.trainer.checkpoint import CheckpointSource, load_tensors
 from specs.launch import Parallel
 from specs.mamba import Mamba, NewMixers
 from specs.model import ModelSpec
@@ -140,7 +140,7 @@ def test_an_interrupted_run_has_the_same_bits(
     tmp_path: Path, whole: tuple[Path, Result], teacher: str
 ) -> None:
     folder, reference = whole
-    source = Source(str(folder / "step-2"), 2, optimizer=True)
+    source = CheckpointSource(str(folder / "step-2"), 2, optimizer=True)
     (resumed,) = train(tmp_path, spec_of(), source=source, begin_step=2, teacher=teacher, states=True)
     assert same(resumed.weights, reference.weights) and same(resumed.optimizer, reference.optimizer)
 
@@ -168,7 +168,9 @@ def test_a_student_with_new_mixers_begins_with_what_its_parent_has_of_them(
     new = NewMixers(layers=[1], chunk=8, initial=initial)
     hybrid = LARGER.model_copy(update={"mamba": Mamba(layers=[1], chunk=8)})
     spec = spec_of(model=hybrid, mamba=new, seed=3, end_step=3, checkpoint={"interval": 1})
-    begin = Source(teacher, 2, optimizer=False, new_adapters=True, new_parameters=spec.new_parameters)
+    begin = CheckpointSource(
+        teacher, 2, optimizer=False, new_adapters=True, new_parameters=spec.new_parameters
+    )
     (begun,) = train(tmp_path / "begun", spec, teacher=teacher, source=begin, stop_at=0)
     (first,) = train(tmp_path / "whole", spec, teacher=teacher, source=begin)
     (rest,) = train(tmp_path / "rest", spec, teacher=teacher, source=at(tmp_path / "whole", 1), begin_step=1)

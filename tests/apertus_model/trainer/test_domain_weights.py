@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from apertus_model.model.model import ApertusModel, model_config
-from apertus_model.trainer.checkpoint import Source
+from apertus_model.trainer.checkpoint import CheckpointSource
 from apertus_model.trainer.domain_weights import POINTS, DomainWeights, thinned
 from specs.launch import Parallel
 from specs.stages.domain_weights import WeightUpdate
@@ -178,7 +178,7 @@ def test_a_continued_run_has_the_same_bits(tmp_path: Path, whole: tuple[Path, Re
     (continued,) = train(
         tmp_path,
         spec_of(),
-        source=Source(str(folder / "step-2"), 2, optimizer=True),
+        source=CheckpointSource(str(folder / "step-2"), 2, optimizer=True),
         begin_step=2,
         objective=result.objective[2],
         data=OfSources,

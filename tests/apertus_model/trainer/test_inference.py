@@ -11,7 +11,7 @@ import torch
 
 import apertus_model.trainer.objectives
 from apertus_model.model.model import model_config
-from apertus_model.trainer.checkpoint import Source, load_tensors
+from apertus_model.trainer.checkpoint import CheckpointSource, load_tensors
 from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from specs.launch import Parallel
@@ -131,7 +131,7 @@ def test_the_first_log_ratio_of_every_sequence_is_exactly_zero(
         precision={"param": dtype},
         micro_batch_size=micro_batch_size,
     )  # rows 5 to 8: in the other place of their micro-batch than in stored order
-    source = Source(str(checkpoints / "step-3"), 3, optimizer=False, new_adapters=True)
+    source = CheckpointSource(str(checkpoints / "step-3"), 3, optimizer=False, new_adapters=True)
 
     def counted(trainer: Any) -> None:
         assert sum(map(len, seen)) == 4 * parallel.cp * parallel.tp // processes
@@ -155,7 +155,7 @@ def test_a_reference_of_another_model_gives_log_ratios_that_are_not_zero(
         Parallel(),
         lambda load: load(2, "float32", 4).sequence_log_probabilities(stored, 4),
     )[0]
-    source = Source(str(checkpoints / "step-3"), 3, optimizer=False)
+    source = CheckpointSource(str(checkpoints / "step-3"), 3, optimizer=False)
     data = lambda: PreferenceRows(reference=reference.numpy())  # noqa: E731
     row = train(tmp_path / "train", segment("qrpo", end_step=1), source=source, begin_step=0, data=data)[
         0

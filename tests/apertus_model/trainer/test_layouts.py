@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from apertus_model.model.model import model_config, rope_config
-from apertus_model.trainer.checkpoint import Source
+from apertus_model.model.model import model_config
+from apertus_model.model.rotation import rope_config
+from apertus_model.trainer.checkpoint import CheckpointSource
 from specs.launch import Parallel
 from specs.settings import Lora
 from tests.apertus_model.harness import (
@@ -126,7 +127,7 @@ def test_adapters_train_alike_in_a_pipeline_and_their_sum_is_read_there(
 ) -> None:
     parallel = Parallel(pp=2, pp_schedule=schedule)
     begin: dict[str, Any] = {
-        "source": Source(str(alone[0] / "step-2"), 2, optimizer=False, new_adapters=True),
+        "source": CheckpointSource(str(alone[0] / "step-2"), 2, optimizer=False, new_adapters=True),
         "begin_step": 0,
     }
     one = run(tmp_path / "one", spec_of("sft", lora=ADAPTED), **begin)
@@ -134,7 +135,7 @@ def test_adapters_train_alike_in_a_pipeline_and_their_sum_is_read_there(
     assert losses(two) == pytest.approx(losses(one), abs=2e-6)
     # B is near 0, where AdEMAMix divides small numbers by small numbers
     assert difference(two.weights, one.weights) < 1e-4
-    begin["source"] = Source(
+    begin["source"] = CheckpointSource(
         str(tmp_path / "two" / f"step-{STEPS}"), STEPS, optimizer=False, new_adapters=True
     )
     merged = run(tmp_path / "merged", spec_of(), **begin, stop_at=0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from apertus_model.model.model import model_config
-from apertus_model.trainer.checkpoint import Source
+from apertus_model.trainer.checkpoint import CheckpointSource
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.stages.dpo import DpoLoss
@@ -241,7 +241,7 @@ def test_preference_training_resumes_from_a_checkpoint_with_the_same_bits(
     spec = spec_of(name, end_step=4, micro_batch_size=1)
     settings = {"processes": processes, "data": KINDS[name][1], "states": True}
     whole = train(tmp_path / "whole", spec, **settings)[0]
-    source = Source(str(tmp_path / "whole/step-3"), 3, optimizer=True)
+    source = CheckpointSource(str(tmp_path / "whole/step-3"), 3, optimizer=True)
     rest = train(tmp_path / "rest", spec, source=source, begin_step=3, **settings)[0]
     assert same(rest.weights, whole.weights)
     assert same(rest.optimizer, whole.optimizer)

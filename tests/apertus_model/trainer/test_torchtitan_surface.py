@@ -80,7 +80,7 @@ SIGNATURES = {
     "torch.distributed.checkpoint.StorageReader.read_data": ["self", "plan", "planner"],
     "torch.distributed.checkpoint.LoadPlanner.resolve_tensor": ["self", "read_item"],
     "torch.distributed.checkpoint.LoadPlanner.commit_tensor": ["self", "read_item", "tensor"],
-    # apertus_model/model/rope.py
+    # apertus_model/model/rotation.py
     "torchtitan.models.common.CosSinRoPE._precompute_cache": ["self"],
     # apertus_model/model/init.py
     "torch.distributed.tensor.DTensor.__create_chunk_list__": ["self"],

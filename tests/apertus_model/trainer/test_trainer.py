@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from apertus_model.trainer.checkpoint import Source
+from apertus_model.trainer.checkpoint import CheckpointSource
 from apertus_model.trainer.checkpoint_reader import CheckpointError, reader
 from specs.optimizer import OptimizerSpec
 from tests.apertus_model.harness import (
@@ -141,7 +141,10 @@ def test_a_checkpoint_of_another_model_or_step_is_refused_with_the_reason(tmp_pa
     train(tmp_path / "parent", segment())
     with pytest.raises(RuntimeError, match=r"holds step 6, the store says 5"):
         train(
-            tmp_path / "a", segment(), source=Source(str(tmp_path / "parent/step-6"), 5, True), begin_step=5
+            tmp_path / "a",
+            segment(),
+            source=CheckpointSource(str(tmp_path / "parent/step-6"), 5, True),
+            begin_step=5,
         )
     wider = segment(model=MODEL.model_copy(update={"ffn_dim": 128}))
     with pytest.raises(RuntimeError, match=r"has shape \(64, 32\) in .*, this model has \(128, 32\)"):

@@ -58,7 +58,7 @@ class Pretended:
 @pytest.fixture
 def attempt(bench: Any) -> Attempt:
     launch = {"workers": {"units_per_job": 3}}
-    return Attempt(bench.job("corpus", "c", {}, {}, attempt="first", workers=1, launch=launch))
+    return Attempt(bench.job("corpus", "c", launch=launch))
 
 
 def _run(jobs: Pretended, keys: list[str], stop: StopSignal | None = None) -> list[str]:

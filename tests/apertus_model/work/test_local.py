@@ -171,7 +171,7 @@ def test_the_end_of_a_worker_that_is_stopped_is_not_waited_for(
 
 def _job(bench: Any, tp: int, workers: int | None) -> Job:
     launch = {"processes": tp, "parallel": {"tp": tp}, "workers": {"count": workers}}
-    job: Job = bench.job("completions", "c", {}, {}, attempt="first", workers=1, launch=launch)
+    job: Job = bench.job("completions", "c", launch=launch)
     return job.model_copy(update={"gpus": tp})
 
 

@@ -27,7 +27,7 @@ class Squares:
 
 @pytest.fixture
 def attempt(bench: Any) -> Attempt:
-    return Attempt(bench.job("rewards", "s", {"reward": {"model": None}}, {}, attempt="first", workers=1))
+    return Attempt(bench.job("rewards", "s", {"reward": {"model": None}}))
 
 
 def test_spans_cover_everything_once() -> None:

@@ -35,7 +35,7 @@ def _shares(job: Job, *shares: list[str], lost_seconds: float = 600.0) -> Shares
 
 
 def test_a_worker_ends_when_its_stage_sends_no_heartbeat(bench: Any) -> None:
-    stated = _shares(bench.job("corpus", "c", {}, {}, attempt="first", workers=1), [], lost_seconds=1.0)
+    stated = _shares(bench.job("corpus", "c"), [], lost_seconds=1.0)
     bench.store.overwrite(stated.alive, b"0")
     words = [sys.executable, "-c", WATCHED, bench.store.url, stated.model_dump_json()]
     watched = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT)
@@ -68,7 +68,7 @@ def test_a_share_is_committed_without_units_that_exist(
     bench: Any, documents: Path, tokenizer: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = corpus_spec(documents, files_per_task=20)
-    job = bench.job("corpus", "c", spec, {"tokenizer": tokenizer}, attempt="first", workers=1)
+    job = bench.job("corpus", "c", spec, {"tokenizer": tokenizer})
     keys = [f"documents-{first:08d}-{first + 20:08d}" for first in (0, 20, 40)]
     file, attempt = _begin(bench, job, keys[:1], keys[1:]), Attempt(job)
     attempt.commit_unit(keys[1], data="of another worker")
@@ -92,7 +92,7 @@ def test_an_error_is_in_the_store(
     folder.mkdir()
     (folder / "a.jsonl").write_text(json.dumps({"body": "text"}) + "\n")
     spec = {"source": {"url": str(folder), "format": "jsonl"}, "process": {}, "seed": 1, "files_per_task": 1}
-    job = bench.job("corpus", "c", spec, {"tokenizer": tokenizer}, attempt="first", workers=1)
+    job = bench.job("corpus", "c", spec, {"tokenizer": tokenizer})
     file = _begin(bench, job, ["documents-00000000-00000001"])
     assert worker.main(bench.store.url, file, "0") == 1
     stored = Store.open(bench.store.url).read_bytes(failure_file("corpus/c/attempts/first/workers", "0-0"))

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from apertus_model.progress import Progress
-from apertus_model.stages import conversations, corpus, mixture, packing
-from apertus_model.stages import tokenizer as tokenizer_stage
-from apertus_model.stop import StopSignal
 from flows.execution.runner import Runner
 from flows.planning.plan import Plan, make
-from infra.store import Artifact, Attempt, Store
+from infra.store import Artifact, Store
 from specs.launch import Launch
 from specs.recipe import load
 from tests.flows.inspection.looking import OVERRIDES
+from tests.jobs import run_stage
 from tests.recipes import CHAT, write_recipe
 
-MODULES: dict[str, Any] = {
-    "tokenizer": tokenizer_stage, "corpus": corpus, "mixture": mixture, "packing": packing,
-    "conversations": conversations,
-}  # fmt: skip
+DATA = ("tokenizer", "corpus", "mixture", "packing", "conversations")
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +26,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     plan = make(load(recipe, OVERRIDES), store)
     runner = Runner(plan, None)  # type: ignore[arg-type]  # nobody watches
     for name, node in plan.graph.nodes.items():
-        if node.kind in MODULES and not Artifact(store, node.path).complete:
+        if node.kind in DATA and not Artifact(store, node.path).complete:
             scratch = folder / "scratch" / name.replace("/", "-")
             scratch.mkdir(parents=True)
             lease = runner._turn(node)
@@ -43,7 +35,5 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Plan:
                 job = runner._job(node, plan.steps[name], scratch, lease).model_copy(
                     update={"launch": Launch(workers={"count": 1})}
                 )
-                attempt = Attempt(job, store)
-                attempt.begin()
-                MODULES[node.kind].run(job, attempt, Progress(job.progress), StopSignal())
+                run_stage(job)
     return make(load(recipe, OVERRIDES), store)

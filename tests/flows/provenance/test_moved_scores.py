@@ -38,7 +38,7 @@ def put(
     inputs: dict[str, Artifact] | None = None,
     constitution: str | None = None,
 ) -> Artifact:
-    attempt = Attempt(bench.job(kind, fingerprint, {}, inputs or {}, attempt="first", workers=1))
+    attempt = Attempt(bench.job(kind, fingerprint, {}, inputs or {}))
     attempt.begin()
     if constitution is not None:
         attempt.write_bytes("constitution.txt", constitution.encode())

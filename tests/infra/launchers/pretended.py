@@ -11,6 +11,7 @@ from infra.launchers.kubernetes import KubernetesJob
 from specs.job import Job
 from specs.launch import Launch
 from specs.profiles import Profile
+from tests.jobs import job_at
 
 PROFILE = Profile.model_validate(
     {
@@ -64,12 +65,8 @@ elif words[0] == "delete" and words[1] == "job":
 
 
 def a_job(folder: Path, store: str = "s3://bucket/store") -> Job:
-    return Job(
-        pipeline="mini", node="pretrain/2", kind="pretrain", version=1, fingerprint="f", spec={},
-        identity={}, inputs={},
-        launch={}, store=store, path="pretrain/f", attempt="20261121T120000-0a1b2c3d", scratch=str(folder),
-        progress=str(folder / "progress.jsonl"),
-    )  # fmt: skip
+    about = {"pipeline": "mini", "node": "pretrain/2", "scratch": str(folder)}
+    return job_at("pretrain/f", store, folder, "20261121T120000-0a1b2c3d", **about)
 
 
 def a_kubernetes_job(

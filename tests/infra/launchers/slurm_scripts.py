@@ -10,16 +10,13 @@ from infra.launchers.slurm_job import SlurmJob
 from specs.job import Job, ProgressRow
 from specs.launch import Launch
 from specs.profiles import Profile
+from tests.jobs import job_at
 
 
 def job_in(folder: Path) -> Job:
     folder.mkdir(parents=True, exist_ok=True)
-    return Job(
-        pipeline="mini", node="pretrain/2", kind="pretrain", version=1, fingerprint="f", spec={},
-        identity={}, inputs={}, launch={},
-        store=str(folder / "store"), path="pretrain/f", attempt="a", scratch=str(folder),
-        progress=str(folder / "progress.jsonl"),
-    )  # fmt: skip
+    about = {"pipeline": "mini", "node": "pretrain/2", "scratch": str(folder)}
+    return job_at("pretrain/f", str(folder / "store"), folder, "a", **about)
 
 
 class Script(SlurmJob):

@@ -18,9 +18,10 @@ import pytest
 from infra.launchers import local, warm
 from infra.launchers.local import TAIL_LINES, Ended, Process, Started, start_process
 from infra.launchers.warm import StageServer
-from specs.job import Failure, Job, ProgressRow
+from specs.job import Failure, ProgressRow
 from specs.launch import Launch
 from specs.units import Duration
+from tests.jobs import job_at
 
 
 class Script(Process):
@@ -28,21 +29,7 @@ class Script(Process):
 
     def __init__(self, folder: Path, program: str, **launch: Any) -> None:
         folder.mkdir(exist_ok=True)
-        job = Job(
-            node="stage",
-            kind="script",
-            version=1,
-            fingerprint="f",
-            spec={},
-            identity={},
-            inputs={},
-            launch={},
-            store=str(folder),
-            path="script/f",
-            attempt="a",
-            scratch=str(folder),
-            progress=str(folder / "progress.jsonl"),
-        )
+        job = job_at("script/f", str(folder), folder, node="stage", scratch=str(folder))
         super().__init__(job, Launch(processes=1, threads=3, **launch), distributed=False)
         self.program = program
         self.lines: list[str] = []

@@ -7,28 +7,14 @@ from typing import Any
 
 from infra.store import Attempt, Store
 from specs.base import fingerprint
-from specs.job import Job
+from tests.jobs import job_at
 
 FINGERPRINT = fingerprint("corpus", 1, {"seed": 1}, {})
 
 
 def attempt(store: Store, tmp_path: Path, name: str = "first", **fields: Any) -> Attempt:
-    values: dict[str, Any] = {
-        "node": "n",
-        "kind": "corpus",
-        "version": 1,
-        "fingerprint": FINGERPRINT,
-        "spec": {},
-        "identity": {"seed": 1},
-        "inputs": {},
-        "launch": {},
-        "store": store.url,
-        "path": f"corpus/{FINGERPRINT}",
-        "attempt": name,
-        "scratch": str(tmp_path / f"scratch-{name}"),
-        "progress": str(tmp_path / "progress"),
-    }
-    return Attempt(Job(**(values | fields)), store)
+    fields = {"node": "n", "identity": {"seed": 1}} | fields
+    return Attempt(job_at(f"corpus/{FINGERPRINT}", store, tmp_path, name, **fields), store)
 
 
 def save(writing: Attempt, step: int) -> None:

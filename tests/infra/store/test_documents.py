@@ -26,12 +26,13 @@ from infra.store.documents import (
     with_checksum,
 )
 from infra.store.files.rows import decode, encode
-from infra.store.inputs import Listed, Listing, lock
+from infra.store.inputs import ListedFile, Listing, lock
 from infra.store.writing import attempt
 from infra.store.writing.lease import Holder, Lease, Timing
 from infra.store.writing.retention import refer
 from specs.foreign import ForeignError, checked
-from specs.job import InputRef, Job
+from specs.job import InputRef
+from tests.jobs import job_at
 
 EXPECTED = Path(__file__).with_name("stored_documents.txt")
 CORPUS, TRAINED = f"corpus/{'a' * 32}", f"pretrain/{'b' * 32}"
@@ -54,20 +55,9 @@ class Timed(Attempt):
 
 def begun(store: Store, folder: Path, path: str, name: str, inputs: dict[str, InputRef]) -> Attempt:
     kind, fingerprint = path.split("/")
-    about: dict[str, Any] = {
-        "node": f"{kind}-{fingerprint[0]}",
-        "kind": kind,
-        "version": 3,
-        "fingerprint": fingerprint,
-    }
-    what: dict[str, Any] = {"spec": SPEC, "identity": IDENTITY, "launch": {"processes": None, "threads": 2}}
-    where = {
-        "store": store.url,
-        "path": path,
-        "scratch": str(folder / name),
-        "progress": str(folder / "progress"),
-    }
-    begun = Timed(Job(**about, **what, **where, attempt=name, inputs=inputs), store)
+    launch = {"processes": None, "threads": 2}
+    about = {"node": f"{kind}-{fingerprint[0]}", "version": 3, "spec": SPEC, "identity": IDENTITY}
+    begun = Timed(job_at(path, store, folder, name, **about, launch=launch, inputs=inputs), store)
     begun.begin()
     return begun
 
@@ -105,7 +95,7 @@ def write_one_of_each(store: Store, folder: Path) -> None:
     training.commit_checkpoint(10, facts, files={"w": writer.record})
     training.commit(metrics={"loss": 2.5, "none": None}, facts={}, step=10)
     refer(store, TRAINED, 10, f"pretrain/{'c' * 32}")
-    listing = Listing("file:///x", (Listed("a.txt", 3, "1"), Listed("b.txt", 4, "2")))
+    listing = Listing("file:///x", (ListedFile("a.txt", 3, "1"), ListedFile("b.txt", 4, "2")))
     listing.__dict__["contents"] = {"a.txt": "a" * 64, "b.txt": "b" * 64}
     lock(store, listing, "d" * 32)
     runs.write(store, "mini", {"c": (CORPUS, None), "t/1": (TRAINED, 10)}, {"name": "mini", "x": 1})

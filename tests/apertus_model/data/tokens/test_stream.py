@@ -15,9 +15,9 @@ from apertus_model.data.tokens.megatron import TokenFileError, TokenFileWriter
 from apertus_model.data.tokens.stream import TokenShard, TokenStream, split_shards
 from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.reading.ranges import BlockCache, LocalFile
-from specs.job import Job
 from specs.settings import Goldfish
 from tests.apertus_model.mixtures import recipe_of
+from tests.jobs import job_at
 
 VOCAB = 1000
 RECIPE = recipe_of({"0": 1}, seed=3, vocab_size=VOCAB)
@@ -35,18 +35,13 @@ def _shards(folder: Path, count: int = 3) -> list[Path]:
 def _stored(folder: Path, url: str) -> Artifact:
     store = Store.open(url)
     store.initialise()
-    job = Job(
-        node="c", kind="corpus", version=1, fingerprint="f", spec={}, identity={}, inputs={}, launch={},
-        store=url, path="corpus/f",
-        attempt="first", scratch=str(folder / "scratch"), progress=str(folder / "progress"),
-    )  # fmt: skip
-    attempt = Attempt(job, store)
+    attempt = Attempt(job_at("corpus/f", store, folder), store)
     shards = _shards(folder)
     for shard in shards:
         for suffix in (".bin", ".idx"):
             attempt.put(f"{shard}{suffix}", shard.name + suffix)
     attempt.commit(metrics={}, facts={"vocab_size": VOCAB, "train": [shard.name for shard in shards]})
-    return Artifact(store, job.path)
+    return attempt.artifact
 
 
 def _bytes(samples: MixtureSamples, count: int = 40) -> list[list[bytes]]:

@@ -9,14 +9,16 @@ from rich.console import Console
 
 from flows.cli.tables.garbage import seconds_of, show, to_json
 from infra.store import Store, StoreError
-from infra.store.maintenance.garbage import Item, Survey
+from infra.store.maintenance.garbage import GarbageItem, Survey
 from specs.units import Duration
 
 ITEMS = [
-    Item("pretrain/a", "pretrain", "pretrain/1", "no run reaches it", markers=["m"], files=["x"], bytes=5),
-    Item("pretrain/b", "pretrain", "pretrain/2", "no run reaches it", files=["x", "y"], bytes=7),
-    Item("export/c", "export", "", "no run reaches it", markers=["m"], bytes=40),
-    Item("pretrain/a", "pretrain", "pretrain/1", "units of a finished part", files=["z"], bytes=1),
+    GarbageItem(
+        "pretrain/a", "pretrain", "pretrain/1", "no run reaches it", markers=["m"], files=["x"], bytes=5
+    ),
+    GarbageItem("pretrain/b", "pretrain", "pretrain/2", "no run reaches it", files=["x", "y"], bytes=7),
+    GarbageItem("export/c", "export", "", "no run reaches it", markers=["m"], bytes=40),
+    GarbageItem("pretrain/a", "pretrain", "pretrain/1", "units of a finished part", files=["z"], bytes=1),
 ]
 SURVEY = Survey(ITEMS, 100, 9, 1, ["mini"], [], ["a note"], frozenset())
 

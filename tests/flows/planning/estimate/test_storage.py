@@ -15,24 +15,10 @@ from infra.store.files import sinks
 from infra.store.writing.retention import prune
 from specs.cluster import Cluster
 from specs.intervals import young_daly
-from specs.job import Job
 from specs.launch import Parallel
 from specs.optimizer import OptimizerSpec
 from tests.flows.planning.segments import segment
-
-JOB: dict[str, Any] = {
-    **{
-        "node": "pretrain",
-        "kind": "pretrain",
-        "version": 1,
-        "fingerprint": "f",
-        "spec": {},
-        "identity": {},
-        "inputs": {},
-        "launch": {},
-    },
-    **{"path": "pretrain/f", "attempt": "first", "progress": ""},
-}
+from tests.jobs import job_at
 
 
 def test_a_checkpoint_holds_float32_weights_and_the_states() -> None:
@@ -61,7 +47,7 @@ def test_planned_checkpoints_are_those_that_pruning_keeps(
     spec = segment(start_step=30, end_step=125, checkpoint=settings, anomalies=anomalies)
     store = Store.open(f"memory://{tmp_path.name}")
     store.initialise()
-    writing = Attempt(Job(**{**JOB, "store": store.url, "scratch": str(tmp_path)}), store)
+    writing = Attempt(job_at("pretrain/f", store, tmp_path), store)
     writing.begin()
     written, most = [spec.start_step], 0
     for step in range(31, 126):

@@ -15,7 +15,7 @@ import pytest
 
 from infra.store import Store, StoreError, documents
 from infra.store.documents import Foreign, Protected
-from infra.store.inputs import ROWS, Listed, Listing, lock, recorded_files
+from infra.store.inputs import ROWS, ListedFile, Listing, lock, recorded_files
 from infra.store.maintenance.verify import add_checksums, verify, withdraw
 from infra.store.reading.walk import ARTIFACT
 from infra.store.runs import protected_mark
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Store:
     """A store with a document of every kind."""
     made = stored(tmp_path)
     refer(made, TRAINED, 20, EXPORT)
-    listing = Listing("file:///x", (Listed("a.txt", 3, "1"), Listed("b.txt", 4, "2")))
+    listing = Listing("file:///x", (ListedFile("a.txt", 3, "1"), ListedFile("b.txt", 4, "2")))
     listing.__dict__["contents"] = {"a.txt": "a" * 64, "b.txt": "b" * 64}
     lock(made, listing, listing.digest())
     made.write_document(MARK, Protected(name="train", path=TRAINED, step=20))

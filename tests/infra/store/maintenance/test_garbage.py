@@ -11,7 +11,7 @@ import pytest
 
 from infra.store import Artifact, StorageError, Store, StoreError, runs
 from infra.store.documents import to_json
-from infra.store.maintenance.garbage import Item, Survey, remove, survey
+from infra.store.maintenance.garbage import GarbageItem, Survey, remove, survey
 from infra.store.maintenance.transfer import closure, copy_artifacts
 from infra.store.reading.walk import list_files
 from infra.store.runs import protected_mark
@@ -40,12 +40,12 @@ def in_two_days(store: Store, grace: float = DAY) -> Survey:
     return survey(store, grace=grace, now=time.time() + 2 * DAY)
 
 
-def later(store: Store) -> list[Item]:
+def later(store: Store) -> list[GarbageItem]:
     """The garbage as it is found two days from now."""
     return in_two_days(store).items
 
 
-def gone(items: list[Item]) -> dict[str, str]:
+def gone(items: list[GarbageItem]) -> dict[str, str]:
     return {item.path.split("/")[1][0]: item.why for item in items if item.path != "inputs"}
 
 

@@ -8,7 +8,7 @@ from random import Random
 from infra.store import Attempt, Store
 from infra.store.documents import Lock, Run
 from specs.base import fingerprint
-from specs.job import InputRef, Job
+from tests.jobs import input_at, job_at
 
 PIECE = 1024
 DATA = Random(1).randbytes(20 * PIECE + 5)
@@ -29,23 +29,11 @@ EXPORT = place("my-export-e1", TRAINED)
 
 
 def attempt(store: Store, folder: Path, path: str, *inputs: str, step: int | None = None) -> Attempt:
-    kind, _, made = path.partition("/")
-    refs = {
-        f"input-{read}": InputRef(
-            kind=read.split("/")[0], fingerprint=read.split("/")[1], name=read, path=read
-        )
-        for read in inputs
-    }
-    job = Job(
-        node=NAMES[path], kind=kind, version=1, fingerprint=made, spec={},
-        identity={"name": NAMES[path]}, inputs=refs, launch={},
-        store=store.url, path=path, attempt="first", scratch=str(folder / "scratch" / path),
-        progress=str(folder / "progress"),
-        resume_step=step,
-    )  # fmt: skip
-    made = Attempt(job, store)
-    made.begin()
-    return made
+    refs = {f"input-{read}": input_at(read, name=read) for read in inputs}
+    about = {"node": NAMES[path], "identity": {"name": NAMES[path]}, "inputs": refs, "resume_step": step}
+    begun = Attempt(job_at(path, store, folder, **about), store)
+    begun.begin()
+    return begun
 
 
 def stored(tmp_path: Path) -> Store:

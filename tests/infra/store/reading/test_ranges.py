@@ -17,7 +17,7 @@ from infra.store.files.reader import OPEN_FILES
 from infra.store.reading.ranges import BlockCache, LocalFile, StoredFile
 from infra.store.records import sidecar_path
 from infra.store.storage.retry import Retry
-from specs.job import Job
+from tests.jobs import job_at
 
 DATA = Random(5).randbytes(1000)
 PIECE = 64
@@ -43,15 +43,10 @@ def artifact(url: str, folder: Path) -> Artifact:
     opened = Store.open(url)
     store = Store(opened.fs, opened.root, piece_bytes=PIECE)
     store.initialise()
-    job = Job(
-        node="c", kind="corpus", version=1, fingerprint="f", spec={}, identity={}, inputs={}, launch={},
-        store=url, path="corpus/f",
-        attempt="first", scratch=str(folder / "scratch"), progress=str(folder / "progress"),
-    )  # fmt: skip
-    attempt = Attempt(job, store)
+    attempt = Attempt(job_at("corpus/f", store, folder), store)
     attempt.write_bytes("a.bin", DATA)
     attempt.commit(metrics={})
-    return Artifact(store, job.path)
+    return attempt.artifact
 
 
 @pytest.fixture

@@ -17,22 +17,17 @@ import s3fs
 
 from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.documents import to_json
-from specs.job import Job
 from tests.infra.committed import damaged
 from tests.infra.moto import Moto
 from tests.infra.s3 import requests
 from tests.infra.swift import Swift
+from tests.jobs import job_at
 
 MEGABYTE = 2**20
 
 
 def attempt(store: Store, scratch: Path, name: str = "first", **fields: object) -> Attempt:
-    job = Job(
-        node="n", kind="pretrain", version=1, fingerprint="f" * 32, spec={}, identity={"seed": 1}, inputs={},
-        launch={}, store=store.url,
-        path="pretrain/" + "f" * 32, attempt=name, scratch=str(scratch / name),
-        progress=str(scratch / "progress"), **fields,
-    )  # fmt: skip
+    job = job_at("pretrain/" + "f" * 32, store, scratch, name, identity={"seed": 1}, **fields)
     return Attempt(job, store)
 
 

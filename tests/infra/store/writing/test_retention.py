@@ -6,8 +6,9 @@ import pytest
 
 from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.writing.retention import hold, prune, refer, referred_steps
-from specs.job import InputRef, Job
+from specs.job import InputRef
 from specs.launch import Checkpointing
+from tests.jobs import job_at
 
 PATH = "pretrain/f"
 
@@ -23,13 +24,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 def attempt(
     store: Store, folder: Path, path: str = PATH, inputs: dict[str, InputRef] | None = None
 ) -> Attempt:
-    kind, fingerprint = path.split("/")
-    job = Job(
-        node=kind, kind=kind, version=1, fingerprint=fingerprint, spec={}, identity={}, inputs=inputs or {},
-        launch={}, store=store.url,
-        path=path, attempt="first", scratch=str(folder / fingerprint), progress="",
-    )  # fmt: skip
-    return Attempt(job, store)
+    return Attempt(job_at(path, store, folder, inputs=inputs or {}), store)
 
 
 @pytest.fixture
