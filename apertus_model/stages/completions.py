@@ -79,14 +79,10 @@ class Completions:
         self._prompts = Rows(attempt.input_artifact("prompts"))
         self._at_once = prompts_at_once(part.sampling, part.prompts_per_unit)
         per_unit = max(1, part.prompts_per_unit // self._at_once) * self._at_once
-        self._spans = units_of("completions", len(self._prompts), per_unit)
-
-    @property
-    def keys(self) -> list[str]:
-        return list(self._spans)
+        self.units = units_of("completions", len(self._prompts), per_unit)
 
     def run(self, key: str) -> Result:
-        (start, stop), size, seconds = self._spans[key], self._at_once, 0.0
+        (start, stop), size, seconds = self.units[key], self._at_once, 0.0
         rows: list[Row] = []
         for first in range(start, stop, size):
             batch, generator = self._prompts[first : min(first + size, stop)], self._generator

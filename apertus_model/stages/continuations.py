@@ -45,24 +45,20 @@ class Continuations:
         self._job, self._attempt, self._sampling = job, attempt, part.sampling
         probes = read_probes(attempt.input_artifact("probes"), part.planted)
         self._probes: list[list[int]] = [probe.token_ids for probe in probes]
-        self._spans: dict[str, tuple[int, int, Span]] = {}
+        self.units: dict[str, tuple[int, int, Span]] = {}
         for prefix in part.prefixes:
             for offset in part.offsets:
                 size = part.batches_per_unit * part.sampling.batch_size
-                units = units_of(f"prefix-{prefix}-offset-{offset}", len(self._long(prefix, offset)), size)
-                self._spans |= {key: (prefix, offset, span) for key, span in units.items()}
+                spans = units_of(f"prefix-{prefix}-offset-{offset}", len(self._long(prefix, offset)), size)
+                self.units |= {key: (prefix, offset, span) for key, span in spans.items()}
 
     def _long(self, prefix: int, offset: int) -> list[int]:
         """The indices of the probes that are long enough to compare all written tokens."""
         end = offset + prefix + self._sampling.max_new_tokens
         return [number for number, probe in enumerate(self._probes) if len(probe) >= end]
 
-    @property
-    def keys(self) -> list[str]:
-        return list(self._spans)
-
     def run(self, key: str) -> Result:
-        prefix, offset, (start, stop) = self._spans[key]
+        prefix, offset, (start, stop) = self.units[key]
         numbers, size = self._long(prefix, offset)[start:stop], self._sampling.batch_size
         setting = (prefix * MOST_PROBES + offset) * MOST_PROBES
         rows: list[Row] = []

@@ -22,16 +22,17 @@ import numpy as np
 from apertus_model.data.conversations.splits import AllConversations, WrittenSplit
 from apertus_model.data.conversations.stored import SHARD_SUFFIXES
 from apertus_model.data.conversations.tasks import DROPPED, REJECTED, ConversationTasks
-from apertus_model.data.corpora.rejects import read_rejects
+from apertus_model.data.corpora.rejects import read_line, read_rejects
 from apertus_model.data.corpora.scored import stored_scores
+from apertus_model.data.corpora.selection import not_in
 from apertus_model.data.documents.parsed import fix_of
 from apertus_model.data.documents.readers import files_of_tasks
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.work import run_units
-from infra.store import Artifact, Attempt
+from infra.store import Attempt
 from infra.store.inputs import SourceError
-from specs.filters import GLOBAL_FILTERS, labels
+from specs.filters import labels
 from specs.job import Job
 from specs.stages.conversations import ConversationsPart
 
@@ -45,23 +46,18 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     facts = attempt.input_artifact("tokenizer").manifest.facts
     tasks = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
     conversations = AllConversations(
-        [task.files for task in tasks], facts["vocab_size"], part.process, _seen(part, attempt)
+        [task.files for task in tasks],
+        facts["vocab_size"],
+        part.process,
+        not_in(attempt, part.process.filters),
     )
-    steps = labels(part.process.filters)
-    counts = Counter({f"{DROPPED}/{step}": number for step, number in conversations.dropped.items()})
+    rejected, dropped = Counter[str](), Counter(conversations.dropped)
     for task in tasks:
-        counts.update(task.data)
-    read = sum(counts.values()) + conversations.passed
-    rejected = {
-        name.removeprefix(f"{REJECTED}/"): counts[name]
-        for name in sorted(counts)
-        if name.startswith(f"{REJECTED}/")
-    }
-    dropped = {step: counts[f"{DROPPED}/{step}"] for step in steps}
-    summary = f"{read} conversations read"
-    for group, numbers in ((REJECTED, rejected), (DROPPED, dropped)):
-        named = [f"{number} {name}" for name, number in numbers.items() if number]
-        summary += f", {group}: {', '.join(named)}" if named else ""
+        for name, number in task.data.items():
+            group, _, reason = name.partition("/")
+            (dropped if group == DROPPED else rejected)[reason] += number
+    read = rejected.total() + dropped.total() + conversations.passed
+    summary = read_line(f"{read} conversations", rejected, dropped)
     if not len(conversations):
         rows = (row for task in tasks for row in read_rejects(task.files["rejects.parquet"]).to_pylist())
         first = next((f"; the first is {row['reason']}" for row in rows if row["filter"] == REJECTED), "")
@@ -92,9 +88,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             "conversations": len(conversations),
             "tokens": sum(split.tokens for split in splits.values()),
             "read": {"conversations": read},
-            "rejected": rejected,
-            "filters": steps,
-            "dropped": dropped,
+            "rejected": dict(sorted(rejected.items())),
+            "filters": labels(part.process.filters),
+            "dropped": dict(dropped),
             "duplicates": conversations.duplicates,
             "not_chosen": conversations.not_chosen,
             "replaced": dict(zip(part.process.replaced, conversations.replaced, strict=True)),
@@ -108,15 +104,6 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             "compared": compared,
         },
     )
-
-
-def _seen(part: ConversationsPart, attempt: Attempt) -> dict[int, list[Artifact]]:
-    """The artifacts that `not_in` names, by index of the filter."""
-    return {
-        step: [attempt.input_artifact(f"not_in:{step}:{index}") for index in range(len(spec.not_in))]
-        for step, spec in enumerate(part.process.filters)
-        if isinstance(spec, GLOBAL_FILTERS)
-    }
 
 
 def work_of(job: Job, attempt: Attempt) -> ConversationTasks:

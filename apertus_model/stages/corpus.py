@@ -26,12 +26,12 @@ import pyarrow.parquet as pq
 
 from apertus_model.data.corpora import tallies
 from apertus_model.data.corpora.examples import Row, choose, joined, to_jsonl
-from apertus_model.data.corpora.passes import SPLITS, Passes, counts_line, files_of
+from apertus_model.data.corpora.keys import SPLITS
+from apertus_model.data.corpora.passes import Passes, counts_line, files_of
 from apertus_model.data.corpora.planted import FILE as PLANTED
 from apertus_model.data.corpora.planted import summary, to_json
 from apertus_model.data.corpora.probes import PROBES, StoredProbes, stored_probes
-from apertus_model.data.corpora.span import unit_file, unit_files
-from apertus_model.data.corpora.units import CorpusWork
+from apertus_model.data.corpora.units import CorpusUnits
 from apertus_model.data.corpora.verdicts import MOST_PARTS
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
@@ -39,7 +39,7 @@ from infra.store import Attempt
 from specs.filters import labels
 from specs.job import Job
 
-work_of = CorpusWork
+work_of = CorpusUnits
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -49,7 +49,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     passes.filter()
     passes.resolve()
     counts, equal = passes.scatter()
-    found = passes.write()
+    shards = passes.write()
     work, layout = passes.work, passes.work.layout
     probes, planted = _probes(work), work.planted
     if probes is not None:
@@ -59,7 +59,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     attempt.write_bytes("examples.jsonl", to_jsonl(_examples(work)))
     totals = {
         split: {
-            what: sum(one[what] for name, one in found.items() if name.startswith(f"{split}-"))
+            what: sum(counts[what] for name, counts in shards.items() if name.startswith(f"{split}-"))
             for what in ("documents", "tokens")
         }
         for split in SPLITS
@@ -88,7 +88,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             "eos_id": facts["eos_id"],
             **{
                 split: [
-                    name for name in sorted(found) if name.startswith(f"{split}-") and found[name]["tokens"]
+                    name for name in sorted(shards) if name.startswith(f"{split}-") and shards[name]["tokens"]
                 ]
                 for split in SPLITS
             },
@@ -97,18 +97,16 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     )
 
 
-def _seen(work: CorpusWork) -> Iterator[dict[str, Any]]:
+def _seen(work: CorpusUnits) -> Iterator[dict[str, Any]]:
     """Yields the examples, texts and probes that each scatter unit has stored."""
-    for number in range(len(work.plan.spans)):
-        file = unit_file(work.attempt, f"scatter-{number:05d}", "examples.json")
+    for file in work.files(work.of_spans("scatter"), "examples.json"):
         yield json.loads(file.bytes())
 
 
-def _tallies(work: CorpusWork) -> dict[str, Any]:
+def _tallies(work: CorpusUnits) -> dict[str, Any]:
     """Puts `languages.parquet` and `robots.parquet` into the artifact, if there is anything to count. Returns
     the largest counts, for the metrics."""
-    keys = [f"scatter-{number:05d}" for number in range(len(work.plan.spans))]
-    files = unit_files(work.attempt, keys, tallies.FILE)
+    files = work.files(work.of_spans("scatter"), tallies.FILE)
     groups = tallies.total(file.stream() for file in files)
     metrics: dict[str, Any] = {}
     by_language = tallies.languages(groups)
@@ -130,7 +128,7 @@ def _put_table(attempt: Attempt, name: str, table: pa.Table) -> None:
     path.unlink()
 
 
-def _probes(work: CorpusWork) -> StoredProbes | None:
+def _probes(work: CorpusUnits) -> StoredProbes | None:
     """The content of probes.json; None unless the spec asks for probes."""
     repeats = work.part.process.repeats
     tokens: dict[str, list[int]] = {}
@@ -141,7 +139,7 @@ def _probes(work: CorpusWork) -> StoredProbes | None:
     return stored_probes(work.layout.probes, tokens, repeats.length)
 
 
-def _examples(work: CorpusWork) -> list[Row]:
+def _examples(work: CorpusUnits) -> list[Row]:
     """Kept and dropped documents of all spans; duplicates are shown with the text that stays."""
     names = labels(work.steps)
     candidates: list[Row] = []
@@ -150,10 +148,10 @@ def _examples(work: CorpusWork) -> list[Row]:
         candidates = joined([*candidates, *seen["rows"]])
         texts |= seen["texts"]
     rows = choose(candidates, [*names, "kept", "replaced"])
-    for one in work.layout.shown:
-        text, kept = f"{one.text:016x}", f"{one.kept:016x}"
-        value = f"like {kept}" if one.kept >= MOST_PARTS else "like a document of another corpus"
+    for pair in work.layout.shown:
+        text, kept = f"{pair.text:016x}", f"{pair.kept:016x}"
+        value = f"like {kept}" if pair.kept >= MOST_PARTS else "like a document of another corpus"
         facts = {"value": value, "rule": "one of each group stays"}
         both = {"text": texts.get(text), "like": texts.get(kept)}
-        rows.append({"reason": names[one.step], "hash": text, **facts, **both})
+        rows.append({"reason": names[pair.step], "hash": text, **facts, **both})
     return rows

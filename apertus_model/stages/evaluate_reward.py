@@ -19,9 +19,10 @@ from functools import cached_property
 
 import numpy as np
 
-from apertus_model.data.conversations.stored import Conversation, ConversationShards
+from apertus_model.data.conversations.rows import ConversationRange, ConversationRows
+from apertus_model.data.conversations.stored import Conversation
 from apertus_model.data.order.permutation import KeyedPermutation
-from apertus_model.data.rows import Row, read_units, write_rows, write_unit
+from apertus_model.data.rows import Row, read_units, write_rows
 from apertus_model.evaluation.paired import mean_with_interval
 from apertus_model.progress import Progress
 from apertus_model.rewards import Reward, RewardError, Scored
@@ -30,8 +31,7 @@ from apertus_model.rewards.registry import open_of_part, score_prompt
 from apertus_model.stages.rewards import answers_of, put_constitution
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import prepare_process
-from apertus_model.work import Result, run_units
-from apertus_model.work.units import Span, units_of
+from apertus_model.work import run_units
 from infra.store import Attempt
 from specs.job import Job
 from specs.stages.evaluate_reward import OF_SOURCE, EvaluateRewardPart
@@ -52,30 +52,19 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     attempt.commit(metrics=metrics, facts=facts)
 
 
-class JudgedPairs:
+class JudgedPairs(ConversationRows):
     """Ranges of pairs, whose completions one opened reward scores."""
 
     def __init__(self, job: Job, attempt: Attempt) -> None:
-        self._job, self._attempt = job, attempt
+        super().__init__(job, attempt)
         self._part = part = EvaluateRewardPart.model_validate(job.spec)
-        self._units: dict[str, tuple[int, ConversationShards, Span]] = {}
-        for number in range(len(part.source_names)):
-            shards = ConversationShards(attempt.input_artifact(f"conversations:{number}"), part.split)
-            count = min(len(shards), part.limit or len(shards))
-            spans = units_of(f"pairs-{number}", count, part.pairs_per_unit)
-            self._units |= {key: (number, shards, span) for key, span in spans.items()}
+        self._add_units("pairs", part.split, part.pairs_per_unit, part.limit)
 
-    @property
-    def keys(self) -> list[str]:
-        return list(self._units)
+    def _conversations(self, unit: ConversationRange) -> Iterator[Conversation]:
+        order = KeyedPermutation(len(unit.shards), self._part.seed, "labelled pairs")
+        return (unit.shards.conversation(order(index)) for index in range(*unit.span))
 
-    def run(self, key: str) -> Result:
-        number, shards, span = self._units[key]
-        order = KeyedPermutation(len(shards), self._part.seed, "labelled pairs")
-        rows = (self._row(shards.conversation(order(index)), number) for index in range(*span))
-        return write_unit(span, rows, self._attempt.workdir / f"{key}.jsonl")
-
-    def _row(self, pair: Conversation, source: int) -> Row:
+    def _row(self, pair: Conversation, number: int) -> Row:
         if not pair.preference:
             return {"id": pair.id, "dropped": "without_label"}
         if len(set(pair.completions)) < 2:
@@ -88,7 +77,7 @@ class JudgedPairs:
             chosen, rejected = score_prompt(self._reward, items, pair.id)
         except TooLongError:
             return {"id": pair.id, "dropped": "too_long"}
-        row = {"id": pair.id, "source": source, "chosen": chosen, "rejected": rejected}
+        row = {"id": pair.id, "source": number, "chosen": chosen, "rejected": rejected}
         return row | {"characters": [len(text) for text in pair.completions]} | answers_of(self._reward)
 
     @cached_property

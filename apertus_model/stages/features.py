@@ -60,11 +60,7 @@ class Features:
     def __init__(self, job: Job, attempt: Attempt) -> None:
         self._job, self._attempt = job, attempt
         self._part = FeaturesPart.model_validate(job.spec)
-        self._tasks = files_of_tasks(self._part, "features")
-
-    @property
-    def keys(self) -> list[str]:
-        return list(self._tasks)
+        self.units = files_of_tasks(self._part, "features")
 
     def run(self, key: str) -> Result:
         path = self._attempt.workdir / f"{key}.parquet"
@@ -73,7 +69,7 @@ class Features:
         schema = pa.schema([*COLUMNS, ("text" if encoder is None else "embedding", content)])
         documents = 0
         with ParquetWriter(path, schema) as writer:
-            read = read_source(self._part.source, self._tasks[key], self._part.max_characters)
+            read = read_source(self._part.source, self.units[key], self._part.max_characters)
             for window in windows(read):
                 texts = [document.text for document in window]
                 columns: list[Any] = [

@@ -62,7 +62,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     RewardError, before the model is loaded, when the suite's sandbox or classifier cannot be opened."""
     part = HarnessPart.model_validate(job.spec)
     os.environ["HF_DATASETS_CACHE"] = str(attempt.workdir / "cache")
-    units = work_of(job, attempt)
+    work = work_of(job, attempt)
     try:
         from apertus_model.evaluation.harness.collector import Asked, Collector
     except ImportError as error:
@@ -87,10 +87,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     tokens: Counter[str] = Counter(requests=0, read_tokens=0, sampled_tokens=0)
 
     def answer(asked: list[Asked]) -> list[list[Any]]:
-        keys = [units.add(*some) for some in asked]
-        committed = dict(
-            zip(units.keys, run_units(units, attempt, stop, progress, processes=part.WORKERS), strict=True)
-        )
+        keys = [work.add(*some) for some in asked]
+        units = run_units(work, attempt, stop, progress, processes=part.WORKERS)
+        committed = dict(zip(work.units, units, strict=True))
         for unit in committed.values():
             tokens.update(unit.data)
         return [[one for key in some for one in _read(committed[key].files[ROWS])] for some in keys]
@@ -129,12 +128,8 @@ class HarnessUnits:
         prepare_process(job.launch.cpu_threads)
         self._job, self._attempt = job, attempt
         self._part = HarnessPart.model_validate(job.spec)
-        self._keys: dict[str, None] = {}
+        self.units: dict[str, None] = {}
         self._read: tuple[str, list[Any]] = "", []
-
-    @property
-    def keys(self) -> list[str]:
-        return list(self._keys)
 
     def add(self, kind: str, requests: list[Sequence[Any]]) -> list[str]:
         """Commits requests of one type, and returns the keys of the units that answer them."""
@@ -143,7 +138,7 @@ class HarnessUnits:
         if self._attempt.unit(f"requests-{name}") is None:
             self._attempt.commit_unit(f"requests-{name}", files={ROWS: path})
         keys = list(units_of(name, len(requests), REQUESTS_PER_UNIT[kind]))
-        self._keys |= dict.fromkeys(keys)
+        self.units |= dict.fromkeys(keys)
         return keys
 
     def run(self, key: str) -> Result:

@@ -26,17 +26,14 @@ from typing import Any
 
 import numpy as np
 
-from apertus_model.chat import ChatEncoder
-from apertus_model.data.conversations.stored import Conversation, ConversationShards
+from apertus_model.data.conversations.rows import EncodedConversations, tokenizer_facts
+from apertus_model.data.conversations.stored import Conversation
 from apertus_model.data.preferences.sequence_writer import SequenceWriter
-from apertus_model.data.rows import Row, read_units, write_unit
+from apertus_model.data.rows import Row, read_units
 from apertus_model.data.tokens.stream import Split
 from apertus_model.progress import Progress
-from apertus_model.stages.prompts import COPIED_FACTS
 from apertus_model.stop import StopSignal
-from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work import Result, run_units
-from apertus_model.work.units import Span, units_of
 from infra.store import Attempt
 from specs.errors import StageError
 from specs.job import Job
@@ -71,11 +68,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             " have chosen and rejected"
         )
     progress.log(summary)
-    facts = attempt.input_artifact("conversations:0").manifest.facts
-    copied = {name: facts[name] for name in COPIED_FACTS}
-    if copied["pad_id"] is None:  # padding has no rewards
-        copied["pad_id"] = copied["eos_id"]
-    attempt.commit(metrics=metrics, facts=copied)
+    attempt.commit(metrics=metrics, facts=tokenizer_facts(attempt))
 
 
 def write_pairs(rows: Iterable[Row], folder: Path, split: Split) -> tuple[Counter[str], list[str]]:
@@ -101,33 +94,19 @@ def write_pairs(rows: Iterable[Row], folder: Path, split: Split) -> tuple[Counte
     return counts, names
 
 
-class PairReader:
-    """A reader of conversations as pairs, each independent of the others, or as `{"dropped": reason}`. The
-    data of a unit are its split."""
+class PairReader(EncodedConversations):
+    """A reader of conversations as pairs, or as `{"dropped": reason}`. The data of a unit are its split."""
 
     def __init__(self, job: Job, attempt: Attempt) -> None:
+        super().__init__(job, attempt)
         self._part = LabelledPairsPart.model_validate(job.spec)
-        self._folder = attempt.workdir
-        self._encoder = ChatEncoder(
-            open_tokenizer(attempt.input_artifact("tokenizer").local("tokenizer.json"))
-        )
-        self._units: dict[str, tuple[Split, int, ConversationShards, Span]] = {}
         for split in SPLITS:
-            for number in range(sum(role.startswith("conversations:") for role in job.inputs)):
-                shards = ConversationShards(attempt.input_artifact(f"conversations:{number}"), split)
-                spans = units_of(f"{split}-{number}", len(shards), self._part.pairs_per_unit)
-                self._units |= {key: (split, number, shards, span) for key, span in spans.items()}
-
-    @property
-    def keys(self) -> list[str]:
-        return list(self._units)
+            self._add_units(split, split, self._part.pairs_per_unit)
 
     def run(self, key: str) -> Result:
-        split, number, shards, span = self._units[key]
-        rows = (self._row(shards.conversation(index), number) for index in range(*span))
-        return write_unit(span, rows, self._folder / f"{key}.jsonl")._replace(data=split)
+        return super().run(key)._replace(data=self.units[key].split)
 
-    def _row(self, conversation: Conversation, source: int) -> Row:
+    def _row(self, conversation: Conversation, number: int) -> Row:
         part = self._part
         if not conversation.preference:
             return {"dropped": "without_label"}
@@ -140,7 +119,7 @@ class PairReader:
         chosen, rejected = (self._encoder.completion(text).tolist() for text in conversation.completions)
         if 2 * len(prompt) + len(chosen) + len(rejected) > part.max_tokens:
             return {"dropped": "too_long"}
-        return {"prompt": prompt, "chosen": chosen, "rejected": rejected, "margin": margin, "source": source}
+        return {"prompt": prompt, "chosen": chosen, "rejected": rejected, "margin": margin, "source": number}
 
 
 work_of = PairReader

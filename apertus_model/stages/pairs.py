@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from apertus_model.data.conversations.rows import COPIED_FACTS
 from apertus_model.data.preferences.choice import (
     Candidate,
     NoPair,
@@ -39,7 +40,6 @@ from apertus_model.data.preferences.offline import generated_by, offline_complet
 from apertus_model.data.preferences.sequence_writer import SequenceWriter
 from apertus_model.data.rows import Row, Rows, same_rows, to_line
 from apertus_model.progress import Progress
-from apertus_model.stages.prompts import COPIED_FACTS
 from apertus_model.stop import StopSignal
 from infra.store import Attempt
 from specs.errors import StageError

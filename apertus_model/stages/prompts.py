@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -32,22 +31,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.chat import ChatEncoder
 from apertus_model.chat.messages import response_of
-from apertus_model.data.conversations.stored import Conversation, ConversationShards
-from apertus_model.data.rows import Row, write_rows, write_unit
-from apertus_model.data.tokens.stream import Split
+from apertus_model.data.conversations.rows import EncodedConversations, tokenizer_facts
+from apertus_model.data.conversations.stored import Conversation
+from apertus_model.data.rows import Row, write_rows
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from apertus_model.tokenizer_files import open_tokenizer
-from apertus_model.work import Result, run_units
-from apertus_model.work.units import Span, units_of
+from apertus_model.work import run_units
 from infra.store import Attempt
 from specs.errors import StageError
 from specs.job import Job
 from specs.stages.preference_data import PromptsPart
 
-COPIED_FACTS = ("tokenizer", "vocab_size", "bos_id", "eos_id", "pad_id", "end_of_turn_id")
 ID_BYTES = 16
 
 
@@ -69,49 +64,18 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             f" {part.max_tokens}, lower max_new_tokens {part.max_new_tokens}, or use other conversations"
         )
     progress.log(summary)
-    first = attempt.input_artifact("conversations:0").manifest.facts
-    copied = {name: first[name] for name in COPIED_FACTS}
-    if copied["pad_id"] is None:  # an imported tokenizer may have none; padding is masked everywhere
-        copied["pad_id"] = copied["eos_id"]
-    attempt.commit(metrics=dict(counts), facts=copied | facts)
+    attempt.commit(metrics=dict(counts), facts=tokenizer_facts(attempt) | facts)
 
 
-class ConversationReader(ABC):
-    """A reader of the conversations of the inputs `conversations:<i>` as rows, each independent of the
-    others. A unit is `per_unit` conversations."""
-
-    def __init__(self, job: Job, attempt: Attempt, split: Split, per_unit: int) -> None:
-        self._folder = attempt.workdir
-        self._tokenizer = open_tokenizer(attempt.input_artifact("tokenizer").local("tokenizer.json"))
-        self._encoder = ChatEncoder(self._tokenizer)
-        self._units: dict[str, tuple[ConversationShards, Span]] = {}
-        for number in range(sum(role.startswith("conversations:") for role in job.inputs)):
-            shards = ConversationShards(attempt.input_artifact(f"conversations:{number}"), split)
-            spans = units_of(f"conversations-{number}", len(shards), per_unit)
-            self._units |= {key: (shards, span) for key, span in spans.items()}
-
-    @property
-    def keys(self) -> list[str]:
-        return list(self._units)
-
-    def run(self, key: str) -> Result:
-        shards, span = self._units[key]
-        rows = (self._row(shards.conversation(index)) for index in range(*span))
-        return write_unit(span, rows, self._folder / f"{key}.jsonl")
-
-    @abstractmethod
-    def _row(self, conversation: Conversation) -> Row:
-        """The row of a conversation."""
-
-
-class PromptReader(ConversationReader):
+class PromptReader(EncodedConversations):
     """A reader of candidate rows: each is a prompt, or `{"dropped": reason}`."""
 
     def __init__(self, job: Job, attempt: Attempt) -> None:
+        super().__init__(job, attempt)
         self._part = PromptsPart.model_validate(job.spec)
-        super().__init__(job, attempt, self._part.split, self._part.prompts_per_unit)
+        self._add_units("conversations", self._part.split, self._part.prompts_per_unit)
 
-    def _row(self, conversation: Conversation) -> Row:
+    def _row(self, conversation: Conversation, number: int) -> Row:
         part, messages = self._part, conversation.messages
         if messages and messages[-1]["role"] == "assistant":
             messages = messages[:-1]

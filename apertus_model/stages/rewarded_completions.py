@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from apertus_model.data.conversations.rows import EncodedConversations, tokenizer_facts
 from apertus_model.data.conversations.stored import Conversation
 from apertus_model.data.preferences.choice import quantiles
 from apertus_model.data.preferences.sequence_writer import SequenceWriter
 from apertus_model.data.rows import Row, read_units, to_line
 from apertus_model.progress import Progress
 from apertus_model.stages.pairs import histogram_of
-from apertus_model.stages.prompts import COPIED_FACTS, ConversationReader, prompt_id
+from apertus_model.stages.prompts import prompt_id
 from apertus_model.stop import StopSignal
 from apertus_model.work import run_units
 from infra.store import Attempt
@@ -62,10 +63,6 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     for name in names:
         attempt.put(attempt.workdir / name, name)
     progress.log(f"{len(found)} completions; {summary}")
-    facts = attempt.input_artifact("conversations:0").manifest.facts
-    copied = {name: facts[name] for name in COPIED_FACTS}
-    if copied["pad_id"] is None:  # padding has no labels
-        copied["pad_id"] = copied["eos_id"]
     metrics = {
         "completions": len(found),
         "tokens": sum(writer.lengths),
@@ -73,17 +70,18 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         "mean_quantile": float(np.mean(found)),
         "quantile_histogram": histogram_of(found).tolist(),
     }
-    attempt.commit(metrics=metrics, facts=copied | {"sequences": len(found)})
+    attempt.commit(metrics=metrics, facts=tokenizer_facts(attempt) | {"sequences": len(found)})
 
 
-class CompletionReader(ConversationReader):
+class CompletionReader(EncodedConversations):
     """A reader of rows `{"completions", "dropped"}`."""
 
     def __init__(self, job: Job, attempt: Attempt) -> None:
+        super().__init__(job, attempt)
         self._part = RewardedCompletionsPart.model_validate(job.spec)
-        super().__init__(job, attempt, "train", self._part.completions_per_unit)
+        self._add_units("conversations", "train", self._part.completions_per_unit)
 
-    def _row(self, conversation: Conversation) -> Row:
+    def _row(self, conversation: Conversation, number: int) -> Row:
         dropped: Counter[str] = Counter()
         kept = list(self._kept(conversation, dropped))
         return {"completions": kept, "dropped": dict(dropped)}

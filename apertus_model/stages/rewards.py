@@ -58,14 +58,10 @@ class RewardUnits:
         )
         self._generated = generated_by(attempt)
         total = same_rows(self._prompts, self._completions, *self._generated)
-        self._spans = units_of("rewards", total, part.prompts_per_unit)
-
-    @property
-    def keys(self) -> list[str]:
-        return list(self._spans)
+        self.units = units_of("rewards", total, part.prompts_per_unit)
 
     def run(self, key: str) -> Result:
-        span = self._spans[key]
+        span = self.units[key]
         rows = (
             score_row(
                 self._reward, self._prompts[i], self._completions[i], [rows[i] for rows in self._generated]

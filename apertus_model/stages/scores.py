@@ -72,20 +72,16 @@ class Scores:
     def __init__(self, job: Job, attempt: Attempt) -> None:
         self._job, self._attempt = job, attempt
         self._part = ScoresPart.model_validate(job.spec)
-        self._tasks = files_of_tasks(self._part, "scores")
+        self.units = files_of_tasks(self._part, "scores")
         self._places = {path: place for place, path in enumerate(self._part.listing)}
         if not self._places:
-            files = (path for task in self._tasks.values() for path in task)
+            files = (path for task in self.units.values() for path in task)
             self._places = {path: place for place, path in enumerate(files)}
-
-    @property
-    def keys(self) -> list[str]:
-        return list(self._tasks)
 
     @property
     def spans(self) -> list[tuple[int, int]]:
         """The first file of each task and the one after its last, as indices in the listing."""
-        return [(self._places[task[0]], self._places[task[-1]] + 1) for task in self._tasks.values()]
+        return [(self._places[task[0]], self._places[task[-1]] + 1) for task in self.units.values()]
 
     @property
     def classifier(self) -> Artifact | None:
@@ -99,7 +95,7 @@ class Scores:
         scorer, path = self._scorer, self._attempt.workdir / f"{key}.parquet"
         histogram, without = np.zeros(BINS, np.int64), 0
         with ParquetWriter(path, SCHEMA) as writer:
-            part, files = self._part, self._tasks[key]
+            part, files = self._part, self.units[key]
             for window in windows(read_source(part.source, files, scorer.characters, part.of)):
                 found = self._values(scorer, window)
                 values = np.array([value for value in found if value is not None], np.float32)

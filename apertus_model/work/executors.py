@@ -29,7 +29,7 @@ def run_units(
     here: bool = False,
     on_commit: Callable[[str], None] = lambda key: None,
 ) -> list[CommittedUnit]:
-    """Runs the units that are not in the store. Returns all units, in the order of `work.keys`.
+    """Runs the units that are not in the store. Returns all units, in the order of `work.units`.
 
     Args:
         processes: the number of workers on this machine, if neither launch settings nor GPUs determine it.
@@ -41,7 +41,7 @@ def run_units(
         WorkerLost: the workers of a unit died again and again.
         Stopped: `stop` was requested while units ran on a cluster.
     """
-    keys = list(work.keys)
+    keys = list(work.units)
     pending = [key for key in keys if attempt.unit(key) is None]
     for key in set(keys) - set(pending):
         on_commit(key)

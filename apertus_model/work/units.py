@@ -7,7 +7,7 @@ its files appear in the store complete, and once, through its marker.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -32,7 +32,7 @@ class Work(Protocol):
     the first unit runs, and stays loaded in that process."""
 
     @property
-    def keys(self) -> Sequence[str]:
+    def units(self) -> Collection[str]:
         """The keys of all units, in the order in which they are begun."""
 
     def run(self, key: str) -> Result:

@@ -1,9 +1,5 @@
-"""Decides which conversations of a source are kept, by filters, by content, and by `share` or `count`.
-
-A task judges its conversations one by one (`Judge`). It cannot decide a step over the whole source
-(`exact-duplicates`, `near-duplicates`): it records what that step compares, and continues as if the
-conversation had passed. `resolve` then decides these steps for all tasks together, and counts later steps
-only for conversations that reach them.
+"""Decides which conversations of a source are kept, by the steps over the whole source and by `share` or
+`count`, when tasks have judged them one by one (`corpora.selection`).
 
 Invariants:
 - The outcome equals that of applying each step to the whole source in turn. It is a function of the set of
@@ -19,20 +15,16 @@ rejects, which is sorted in memory. So 10^7 conversations take about 3 GB.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from datatrove.data import Document
 from numpy.typing import NDArray
 
-from apertus_model.chat.messages import Message
-from apertus_model.data.conversations.text import TEXTS
-from apertus_model.data.corpora.duplicates import MinHash, first_alike, text_hash
-from apertus_model.data.corpora.filters import Check, Drop, make_check
-from apertus_model.data.corpora.scored import TaskScores
+from apertus_model.data.corpora.duplicates import first_alike
+from apertus_model.data.corpora.selection import global_steps
 from infra.store import Artifact
 from specs.base import canonical_json
 from specs.filters import GLOBAL_FILTERS, ExactDuplicatesFilter, FilterSpec, NearDuplicatesFilter, labels
@@ -44,71 +36,9 @@ HASHES = np.dtype([("conversation", "<u8"), ("answer", "<u8")])
 them."""
 
 
-class Judged(NamedTuple):
-    """The outcome of the steps on single conversations for one of them."""
-
-    step: int  # the step that drops it, or the number of steps
-    drop: Drop | None
-    hashes: tuple[int, int]  # as in `HASHES`
-    # by step over the whole source that it reaches: (buckets,); two are alike if one of the values is equal
-    compared: dict[int, NDArray[np.uint64]]
-    columns: dict[str, Any]  # with the columns that filters add
-
-
-class Judge:
-    """The filters of a source, applied to one conversation after the other.
-
-    Attributes:
-        buckets: the number of values that each step over the whole source compares.
-    """
-
-    def __init__(
-        self, filters: Sequence[FilterSpec], scratch: Path, scores: Sequence[TaskScores] = ()
-    ) -> None:
-        """`scores`: by the models that filters name; the conversations must come in the order of the task."""
-        self._filters, self._scores = filters, scores
-        self._compare: dict[int, Callable[[str], NDArray[np.uint64]]] = {}
-        self._checks: dict[int, Check] = {}
-        self.buckets: dict[int, int] = {}
-        for index, step in enumerate(filters):
-            if isinstance(step, NearDuplicatesFilter):
-                self._compare[index], self.buckets[index] = MinHash(step).signature, step.buckets
-            elif isinstance(step, ExactDuplicatesFilter):
-                self._compare[index], self.buckets[index] = _text_hash, 1
-            else:
-                self._checks[index] = make_check(step, scratch)
-
-    def __call__(self, name: str, messages: Sequence[Message], metadata: dict[str, Any]) -> Judged:
-        """Judges a conversation. SourceError when it lacks a column.
-
-        Args:
-            name: id of the conversation in its source.
-            messages: in normal form, the last one the assistant's.
-            metadata: the columns that filters read.
-        """
-        texts = {of: text(messages) for of, text in TEXTS.items()}
-        hashes = {of: text_hash(text) for of, text in texts.items()}
-        both = hashes["conversation"], hashes["answer"]
-        document = Document(text="", id=name, metadata=dict(metadata))
-        for one in self._scores:
-            document.metadata[one.column] = one.score(hashes[self._filters[one.step].of], name)
-        compared: dict[int, NDArray[np.uint64]] = {}
-        for index, step in enumerate(self._filters):
-            document.text = texts[step.of]
-            if index in self._compare:
-                compared[index] = self._compare[index](document.text)
-            elif (drop := self._checks[index](document)) is not None:
-                return Judged(index, drop, both, compared, document.metadata)
-        return Judged(len(self._filters), None, both, compared, document.metadata)
-
-
-def _text_hash(text: str) -> NDArray[np.uint64]:
-    return np.array([text_hash(text)], np.uint64)
-
-
-def global_steps(filters: Sequence[FilterSpec]) -> list[int]:
-    """The steps over the whole source."""
-    return [index for index, step in enumerate(filters) if isinstance(step, GLOBAL_FILTERS)]
+def buckets_of(step: FilterSpec) -> int:
+    """The number of values of each conversation that a step over the whole source compares."""
+    return step.buckets if isinstance(step, NearDuplicatesFilter) else 1
 
 
 class Compared:
@@ -188,15 +118,14 @@ def resolve(
         if isinstance(filters[index], GLOBAL_FILTERS):
             members = order[alive[order] & (step_of[order] > index)]
             before = len(compared.seen(index, 0))
-            found = first_alike(
+            first = first_alike(
                 before + len(members),
                 (
                     np.concatenate([compared.seen(index, bucket), values[members]])
                     for bucket, values in enumerate(compared.own(index))
                 ),
             )
-            sizes = np.bincount(found, minlength=len(found))
-            first = found[before:]
+            sizes, first = np.bincount(first, minlength=len(first)), first[before:]
             twice = first != before + np.arange(len(members))
             out = np.zeros(len(step_of), bool)
             out[members[twice]] = True

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from apertus_model.chat.encoder import TRAINED
 from apertus_model.data.conversations.selection import KEPT, Compared, chosen, kept_name, resolve
 from apertus_model.data.corpora.rejects import RejectsWriter, Removed, read_rejects, url_of
+from apertus_model.data.corpora.verdicts import is_held_out
 from apertus_model.data.documents.readers import check_holdout
 from apertus_model.data.tokens.megatron import TokenFile, TokenFileWriter, token_dtype
 from infra.store import Artifact
@@ -140,7 +141,7 @@ class AllConversations:
 
     def held_out(self, share: float) -> NDArray[np.bool_]:
         """(conversations,): whether each is held out. SourceError as `check_holdout` says."""
-        mask = self._group < np.uint64(min(int(share * 2**64), 2**64 - 1))
+        mask = is_held_out(self._group, share)
         count, groups = int(mask.sum()), len(np.unique(self._group))
         usual = ConversationSource.model_fields["holdout"].default
         least = int(self._group.min()) if groups > 1 else None

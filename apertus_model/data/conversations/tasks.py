@@ -11,28 +11,32 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from datatrove.data import Document
 from numpy.typing import NDArray
 
 from apertus_model.chat.encoder import ChatEncoder
 from apertus_model.chat.messages import ConversationError
 from apertus_model.data.conversations.readers import read_conversations
-from apertus_model.data.conversations.selection import HASHES, Judge, Judged
+from apertus_model.data.conversations.selection import HASHES, buckets_of
 from apertus_model.data.conversations.stored import Conversation
-from apertus_model.data.conversations.text import PersonalData, messages_of
-from apertus_model.data.corpora.filters import Drop, limited_to
+from apertus_model.data.conversations.text import TEXTS, PersonalData, messages_of
+from apertus_model.data.corpora.duplicates import text_hash
+from apertus_model.data.corpora.filters import limited_to
 from apertus_model.data.corpora.pii import Replacer
+from apertus_model.data.corpora.records import signature_column
 from apertus_model.data.corpora.rejects import RejectsWriter, Removed, url_of
 from apertus_model.data.corpora.scored import StoredScores, with_thresholds
+from apertus_model.data.corpora.selection import Judge, Judged, global_steps
 from apertus_model.data.documents.readers import Rejection, open_source
 from apertus_model.data.tokens.megatron import TokenFileWriter, token_dtype
 from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work.units import Result
-from specs.filters import labels
+from specs.filters import NearDuplicatesFilter, labels
 from specs.sources import SourceSpec
 from specs.stages.conversations import ConversationSource
 
@@ -62,24 +66,20 @@ class ConversationTasks(NamedTuple):
 
     source: SourceSpec
     process: ConversationSource
-    tasks: dict[str, list[str]]  # files of each task, by the key of its unit
+    units: dict[str, list[str]]  # files of each task, by key
     tokenizer: Path
     vocab_size: int
     seed: int
     folder: Path  # local scratch
     scores: tuple[StoredScores, ...] = ()  # those that filters need
 
-    @property
-    def keys(self) -> list[str]:
-        return list(self.tasks)
-
     def run(self, key: str) -> Result:
         """Reads, judges, renders and tokenises the conversations of one task, up to the limit of the
         source."""
         fs, root = open_source(self.source)
-        found = (item for path in self.tasks[key] for item in read_conversations(self.source, fs, root, path))
+        files = (read_conversations(self.source, fs, root, path) for path in self.units[key])
         with _TaskWriter(self, key) as writer:
-            for conversation in found:
+            for conversation in chain.from_iterable(files):
                 if isinstance(conversation, Rejection):
                     writer.reject(*conversation)
                     continue
@@ -96,21 +96,20 @@ class _TaskWriter:
     """Writes the files of one task."""
 
     def __init__(self, tasks: ConversationTasks, key: str) -> None:
-        filters = tasks.process.filters
         self._seed = tasks.seed
-        self._labels = labels(filters)
-        number = list(tasks.tasks).index(key)
-        self._judge = Judge(
-            with_thresholds(filters, tasks.scores),
-            tasks.folder,
-            [scores.of_task(list(tasks.tasks.values()), number) for scores in tasks.scores],
-        )
+        self._filters = with_thresholds(tasks.process.filters, tasks.scores)
+        self._labels = labels(self._filters)
+        self._judge = Judge(self._filters, tasks.folder)
+        number, files = list(tasks.units).index(key), list(tasks.units.values())
+        self._scores = [scores.of_task(files, number) for scores in tasks.scores]
         self._replacer = Replacer(tasks.process.replaced)
         self._replaces = limited_to(tasks.process.replaced_only)
         self._without_personal_data = PersonalData(self._replacer)
         self._encoder = ChatEncoder(open_tokenizer(tasks.tokenizer))
         self._records: list[tuple[Any, ...]] = []
-        self._compared: dict[int, list[NDArray[np.uint64]]] = {step: [] for step in self._judge.buckets}
+        self._compared: dict[int, list[NDArray[np.uint64]]] = {
+            step: [] for step in global_steps(self._filters)
+        }
         names = ["tokens.bin", "tokens.idx", "masks.bin", "lines.jsonl", "index.npy", "rejects.parquet"]
         names += [f"compared-{step}.npy" for step in self._compared]
         self.files = {name: tasks.folder / f"{key}_{name}" for name in names}
@@ -126,27 +125,48 @@ class _TaskWriter:
         """Adds a conversation, kept or dropped. ConversationError for a malformed one."""
         messages = messages_of(conversation)
         self.read += 1
-        judged = self._judge(conversation.id, messages, conversation.metadata)
-        if judged.drop is not None and not judged.compared:
+        texts = {of: text(messages) for of, text in TEXTS.items()}
+        hashes = {of: text_hash(text) for of, text in texts.items()}
+        document = Document(text="", id=conversation.id, metadata=dict(conversation.metadata))
+        for scores in self._scores:
+            digest = hashes[self._filters[scores.step].of]
+            document.metadata[scores.column] = scores.score(digest, conversation.id)
+        judged = self._judge(document, texts)
+        if judged.drop is not None and not any(step < judged.step for step in self._compared):
             label, url = self._labels[judged.step], url_of(conversation.metadata)
             self.counts[f"{DROPPED}/{label}"] += 1
-            removed = Removed(judged.hashes[0], conversation.id, url, label, _reason(judged.drop))
-            self._rejects.add(removed)
-        else:
-            self._write(conversation, judged)
+            self._rejects.add(
+                Removed(hashes["conversation"], conversation.id, url, label, judged.drop.reason)
+            )
+            return
+        self._write(conversation, judged, self._replaces(document.metadata), hashes)
+        for step, values in self._compared.items():
+            values.append(self._values(step, judged, hashes))
 
-    def reject(self, reason: str, name: str, found: str) -> None:
+    def reject(self, reason: str, name: str, problem: str) -> None:
         """Counts a malformed conversation or row."""
         self.counts[f"{REJECTED}/{reason}"] += 1
-        shown = f"{reason}: {found}" if found else reason
+        shown = f"{reason}: {problem}" if problem else reason
         shown = shown.encode(errors="backslashreplace").decode()
         self._rejects.add(Removed(0, name, None, REJECTED, shown))
 
-    def _write(self, conversation: Conversation, judged: Judged) -> None:
-        read = _hash(conversation.content().encode()), _hash(conversation.to_json().encode())
+    def _values(self, step: int, judged: Judged, hashes: dict[str, int]) -> NDArray[np.uint64]:
+        """(buckets,): what a step over the whole source compares; zeros if the conversation does not reach
+        it."""
+        spec = self._filters[step]
+        if step > judged.step:
+            return np.zeros(buckets_of(spec), np.uint64)
+        if isinstance(spec, NearDuplicatesFilter):
+            return judged.signatures[spec.of, signature_column(spec)]
+        return np.array([hashes[spec.of]], np.uint64)
+
+    def _write(
+        self, conversation: Conversation, judged: Judged, replaces: bool, hashes: dict[str, int]
+    ) -> None:
+        read = text_hash(conversation.content()), text_hash(conversation.to_json())
         replaced = (0,) * len(self._replacer.kinds)
         if judged.drop is None:
-            if self._replaces(judged.columns):
+            if replaces:
                 conversation, replaced = self._without_personal_data(conversation)
             encoded = self._encoder.encode(conversation.messages, conversation.tools)
             self._tokens.write(encoded.tokens)
@@ -155,20 +175,14 @@ class _TaskWriter:
         else:
             self._tokens.write([])
             known = {"id": conversation.id, "metadata": {"url": url_of(conversation.metadata)}}
-            line = json.dumps(known | {"reason": _reason(judged.drop)}).encode() + b"\n"
+            line = json.dumps(known | {"reason": judged.drop.reason}).encode() + b"\n"
         self._lines.write(line)
-        content = conversation.content().encode()
-        place = _hash(f"{self._seed}\n".encode() + content, b"place")
-        group = _hash(f"{self._seed}\n{conversation.group}".encode())
-        self._records.append(
-            (
-                *((_hash(content), _hash(content, b"2")), read, group, place),
-                *(judged.hashes, len(line), judged.step, replaced),
-            )
-        )
-        for step, values in self._compared.items():
-            nothing = np.zeros(self._judge.buckets[step], np.uint64)
-            values.append(judged.compared.get(step, nothing))
+        content = conversation.content()
+        stored = text_hash(content), text_hash(content, b"2")
+        place = text_hash(f"{self._seed}\n{content}", b"place")
+        group = text_hash(f"{self._seed}\n{conversation.group}")
+        own = hashes["conversation"], hashes["answer"]
+        self._records.append((stored, read, group, place, own, len(line), judged.step, replaced))
 
     def __enter__(self) -> _TaskWriter:
         return self
@@ -183,13 +197,6 @@ class _TaskWriter:
             np.array(self._records, dtype=record_type(len(self._replacer.kinds))),
         )
         for step, values in self._compared.items():
-            by_bucket = np.array(values, np.uint64).reshape(len(values), self._judge.buckets[step]).T
+            shape = len(values), buckets_of(self._filters[step])
+            by_bucket = np.array(values, np.uint64).reshape(shape).T
             np.save(self.files[f"compared-{step}.npy"], np.ascontiguousarray(by_bucket))
-
-
-def _reason(drop: Drop) -> str:
-    return f"{drop.value}; required: {drop.rule}"
-
-
-def _hash(data: bytes, person: bytes = b"") -> int:
-    return int.from_bytes(blake2b(data, digest_size=8, person=person).digest(), "little")

@@ -27,10 +27,10 @@ SHINGLES = 4096
 PRIME = np.uint64(2**61 - 1)
 
 
-def text_hash(text: str) -> int:
+def text_hash(text: str, person: bytes = b"") -> int:
     """64 bits of BLAKE2b over the UTF-8 bytes, little endian. The expected number of collisions among n
-    different texts is n^2 / 2^65: 0.03 among 10^9."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    different texts is n^2 / 2^65: 0.03 among 10^9. Hashes of another `person` are independent."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, person=person).digest(), "little")
 
 
 class MinHash:

@@ -49,6 +49,10 @@ class Drop(NamedTuple):
     rule: str  # what is required
     excluded: Exclusion | None = None  # where a robots.txt excludes it
 
+    @property
+    def reason(self) -> str:
+        return f"{self.value}; required: {self.rule}"
+
 
 Check = Callable[[Document], Drop | None]
 Cutoff = TypeVar("Cutoff", float, float | None)

@@ -1,7 +1,7 @@
 """The passes that make a corpus: their order, and when the units of each are removed.
 
 Invariants:
-- All work is in units of bounded memory (`corpus_work`), which any worker computes. This process adds up
+- All work is in units of bounded memory (`units`), which any worker computes. This process adds up
   their results.
 - A pass whose results exist is skipped, even when the units that it reads are already removed.
 - A unit is removed when the units that read it are committed, so the store holds the tokens about twice. A
@@ -11,9 +11,10 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from apertus_model.data.corpora.keys import SPLITS, Key, RoundKey, StepKey, step_name
 from apertus_model.data.corpora.plan import (
     KEPT_ROWS,
     REJECT_BYTES,
@@ -25,12 +26,12 @@ from apertus_model.data.corpora.plan import (
     shards,
     table,
 )
-from apertus_model.data.corpora.planted import encoder, planted_documents, to_json, tokenised
+from apertus_model.data.corpora.planted import encoder, planted_documents, summary, to_json, tokenised
 from apertus_model.data.corpora.probes import probes_of
+from apertus_model.data.corpora.rejects import read_line
 from apertus_model.data.corpora.scatter import EQUAL
 from apertus_model.data.corpora.selection import CHARACTERS, DROPPED
-from apertus_model.data.corpora.span import resolve_key, step_name, unit_of
-from apertus_model.data.corpora.units import SHOWN, CorpusWork
+from apertus_model.data.corpora.units import SHOWN, CorpusUnits
 from apertus_model.data.corpora.verdicts import NOTHING, Tally
 from apertus_model.data.documents.parsed import fix_of
 from apertus_model.data.documents.readers import check_holdout
@@ -43,25 +44,20 @@ from specs.errors import counted
 from specs.filters import labels
 from specs.job import Job
 
-SPLITS = ("train", "validation")
-
 
 class Passes:
     """The passes of one attempt, in the order of the methods."""
 
     def __init__(self, job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-        self.work = CorpusWork(job, attempt)
+        self.work = CorpusUnits(job, attempt)
         self._attempt = attempt
         self._progress, self._stop = progress, stop
 
-    def _run(self, keys: Sequence[str], on_commit: Callable[[str], None] = lambda key: None) -> None:
-        """Runs a pass over the documents that the filter tasks left."""
-        self._run_units(keys, on_commit, here=self.work.plan.small)
-
-    def _run_units(
-        self, keys: Sequence[str], on_commit: Callable[[str], None] = lambda key: None, *, here: bool = False
+    def _run(
+        self, keys: Sequence[object], on_commit: Callable[[str], None] = lambda key: None, *, here: bool
     ) -> None:
-        self.work.keys = keys
+        """Runs a pass. `here`: in this process, whatever the launch settings say."""
+        self.work.units = list(map(str, keys))
         run_units(
             self.work,
             self._attempt,
@@ -72,29 +68,34 @@ class Passes:
             on_commit=on_commit,
         )
 
-    def _all_there(self, keys: Sequence[str]) -> bool:
-        return all(self._attempt.unit(key) is not None for key in keys)
+    def _is_done(self, *keys: object) -> bool:
+        return all(self._attempt.unit(str(key)) is not None for key in keys)
 
-    def _remove(self, keys: Sequence[str]) -> None:
+    def _remove(self, keys: Iterable[object]) -> None:
         for key in keys:
-            self._attempt.remove_unit(key)
+            self._attempt.remove_unit(str(key))
+
+    def _stored(self, *beginnings: str) -> list[str]:
+        """The keys of all stored units that begin in one of these ways."""
+        stored = self._attempt.store.names(f"{self._attempt.job.path}/units")
+        return [name.removesuffix(".json") for name in stored if name.startswith(beginnings)]
 
     def plant(self) -> None:
         """Commits the planted documents, which later passes read."""
-        if self.work.part.process.planted and self._attempt.unit("planted") is None:
+        if self.work.part.process.planted and not self._is_done("planted"):
             facts, file = self.work.tokenizer.manifest.facts, self.work.tokenizer.local("tokenizer.json")
             planted = tokenised(planted_documents(self.work.part), encoder(file, facts["bos_id"]))
             self._attempt.commit_unit("planted", data=to_json(planted))
 
     def filter(self) -> None:
         """Runs the filter tasks, and commits the plan that follows from their results."""
-        if self._attempt.unit("plan") is not None:
+        if self._is_done("plan"):
             return
-        self._run_units(list(self.work.tasks))
+        self._run(list(self.work.tasks), here=False)
         tasks: dict[str, Size] = {}
         read, rejected = Counter[str](), Counter[str]()
         for key in self.work.tasks:
-            unit = unit_of(self._attempt, key)
+            unit = self.work.unit(key)
             size = sum(unit.files[name].size for name in ("tokens.bin", "documents.parquet"))
             tasks[key] = Size(size, unit.data["records"], unit.data["tokenised"])
             read.update(unit.data["read"])
@@ -104,59 +105,53 @@ class Passes:
 
     def resolve(self) -> None:
         """Runs the steps over the whole source, and commits the layout that follows from their results."""
-        if self._attempt.unit("layout") is not None:
+        if self._is_done("layout"):
             return
         work = self.work
         left, shown = NOTHING, []
         for step in work.decided:
-            keys = [resolve_key(step, number) for number in range(work.plan.ranges)]
-            if not self._all_there(keys):
+            keys = [StepKey("resolve", step, number) for number in range(work.plan.ranges)]
+            if not self._is_done(*keys):
                 self._compare(step)
-                self._run(keys)
-            self._remove([*work.signed_keys(step), *self._labelled(step), f"labels-{step_name(step)}"])
-            data = [unit_of(self._attempt, key).data for key in keys]
-            left = sum((Tally(*map(_tuple, one["left"])) for one in data), NOTHING)
-            found = sorted({tuple(pair) for one in data for pair in one["shown"]}, key=_by_place)[:SHOWN]
-            shown += [Duplicate(step=step, text=text, kept=kept) for text, kept in found]
+                self._run(keys, here=work.plan.small)
+            between = [f"{kind}-{step_name(step)}" for kind in ("groups", "components", "large", "small")]
+            self._remove([*work.signed_keys(step), *self._stored(*between), StepKey("labels", step)])
+            results = [work.unit(key).data for key in keys]
+            left = sum((Tally.of_json(*result["left"]) for result in results), NOTHING)
+            pairs = sorted({tuple(pair) for result in results for pair in result["shown"]}, key=_by_place)
+            shown += [Duplicate(step=step, text=text, kept=kept) for text, kept in pairs[:SHOWN]]
         self._check(left)
         layout = self._layout(left, shown)
         self._attempt.commit_unit("layout", data=layout.model_dump())
 
     def _compare(self, step: int) -> None:
         """Runs the units from which a step reads its members and labels."""
-        work, name = self.work, step_name(step)
-        self._run(work.signed_keys(step))
+        work, here = self.work, self.work.plan.small
+        self._run(work.signed_keys(step), here=here)
         if not (groups := work.group_keys(step)):
             return
-        self._run(groups)
-        edges = sum(unit_of(self._attempt, key).data["edges"] for key in groups)
-        labelled = groups if not edges else [f"components-{name}"]
+        self._run(groups, here=here)
+        edges = sum(work.unit(key).data["edges"] for key in groups)
+        labelled: Sequence[object] = groups if not edges else [StepKey("components", step)]
         if edges and work.plan.fits(edges):
-            self._run(labelled)
+            self._run(labelled, here=here)
         elif edges:
             labelled = self._stars(step)
-        if self._attempt.unit(f"labels-{name}") is None:
-            self._attempt.commit_unit(f"labels-{name}", data=labelled)
+        if not self._is_done(labels_key := StepKey("labels", step)):
+            self._attempt.commit_unit(str(labels_key), data=list(map(str, labelled)))
 
-    def _stars(self, step: int) -> list[str]:
+    def _stars(self, step: int) -> list[RoundKey]:
         """Runs rounds until one changes nothing. Returns the keys of the units that hold the stars."""
-        before, turn = None, 0
+        before, turn, here = None, 0, self.work.plan.small
         while True:
             large, small = (self.work.star_keys(kind, step, turn) for kind in ("large", "small"))
-            self._run(large)
-            digest = sum(unit_of(self._attempt, key).data["digest"] for key in large) % 2**64
+            self._run(large, here=here)
+            digest = sum(self.work.unit(key).data["digest"] for key in large) % 2**64
             if digest == before:
                 return self.work.star_keys("small", step, turn - 1)
             before = digest
-            self._run(small)
+            self._run(small, here=here)
             turn += 1
-
-    def _labelled(self, step: int) -> list[str]:
-        """The keys of all stored units of a step between the signatures and the labels."""
-        name = step_name(step)
-        kinds = tuple(f"{kind}-{name}" for kind in ("groups", "components", "large", "small"))
-        stored = self._attempt.store.names(f"{self._attempt.job.path}/units")
-        return [unit.removesuffix(".json") for unit in stored if unit.startswith(kinds)]
 
     def _check(self, left: Tally) -> None:
         """SourceError when no document is left, or as `check_holdout` says."""
@@ -177,19 +172,16 @@ class Passes:
         dropped = Counter[str]()
         names = labels(self.work.steps)
         for number in range(len(self.work.plan.spans)):
-            for batch in self.work.span(number).read(["step"]):
+            for batch in self.work.span(number, ["step"]):
                 steps = [*batch.gone[batch.gone >= 0], *batch.step[batch.gone < 0]]
                 dropped.update(names[step] for step in steps if 0 <= step < len(names))
-        return {**self._read_counts(), DROPPED: dict(dropped)}
+        return {**self._read_counts(), DROPPED: {name: dropped[name] for name in names}}
 
     def _layout(self, left: Tally, shown: list[Duplicate]) -> Layout:
         work, plan, part = self.work, self.work.plan, self.work.part
-        copies = [one for documents in work.planted.values() for one in documents]
-        left += Tally(
-            (sum(one.bucket for one in copies), 0),
-            (sum(one.bucket * (len(one.token_ids) + 1) for one in copies), 0),
-            2**64,
-        )
+        planted = summary(work.planted).values()
+        copies, tokens = (sum(counts[name] for counts in planted) for name in ("copies", "tokens"))
+        left += Tally((copies, 0), (tokens, 0), 2**64)
         outputs = {
             split: shards(documents, tokens, part.shard_tokens, work.dtype.itemsize, plan.memory)
             for split, documents, tokens in zip(SPLITS, left.documents, left.tokens, strict=True)
@@ -201,13 +193,13 @@ class Passes:
         outputs["rejects"] = table(plan.documents - kept, REJECT_ROWS, REJECT_BYTES, plan.memory)
         probes = []
         if part.process.repeats is not None:
-            openings = [f"openings-{number:05d}" for number in range(len(plan.spans))]
-            keys = [f"probes-{number:05d}" for number in range(plan.ranges)]
-            if not self._all_there(keys):
-                self._run(openings)
-                self._run(keys)
+            openings = work.of_spans("openings")
+            keys = [Key("probes", number) for number in range(plan.ranges)]
+            if not self._is_done(*keys):
+                self._run(openings, here=plan.small)
+                self._run(keys, here=plan.small)
             self._remove(openings)
-            probes = probes_of([unit_of(self._attempt, key).data for key in keys], part.process.repeats)
+            probes = probes_of([work.unit(key).data for key in keys], part.process.repeats)
             if len(probes) >= left.documents[0]:
                 raise SourceError(
                     f"all training documents of {part.source.url} became probes."
@@ -219,17 +211,14 @@ class Passes:
         """Sorts the documents by their files in the corpus. Returns the counts of all documents, and the
         number of those that are left out because they are equal to a planted one."""
         work = self.work
-        spans = {f"scatter-{number:05d}": tasks for number, tasks in enumerate(work.plan.spans)}
-        self._run(list(spans), lambda key: self._remove(spans[key]))
-        stored = self._attempt.store.names(f"{self._attempt.job.path}/units")
-        self._remove(
-            [name.removesuffix(".json") for name in stored if name.startswith(("resolve-", "probes-"))]
-        )
+        spans = dict(zip(map(str, work.of_spans("scatter")), work.plan.spans, strict=True))
+        self._run(list(spans), lambda key: self._remove(spans[key]), here=work.plan.small)
+        self._remove(self._stored("resolve-", "probes-"))
         total: dict[str, Counter[str]] = {
             name: Counter() for name in (DROPPED, CHARACTERS, "replaced", EQUAL)
         }
         for key in spans:
-            for name, values in unit_of(self._attempt, key).data.items():
+            for name, values in self.work.unit(key).data.items():
                 total[name].update(values)
         names = labels(work.steps)
         counts = {
@@ -245,38 +234,34 @@ class Passes:
     def write(self) -> dict[str, dict[str, int]]:
         """Writes the files of the corpus. Returns the documents and tokens of each shard, by its name."""
         layout = self.work.layout
-        names = {kind: files_of(layout, kind) for kind in layout.outputs}
-        keys = [key for some in names.values() for key in some]
-        committed: set[str] = set()
+        files = {
+            name: (kind, number // output.files_per_group)
+            for kind, output in layout.outputs.items()
+            for number, name in enumerate(files_of(layout, kind))
+        }
+        missing = Counter(files.values())
 
-        def used_up(key: str) -> None:
+        def used_up(name: str) -> None:
             """Removes the rows from which a group of files was written, once all its files are committed."""
-            committed.add(key)
-            kind, _, number = key.partition("-")
-            size = layout.outputs[kind].files_per_group
-            group = int(number) // size
-            if committed >= set(names[kind][group * size : (group + 1) * size]):
-                for span in range(len(self.work.plan.spans)):
-                    unit = unit_of(self._attempt, f"scatter-{span:05d}")
-                    self._attempt.remove_files(unit, [f"{kind}-{group:05d}"])
+            kind, group = files[name]
+            missing[kind, group] -= 1
+            if not missing[kind, group]:
+                for key in self.work.of_spans("scatter"):
+                    self._attempt.remove_files(self.work.unit(key), [f"{kind}-{group:05d}"])
 
-        self._run(keys, used_up)
-        found: dict[str, dict[str, int]] = {}
-        for key in keys:
-            unit = unit_of(self._attempt, key)
+        self._run(list(files), used_up, here=self.work.plan.small)
+        counts: dict[str, dict[str, int]] = {}
+        for name in files:
+            unit = self.work.unit(name)
             self._attempt.adopt(unit, unit.files)
             if unit.data is not None:
-                found[key] = unit.data
-        return found
+                counts[name] = unit.data
+        return counts
 
 
 def files_of(layout: Layout, kind: str) -> list[str]:
     """The names of the files of one kind, which are also the keys of the units that write them."""
-    return [f"{kind}-{number:05d}" for number in range(layout.outputs[kind].files)]
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return [str(Key(kind, number)) for number in range(layout.outputs[kind].files)]
 
 
 def _by_place(pair: tuple[int, ...]) -> bytes:
@@ -284,10 +269,7 @@ def _by_place(pair: tuple[int, ...]) -> bytes:
 
 
 def counts_line(counts: dict[str, dict[str, int]]) -> str:
-    """The counts in words: `812 documents (5,021,344 bytes) read, rejected: 2 not_utf8, dropped: 7 pii`."""
+    """The counts of the documents that were read, in words."""
     read = counts["read"]
-    text = f"{counted(read['documents'], 'document')} ({counted(read['bytes'], 'byte')}) read"
-    for group in ("rejected", "dropped"):
-        parts = [f"{number} {name}" for name, number in sorted(counts[group].items()) if number]
-        text += f", {group}: {', '.join(parts)}" if parts else ""
-    return text
+    what = f"{counted(read['documents'], 'document')} ({counted(read['bytes'], 'byte')})"
+    return read_line(what, counts["rejected"], counts[DROPPED])

@@ -76,3 +76,13 @@ def url_of(columns: Mapping[str, Any]) -> str | None:
 def read_rejects(path: Path) -> pa.Table:
     """The rows of one file, with the columns of `SCHEMA`."""
     return pq.read_table(path, schema=SCHEMA)
+
+
+def read_line(what: str, rejected: Mapping[str, int], dropped: Mapping[str, int]) -> str:
+    """What became of documents, in words: `812 documents read, rejected: 2 not_utf8, dropped: 7 length`.
+    `what`: what was read; `dropped`: by label, in the order of the steps."""
+    line = f"{what} read"
+    for name, counts in (("rejected", dict(sorted(rejected.items()))), ("dropped", dropped)):
+        parts = [f"{number} {reason}" for reason, number in counts.items() if number]
+        line += f", {name}: {', '.join(parts)}" if parts else ""
+    return line

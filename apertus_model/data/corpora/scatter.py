@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,68 +24,41 @@ from apertus_model.data.corpora.components import OTHER_CORPORA
 from apertus_model.data.corpora.duplicates import text_hash
 from apertus_model.data.corpora.examples import Row, cut, from_jsonl, joined
 from apertus_model.data.corpora.exchange import CellWriter, cell_of
-from apertus_model.data.corpora.plan import CorpusPlan, Layout, Output
-from apertus_model.data.corpora.planted import PlantedSets
+from apertus_model.data.corpora.plan import Output
 from apertus_model.data.corpora.records import REJECTED as NOT_READ
 from apertus_model.data.corpora.records import SIDE, column
 from apertus_model.data.corpora.selection import CHARACTERS, DROPPED
 from apertus_model.data.corpora.shuffle import DOCUMENTS, REJECTED, shuffle_keys, token_column
-from apertus_model.data.corpora.span import Batch, SpanReader, blocks, unit_of
+from apertus_model.data.corpora.span import Batch, blocks
+from apertus_model.data.corpora.state import CorpusState
 from apertus_model.data.corpora.verdicts import MOST_PARTS, is_held_out
 from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work import Result
-from infra.store import Artifact, Attempt
-from specs.filters import FilterSpec, NearDuplicatesFilter, labels
-from specs.stages.corpus import CorpusPart
+from specs.filters import NearDuplicatesFilter, labels
 
 EQUAL = "equal_to_planted"
-
-
-class Spans(Protocol):
-    """The interface of `apertus_model.data.corpora.units.CorpusWork` that a unit uses."""
-
-    part: CorpusPart
-    attempt: Attempt
-    steps: list[FilterSpec]
-    folder: Path
-
-    @property
-    def plan(self) -> CorpusPlan: ...
-    @property
-    def layout(self) -> Layout: ...
-    @property
-    def planted(self) -> PlantedSets: ...
-    @property
-    def tokenizer(self) -> Artifact: ...
-    @property
-    def memory(self) -> int: ...
-    @property
-    def dtype(self) -> np.dtype: ...
-    def schema(self, kind: str) -> pa.Schema: ...
-    def span(self, number: int) -> SpanReader: ...
-    def others(self, step: int) -> list[Artifact]: ...
 
 
 class Scatter:
     """The unit of work that scatters one span."""
 
-    def __init__(self, work: Spans) -> None:
-        self._work = work
-        self._process, self._seed = work.part.process, work.part.seed
-        self._labels = labels(work.steps)
+    def __init__(self, state: CorpusState) -> None:
+        self._state = state
+        self._process, self._seed = state.part.process, state.part.seed
+        self._labels = labels(state.steps)
         self._writers: dict[str, CellWriter] = {
-            name: CellWriter(work.folder, name, work.schema(name), output.borders, work.memory)
-            for name, output in work.layout.outputs.items()
+            name: state.writer(name, state.schema(name), output.borders)
+            for name, output in state.layout.outputs.items()
         }
-        self._probes = {probe.text: probe for probe in work.layout.probes}
+        self._probes = {probe.text: probe for probe in state.layout.probes}
         self._probe_texts = np.array(sorted(self._probes), np.uint64)
-        self._wanted = {one for duplicate in work.layout.shown for one in (duplicate.text, duplicate.kept)}
+        self._wanted = {text for pair in state.layout.shown for text in (pair.text, pair.kept)}
         self._tokenizer: Tokenizer | None = None
         self._texts: dict[str, str] = {}
         self._tokens: dict[str, list[int]] = {}
         self._counts = {name: Counter[str]() for name in (DROPPED, CHARACTERS, "replaced", EQUAL)}
         self._tally = tallies.SCHEMA.empty_table()
-        copied = [one for documents in work.planted.values() for one in documents]
+        copied = [one for documents in state.planted.values() for one in documents]
         self._planted = {text_hash(one.text): one for one in copied}
         self._planted_texts = np.array(sorted(self._planted), np.uint64)
         self._candidates: list[Row] = []
@@ -95,18 +68,18 @@ class Scatter:
         self._candidates = self._task_examples(number)
         if number == 0:
             self._add_planted()
-        for batch in self._work.span(number):
+        for batch in self._state.span(number):
             self._count(batch)
             self._reject(batch)
             self._see_examples(batch)
-            for rows, sizes, tokens in blocks(batch, self._work.memory):
-                self._place(batch, rows, sizes, tokens.astype(self._work.dtype, copy=False))
+            for rows, sizes, tokens in blocks(batch, self._state.memory):
+                self._place(batch, rows, sizes, tokens.astype(self._state.dtype, copy=False))
         files: dict[str, Path] = {}
         for writer in self._writers.values():
             files |= writer.close()
-        files[tallies.FILE] = self._work.folder / tallies.FILE
+        files[tallies.FILE] = self._state.folder / tallies.FILE
         pq.write_table(self._tally, files[tallies.FILE], compression="zstd")
-        files["examples.json"] = self._work.folder / "examples.json"
+        files["examples.json"] = self._state.folder / "examples.json"
         shown = {"rows": joined(self._candidates), "texts": self._texts, "probes": self._tokens}
         files["examples.json"].write_text(json.dumps(shown))
         return Result(files, {name: dict(counts) for name, counts in self._counts.items()})
@@ -156,7 +129,7 @@ class Scatter:
         named = (table.column(name).cast(pa.string()) for name in ("id", "url"))
         columns = [keys, row, hashes, *named, filters, reasons]
         arrays = [values if isinstance(values, pa.Array) else pa.array(values) for values in columns]
-        output = self._work.layout.outputs["rejects"]
+        output = self._state.layout.outputs["rejects"]
         self._writers["rejects"].add(
             pa.Table.from_arrays(arrays, schema=REJECTED), cell_of(keys, output.all_cells)
         )
@@ -165,8 +138,8 @@ class Scatter:
         """The reason for dropping a duplicate: the text or the corpora that it duplicates."""
         if value == text:
             return f"the same text as {value:016x}, which stays"
-        others = [other.path for other in self._work.others(step)]
-        if isinstance(self._work.steps[step], NearDuplicatesFilter):
+        others = [other.path for other in self._state.others(step)]
+        if isinstance(self._state.steps[step], NearDuplicatesFilter):
             return (
                 f"like a document of {' or '.join(others)}"
                 if value == OTHER_CORPORA
@@ -188,7 +161,7 @@ class Scatter:
         stays = (batch.gone[rows] < 0) & ~np.isin(final, self._planted_texts)
         some = batch.records.take(pa.array(rows[stays]))
         kept = self._writers["kept"]
-        self._add("kept", kept, some.select(self._work.schema("kept").names[1:]), texts[stays])
+        self._add("kept", kept, some.select(self._state.schema("kept").names[1:]), texts[stays])
         held_out = is_held_out(final, self._process.holdout)
         probes = stays & ~held_out & np.isin(texts, self._probe_texts)
         self._add_probes(texts[probes], values.filter(pa.array(probes)))
@@ -203,14 +176,14 @@ class Scatter:
 
     def _add(self, name: str, writer: CellWriter, some: pa.RecordBatch, texts: NDArray[np.uint64]) -> None:
         if len(texts):
-            schema = self._work.schema(name)
+            schema = self._state.schema(name)
             table = pa.Table.from_arrays([pa.array(texts), *some.columns], schema=schema)
-            writer.add(table, cell_of(texts, self._work.layout.outputs[name].all_cells))
+            writer.add(table, cell_of(texts, self._state.layout.outputs[name].all_cells))
 
     def _write(self, name: str, keys: NDArray[np.uint64], arrays: list[Any]) -> None:
         columns = [values if isinstance(values, pa.Array) else pa.array(values) for values in arrays]
         table = pa.Table.from_arrays(columns, schema=DOCUMENTS)
-        output: Output = self._work.layout.outputs[name]
+        output: Output = self._state.layout.outputs[name]
         self._writers[name].add(table, cell_of(keys, output.all_cells))
 
     def _add_probes(self, texts: NDArray[np.uint64], values: pa.LargeBinaryArray) -> None:
@@ -219,22 +192,22 @@ class Scatter:
         repeats = self._process.repeats
         for text, value in zip(texts.tolist(), values, strict=True):
             assert repeats is not None, "only a spec with probes has some"
-            ids = np.frombuffer(value.as_buffer(), self._work.dtype)[: repeats.length]
+            ids = np.frombuffer(value.as_buffer(), self._state.dtype)[: repeats.length]
             self._tokens[f"{text:016x}"] = ids.tolist()
             self._add_copies(text, ids, self._probes[text].bucket, "copies of probes")
 
     def _add_planted(self) -> None:
         """Adds the copies of planted documents."""
         for text, document in sorted(self._planted.items()):
-            ids = np.array(document.token_ids, self._work.dtype)
+            ids = np.array(document.token_ids, self._state.dtype)
             self._add_copies(text, ids, document.bucket, "copies of planted documents")
 
     def _add_copies(self, text: int, ids: NDArray[np.integer], count: int, name: str) -> None:
         """Adds copies to the training split, each with the end-of-document token appended."""
         if not count:
             return
-        eos = self._work.tokenizer.manifest.facts["eos_id"]
-        whole = np.append(ids, np.array([eos], self._work.dtype)).tobytes()
+        eos = self._state.tokenizer.manifest.facts["eos_id"]
+        whole = np.append(ids, np.array([eos], self._state.dtype)).tobytes()
         numbers, of_text = np.arange(count, dtype=np.uint32), np.full(count, text, np.uint64)
         keys = shuffle_keys(of_text, numbers, self._seed, name)
         nothing = [pa.nulls(count, pa.large_string()) for _ in SIDE]
@@ -245,10 +218,7 @@ class Scatter:
 
     def _task_examples(self, number: int) -> list[Row]:
         rows: list[Row] = []
-        for key in self._work.plan.spans[number]:
-            unit = unit_of(self._work.attempt, key)
-            record = unit.files["examples.jsonl"]
-            file = self._work.attempt.store.reader(record.path, record)
+        for file in self._state.files(self._state.plan.spans[number], "examples.jsonl"):
             rows = joined([*rows, *({**row, "alive": False} for row in from_jsonl(file.bytes()))])
         return rows
 
@@ -269,6 +239,6 @@ class Scatter:
             name = f"{int(texts[at]):016x}"
             if name not in self._texts:
                 if self._tokenizer is None:
-                    self._tokenizer = open_tokenizer(self._work.tokenizer.local("tokenizer.json"))
-                ids = np.frombuffer(values[at].as_buffer(), self._work.dtype)[1:-1]
+                    self._tokenizer = open_tokenizer(self._state.tokenizer.local("tokenizer.json"))
+                ids = np.frombuffer(values[at].as_buffer(), self._state.dtype)[1:-1]
                 self._texts[name] = cut(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))

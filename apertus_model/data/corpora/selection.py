@@ -16,9 +16,10 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from datatrove.data import Document, DocumentsPipeline
@@ -34,17 +35,56 @@ from apertus_model.data.corpora.records import (
     SIDE,
     RecordWriter,
     excluded_values,
+    near_steps,
     record_schema,
     row_hash,
     side_values,
     signature_column,
 )
+from infra.store import Artifact, Attempt
 from specs.filters import GLOBAL_FILTERS, DecontaminateFilter, FilterSpec, NearDuplicatesFilter, labels
 from specs.stages.corpus import CorpusSource
 
 DROPPED = "dropped"
 CHARACTERS = "dropped_characters"
 NO_COLUMNS = text_hash("[]")
+TEXT = "conversation"
+"""The `of` of all filters of documents."""
+
+
+class Judged(NamedTuple):
+    """What the filters of single documents say about a document."""
+
+    step: int  # the step that drops it, or the number of steps
+    drop: Drop | None
+    signatures: dict[tuple[str, str], NDArray[np.uint64]]
+    """(buckets,): of the near-duplicate steps before `step`, by their `of` and `signature_column`."""
+
+
+class Judge:
+    """The filters of a source, applied to one document after the other."""
+
+    def __init__(self, filters: Sequence[FilterSpec], scratch: Path) -> None:
+        self._filters = filters
+        self._checks: dict[int, Check] = {
+            index: make_check(step, scratch)
+            for index, step in enumerate(filters)
+            if not isinstance(step, GLOBAL_FILTERS)
+        }
+        self._signers = {signature_column(step): MinHash(step) for step in near_steps(filters)}
+
+    def __call__(self, document: Document, texts: Mapping[str, str]) -> Judged:
+        """Judges a document, whose text becomes that of the last filter. SourceError when it lacks a column.
+        `texts`: those that filters read, by their `of`."""
+        signatures: dict[tuple[str, str], NDArray[np.uint64]] = {}
+        for index, step in enumerate(self._filters):
+            document.text = texts[step.of]
+            if isinstance(step, NearDuplicatesFilter):
+                if (key := (step.of, signature_column(step))) not in signatures:
+                    signatures[key] = self._signers[key[1]].signature(document.text)
+            elif index in self._checks and (drop := self._checks[index](document)) is not None:
+                return Judged(index, drop, signatures)
+        return Judged(len(self._filters), None, signatures)
 
 
 class Selection(PipelineStep):
@@ -66,16 +106,8 @@ class Selection(PipelineStep):
         self._folder = folder
         self._schema = record_schema(process)
         self._replacer, self._replaces = Replacer(process.replaced), limited_to(process.replaced_only)
-        self._checks: dict[int, Check] = {
-            index: make_check(step, folder)
-            for index, step in enumerate(self._steps)
-            if not isinstance(step, GLOBAL_FILTERS)
-        }
-        self._signers = {
-            signature_column(step): MinHash(step)
-            for step in self._steps
-            if isinstance(step, NearDuplicatesFilter)
-        }
+        self._judge = Judge(process.filters, folder)
+        self._signed = [(TEXT, signature_column(step)) for step in near_steps(process.filters)]
         self._rejected: list[tuple[str, str]] = []
 
     def reject(self, document_id: str, reason: str) -> None:
@@ -89,7 +121,7 @@ class Selection(PipelineStep):
                 self._write_rejected(writer)
                 text = document.text
                 key = text_hash(text), self._columns_hash(document)
-                passed, drop, signed = self._judge(document)
+                passed, drop, signatures = self._judge(document, {TEXT: text})
                 replaced: Sequence[int] = (0,) * len(self._replacer.kinds)
                 reason = None
                 if drop is None:
@@ -105,7 +137,7 @@ class Selection(PipelineStep):
                 side = side_values(document)
                 closed = (*excluded_values(drop), self._tokens_of(text) if drop and drop.excluded else 0)
                 row = (*key, final, row_hash(side), len(text), passed, *replaced, *side, reason, *closed)
-                writer.add((*row, *(signed.get(name) for name in self._signers)))
+                writer.add((*row, *map(signatures.get, self._signed)))
                 self.records += 1
                 if drop is None:
                     self.tokenised += 1
@@ -118,26 +150,14 @@ class Selection(PipelineStep):
             side = (document_id, *(None for _ in SIDE[1:]))
             counts = (0,) * len(self._replacer.kinds)
             row = (0, 0, 0, row_hash(side), 0, REJECTED, *counts, *side, reason, *excluded_values(None), 0)
-            writer.add((*row, *(None for _ in self._signers)))
+            writer.add((*row, *(None for _ in self._signed)))
             self.records += 1
         self._rejected.clear()
-
-    def _judge(self, document: Document) -> tuple[int, Drop | None, dict[str, NDArray[np.uint64]]]:
-        """Returns the step that drops the document, or the number of steps; the reason; and the document's
-        signatures for the near-duplicate steps before that step."""
-        signed: dict[str, NDArray[np.uint64]] = {}
-        for index, step in enumerate(self._steps):
-            if isinstance(step, NearDuplicatesFilter):
-                if (name := signature_column(step)) not in signed:
-                    signed[name] = self._signers[name].signature(document.text)
-            elif index in self._checks and (drop := self._checks[index](document)) is not None:
-                return index, drop, signed
-        return len(self._steps), None, signed
 
     def _reason(self, step: int, drop: Drop) -> str:
         if isinstance(self._steps[step], DecontaminateFilter) and not self._examples:
             return f"required: {drop.rule}"
-        return f"{drop.value}; required: {drop.rule}"
+        return drop.reason
 
     def _columns_hash(self, document: Document) -> int:
         if not self._columns:
@@ -157,3 +177,12 @@ def _kept(text: str) -> Row:
 def global_steps(steps: Sequence[FilterSpec]) -> list[int]:
     """The indices of the steps over the whole source."""
     return [index for index, step in enumerate(steps) if isinstance(step, GLOBAL_FILTERS)]
+
+
+def not_in(attempt: Attempt, steps: Sequence[FilterSpec]) -> dict[int, list[Artifact]]:
+    """The artifacts that each step over the whole source compares with: what they keep counts as seen."""
+    return {
+        index: [attempt.input_artifact(f"not_in:{index}:{number}") for number in range(len(step.not_in))]
+        for index, step in enumerate(steps)
+        if isinstance(step, GLOBAL_FILTERS)
+    }

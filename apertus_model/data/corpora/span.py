@@ -9,38 +9,17 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from apertus_model.data.corpora.exchange import read_cell
+from apertus_model.data.corpora.keys import NUMBERED
 from apertus_model.data.corpora.records import column, read_records
-from apertus_model.data.corpora.verdicts import VERDICTS
 from apertus_model.data.tokens.megatron import HEADER_BYTES, TokenFileError, read_header
-from infra.store import Attempt, StoreError
-from infra.store.documents import Unit
 from infra.store.files.reader import CheckedFile
-
-
-def unit_of(attempt: Attempt, key: str) -> Unit:
-    """A unit of an earlier pass."""
-    if (unit := attempt.unit(key)) is None:
-        raise StoreError(f"unit {key} of {attempt.job.path} is gone; run the stage again")
-    return unit
-
-
-def unit_file(attempt: Attempt, key: str, name: str) -> CheckedFile:
-    """A file of a unit of an earlier pass, for reading from the store."""
-    record = unit_of(attempt, key).files[name]
-    return attempt.store.reader(record.path, record)
-
-
-def unit_files(attempt: Attempt, keys: list[str], name: str) -> Iterator[CheckedFile]:
-    """The file `name` of each unit, one after the other, since a pass may have thousands of units."""
-    return (unit_file(attempt, key, name) for key in keys)
 
 
 class TaskTokens:
@@ -81,80 +60,55 @@ class Batch(NamedTuple):
     tokens: TaskTokens  # the next ones to read are those of the batch
 
 
-class SpanReader:
+class SpanVerdicts(NamedTuple):
+    """What a step over the whole source decided about documents of a span."""
+
+    places: NDArray[np.int64]  # (documents,), ascending
+    values: NDArray[np.uint64]  # (documents,), as in `VERDICTS`
+
+
+def read_span(
+    tasks: Iterable[Mapping[str, CheckedFile]],
+    verdicts: Mapping[int, SpanVerdicts],
+    steps: int,
+    columns: list[str] | None,
+) -> Iterator[Batch]:
     """The documents of a span.
 
     Args:
-        steps: the steps over the whole source that are decided; NUMBERED for the numbers of copies.
-        ranges: number of ranges of texts over which they were decided. spans: number of spans.
-        count: number of steps of the spec.
+        tasks: the files of its tasks, in order.
+        verdicts: by step; those of `NUMBERED` are the numbers of copies.
+        steps: number of steps of the spec.
+        columns: those of the records that are read; None for all.
     """
-
-    NUMBERED = -1
-
-    def __init__(
-        self,
-        attempt: Attempt,
-        tasks: list[str],
-        number: int,
-        spans: int,
-        steps: list[int],
-        ranges: int,
-        count: int,
-    ) -> None:
-        self._attempt = attempt
-        self._tasks = tasks
-        self._count = count
-        self._verdicts: dict[int, tuple[NDArray[np.int64], NDArray[np.uint64]]] = {}
-        for step in steps:
-            keys = [resolve_key(step, one) for one in range(ranges)]
-            table = read_cell(unit_files(attempt, keys, "verdicts-00000"), VERDICTS, spans, number)
-            places, values = column(table, "place"), column(table, "value")
-            order = np.argsort(places)
-            self._verdicts[step] = places[order], values[order]
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self.read(None)
-
-    def read(self, columns: list[str] | None) -> Iterator[Batch]:
-        """All documents, with some columns of their records."""
-        place = 0
-        for key in self._tasks:
-            unit = unit_of(self._attempt, key)
-            files = {
-                name: self._attempt.store.reader(record.path, record) for name, record in unit.files.items()
-            }
-            tokens = TaskTokens(files["tokens.bin"], files["tokens.idx"])
-            for records in read_records(files["documents.parquet"].stream(), columns):
-                yield self._batch(records, place, tokens)
-                place += records.num_rows
-            if tokens.left:
-                raise TokenFileError(f"{files['tokens.bin'].name} has more documents than the task's table")
-
-    def _batch(self, records: pa.RecordBatch, place: int, tokens: TaskTokens) -> Batch:
-        rows = records.num_rows
-        gone, value = np.full(rows, -1, np.int16), np.zeros(rows, np.uint64)
-        copy = np.zeros(rows, np.uint32)
-        for step, (places, values) in self._verdicts.items():
-            some = slice(*np.searchsorted(places, [place, place + rows]))
-            at = places[some] - place
-            if step == self.NUMBERED:
-                copy[at] = values[some]
-            else:
-                gone[at], value[at] = step, values[some]
-        step_ = column(records, "step")
-        tokenised = step_ == self._count
-        sizes = np.full(rows, -1, np.int64)
-        sizes[tokenised] = tokens.sizes(int(tokenised.sum()))
-        return Batch(records, place, step_, gone, value, copy, sizes, tokens)
+    place = 0
+    for files in tasks:
+        tokens = TaskTokens(files["tokens.bin"], files["tokens.idx"])
+        for records in read_records(files["documents.parquet"].stream(), columns):
+            yield _batch(records, place, tokens, verdicts, steps)
+            place += records.num_rows
+        if tokens.left:
+            raise TokenFileError(f"{files['tokens.bin'].name} has more documents than the task's table")
 
 
-def resolve_key(step: int, number: int) -> str:
-    return f"resolve-{step_name(step)}-{number:05d}"
-
-
-def step_name(step: int) -> str:
-    return "copies" if step == SpanReader.NUMBERED else f"{step:02d}"
+def _batch(
+    records: pa.RecordBatch, place: int, tokens: TaskTokens, verdicts: Mapping[int, SpanVerdicts], steps: int
+) -> Batch:
+    rows = records.num_rows
+    gone, value = np.full(rows, -1, np.int16), np.zeros(rows, np.uint64)
+    copy = np.zeros(rows, np.uint32)
+    for step, (places, values) in verdicts.items():
+        own = slice(*np.searchsorted(places, [place, place + rows]))
+        at = places[own] - place
+        if step == NUMBERED:
+            copy[at] = values[own]
+        else:
+            gone[at], value[at] = step, values[own]
+    dropped_by = column(records, "step")
+    tokenised = dropped_by == steps
+    sizes = np.full(rows, -1, np.int64)
+    sizes[tokenised] = tokens.sizes(int(tokenised.sum()))
+    return Batch(records, place, dropped_by, gone, value, copy, sizes, tokens)
 
 
 def blocks(

@@ -1,16 +1,4 @@
-"""The units of all passes of a corpus. The key of a unit says what it computes:
-
-    documents-...       a filter task: reads files, judges and tokenises their documents
-    records-S-n         hashes of the documents of span n that reach step S, by ranges of hashes
-    others-S-n          signatures of file n of the other corpora that step S compares with
-    groups-S-n          joins texts that agree in a bucket: one range of values of signatures
-    components-S        labels all texts of step S that are similar to a smaller one, in memory
-    large-S-r-n, small-S-r-n    the same in rounds, over ranges of texts
-    resolve-S-n         what becomes of the documents of a range of texts; S is `copies` where no step
-                        removes duplicates, and copies are numbered
-    openings-n, probes-n    beginnings of the documents of span n; those of a range that are unique
-    scatter-n           the documents of span n on their way to the files of the corpus
-    train-n, validation-n, kept-n, rejects-n    one file of the corpus
+"""The units of all passes of a corpus (`keys` lists them).
 
 Invariants:
 - A unit reads files of committed units of earlier passes, from the store, and nothing else.
@@ -31,32 +19,22 @@ from numpy.typing import NDArray
 
 from apertus_model.data.corpora import components as graph
 from apertus_model.data.corpora.components import EDGES, SIGNED, Edges
-from apertus_model.data.corpora.exchange import CellWriter, cell_borders, cell_of, read_cell, read_cells
-from apertus_model.data.corpora.plan import CorpusPlan, Layout, Output, run_bytes
-from apertus_model.data.corpora.planted import PlantedSets, from_json
-from apertus_model.data.corpora.records import column, near_steps, signature_column, signatures
+from apertus_model.data.corpora.exchange import CellWriter, cell_borders, cell_of, read_cell
+from apertus_model.data.corpora.keys import NUMBERED, SPLITS, Key, RoundKey, StepKey, parse
+from apertus_model.data.corpora.probes import add_openings, choose
+from apertus_model.data.corpora.records import column, signature_column, signatures
 from apertus_model.data.corpora.scatter import Scatter
 from apertus_model.data.corpora.scored import stored_scores
-from apertus_model.data.corpora.selection import global_steps
-from apertus_model.data.corpora.shuffle import DOCUMENTS, REJECTED, write_kept, write_rejects, write_shard
-from apertus_model.data.corpora.span import SpanReader, step_name, unit_files, unit_of
+from apertus_model.data.corpora.shuffle import write_kept, write_rejects, write_shard
+from apertus_model.data.corpora.state import CorpusState
 from apertus_model.data.corpora.tokenise import CorpusTasks
-from apertus_model.data.corpora.verdicts import (
-    MEMBERS,
-    VERDICTS,
-    drop_duplicates,
-    number_copies,
-    tally,
-)
+from apertus_model.data.corpora.verdicts import MEMBERS, VERDICTS, drop_duplicates, number_copies, tally
 from apertus_model.data.documents.readers import files_of_tasks
-from apertus_model.data.tokens.megatron import token_dtype
 from apertus_model.work import Result
 from infra.store import Artifact, Attempt
 from specs.filters import NearDuplicatesFilter
 from specs.job import Job
-from specs.stages.corpus import CorpusPart
 
-NUMBERED = SpanReader.NUMBERED
 SHOWN = 3
 OPENINGS = pa.schema(
     [
@@ -67,82 +45,60 @@ OPENINGS = pa.schema(
 )
 
 
-class CorpusWork:
-    """All units of a corpus; `keys` are the keys of those to run now."""
+class CorpusUnits(CorpusState):
+    """The units of a corpus; `units` are the keys of those to run now."""
 
     def __init__(self, job: Job, attempt: Attempt) -> None:
-        self.part = CorpusPart.model_validate(job.spec)
-        self.attempt = attempt
-        self.steps = self.part.process.filters
+        super().__init__(job, attempt)
         self.tasks = files_of_tasks(self.part, "documents")
-        self.keys: Sequence[str] = list(self.tasks)
-        self.folder = attempt.workdir / "units"
-        self.folder.mkdir(exist_ok=True)
-
-    @cached_property
-    def plan(self) -> CorpusPlan:
-        return CorpusPlan.model_validate(unit_of(self.attempt, "plan").data)
-
-    @cached_property
-    def layout(self) -> Layout:
-        return Layout.model_validate(unit_of(self.attempt, "layout").data)
-
-    @cached_property
-    def planted(self) -> PlantedSets:
-        """The planted documents, with their tokens."""
-        return from_json(unit_of(self.attempt, "planted").data) if self.part.process.planted else {}
-
-    @cached_property
-    def tokenizer(self) -> Artifact:
-        return self.attempt.input_artifact("tokenizer")
-
-    @property
-    def dtype(self) -> np.dtype:
-        return token_dtype(self.tokenizer.manifest.facts["vocab_size"])
-
-    @cached_property
-    def decided(self) -> list[int]:
-        """The steps over the whole source, or, if there are none, the step that numbers copies."""
-        return global_steps(self.steps) or [NUMBERED]
-
-    def others(self, step: int) -> list[Artifact]:
-        """The corpora that a step compares with."""
-        roles = [f"not_in:{step}:{number}" for number in range(len(self.not_in(step)))]
-        return [self.attempt.input_artifact(role) for role in roles]
-
-    def not_in(self, step: int) -> list[Any]:
-        return list(getattr(self.steps[step], "not_in", [])) if step != NUMBERED else []
-
-    def other_files(self, step: int) -> list[tuple[Artifact, str]]:
-        """The tables of kept documents of the corpora that a step compares with."""
-        return [(other, name) for other in self.others(step) for name in other.manifest.facts["kept"]]
-
-    @property
-    def memory(self) -> int:
-        return run_bytes(self.plan.memory)
+        self.units: Sequence[str] = list(self.tasks)
 
     def run(self, key: str) -> Result:
         """Computes one unit in this process."""
         pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own allocators keep more memory per unit
-        result = self._run(key)
+        result = self._filter_task.run(key) if key in self.tasks else self._run(parse(key))
         _return_freed_memory()
         return result
 
-    def _run(self, key: str) -> Result:
-        kind, *rest = key.split("-")
-        if kind == "documents":
-            return self._filter_task.run(key)
-        if kind in ("openings", "scatter"):
-            return getattr(self, f"_{kind}")(int(rest[0]))
-        if kind == "probes":
-            return self._probes(int(rest[0]))
-        if kind in self.layout_kinds:
-            return self._file(kind, int(rest[0]))
-        step = NUMBERED if rest[0] == step_name(NUMBERED) else int(rest[0])
-        result: Result = getattr(self, f"_{kind}")(step, *map(int, rest[1:]))
-        return result
-
-    layout_kinds = ("train", "validation", "kept", "rejects")
+    def _run(self, key: Key | StepKey | RoundKey) -> Result:
+        match key:
+            case StepKey("records", step, int(number)):
+                return self._records(step, number)
+            case StepKey("others", step, int(number)):
+                return self._others(step, number)
+            case StepKey("groups", step, int(number)):
+                return self._groups(step, number)
+            case StepKey("components", step):
+                edges = self._read_edges(self.group_keys(step), 0, self.plan.ranges)
+                return self._edges(graph.components(edges), both=False)
+            case RoundKey("large", step, turn, number):
+                before = self.star_keys("small", step, turn - 1) if turn else self.group_keys(step)
+                edges = self._read_edges(before, number, number + 1)
+                return self._edges(graph.large_star(edges), both=False, digest=graph.digest(edges))
+            case RoundKey("small", step, turn, number):
+                edges = self._read_edges(self.star_keys("large", step, turn), number, number + 1)
+                return self._edges(graph.small_star(edges))
+            case StepKey("resolve", step, int(number)):
+                return self._resolve(step, number)
+            case Key("openings", number):
+                return self._openings(number)
+            case Key("probes", number):
+                return self._probes(number)
+            case Key("scatter", number):
+                return Scatter(self).run(number)
+            case Key("rejects", number):
+                path = self.folder / f"{key}.parquet"
+                write_rejects(self._cells("rejects", number), path)
+                return Result({path.name: path})
+            case Key("kept", number):
+                path = self.folder / f"{key}.parquet"
+                write_kept(self._cells("kept", number), path, self.schema("kept"))
+                return Result({path.name: path})
+            case Key(kind, number) if kind in SPLITS:
+                tables = self._cells(kind, number)
+                files, documents, tokens = write_shard(tables, self.folder / str(key), self.dtype)
+                return Result(files, {"documents": documents, "tokens": tokens})
+        raise AssertionError(f"{key} is no unit of a corpus")
 
     @cached_property
     def _filter_task(self) -> CorpusTasks:
@@ -160,17 +116,6 @@ class CorpusWork:
             stored_scores(self.attempt, self.steps),
         )
 
-    def span(self, number: int, before: int | None = None) -> SpanReader:
-        """The documents of a span, with the verdicts of the steps before `before` (by default, of all)."""
-        decided = self.decided if before is None else self.decided[: self.decided.index(before)]
-        plan = self.plan
-        return SpanReader(
-            self.attempt, plan.spans[number], number, len(plan.spans), decided, plan.ranges, len(self.steps)
-        )
-
-    def _writer(self, name: str, schema: pa.Schema, borders: Sequence[int]) -> CellWriter:
-        return CellWriter(self.folder, name, schema, borders, self.memory)
-
     # Steps over the whole source
 
     def _signatures(self, step: int) -> tuple[str, int] | None:
@@ -180,12 +125,16 @@ class CorpusWork:
             return None
         return signature_column(chosen), self.plan.signature_ranges(chosen.buckets)
 
+    def other_files(self, step: int) -> list[tuple[Artifact, str]]:
+        """The tables of kept documents of the corpora that a step compares with."""
+        return [(other, name) for other in self.others(step) for name in other.manifest.facts["kept"]]
+
     def _records(self, step: int, number: int) -> Result:
-        members = self._writer("members", MEMBERS, [0, self.plan.ranges])
+        members = self.writer("members", MEMBERS, [0, self.plan.ranges])
         near = self._signatures(step)
-        signed = self._writer("signatures", SIGNED, [0, near[1] if near else 0])
+        signed = self.writer("signatures", SIGNED, [0, near[1] if near else 0])
         columns = ["text", "columns", "row", "final", "step", *([near[0]] if near else [])]
-        for batch in self.span(number, step).read(columns):
+        for batch in self.span(number, columns, before=step):
             here = (batch.gone < 0) & (batch.step > step)
             rows = batch.records.filter(pa.array(here))
             text = column(rows, "text")
@@ -201,142 +150,93 @@ class CorpusWork:
         other, name = self.other_files(step)[number]
         near = self._signatures(step)
         assert near is not None, "only steps with signatures have such units"
-        signed = self._writer("signatures", SIGNED, [0, near[1]])
+        signed = self.writer("signatures", SIGNED, [0, near[1]])
         table = pq.ParquetFile(other.open(f"{name}.parquet").stream())
         for group in range(table.num_row_groups):
             values = signatures(table.read_row_group(group, columns=[near[0]]), near[0])
             add_signed(signed, np.full(len(values), graph.OTHER_CORPORA), values, near[1])
         return Result(signed.close())
 
-    def signed_keys(self, step: int) -> list[str]:
+    def record_keys(self, step: int) -> list[StepKey]:
+        """The keys of the units that hold the members of a step."""
+        return [StepKey("records", step, number) for number in range(len(self.plan.spans))]
+
+    def signed_keys(self, step: int) -> list[StepKey]:
         """The keys of the units that hold the members and signatures of a step."""
         others = range(len(self.other_files(step)) if self._signatures(step) else 0)
-        return [
-            *(f"records-{step_name(step)}-{one:05d}" for one in range(len(self.plan.spans))),
-            *(f"others-{step_name(step)}-{one:05d}" for one in others),
-        ]
+        return [*self.record_keys(step), *(StepKey("others", step, number) for number in others)]
+
+    def group_keys(self, step: int) -> list[StepKey]:
+        near = self._signatures(step)
+        return [StepKey("groups", step, number) for number in range(near[1] if near else 0)]
+
+    def star_keys(self, kind: str, step: int, turn: int) -> list[RoundKey]:
+        return [RoundKey(kind, step, turn, number) for number in range(self.plan.ranges)]
 
     def _groups(self, step: int, number: int) -> Result:
         near = self._signatures(step)
         assert near is not None, "only steps with signatures have such units"
-        files = unit_files(self.attempt, self.signed_keys(step), "signatures-00000")
-        rows = read_cell(files, SIGNED, near[1], number)
+        rows = self.rows(self.signed_keys(step), "signatures", SIGNED, near[1], number, number + 1)
         return self._edges(graph.edges_of(*(column(rows, name) for name in SIGNED.names)))
 
-    def _edges(self, found: Edges, *, both: bool = True, **data: int) -> Result:
+    def _edges(self, edges: Edges, *, both: bool = True, **data: int) -> Result:
         """Writes the edges, sorted into cells by the range of their node."""
-        ways = graph.both_ways(found) if both else found
-        writer = self._writer("edges", EDGES, [0, self.plan.ranges])
+        ways = graph.both_ways(edges) if both else edges
+        writer = self.writer("edges", EDGES, [0, self.plan.ranges])
         writer.add(_table(EDGES, ways), cell_of(ways.node, self.plan.ranges))
-        return Result(writer.close(), {"edges": len(found.node), **data})
+        return Result(writer.close(), {"edges": len(edges.node), **data})
 
-    def _read_edges(self, keys: list[str], first: int, end: int) -> Edges:
-        files = unit_files(self.attempt, keys, "edges-00000")
-        table = read_cells(files, EDGES, self.plan.ranges, first, end)
+    def _read_edges(self, keys: Sequence[object], first: int, end: int) -> Edges:
+        table = self.rows(keys, "edges", EDGES, self.plan.ranges, first, end)
         return Edges(*(column(table, name) for name in EDGES.names))
 
-    def group_keys(self, step: int) -> list[str]:
-        near = self._signatures(step)
-        return [f"groups-{step_name(step)}-{one:05d}" for one in range(near[1] if near else 0)]
-
-    def star_keys(self, kind: str, step: int, turn: int) -> list[str]:
-        ranges = range(self.plan.ranges)
-        return [f"{kind}-{step_name(step)}-{turn:03d}-{one:05d}" for one in ranges]
-
-    def _components(self, step: int) -> Result:
-        edges = self._read_edges(self.group_keys(step), 0, self.plan.ranges)
-        return self._edges(graph.components(edges), both=False)
-
-    def _large(self, step: int, turn: int, number: int) -> Result:
-        before = self.star_keys("small", step, turn - 1) if turn else self.group_keys(step)
-        edges = self._read_edges(before, number, number + 1)
-        return self._edges(graph.large_star(edges), both=False, digest=graph.digest(edges))
-
-    def _small(self, step: int, turn: int, number: int) -> Result:
-        edges = self._read_edges(self.star_keys("large", step, turn), number, number + 1)
-        return self._edges(graph.small_star(edges))
-
     def _resolve(self, step: int, number: int) -> Result:
-        plan = self.plan
-        keys = [f"records-{step_name(step)}-{one:05d}" for one in range(len(plan.spans))]
-        members = read_cell(
-            unit_files(self.attempt, keys, "members-00000"), MEMBERS, plan.ranges, number
-        ).combine_chunks()
+        ranges = self.plan.ranges
+        members = self.rows(self.record_keys(step), "members", MEMBERS, ranges, number, number + 1)
+        members = members.combine_chunks()
         if step == NUMBERED:
-            found = number_copies(members)
+            verdicts = number_copies(members)
         else:
             labels = Edges(np.empty(0, np.uint64), np.empty(0, np.uint64))
             others: list[NDArray[np.uint64]] = []
             if self._signatures(step):
-                labelled = unit_of(self.attempt, f"labels-{step_name(step)}").data
+                labelled = self.unit(StepKey("labels", step)).data
                 labels = graph.labels(self._read_edges(labelled, number, number + 1))
             else:
-                others = [
-                    kept_texts(other, *cell_borders(plan.ranges, number)) for other in self.others(step)
-                ]
-            found = drop_duplicates(members, labels, others)
-        verdicts = self._writer("verdicts", VERDICTS, [0, len(plan.spans)])
-        rows = members.take(pa.array(found.concerned))
-        verdicts.add(
-            _table(VERDICTS, [column(rows, "place"), found.values]), column(rows, "span").astype(np.int64)
+                others = [kept_texts(other, *cell_borders(ranges, number)) for other in self.others(step)]
+            verdicts = drop_duplicates(members, labels, others)
+        writer = self.writer("verdicts", VERDICTS, [0, len(self.plan.spans)])
+        rows = members.take(pa.array(verdicts.concerned))
+        writer.add(
+            _table(VERDICTS, [column(rows, "place"), verdicts.values]),
+            column(rows, "span").astype(np.int64),
         )
-        left = tally(members, found.stay, self.part.process.holdout)
-        return Result(verdicts.close(), {"left": left, "shown": _shown(step, rows, found.values)})
+        left = tally(members, verdicts.stay, self.part.process.holdout)
+        return Result(writer.close(), {"left": left, "shown": _shown(step, rows, verdicts.values)})
 
     # The files
 
     def _openings(self, number: int) -> Result:
-        from apertus_model.data.corpora.probes import add_openings
-
-        writer = self._writer("openings", OPENINGS, [0, self.plan.ranges])
-        assert self.part.process.repeats is not None, "only a spec with probes has such units"
-        for batch in self.span(number).read(["text", "final", "step"]):
-            add_openings(writer, batch, self.part.process, self.plan.ranges, run_bytes(self.plan.memory))
+        writer = self.writer("openings", OPENINGS, [0, self.plan.ranges])
+        for batch in self.span(number, ["text", "final", "step"]):
+            add_openings(writer, batch, self.part.process, self.plan.ranges, self.memory)
         return Result(writer.close())
 
     def _probes(self, number: int) -> Result:
-        from apertus_model.data.corpora.probes import choose
-
-        keys = [f"openings-{one:05d}" for one in range(len(self.plan.spans))]
-        files = unit_files(self.attempt, keys, "openings-00000")
-        rows = read_cell(files, OPENINGS, self.plan.ranges, number)
+        keys = self.of_spans("openings")
+        rows = self.rows(keys, "openings", OPENINGS, self.plan.ranges, number, number + 1)
         assert self.part.process.repeats is not None, "only a spec with probes has such units"
         count, chosen = choose(rows, self.part.process.repeats, self.part.seed)
         return Result({}, {"candidates": count, "chosen": chosen})
 
-    def _scatter(self, number: int) -> Result:
-        return Scatter(self).run(number)
-
-    def _file(self, kind: str, number: int) -> Result:
-        tables = self._cells(kind, self.layout.outputs[kind], number)
-        name = f"{kind}-{number:05d}"
-        if kind == "rejects":
-            path = self.folder / f"{name}.parquet"
-            write_rejects(tables, path)
-            return Result({path.name: path})
-        if kind == "kept":
-            path = self.folder / f"{name}.parquet"
-            write_kept(tables, path, self.schema(kind))
-            return Result({path.name: path})
-        files, documents, tokens = write_shard(tables, self.folder / name, self.dtype)
-        return Result(files, {"documents": documents, "tokens": tokens})
-
-    def _cells(self, kind: str, output: Output, number: int) -> Iterator[pa.Table]:
+    def _cells(self, kind: str, number: int) -> Iterator[pa.Table]:
         """The rows of a file, one cell at a time."""
+        output = self.layout.outputs[kind]
         group, within = divmod(number, output.files_per_group)
         cells = output.borders[group + 1] - output.borders[group]
-        keys = [f"scatter-{one:05d}" for one in range(len(self.plan.spans))]
-        files = list(unit_files(self.attempt, keys, f"{kind}-{group:05d}"))
+        files = list(self.files(self.of_spans("scatter"), f"{kind}-{group:05d}"))
         first = within * output.cells
         return (read_cell(files, self.schema(kind), cells, first + cell) for cell in range(output.cells))
-
-    def schema(self, kind: str) -> pa.Schema:
-        """The schema of the rows from which files of that kind are written."""
-        if kind == "kept":
-            steps = near_steps(self.steps)
-            lists = [pa.field(signature_column(step), pa.list_(pa.uint64(), step.buckets)) for step in steps]
-            return pa.schema([pa.field("hash", pa.uint64()), *lists])
-        return REJECTED if kind == "rejects" else DOCUMENTS
 
 
 def _return_freed_memory() -> None:
@@ -358,15 +258,15 @@ def add_signed(
 
 def kept_texts(corpus: Artifact, first: int, end: int) -> NDArray[np.uint64]:
     """The text hashes in [first, end) of the documents of a corpus, sorted."""
-    found = [np.empty(0, np.uint64)]
+    texts = [np.empty(0, np.uint64)]
     for name in corpus.manifest.facts["kept"]:
         table = pq.ParquetFile(corpus.open(f"{name}.parquet").stream())
         for group in range(table.num_row_groups):
-            seen = table.metadata.row_group(group).column(0).statistics
-            if seen.max >= first and seen.min < end:
+            bounds = table.metadata.row_group(group).column(0).statistics
+            if bounds.max >= first and bounds.min < end:
                 hashes = table.read_row_group(group, columns=["hash"]).column("hash").to_numpy()
-                found.append(hashes[(hashes >= np.uint64(first)) & (hashes <= np.uint64(end - 1))])
-    return np.concatenate(found)
+                texts.append(hashes[(hashes >= np.uint64(first)) & (hashes <= np.uint64(end - 1))])
+    return np.concatenate(texts)
 
 
 def _table(schema: pa.Schema, arrays: Sequence[NDArray[Any]]) -> pa.Table:

@@ -97,6 +97,10 @@ class Tally(NamedTuple):
     tokens: tuple[int, int]
     least: int  # the smallest final hash; 2^64 without documents
 
+    @classmethod
+    def of_json(cls, documents: Sequence[int], tokens: Sequence[int], least: int) -> Tally:
+        return cls((documents[0], documents[1]), (tokens[0], tokens[1]), least)
+
     def __add__(self, other: Tally) -> Tally:  # type: ignore[override]  # a sum of counts, not of tuples
         return Tally(
             (self.documents[0] + other.documents[0], self.documents[1] + other.documents[1]),

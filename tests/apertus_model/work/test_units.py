@@ -16,7 +16,7 @@ class Squares:
     """Unit `n` has a file and data with its square."""
 
     def __init__(self, attempt: Attempt, keys: list[str]) -> None:
-        self.keys, self.computed, self._folder = keys, list[str](), attempt.workdir
+        self.units, self.computed, self._folder = keys, list[str](), attempt.workdir
 
     def run(self, key: str) -> Result:
         self.computed.append(key)
@@ -74,4 +74,4 @@ def test_a_unit_may_be_used_and_removed_as_soon_as_it_is_committed(
 def test_a_worker_opens_the_work_of_a_stage_by_its_kind(bench: Any, documents: Any, tokenizer: Any) -> None:
     job = bench.job("corpus", "c", corpus_spec(documents), {"tokenizer": tokenizer}, attempt="a", workers=1)
     work: Work = open_work(job, Attempt(job))
-    assert len(work.keys) == 9  # of 7 files each
+    assert len(work.units) == 9  # of 7 files each

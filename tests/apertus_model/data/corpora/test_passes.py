@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from apertus_model.data.corpora.units import CorpusWork
+from apertus_model.data.corpora.keys import FILES
 from infra.store import Artifact
 from tests.apertus_model.attempts import Interrupted, StopsAfterOneUnit, stored_bytes
 from tests.apertus_model.corpora import corpus_spec
@@ -39,4 +39,4 @@ def test_a_stage_that_is_killed_in_every_pass_ends_with_the_same_bits(
     assert stored_bytes(killed) == stored_bytes(whole)
     assert killed.manifest.metrics == whole.manifest.metrics
     every = {"documents", "records", "groups", "resolve", "openings", "probes", "scatter"}
-    assert passes >= every | set(CorpusWork.layout_kinds)
+    assert passes >= every | set(FILES)
