@@ -13,7 +13,7 @@ pairs, with the interval of the bootstrap over these pairs; a figure to which no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
