@@ -35,9 +35,9 @@ from apertus_model.trainer.loader import SampleLoader, TrainingData
 from apertus_model.trainer.loading import load_model
 from apertus_model.trainer.lr_scheduler import LearningRate
 from apertus_model.trainer.metrics import Recorder, StepMetrics
-from apertus_model.trainer.objectives import SeparateGradients
+from apertus_model.trainer.objectives import objective_of
+from apertus_model.trainer.objectives.base import SeparateGradients
 from apertus_model.trainer.optimizer import optimizer_config
-from apertus_model.trainer.registry import objective_of
 from apertus_model.trainer.trainer import ApertusTrainer
 from specs import layout
 from specs.capabilities import OBJECTIVES

@@ -40,15 +40,8 @@ from apertus_model.trainer.loader import Batch, TrainingData
 from apertus_model.trainer.loading import FurtherModel
 from apertus_model.trainer.metrics import Recorder
 from apertus_model.trainer.norms import norms
-from apertus_model.trainer.objectives import (
-    CrossEntropy,
-    ExtraPass,
-    MicroBatch,
-    Objective,
-    PipelinedLoss,
-    SeparateGradients,
-    with_places,
-)
+from apertus_model.trainer.objectives.base import MicroBatch, Objective, PipelinedLoss, SeparateGradients
+from apertus_model.trainer.objectives.cross_entropy import CrossEntropy, ExtraPass, with_places
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
 """Floating-point operations of a step that compares the mixers of a student with its teacher's attention
-(`apertus_model.trainer.alignment`): the teacher runs up to the last compared layer, and of the student only
+(`trainer/objectives/alignment.py`): the teacher runs up to the last compared layer, and of the student only
 the mixers run, whose inputs have no gradients. There is no recomputation."""
 
 from __future__ import annotations

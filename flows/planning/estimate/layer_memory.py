@@ -79,7 +79,7 @@ class LayerMemory:
 
     def compared(self, by_matrix: bool) -> float:
         """The bytes kept by a mixer whose result, or whose matrix, is compared with that of attention
-        (`apertus_model.trainer.alignment`), including its inputs. A comparison of matrices keeps four of
+        (`trainer/objectives/alignment.py`), including its inputs. A comparison of matrices keeps four of
         whole rows: scores, decays, their product, and the difference."""
         model, b = self.model, self.b
         read = 2 * b * model.dim + self.norm(model.query_dim + model.key_dim)

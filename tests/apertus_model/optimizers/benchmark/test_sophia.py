@@ -12,7 +12,8 @@ import torch
 
 from apertus_model.losses.cross_entropy import FULL_VOCAB, IGNORE_INDEX
 from apertus_model.optimizers.benchmark.sophia import Sophia, drawn_labels_loss
-from apertus_model.trainer.objectives import ExtraPass, MicroBatch, with_places
+from apertus_model.trainer.objectives.base import MicroBatch
+from apertus_model.trainer.objectives.cross_entropy import ExtraPass, with_places
 from specs.optimizer import OptimizerSpec
 from tests.apertus_model.harness import WeightedSamples, segment, train
 from tests.machine import slow

@@ -15,7 +15,7 @@ from torchtitan.models.common.attention import GQAttention
 from apertus_model.losses.cross_entropy import VocabShard
 from apertus_model.model.attention import document_mask, projected
 from apertus_model.model.mamba import MambaMixer, matrix, wide
-from apertus_model.trainer.objectives import Extras, LoadModel, MicroBatch, MicroBatchLoss, Objective
+from apertus_model.trainer.objectives.base import Extras, LoadModel, MicroBatch, MicroBatchLoss, Objective
 from specs.model import ModelSpec
 
 Layers = Mapping[str, nn.Module]
@@ -138,3 +138,8 @@ class Alignment(Objective):
         self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
     ) -> MicroBatchLoss:
         raise NotImplementedError("the output layer is not asked")
+
+
+OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
+    "alignment": lambda segment: Alignment(segment.loss.compare, segment.model, segment.teacher),
+}

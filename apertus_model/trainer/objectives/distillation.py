@@ -4,13 +4,16 @@ predictions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from apertus_model.losses.cross_entropy import VocabShard, total_weight
 from apertus_model.losses.distillation import StoredTeacher, Teacher, WholeTeacher, distillation
 from apertus_model.model.on_host import copy_to
-from apertus_model.trainer.objectives import Extras, LoadModel, MicroBatch, MicroBatchLoss, Objective
+from apertus_model.trainer.objectives.base import Extras, LoadModel, MicroBatch, MicroBatchLoss, Objective
 from specs.model import ModelSpec
 from specs.stages.distill import DistillLoss
 
@@ -76,3 +79,9 @@ class StoredDistillation(_Distilled):
     ) -> MicroBatchLoss:
         words, log_p = (batch.extras[name].flatten(0, 1) for name in self.fields)
         return self._loss(hidden, weight, labels, vocab, batch, StoredTeacher(words, log_p))
+
+
+OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
+    "distillation": lambda segment: Distillation(segment.loss, segment.z_loss, segment.teacher),
+    "stored-distillation": lambda segment: StoredDistillation(segment.loss, segment.z_loss),
+}

@@ -14,8 +14,8 @@ import torch
 
 from apertus_model.model.mamba import matrix
 from apertus_model.model.model import ApertusModel, model_config
-from apertus_model.trainer.alignment import attention_matrix
 from apertus_model.trainer.checkpoint import CheckpointSource, load_tensors
+from apertus_model.trainer.objectives.alignment import attention_matrix
 from specs.mamba import Mamba, NewMixers
 from specs.model import ModelSpec
 from specs.stages.distill import DistillLoss

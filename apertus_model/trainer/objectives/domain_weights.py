@@ -23,7 +23,13 @@ from torch.distributed.tensor import DTensor
 from apertus_model.losses.cross_entropy import VocabShard, cross_entropy, total_weight
 from apertus_model.model.init import local_part, sum_over_shards
 from apertus_model.model.on_host import copy_to
-from apertus_model.trainer.objectives import Extras, MicroBatch, MicroBatchLoss, SeparateGradients
+from apertus_model.trainer.objectives.base import (
+    Extras,
+    MicroBatch,
+    MicroBatchLoss,
+    Objective,
+    SeparateGradients,
+)
 from specs.stages.domain_weights import WeightUpdate
 
 POINTS = 64  # steps of the trajectory in the facts of a checkpoint; rows of metrics have every step
@@ -219,3 +225,16 @@ class DomainWeights(SeparateGradients):
         self._trajectory = {
             step: torch.tensor(weights, dtype=torch.float64) for step, weights in stored["trajectory"].items()
         }
+
+
+OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
+    "domain-weights": lambda segment: DomainWeights(
+        segment.update,
+        segment.sources,
+        segment.targets,
+        clip=segment.optimizer.grad_clip,
+        rate=segment.lr_at,
+        names=segment.source_names,
+        z_loss=segment.z_loss,
+    ),
+}

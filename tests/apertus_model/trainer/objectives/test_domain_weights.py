@@ -14,7 +14,7 @@ import torch
 
 from apertus_model.model.model import ApertusModel, model_config
 from apertus_model.trainer.checkpoint import CheckpointSource
-from apertus_model.trainer.domain_weights import POINTS, DomainWeights, thinned
+from apertus_model.trainer.objectives.domain_weights import POINTS, DomainWeights, thinned
 from specs.launch import Parallel
 from specs.stages.domain_weights import WeightUpdate
 from tests.apertus_model.harness import (

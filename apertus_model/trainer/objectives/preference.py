@@ -1,0 +1,138 @@
+"""Losses on the log-ratios of completions to a reference: QRPO and DPO."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from apertus_model.losses.cross_entropy import (
+    VocabShard,
+    log_probabilities,
+)
+from apertus_model.losses.preference import (
+    beta_log_partition,
+    dpo,
+    qrpo_residual,
+    sequence_beta,
+)
+from apertus_model.losses.sequences import (
+    sequence_log_probabilities,
+)
+from apertus_model.model.on_host import copy_to
+from apertus_model.trainer.objectives.base import (
+    Extras,
+    MicroBatch,
+    MicroBatchLoss,
+    Objective,
+    column,
+)
+from specs.stages.dpo import DpoLoss
+from specs.stages.qrpo import QrpoLoss
+
+
+class PreferenceObjective(Objective):
+    """A loss on the log-ratios to the reference; see `apertus_model.data.preferences.samples` for the
+    fields."""
+
+    fields = ("segments", "rewards", "reference", "present")
+    per_token = ("segments",)
+
+    def loss(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
+    ) -> MicroBatchLoss:
+        extras, group = batch.extras, batch.group
+        present, reference = extras["present"], extras["reference"]
+        token_log_probabilities = log_probabilities(hidden, weight, labels, vocab)
+        total, lengths = sequence_log_probabilities(
+            token_log_probabilities,
+            copy_to(labels, hidden.device),
+            extras["segments"],
+            present.shape[1],
+            group,
+        )
+        log_ratio = torch.where(present, total - reference, 0.0)
+        losses, beta, columns = self.losses(log_ratio, lengths, extras)
+        copies = dist.get_world_size(group) if group is not None else 1
+        with torch.no_grad():
+            pairs = present[:, 0::2] & present[:, 1::2]
+            implicit = beta.to(log_ratio.dtype) * log_ratio
+            columns = {
+                "log_ratio": column(log_ratio, present),
+                "log_ratio_chosen": column(log_ratio[:, 0::2], pairs),
+                "log_ratio_rejected": column(log_ratio[:, 1::2], pairs),
+                "accuracy": column(implicit[:, 0::2] > implicit[:, 1::2], pairs),
+                **columns,
+            }
+        return MicroBatchLoss(losses.sum() / batch.denominator.to(losses.dtype), copies, columns)
+
+    @abstractmethod
+    def losses(
+        self, log_ratio: Tensor, lengths: Tensor, extras: Extras
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The losses, 0 where no sequence is present; beta_i of each sequence; further columns."""
+
+
+@dataclass(frozen=True)
+class Qrpo(PreferenceObjective):
+    """Mean, over all sequences, of (q - beta_i ln Z(beta_i) - beta_i r)^2; chosen and rejected ones count
+    alike."""
+
+    settings: QrpoLoss
+
+    def count(self, labels: Tensor, extras: Extras) -> Tensor:
+        return extras["present"].double().sum()
+
+    def losses(
+        self, log_ratio: Tensor, lengths: Tensor, extras: Extras
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        settings = self.settings
+        present, quantiles = extras["present"], extras["rewards"]
+        beta = sequence_beta(
+            lengths,
+            beta=settings.beta,
+            length_normalised=settings.length_normalised,
+            beta_max=settings.beta_max,
+        )
+        residual = torch.where(present, qrpo_residual(log_ratio, quantiles, beta), 0.0)
+        target = quantiles.double() - beta_log_partition(beta)
+        return (
+            residual.square(),
+            beta,
+            {"target": column(target, present), "residual": column(residual.detach(), present)},
+        )
+
+
+@dataclass(frozen=True)
+class Dpo(PreferenceObjective):
+    """Mean, over all pairs, of -ln sigmoid(beta_c r_c - beta_r r_r)."""
+
+    settings: DpoLoss
+
+    def count(self, labels: Tensor, extras: Extras) -> Tensor:
+        present = extras["present"]
+        return (present[:, 0::2] & present[:, 1::2]).double().sum()
+
+    def losses(
+        self, log_ratio: Tensor, lengths: Tensor, extras: Extras
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        present = extras["present"]
+        pairs = present[:, 0::2] & present[:, 1::2]
+        beta = sequence_beta(
+            lengths, beta=self.settings.beta, length_normalised=self.settings.length_normalised
+        )
+        implicit = beta.to(log_ratio.dtype) * log_ratio
+        margin = implicit[:, 0::2] - implicit[:, 1::2]
+        losses = torch.where(pairs, dpo(margin, self.settings.label_smoothing), 0.0)
+        return losses, beta, {"margin": column(margin.detach(), pairs)}
+
+
+OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
+    "qrpo": lambda segment: Qrpo(segment.loss),
+    "dpo": lambda segment: Dpo(segment.loss),
+}
