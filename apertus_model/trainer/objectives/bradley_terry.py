@@ -19,6 +19,7 @@ from apertus_model.losses.preference import (
 )
 from apertus_model.losses.sequences import (
     sequence_sums,
+    shared_sum,
     token_rewards,
 )
 from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss
