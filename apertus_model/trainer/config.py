@@ -7,6 +7,7 @@ anything is built.
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -103,10 +104,7 @@ def trainer_config(
         ValueError: the layout does not fit the processes or the batch, or the attention backend or float8
             cannot run here.
     """
-    assert segment.optimizer.name is not None, "the planner resolves the optimizer"
-    name, parallel = segment.optimizer.name, segment.parallel
-    for reason in refusals(name, segment.objective, segment.anomalies, parallel, world_size):
-        raise StageError(reason)
+    _refuse(segment, world_size)
     micro_batch = micro_batch_size(segment, world_size=world_size)
     parallelism = parallelism_config(
         segment.parallel, micro_batch_size=micro_batch, n_layers=segment.model.n_layers
@@ -114,17 +112,6 @@ def trainer_config(
     objective = objective_of(segment)
     if isinstance(objective, SeparateGradients) and lifecycle.objective:
         objective.resume(lifecycle.objective)
-    if not OBJECTIVES[segment.objective].pipelined and segment.parallel.pp > 1:
-        raise ValueError(
-            f"the objective {segment.objective!r} cannot run in a pipeline (pp: {segment.parallel.pp}); use"
-            " another layout"
-        )
-    if segment.parallel.async_tp and not has_gpu():
-        raise ValueError("launch.parallel.async_tp needs the symmetric memory of GPUs; there is no GPU here")
-    # Long enough that a rank that hangs reports where it hangs before the others give up waiting for it.
-    collective_timeout = int(
-        2 * SLOW_FACTOR * (lifecycle.watch.seconds if lifecycle.watch is not None else HANG_SECONDS)
-    )
     model = model_config(
         segment.model,
         sequence_length=segment.sequence_length,
@@ -134,25 +121,9 @@ def trainer_config(
         trainable=segment.trainable,
         linear_config=linear_config(segment.precision.linear, compiled=segment.compile),
     )
-    assert segment.optimizer.grad_clip is not None, "the planner resolves the optimizer"
-
-    def further_model(
-        role: str, spec: ModelSpec, *, dims: ParallelDims, device: torch.device
-    ) -> torch.nn.Module:
-        return load_model(
-            spec,
-            lifecycle.checkpoint_of(role),
-            sequence_length=segment.sequence_length,
-            attention=attention_of(segment, spec).backend,
-            parallelism=dataclasses.replace(parallelism, fsdp_reshard_after_forward="always"),
-            dims=dims,
-            device=device,
-            dtype=segment.precision.param,
-            stored_dtype=segment.precision.param,
-            scratch=lifecycle.scratch,
-            alone=dims.pp_enabled,
-        ).requires_grad_(False)
-
+    # Long enough that a rank that hangs reports where it hangs before the others give up waiting for it.
+    hang_seconds = lifecycle.watch.seconds if lifecycle.watch is not None else HANG_SECONDS
+    timeout = int(2 * SLOW_FACTOR * hang_seconds)
     return ApertusTrainer.Config(
         model_spec=titan_model(model),
         dump_folder=lifecycle.scratch,
@@ -168,19 +139,7 @@ def trainer_config(
             rate=lambda steps_done: segment.lr_at(max(steps_done, segment.start_step))
         ),
         loss=OutputIsLoss.Config(),
-        training=TrainingConfig(
-            local_batch_size=(
-                share_of_rank(segment, world_size=world_size) if segment.parallel.pp > 1 else micro_batch
-            ),
-            global_batch_size=segment.global_batch_size,
-            seq_len=segment.sequence_length,
-            max_norm=segment.optimizer.grad_clip,
-            steps=segment.end_step,
-            dtype="float32",
-            mixed_precision_param=segment.precision.param,
-            mixed_precision_reduce="float32",
-            disable_cuda_graphs=True,
-        ),
+        training=_training(segment, micro_batch, world_size),
         parallelism=parallelism,
         checkpoint=StoreCheckpoints.Config(
             enable=True,
@@ -193,7 +152,7 @@ def trainer_config(
         ),
         activation_checkpoint=recomputation_config(segment),
         compile=CompileConfig(enable=segment.compile, enable_async_tensor_parallel=segment.parallel.async_tp),
-        comm=CommConfig(init_timeout_seconds=collective_timeout, train_timeout_seconds=collective_timeout),
+        comm=CommConfig(init_timeout_seconds=timeout, train_timeout_seconds=timeout),
         metrics=StepMetrics.Config(
             disable_color_printing=True,
             recorder=recorder,
@@ -202,7 +161,7 @@ def trainer_config(
         ),
         debug=debug_config(segment.seed or 0, deterministic=segment.deterministic),
         objective=objective,
-        further_model=further_model,
+        further_model=partial(_further_model, segment, lifecycle, parallelism),
         data=data,
         recorder=recorder,
         lifecycle=lifecycle,
@@ -211,6 +170,63 @@ def trainer_config(
         norms_interval=segment.norms_interval,
         save_seconds=segment.checkpoint.seconds,
     )
+
+
+def _refuse(segment: Segment, world_size: int) -> None:
+    """Raises the errors of `trainer_config` for what cannot run in a layout."""
+    assert segment.optimizer.name is not None, "the planner resolves the optimizer"
+    name, parallel = segment.optimizer.name, segment.parallel
+    for reason in refusals(name, segment.objective, segment.anomalies, parallel, world_size):
+        raise StageError(reason)
+    if parallel.pp > 1 and not OBJECTIVES[segment.objective].pipelined:
+        raise ValueError(
+            f"the objective {segment.objective!r} cannot run in a pipeline (pp: {parallel.pp}); use another"
+            " layout"
+        )
+    if parallel.async_tp and not has_gpu():
+        raise ValueError("launch.parallel.async_tp needs the symmetric memory of GPUs; there is no GPU here")
+
+
+def _training(segment: Segment, micro_batch: int, world_size: int) -> TrainingConfig:
+    assert segment.optimizer.grad_clip is not None, "the planner resolves the optimizer"
+    pipelined = segment.parallel.pp > 1
+    return TrainingConfig(
+        local_batch_size=share_of_rank(segment, world_size=world_size) if pipelined else micro_batch,
+        global_batch_size=segment.global_batch_size,
+        seq_len=segment.sequence_length,
+        max_norm=segment.optimizer.grad_clip,
+        steps=segment.end_step,
+        dtype="float32",
+        mixed_precision_param=segment.precision.param,
+        mixed_precision_reduce="float32",
+        disable_cuda_graphs=True,
+    )
+
+
+def _further_model(
+    segment: Segment,
+    lifecycle: Lifecycle,
+    parallelism: ParallelismConfig,
+    role: str,
+    spec: ModelSpec,
+    *,
+    dims: ParallelDims,
+    device: torch.device,
+) -> torch.nn.Module:
+    """The frozen model of the checkpoint that is the input `role` of a segment, in the segment's layout."""
+    return load_model(
+        spec,
+        lifecycle.checkpoint_of(role),
+        sequence_length=segment.sequence_length,
+        attention=attention_of(segment, spec).backend,
+        parallelism=dataclasses.replace(parallelism, fsdp_reshard_after_forward="always"),
+        dims=dims,
+        device=device,
+        dtype=segment.precision.param,
+        stored_dtype=segment.precision.param,
+        scratch=lifecycle.scratch,
+        alone=dims.pp_enabled,
+    ).requires_grad_(False)
 
 
 def attention_of(segment: Segment, other: ModelSpec | None = None) -> Choice:
@@ -275,10 +291,10 @@ def parallelism_config(
 def stage_modules(n_layers: int, stages: int) -> list[list[str]]:
     """Names of the model's parts in each pipeline stage."""
     names = (f"layers.{index}" for index in range(n_layers))
-    found = [list(islice(names, number)) for number in layout.stage_layers(n_layers, stages)]
-    found[0].insert(0, "tok_embeddings")
-    found[-1] += ["norm", "lm_head"]
-    return found
+    modules = [list(islice(names, number)) for number in layout.stage_layers(n_layers, stages)]
+    modules[0].insert(0, "tok_embeddings")
+    modules[-1] += ["norm", "lm_head"]
+    return modules
 
 
 def share_of_rank(segment: Segment, *, world_size: int) -> int:

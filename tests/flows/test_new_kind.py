@@ -1,5 +1,5 @@
 """A kind of stage is three new files and no change of others: what recipes state, what it resolves into,
-and its work. One that trains with an objective that exists is the first file alone."""
+and its work. One that trains is the first file alone; with an objective of its own, that file beside it."""
 
 import json
 import os
@@ -80,6 +80,82 @@ class PolishSegment(Segment):
 '''
     )
 }
+LOSS = {
+    "specs/stages/ipo.py": (
+        '''
+from typing import ClassVar, Literal
+from specs.base import identity, reference
+from specs.capabilities import OBJECTIVES, ObjectiveFacts
+from specs.stages.dpo import DpoSegment, DpoStage
+from specs.units import Reference
+
+OBJECTIVES["ipo"] = ObjectiveFacts(rows="completions", recomputes_logits=True)
+
+class IpoStage(DpoStage):
+    """Brings differences of log-ratios to one value (arXiv 2310.12036), in units that a corpus gives."""
+    VERSION: ClassVar[int] = 1
+    INPUTS: ClassVar[dict[str, str]] = {"unit": "unit_of"}
+    kind: Literal["ipo"] = identity()
+    unit_of: Reference = reference(to="corpus")
+
+    @classmethod
+    def segment(cls):
+        return IpoSegment
+
+class IpoSegment(DpoSegment):
+    """Resolved. Further input: `unit`."""
+
+    @property
+    def objective(self):
+        return "ipo"
+
+    @property
+    def data(self):
+        return "apertus_model.trainer.objectives.ipo:IpoData"
+'''
+    ),
+    "apertus_model/trainer/objectives/ipo.py": (
+        """
+from dataclasses import asdict
+from types import SimpleNamespace
+import numpy as np
+import torch
+from apertus_model.stages.training_data import PreferenceData
+from apertus_model.trainer.objectives.preference import PreferenceObjective
+from infra.store import Artifact
+
+class IpoData(PreferenceData):
+    def __init__(self, store, inputs, segment):
+        super().__init__(store, inputs, segment)
+        self.samples = InUnits(self.samples, Artifact.of_input(store, inputs["unit"]).metric("documents"))
+
+class InUnits:
+    def __init__(self, samples, unit):
+        self.samples, self.epochs, self.unit = samples, samples.epochs, np.float32(unit)
+
+    def __getitem__(self, index):
+        return SimpleNamespace(**asdict(self.samples[index]), unit=self.unit)
+
+class Ipo(PreferenceObjective):
+    fields = (*PreferenceObjective.fields, "unit")
+
+    def __init__(self, beta):
+        self.beta = beta
+
+    def count(self, labels, extras):
+        present = extras["present"]
+        return (present[:, 0::2] & present[:, 1::2]).double().sum()
+
+    def losses(self, log_ratio, lengths, extras):
+        present = extras["present"]
+        difference = (log_ratio[:, 0::2] - log_ratio[:, 1::2]) / extras["unit"][:, None]
+        losses = (difference - 1 / (2 * self.beta)).square()
+        return torch.where(present[:, 0::2], losses, 0.0), torch.ones_like(log_ratio), {}
+
+OBJECTIVES = {"ipo": lambda segment: Ipo(segment.loss.beta)}
+"""
+    ),
+}
 RECIPE = """
 name: kinds
 sources: {code: {url: "installed:stdlib", format: code, include: [json/*.py]}}
@@ -108,6 +184,24 @@ stages:
     precision: {param: float32}
   polish: {kind: polish, from: pretrain, mixture: main, budget: 3 steps}
 """
+
+
+LOSS_RECIPE = (
+    TRAINING_RECIPE.partition("  polish:")[0].replace("vocab_size: 384", "vocab_size: 512")
+    + """
+  chat: {kind: conversations, tokenizer: words, sources: {pairs: {holdout: 0}}}
+  ipo:
+    kind: ipo
+    from: pretrain
+    pairs: [chat]
+    unit_of: corpus
+    loss: {beta: 0.25}
+    sequence_length: 64
+    global_batch_size: 1
+    budget: 1 steps
+    optimizer: {name: adamw, lr: 1e-3}
+"""
+).replace("sources: {code:", "sources: {pairs: {url: pairs.jsonl, format: conversations}, code:")
 
 
 class Apertus:
@@ -166,3 +260,19 @@ def test_a_kind_that_trains_is_one_file(tmp_path: Path) -> None:
     changed = json.loads(apertus("plan", "--json", "--set", "stages.polish.budget=4 steps").stdout)
     actions = {stage["name"]: stage["action"] for stage in changed["stages"]}
     assert actions.pop("polish") == "resume" and set(actions.values()) == {"reuse"}
+
+
+@pytest.mark.slow
+def test_a_loss_with_an_input_of_its_own_is_two_files(tmp_path: Path) -> None:
+    rows = [{"prompt": "A", "chosen": "B" * n, "rejected": "C"} for n in range(1, 5)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    apertus = Apertus(tmp_path, LOSS, LOSS_RECIPE)
+    ran = apertus("run")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    status = json.loads(apertus("status", "--json").stdout)["parts"]
+    trained = next(part for part in status if part["name"] == "ipo")
+    assert (trained["kind"], trained["state"]) == ("ipo", "finished")
+    # before the first update all log-ratios are 0, so each of the pairs has the loss (1 / (2 beta))^2
+    assert trained["metrics"]["loss"] == pytest.approx(4.0)
+    refused = apertus("plan", "--set", "stages.ipo.unit_of=words")
+    assert "stage 'words' is a tokenizer; corpus is needed here" in refused.stderr
