@@ -92,12 +92,11 @@ def state_bytes(
     inside, outside = facts.states
     squares = 0.0
     if facts.largest_side:
-        own = [pair for name, pair in model.sides.items() if name != "gate_proj"]
         tables = [(model.vocab_size, model.dim)] * 2 if others else []
         mixers = layers * len(model.mamba_layers) / model.n_layers if model.n_layers else 0.0
         squares = sum(
             number * side**2
-            for number, pairs in ((layers, own), (mixers, model.mamba_sides), (1, tables))
+            for number, pairs in ((layers, model.sides.values()), (mixers, model.mamba_sides), (1, tables))
             for pair in pairs
             for side in pair
             if side <= facts.largest_side

@@ -313,6 +313,7 @@ WITH_MAMBA = SMALL.model_copy(update={"n_layers": 3, "mamba": Mamba(layers=[1])}
     [
         *((name, SMALL) for name in (*OPTIMIZERS, "ademamix in bfloat16")),
         ("soap", WITH_MAMBA),
+        ("soap", SMALL.model_copy(update={"activation": "swiglu"})),
         ("muon", WITH_MAMBA),
     ],
 )
