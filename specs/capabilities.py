@@ -30,8 +30,6 @@ class ObjectiveFacts:
     label_weights: Literal["none", "one", "one per sum"] = "none"  # of each label
     # takes the log-probabilities of a row at a time, and computes the logits again in the backward pass
     recomputes_logits: bool = False
-    teacher: bool = False  # a frozen teacher runs beside the student
-    mixers_alone: bool = False  # runs the mixers of the student, each on its own, and no output layer
     chunk_logits: float = 1.0  # float32 tensors of (`CHUNK_TOKENS` x vocabulary) that exist at a time
     logit_accesses: float = 10.0  # float32 elements that the loss reads or writes, per logit
 
@@ -45,8 +43,8 @@ OBJECTIVES: dict[str, ObjectiveFacts] = {
     "qrpo": ObjectiveFacts(rows="completions", recomputes_logits=True),
     "dpo": ObjectiveFacts(rows="completions", recomputes_logits=True),
     "bradley-terry": ObjectiveFacts(rows="rewards"),
-    "distillation": ObjectiveFacts(pipelined=True, teacher=True, **_DISTILLED),
-    "alignment": ObjectiveFacts(teacher=True, mixers_alone=True, **_DISTILLED),
+    "distillation": ObjectiveFacts(pipelined=True, **_DISTILLED),
+    "alignment": ObjectiveFacts(**_DISTILLED),
     # beside the teacher's words, a byte tensor that marks them
     "stored-distillation": ObjectiveFacts(pipelined=True, **_DISTILLED | {"chunk_logits": 4.25}),
     "domain-weights": ObjectiveFacts(),

@@ -328,16 +328,31 @@ class ModelSpec(Spec):
         return 2 * self.dim + 2 * self.head_dim * self.qk_norm + 2 * (self.activation == "xielu")
 
     @property
+    def sides(self) -> dict[str, tuple[int, int]]:
+        """The inputs and outputs of the matrices of a layer, by their names in the engine."""
+        dim, queries, keys, ffn = self.dim, self.query_dim, self.key_dim, self.ffn_dim
+        attention = {"wq": (dim, queries), "wk": (dim, keys), "wv": (dim, keys), "wo": (queries, dim)}
+        gate = {"gate_proj": (dim, ffn)} if self.activation == "swiglu" else {}
+        return {**attention, **gate, "up_proj": (dim, ffn), "down_proj": (ffn, dim)}
+
+    @property
     def layer_matrices(self) -> int:
         """The number of parameters of a layer in matrices."""
-        attention = 2 * (self.query_dim + self.key_dim)
-        return self.dim * (attention + self.ffn_matrices * self.ffn_dim)
+        return sum(inputs * outputs for inputs, outputs in self.sides.values())
 
     @property
     def mamba_matrices(self) -> int:
         """The number of parameters in matrices that a Mamba-2 layer has in addition to attention's
         projections: those of gates and of step sizes."""
         return self.dim * (self.query_dim + self.n_heads)
+
+    @property
+    def mamba_sides(self) -> list[tuple[int, int]]:
+        """The sides of what a Mamba-2 layer has besides: matrices of gates and step sizes, convolutions."""
+        if self.mamba is None:
+            return []
+        convolved = [(width, self.mamba.conv_width) for width in (self.query_dim, self.key_dim, self.key_dim)]
+        return [(self.dim, self.query_dim), (self.dim, self.n_heads), *convolved]
 
     @property
     def mamba_vectors(self) -> int:

@@ -50,7 +50,6 @@ from apertus_model.trainer.process import engine_process
 from infra.store.scratch import temporary_folder
 from specs.capabilities import OBJECTIVES
 from specs.stages import segment_of
-from specs.stages.distill import DistillSegment
 from specs.stages.training import Segment
 
 LARGEST = 12  # lines of tensors
@@ -218,7 +217,7 @@ class Rows:
         one = np.ones(sequences, dtype=np.float32)
         facts = OBJECTIVES[segment.objective]
         rewards = facts.rows == "rewards"
-        k = segment.top_k or 0 if isinstance(segment, DistillSegment) else 0
+        k = segment.stored_words
         labels = np.zeros(length, dtype=np.int64)
         if rewards:  # a label at the end of each sequence
             labels[(np.arange(length) + 1) % part != 0] = IGNORE_INDEX

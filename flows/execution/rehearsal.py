@@ -16,7 +16,8 @@ from typing import Any, Literal
 from apertus_model.rehearsal import fake_cuda
 from apertus_model.rehearsal.records import Failure, RankReport, Task
 from flows.planning.estimate import flops
-from flows.planning.estimate.memory import layers_of_rank, memory_of_rank, micro_batches_of
+from flows.planning.estimate.memory import memory_of_rank
+from flows.planning.estimate.sizes import layers_of_rank, micro_batches_of
 from flows.planning.estimate.step_time import bubble
 from flows.planning.estimate.training import PartEstimate
 from infra.launchers.warm import ServerLost, kept_server

@@ -156,6 +156,18 @@ class DistillSegment(Segment):
         return "MixtureData" if self.top_k is None else "TaughtMixtureData"
 
     @property
+    def teacher_beside(self) -> ModelSpec | None:
+        return self.teacher if self.top_k is None else None
+
+    @property
+    def compared(self) -> Literal["matrix", "hidden"] | None:
+        return None if self.loss.compare == "logits" else self.loss.compare
+
+    @property
+    def stored_words(self) -> int:
+        return self.top_k or 0
+
+    @property
     def new_parameters(self) -> tuple[str, ...]:
         return () if self.mamba is None else self.mamba.new_parameters(self.model.n_layers)
 

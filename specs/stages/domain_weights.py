@@ -115,7 +115,6 @@ class DomainWeightsSegment(Segment):
 
     @property
     def weighted(self) -> list[int]:
-        """The positions of the sources that have a weight."""
         return [source for source in range(self.sources) if source not in self.targets]
 
 

@@ -155,6 +155,26 @@ class Segment(Settings, Part):
         return None
 
     @property
+    def teacher_beside(self) -> ModelSpec | None:
+        """The frozen teacher that runs beside the model."""
+        return None
+
+    @property
+    def compared(self) -> Literal["matrix", "hidden"] | None:
+        """What is compared of each mixer and its teacher's attention, where nothing else runs."""
+        return None
+
+    @property
+    def stored_words(self) -> int:
+        """The number of a teacher's words that are stored with each token."""
+        return 0
+
+    @property
+    def weighted(self) -> list[int]:
+        """The positions of the mixture's sources whose weights are learned."""
+        return []
+
+    @property
     def new_weights_seed(self) -> int:
         """The seed of the weights that come from no checkpoint."""
         return self.seed or 0

@@ -24,17 +24,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flows.planning.estimate import alignment
-from flows.planning.estimate.memory import layers_of_rank
-from flows.planning.estimate.teacher import teacher_of
-from flows.planning.estimate.trained import adapters
+from flows.planning.estimate.sizes import adapters, layers_of_rank
 from specs.capabilities import OBJECTIVES
 from specs.cluster import Gpu
 from specs.mamba import OWN
 from specs.model import ModelSpec
-from specs.stages.distill import DistillSegment
-from specs.stages.domain_weights import DomainWeightsSegment
-from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 from specs.trainable import MATRICES, sizes, trained, untouched
 
@@ -98,10 +92,10 @@ def training(segment: Segment) -> int:
     """The operations of training per token, without recomputation, with the forward pass of a teacher. With
     LoRA, the frozen matrices have no weight gradient, and nothing below the first adapter of the first layer
     has gradients."""
-    if isinstance(segment, DistillSegment) and segment.objective == "alignment":
-        return alignment.training(segment)
+    if segment.compared is not None:
+        return aligned_teacher(segment) + aligned_student(segment)
     model, once = segment.model, forward(segment.model, segment.sequence_length)
-    lora = segment.lora if isinstance(segment, AdaptedSegment) else None
+    lora = segment.adapters
     if lora is None and segment.trainable:
         return once.total + backward(segment) + teacher(segment) + products(segment)
     if lora is None:
@@ -164,14 +158,45 @@ def backward(segment: Segment) -> int:
 
 def teacher(segment: Segment) -> int:
     """The operations per token of a teacher's forward pass beside the student; part of `training`."""
-    model = teacher_of(segment)
+    model = segment.teacher_beside
     return forward(model, segment.sequence_length).total if model is not None else 0
+
+
+def aligned_teacher(segment: Segment) -> int:
+    """The operations per token of a teacher with whose attention mixers are compared
+    (`trainer/objectives/alignment.py`): attention of every layer up to the last compared one, and the
+    feed-forward of the layers before it; for a comparison of matrices, also projections and scores of the
+    compared layers again."""
+    model, length = segment.teacher_beside, segment.sequence_length
+    assert model is not None, "attention is compared with that of a teacher"
+    compared = segment.model.mamba_layers
+    read = 2 * model.dim * (model.query_dim + 2 * model.key_dim)
+    attention = read + 2 * model.query_dim * model.dim + 2 * int(model.scores(length))
+    feed_forward = 2 * model.ffn_matrices * model.dim * model.ffn_dim
+    total = (compared[-1] + 1) * attention + compared[-1] * feed_forward
+    if segment.compared == "matrix":
+        total += len(compared) * (read + 2 * model.query_dim * length)
+    return total
+
+
+def aligned_student(segment: Segment) -> int:
+    """The operations per token of all compared mixers, whose inputs have no gradients: forward once; backward
+    once for each trained matrix, and twice for products and for the output projection, whose input has a
+    gradient. There is no recomputation, and nothing else of the student runs."""
+    model, length = segment.model, segment.sequence_length
+    keys, queries = 2 * model.dim * model.key_dim, 2 * model.dim * model.query_dim
+    steps, mixed = 2 * model.dim * model.n_heads, 2 * model.mamba_products(length)
+    if segment.compared == "matrix":  # which depends on neither values nor gates
+        mixer = 2 * (queries + keys + steps) + keys + 3 * 2 * model.query_dim * length
+    else:
+        mixer = 2 * (2 * queries + 2 * keys + steps) + 3 * (queries + mixed)
+    return len(model.mamba_layers) * mixer
 
 
 def products(segment: Segment) -> int:
     """The operations per token of the inner products between the goal and the gradients that a step computes
     separately; part of `training`. Their norms are not counted, as for any gradient."""
-    if not isinstance(segment, DomainWeightsSegment):
+    if not segment.weighted:
         return 0
     parameters = sum(trained(segment.model, segment.trainable).values())
     return 2 * len(segment.weighted) * parameters // segment.tokens_per_step

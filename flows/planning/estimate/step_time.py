@@ -10,7 +10,7 @@ Invariants: a pure function of shapes, layout and rates. `PASSES` and `COMPILED`
 the model: a change that fuses some of them must change both. `tests/flows/execution/test_rehearsal.py`
 compares the sum with that of a rehearsal. Host time is not included.
 
-Shapes: as in `memory`.
+Shapes: as in `sizes`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,9 @@ from typing import NamedTuple
 from apertus_model.rehearsal.rates import Rates, hidden_seconds, unmasked
 from apertus_model.rehearsal.records import PAIRS
 from flows.planning.estimate.layer_memory import mixing
-from flows.planning.estimate.memory import (
-    Parameters,
-    layers_of_rank,
-    micro_batches_of,
-    parameters,
-)
-from flows.planning.estimate.teacher import teacher_of
-from specs.capabilities import CHUNK_TOKENS, OBJECTIVES, OPTIMIZERS, WIDTHS
+from flows.planning.estimate.sizes import RankSizes, layers_of_rank
+from specs.capabilities import CHUNK_TOKENS, OPTIMIZERS
 from specs.launch import Parallel
-from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 
 
@@ -100,25 +93,16 @@ def of_rank(segment: Segment, processes: int, rank: int, rates: Rates) -> StepTi
     return _Work(segment, processes, rates).rank(rank)
 
 
-class _Work:
+class _Work(RankSizes):
     """The work of a layout."""
 
     def __init__(self, segment: Segment, processes: int, rates: Rates) -> None:
-        self.segment, self.processes, self.rates = segment, processes, rates
-        self.model, self.parallel = segment.model, segment.parallel
-        parallel = self.parallel
-        self.rows, self.micro_batches = micro_batches_of(segment, processes)
-        self.tokens = self.rows * segment.sequence_length / parallel.cp
-        self.b = WIDTHS[segment.precision.param]
-        self.spread = parallel.tp if parallel.sequence_parallel else 1
-        self.split = parallel.sequence_parallel and parallel.tp > 1
+        super().__init__(segment, processes)
+        self.rates = rates
+        self.split = self.parallel.sequence_parallel and self.tp > 1
         self.again = segment.activation_checkpointing
         self.float8 = segment.precision.linear != "param"
-        self.count: Parameters = parameters(self.model, parallel.tp)
-        self.trains = not (isinstance(segment, AdaptedSegment) and segment.lora is not None)
-        each = processes // parallel.pp // parallel.tp // parallel.cp
-        self.shards = each // parallel.dp_replicate * parallel.cp
-        self.objective = OBJECTIVES[segment.objective]
+        self.trains = segment.adapters is None
         # tokens that attend to each other: a rehearsal's row is one document, or `pairs` completions
         pairs = 1 if self.objective.rows == "tokens" else 2 * PAIRS
         self.length = -(-segment.sequence_length // pairs)
@@ -130,15 +114,15 @@ class _Work:
 
     def over_tp(self, kind: str, width: float) -> float:
         """The seconds of an exchange of whole tensors with `width` bytes per token."""
-        return self._sent(kind, self.tokens * width, self.parallel.tp, 1)
+        return self._sent(kind, self.tokens * width, self.tp, 1)
 
     def over_cp(self, kind: str, size: float) -> float:
-        return self._sent(kind, size, self.parallel.cp, self.parallel.tp)
+        return self._sent(kind, size, self.cp, self.tp)
 
     def over_fsdp(self, gathered: float, reduced: float) -> float:
         """The seconds of FSDP's gathers of `gathered` parameters and reductions of `reduced` ones, the
         numbers that a rank would have without FSDP."""
-        tp, replicas = self.parallel.tp, self.parallel.dp_replicate
+        tp, replicas = self.tp, self.parallel.dp_replicate
         seconds = self._sent("all-gather", self.b * gathered, self.shards, tp)
         seconds += self._sent("reduce-scatter", 4 * reduced, self.shards, tp)
         return seconds + self._sent("all-reduce", 4 * reduced / self.shards, replicas, tp * self.shards)
@@ -158,10 +142,10 @@ class _Work:
     def sides(self) -> list[tuple[float, float]]:
         """The inputs and outputs of a layer's matrices on this rank: queries, keys, values, output;
         feed-forward, with its down projection last."""
-        model, tp = self.model, self.parallel.tp
-        queries, keys, ffn = model.query_dim / tp, model.key_dim / tp, model.ffn_dim / tp
-        sides = [(model.dim, queries), (model.dim, keys), (model.dim, keys), (queries, model.dim)]
-        return [*sides, *[(model.dim, ffn)] * (model.ffn_matrices - 1), (ffn, model.dim)]
+        return [
+            (inputs / self.tp, outputs) if name in ("wo", "down_proj") else (inputs, outputs / self.tp)
+            for name, (inputs, outputs) in self.model.sides.items()
+        ]
 
     @cached_property
     def products(self) -> list[float]:
@@ -202,7 +186,7 @@ class _Work:
     @cached_property
     def attention(self) -> float:
         """The seconds of a layer's scores, forward; the mean of layers that see different numbers of keys."""
-        model, tp, cp = self.model, self.parallel.tp, self.parallel.cp
+        model, tp, cp = self.model, self.tp, self.cp
         seen = model.score_runs / max(1, model.layer_runs)
         flops = 2 * self.tokens * model.scores(self.length) * seen / tp * unmasked(1, cp)
         moved = 2 * self.b * self.tokens * (model.query_dim + model.key_dim * cp * seen) / tp
@@ -212,7 +196,7 @@ class _Work:
     def mixing(self) -> float:
         """The seconds that Mamba-2 takes in place of scores, forward, averaged over all layers: gates, step
         sizes, and products by chunks in float32, of which each tensor that is kept is written and read."""
-        model, tp = self.model, self.parallel.tp
+        model, tp = self.model, self.tp
         if model.mamba is None:
             return 0.0
         gates, steps = (
@@ -225,7 +209,7 @@ class _Work:
 
     def passes(self) -> Passes:
         """Memory-bound operators of a layer, in seconds."""
-        model, tp = self.model, self.parallel.tp
+        model, tp = self.model, self.tp
         widths = {
             "residual": model.dim / self.spread,
             "whole": model.dim,
@@ -254,7 +238,7 @@ class _Work:
     def layer_exchanges(self) -> float:
         model, repeats = self.model, self.again != "none"
         seconds = 0.0
-        if self.parallel.tp > 1:
+        if self.tp > 1:
             whole = self.b * model.dim
             joined = len(model.schedule) / max(1, model.layer_runs)  # layers of one step send one sum
             if self.split:
@@ -266,9 +250,9 @@ class _Work:
             else:
                 seconds += (2 + 2 * joined * (1 + repeats)) * self.over_tp("all-reduce", whole)
             small = 2 if self.split else 4  # gradients of norms, and of xIELU's scalars
-            seconds += small * self._sent("all-reduce", 0, self.parallel.tp, 1)
-        if self.parallel.cp > 1:
-            keys = self.b * self.rows * self.segment.sequence_length * model.key_dim / self.parallel.tp
+            seconds += small * self._sent("all-reduce", 0, self.tp, 1)
+        if self.cp > 1:
+            keys = self.b * self.rows * self.segment.sequence_length * model.key_dim / self.tp
             seconds += 2 * (1 + repeats) * self.over_cp("all-gather", keys)
             seconds += 2 * self.over_cp("reduce-scatter", keys)
         return seconds
@@ -279,7 +263,7 @@ class _Work:
         sum of several products hides nothing."""
         *reads, output = self.products[:4]
         *up, down = self.products[4:]
-        parts, repeats, full = self.parallel.tp, self.again != "none", self.again == "full"
+        parts, repeats, full = self.tp, self.again != "none", self.again == "full"
 
         def beside(collective: float, products: list[float]) -> float:
             found = 0.0
@@ -296,7 +280,7 @@ class _Work:
 
     def output(self) -> tuple[float, float]:
         """The seconds of computation and of waiting of output layer and loss, for one micro-batch."""
-        model, tp = self.model, self.parallel.tp
+        model, tp = self.model, self.tp
         if model.head == "reward":  # only a few products with one vector
             return self.moved(6 * self.b * self.tokens * model.dim), 0.0
         words, chunks = model.vocab_size / tp, -(-self.tokens // CHUNK_TOKENS)
@@ -316,12 +300,12 @@ class _Work:
     def teacher(self) -> tuple[float, float, float]:
         """The seconds of computation and of waiting, and the parameters, of a teacher's forward pass over a
         micro-batch: its layers and its logits."""
-        if (model := teacher_of(self.segment)) is None:
+        if (model := self.segment.teacher_beside) is None:
             return 0.0, 0.0, 0.0
         alone = {"model": model, "top_k": 1, "activation_checkpointing": "none", "compile": False}
         work = _Work(self.segment.model_copy(update=alone), self.processes, self.rates)
         layer = sum(work.products) + work.attention + work.mixing + work.passes().forward
-        words = model.vocab_size / self.parallel.tp
+        words = model.vocab_size / self.tp
         compute = model.layer_runs * layer + work.product(self.tokens, model.dim, words)
         count = work.count
         held = model.n_layers * count.layer + count.embedding + count.head

@@ -18,13 +18,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
-from flows.planning.estimate.memory import parameters, state_bytes
-from flows.planning.estimate.trained import trained_part
+from flows.planning.estimate.sizes import parameters, state_bytes, trained_part
 from infra.store.files.sinks import parts_of
 from specs.capabilities import OPTIMIZERS
 from specs.cluster import Cluster
 from specs.intervals import expected_time, longest_interval, young_daly
-from specs.stages.sft import AdaptedSegment
 from specs.stages.training import Segment
 from specs.units import Duration
 
@@ -49,8 +47,8 @@ def trained_parameters(segment: Segment) -> int:
 
 def weight_bytes(segment: Segment) -> int:
     """The bytes of the weights in float32, with any adapters."""
-    adapted = isinstance(segment, AdaptedSegment) and segment.lora is not None
-    return 4 * (segment.model.parameters + (trained_parameters(segment) if adapted else 0))
+    adapters = trained_parameters(segment) if segment.adapters is not None else 0
+    return 4 * (segment.model.parameters + adapters)
 
 
 def checkpoint_bytes(segment: Segment) -> int:

@@ -14,7 +14,7 @@ from apertus_model.trainer.config import (
 )
 from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.trainer import ApertusTrainer
-from flows.planning.estimate.memory import layers_of_rank
+from flows.planning.estimate.sizes import layers_of_rank
 from specs.launch import Parallel
 from tests.apertus_model.harness import MODEL, Data, SyntheticSamples, segment
 

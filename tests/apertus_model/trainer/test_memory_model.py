@@ -14,8 +14,8 @@ from apertus_model.model.model import model_config
 from apertus_model.trainer.optimizer import optimizer_config
 from flows.planning.estimate.layer_memory import Device
 from flows.planning.estimate.memory import memory_of_step
+from flows.planning.estimate.sizes import adapters
 from flows.planning.estimate.storage import checkpoint_bytes
-from flows.planning.estimate.trained import adapters
 from specs.capabilities import OPTIMIZERS
 from specs.launch import Parallel
 from specs.layer_pairs import LayerPairs
@@ -313,6 +313,7 @@ WITH_MAMBA = SMALL.model_copy(update={"n_layers": 3, "mamba": Mamba(layers=[1])}
     [
         *((name, SMALL) for name in (*OPTIMIZERS, "ademamix in bfloat16")),
         ("soap", WITH_MAMBA),
+        ("soap", SMALL.model_copy(update={"activation": "swiglu"})),
         ("muon", WITH_MAMBA),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from apertus_model.rehearsal.rates import Rates
-from flows.planning.estimate.memory import micro_batches_of
+from flows.planning.estimate.sizes import micro_batches_of
 from flows.planning.estimate.training import PartEstimate
 from flows.planning.layouts import LEAST_TOKENS, Layout, flow, layouts
 from flows.planning.plan import make

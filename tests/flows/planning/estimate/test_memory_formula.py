@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B, _ComputationType
 
-from flows.planning.estimate.memory import Memory, memory_of_rank, parameters
+from flows.planning.estimate.memory import Memory, memory_of_rank
+from flows.planning.estimate.sizes import parameters
 from specs.launch import Parallel
 from specs.layout import backward_passes, micro_batches_in_flight
 from specs.model import ModelSpec

@@ -10,11 +10,12 @@ import pytest
 from apertus_model.rehearsal.rates import Rates
 from flows.planning.estimate import flops
 from flows.planning.estimate.memory import memory_of_rank
+from flows.planning.estimate.rank import Rank, TeacherMemory
 from flows.planning.estimate.step_time import of_step
-from flows.planning.estimate.teacher import TeacherMemory, teacher_memory, teacher_of
 from specs.capabilities import OBJECTIVES
 from specs.launch import Parallel
 from specs.model import ModelSpec
+from specs.settings import Precision
 from specs.stages.distill import DistillLoss, DistillSegment
 from tests.flows.planning.segments import segment
 
@@ -27,14 +28,14 @@ def student(**changes: Any) -> DistillSegment:
 
 
 def test_its_weights_are_sharded_in_the_precision_of_the_pass() -> None:
-    found = teacher_memory(student(), tokens=4096, b=2, shards=64, single=False)
+    found = Rank(student(), 64, 0, "cuda").teacher
     table = 4 * 4096 * 2 * TEACHER.head_dim
-    assert found.weights - table == pytest.approx(2 * TEACHER.parameters / 64)
+    assert found.shard - table == pytest.approx(2 * TEACHER.parameters / 64)
     assert found.head == 2 * (TEACHER.vocab_size + 1) * TEACHER.dim
-    assert teacher_memory(student(), tokens=4096, b=4, shards=1, single=True).head == 0
+    assert Rank(student(precision=Precision(param="float32")), 1, 0, "cuda").teacher.head == 0
     stored = student(top_k=8)
-    assert teacher_memory(stored, tokens=4096, b=2, shards=64, single=False) == TeacherMemory()
-    assert teacher_of(stored) is None
+    assert Rank(stored, 64, 0, "cuda").teacher == TeacherMemory()
+    assert stored.teacher_beside is None
     # four tensors of scores; of stored words also one of booleans
     objectives = [OBJECTIVES[one.objective] for one in (segment("8b"), student(), stored)]
     assert [objective.chunk_logits for objective in objectives] == [1, 4, 4.25]

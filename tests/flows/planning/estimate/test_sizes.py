@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from apertus_model.model.model import model_config
+from flows.planning.estimate.sizes import trained_part
 from flows.planning.estimate.storage import checkpoint_bytes, trained_parameters, weight_bytes
-from flows.planning.estimate.trained import trained_part
 from specs.optimizer import OptimizerSpec
 from tests.apertus_model.harness import MODEL, segment
 
