@@ -1,6 +1,7 @@
 """The `apertus` command line.
 
-Invariants: planning, status, lineage and report import neither torch nor Prefect. Exit code 2 is a user's
+Invariants: planning, status, lineage and report import neither torch nor Prefect; help and completion import
+no spec, planner or store. Exit code 2 is a user's
 mistake, with a message; 1 a failed run or an unexpected error; 130 an interrupted run. Tracebacks are printed
 with `--debug` only.
 """

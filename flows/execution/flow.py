@@ -1,9 +1,14 @@
 """The Prefect flow: runs a plan, with a task run for every part.
 
-Prefect owns order, retries, cancellation, logs and pages. It decides neither what is cached, since a task
-looks into the store first, nor the number of attempts, which the runner decides, since it knows what was
-committed meanwhile. The flow runs in this process without a server, or with the one that
-`PREFECT_API_URL` names; `prefect.yaml` deploys it.
+Prefect runs the tasks, retries them by a condition, is told by `wait_for` which parts a part reads, and shows
+states, logs and pages. It decides neither what is cached, since a task looks into the store first, nor the
+number of attempts, which the runner decides, since it knows what was committed meanwhile. Nor does its task
+runner decide when a part starts: between two parts the plan is made again, so the walk submits a part when
+all that it reads has finished and been planned with, and as many as may run at a time. In the task runner, a
+part that waits would hold a thread, and the next part would start by the plan before.
+
+The flow runs in this process without a server, or with the one that `PREFECT_API_URL` names; `prefect.yaml`
+deploys it.
 
 Invariants: a part starts when all its inputs, and all stages in its `after`, have finished. A failure stops
 only parts that depend on it. However the flow ends, its stages are told to stop, and it waits for them. Its
@@ -195,30 +200,32 @@ def walk(session: Session) -> None:
     waiting = [name for name, node in plan.graph.nodes.items() if node.stage in session.chosen]
     finished: set[str] = {name for name in plan.graph.nodes if name not in waiting}
     failed: dict[str, str] = {}
-    running: dict[str, Any] = {}
+    futures: dict[str, Any] = {}
+    running: set[str] = set()
     over: SimpleQueue[str] = SimpleQueue()
     try:
         while waiting or running:
             interrupts.check()
-            for name in [name for name in waiting if session.needs(name) & failed.keys()]:
-                waiting.remove(name)
-                failed[name] = (
-                    f"not run, since {', '.join(sorted(session.needs(name) & failed.keys()))} did not finish"
-                )
-            for name in [name for name in waiting if session.needs(name) <= finished]:
-                if len(running) < plan.pipeline.concurrency:
+            for name in list(waiting):
+                needs = session.needs(name)
+                if lost := needs & failed.keys():
                     waiting.remove(name)
-                    running[name] = part.submit(name, session)
-                    running[name].add_done_callback(lambda _, name=name: over.put(name))
+                    failed[name] = f"not run, since {', '.join(sorted(lost))} did not finish"
+                elif needs <= finished and len(running) < plan.pipeline.concurrency:
+                    waiting.remove(name)
+                    read = [futures[other] for other in needs if other in futures]
+                    futures[name] = part.submit(name, session, wait_for=read, return_state=False)
+                    running.add(name)
+                    futures[name].add_done_callback(lambda _, name=name: over.put(name))
             if session.worker is not None and os.getppid() != session.worker:
                 raise WorkerLost("the worker that started this run is gone; the next run resumes its work")
             try:
                 name = over.get(timeout=0.5)
             except Empty:
                 continue
-            future = running.pop(name)
-            future.wait()
-            state = future.state
+            running.remove(name)
+            futures[name].wait()
+            state = futures[name].state
             if state.is_completed():
                 finished.add(name)
                 _settle(session, name)
@@ -227,8 +234,8 @@ def walk(session: Session) -> None:
     except BaseException as error:
         cause = str(error) if isinstance(error, KeyboardInterrupt) else ""
         runner.stop(f"the run was stopped by {cause or STOPPED_BY.get(type(error).__name__, repr(error))}")
-        for future in running.values():
-            future.wait()
+        for name in running:
+            futures[name].wait()
         raise
     if runner.stopping:
         raise PipelineInterrupted(runner.stopping)

@@ -188,7 +188,7 @@ class Manifest(Foreign):
     metrics: Annotated[Document, _With(Metrics)]
     facts: Document
     seconds: Seconds | None = None
-    execution: Execution = Execution()
+    execution: Execution = Field(default_factory=Execution)
     versions: dict[str, str] = Field(default_factory=dict)  # of Python and the libraries
     created: str = ""
     # At the end of a training segment

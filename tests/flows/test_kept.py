@@ -54,8 +54,9 @@ class Parts:
     def with_options(self, **_: Any) -> Parts:
         return self
 
-    def submit(self, name: str, session: Session) -> Any:
+    def submit(self, name: str, session: Session, *, wait_for: list[Any], return_state: bool) -> Any:
         node = session.runner.plan.graph.nodes[name]
+        assert {future.name for future in wait_for} == session.needs(name)
         if name == self.stop:
             raise KeyboardInterrupt
         # before it is made
@@ -63,7 +64,8 @@ class Parts:
         commit(session.runner.plan, node)
         self.made.append((node.path, node.end_step))
         state = SimpleNamespace(is_completed=lambda: True)
-        return SimpleNamespace(state=state, wait=lambda: None, add_done_callback=lambda call: call(None))
+        future = {"state": state, "wait": lambda: None, "add_done_callback": lambda call: call(None)}
+        return SimpleNamespace(name=name, **future)
 
 
 def commit(plan: Plan, node: Node) -> None:

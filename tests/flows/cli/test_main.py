@@ -1,8 +1,9 @@
-"""Errors that nobody expected, at the end of the command line."""
+"""What the command line loads, and errors that nobody expected."""
 
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 
 import pytest
@@ -35,3 +36,17 @@ def test_what_is_printed_of_an_unexpected_error_and_of_a_warning_holds_no_secret
     assert ("Traceback" in printed) == bool(options)
     assert "a/b@h" not in printed
     assert caplog.messages == ["https://h/x?sig=*** failed"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"]])
+def test_help_loads_no_spec_planner_or_store(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom flows.cli.__main__ import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "names = ('pydantic', 'fsspec', 'yaml', 'infra.store', 'flows.planning', 'torch', 'prefect')\n"
+        "print([name for name in names if name in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
