@@ -32,7 +32,7 @@ from apertus_model.data.preferences.sequence_writer import SequenceWriter
 from apertus_model.data.rows import Row, read_units, write_unit
 from apertus_model.data.tokens.stream import Split
 from apertus_model.progress import Progress
-from apertus_model.stages.prompts import COPIED_FACTS
+from apertus_model.stages.prompts import facts_of_tokenizer
 from apertus_model.stop import StopSignal
 from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work import Result, run_units
@@ -71,11 +71,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             " have chosen and rejected"
         )
     progress.log(summary)
-    facts = attempt.input_artifact("conversations:0").manifest.facts
-    copied = {name: facts[name] for name in COPIED_FACTS}
-    if copied["pad_id"] is None:  # padding has no rewards
-        copied["pad_id"] = copied["eos_id"]
-    attempt.commit(metrics=metrics, facts=copied)
+    attempt.commit(metrics=metrics, facts=facts_of_tokenizer(attempt))
 
 
 def write_pairs(rows: Iterable[Row], folder: Path, split: Split) -> tuple[Counter[str], list[str]]:

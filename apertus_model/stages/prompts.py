@@ -69,11 +69,15 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             f" {part.max_tokens}, lower max_new_tokens {part.max_new_tokens}, or use other conversations"
         )
     progress.log(summary)
-    first = attempt.input_artifact("conversations:0").manifest.facts
-    copied = {name: first[name] for name in COPIED_FACTS}
-    if copied["pad_id"] is None:  # an imported tokenizer may have none; padding is masked everywhere
-        copied["pad_id"] = copied["eos_id"]
-    attempt.commit(metrics=dict(counts), facts=copied | facts)
+    attempt.commit(metrics=dict(counts), facts=facts_of_tokenizer(attempt) | facts)
+
+
+def facts_of_tokenizer(attempt: Attempt) -> dict[str, Any]:
+    """What the conversations state of their tokenizer. One without a token for padding, as an imported one
+    may be, pads with the end of documents: padding has neither labels nor rewards."""
+    stated = attempt.input_artifact("conversations:0").manifest.facts
+    copied = {name: stated[name] for name in COPIED_FACTS}
+    return copied | {"pad_id": copied["eos_id"] if copied["pad_id"] is None else copied["pad_id"]}
 
 
 class ConversationReader(ABC):

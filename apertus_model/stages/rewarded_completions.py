@@ -21,7 +21,7 @@ from apertus_model.data.preferences.sequence_writer import SequenceWriter
 from apertus_model.data.rows import Row, read_units, to_line
 from apertus_model.progress import Progress
 from apertus_model.stages.pairs import histogram_of
-from apertus_model.stages.prompts import COPIED_FACTS, ConversationReader, prompt_id
+from apertus_model.stages.prompts import ConversationReader, facts_of_tokenizer, prompt_id
 from apertus_model.stop import StopSignal
 from apertus_model.work import run_units
 from infra.store import Attempt
@@ -62,10 +62,6 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     for name in names:
         attempt.put(attempt.workdir / name, name)
     progress.log(f"{len(found)} completions; {summary}")
-    facts = attempt.input_artifact("conversations:0").manifest.facts
-    copied = {name: facts[name] for name in COPIED_FACTS}
-    if copied["pad_id"] is None:  # padding has no labels
-        copied["pad_id"] = copied["eos_id"]
     metrics = {
         "completions": len(found),
         "tokens": sum(writer.lengths),
@@ -73,7 +69,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         "mean_quantile": float(np.mean(found)),
         "quantile_histogram": histogram_of(found).tolist(),
     }
-    attempt.commit(metrics=metrics, facts=copied | {"sequences": len(found)})
+    attempt.commit(metrics=metrics, facts=facts_of_tokenizer(attempt) | {"sequences": len(found)})
 
 
 class CompletionReader(ConversationReader):
