@@ -79,12 +79,12 @@ def _by_stage(
         stage = next((stage for stage in stages if path.startswith(f"stages.{stage}.")), "")
         rest = path.removeprefix(f"stages.{stage}.") if stage else path
         alike.setdefault((pipeline.family(stage) if stage else "", rest), []).append((stage, pair))
-    found: dict[str, dict[str, tuple[Any, Any]]] = {}
+    differences: dict[str, dict[str, tuple[Any, Any]]] = {}
     for (family, rest), members in alike.items():
         same = len(members) > 1 and len({repr(pair) for _, pair in members}) == 1
         for stage, pair in [(family, members[0][1])] if same else members:
-            found.setdefault(stage, {})[rest] = pair
-    return found
+            differences.setdefault(stage, {})[rest] = pair
+    return differences
 
 
 def _fields(pipeline: Pipeline, common: dict[str, set[str]]) -> dict[str, Any]:

@@ -41,11 +41,11 @@ def notes(
     `TOLERANCE`. `available` returns the training tokens of a part of a corpus, and whether the number is
     exact rather than a bound."""
     waiting = graph.waits_for()
-    found = []
+    texts = []
     if graph.unavailable:
         duplicates = graph.duplicates()
         count = sum(bool(unavailable) and name not in duplicates for name, unavailable in waiting.items())
-        found.append(
+        texts.append(
             f"unavailable: {some_of(list(graph.unavailable))}; the fingerprints of"
             f" {counted(count, 'part')} are provisional, and running them needs these inputs"
         )
@@ -58,7 +58,7 @@ def notes(
         if not artifact.complete:
             bound, _ = available(graph, store, node)
             if declared.tokens is not None and bound < declared.tokens.amount:
-                found.append(
+                texts.append(
                     f"source {name} declares {declared.tokens.amount:,} tokens; its files can hold {bound:,}"
                     " at most"
                 )
@@ -70,8 +70,8 @@ def notes(
             }
             for what, stated in sizes.items():
                 if stated is not None and abs(metrics.get(what, stated) - stated) > TOLERANCE * stated:
-                    found.append(
+                    texts.append(
                         f"source {name} declares {stated:,} {what}; '{node.name}' has {metrics[what]:,}"
                         f" ({metrics[what] / stated:.2f})"
                     )
-    return found
+    return texts

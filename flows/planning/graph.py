@@ -133,15 +133,15 @@ class Graph:
 
     def waits_for(self) -> dict[str, tuple[str, ...]]:
         """For each part, the unavailable inputs that it reads, directly or through other parts."""
-        found: dict[str, tuple[str, ...]] = {}
+        waiting: dict[str, tuple[str, ...]] = {}
         for name, node in self.nodes.items():  # inputs first
-            read = [found[read.node] if read.node else (read.name,) for read in node.inputs.values()]
-            found[name] = tuple(
+            read = [waiting[read.node] if read.node else (read.name,) for read in node.inputs.values()]
+            waiting[name] = tuple(
                 dict.fromkeys(
                     unavailable for names in read for unavailable in names if unavailable in self.unavailable
                 )
             )
-        return found
+        return waiting
 
     def provisional(self, pipeline: Pipeline) -> set[str]:
         """The parts whose fingerprints will change, since they depend on an `@best:` reference or a selection
@@ -159,11 +159,11 @@ class Graph:
             for name, stage in pipeline.stages.items()
             if any(unknown(use.reference) for use in uses(name, stage))
         }
-        found = {name for name, unavailable in self.waits_for().items() if unavailable}
+        unknown_parts = {name for name, unavailable in self.waits_for().items() if unavailable}
         for name, node in self.nodes.items():  # inputs first
-            if node.stage in stages or found & {*self.parents(node)}:
-                found.add(name)
-        return found
+            if node.stage in stages or unknown_parts & {*self.parents(node)}:
+                unknown_parts.add(name)
+        return unknown_parts
 
     def starts(self, pipeline: Pipeline) -> list[tuple[Node, Node, int]]:
         """Every known checkpoint that a part reads, as (part, part that makes the checkpoint, step)."""

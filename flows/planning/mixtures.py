@@ -40,11 +40,11 @@ def learned_in(store: Store) -> LearnedWeights:
 
 def corpora(graph: Graph, name: str) -> list[Input]:
     """The corpora of a mixture, each once."""
-    found: dict[str, Input] = {}
+    by_fingerprint: dict[str, Input] = {}
     for read in sources(graph.nodes[name]):
         for corpus in corpora(graph, read.node or "") if read.kind == "mixture" else [read]:
-            found.setdefault(corpus.fingerprint, corpus)
-    return [found[fingerprint] for fingerprint in sorted(found)]
+            by_fingerprint.setdefault(corpus.fingerprint, corpus)
+    return [by_fingerprint[fingerprint] for fingerprint in sorted(by_fingerprint)]
 
 
 def shares(
@@ -53,7 +53,7 @@ def shares(
     """The share of each corpus, by fingerprint, in the samples of a mixture. `tokens` is called only under
     `proportional`; learned weights that are not known yet count as equal."""
     node, part = graph.nodes[name], _part(graph, name)
-    found: dict[str, Fraction] = {}
+    sums: dict[str, Fraction] = {}
     weights = part.weights
     if part.learned and (known := learned(graph.nodes[node.inputs["learned"].name])) is not None:
         weights = [known[position] for position in part.learned]
@@ -65,9 +65,9 @@ def shares(
         )
         size = tokens(graph.nodes[read.node or ""]) if part.proportional else 1
         for fingerprint, share in inner.items():
-            found[fingerprint] = found.get(fingerprint, Fraction(0)) + weight * size * share
-    total = sum(found.values())
-    return {fingerprint: share / total for fingerprint, share in found.items()} if total else found
+            sums[fingerprint] = sums.get(fingerprint, Fraction(0)) + weight * size * share
+    total = sum(sums.values())
+    return {fingerprint: share / total for fingerprint, share in sums.items()} if total else sums
 
 
 def _part(graph: Graph, name: str) -> MixturePart:
@@ -90,10 +90,10 @@ def limits(graph: Graph, pipeline: Pipeline, stage_name: str) -> dict[str, float
     """The passes over each corpus, by fingerprint, that a mixture allows: the `max_repetition` of the
     outermost weight that states one, else that of the mixture that names the corpus; for a corpus on several
     paths, the least of these."""
-    found: dict[str, float] = {}
+    least: dict[str, float] = {}
     for corpus, limit in _limits(graph, pipeline, stage_name, None):
-        found[corpus] = min(limit, found.get(corpus, limit))
-    return found
+        least[corpus] = min(limit, least.get(corpus, limit))
+    return least
 
 
 def _limits(

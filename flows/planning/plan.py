@@ -119,8 +119,8 @@ class Plan:
     def named(self, name: str, where: str) -> list[Node]:
         """The part with this name, or all parts of the stage with it. SpecError at `where` for neither."""
         nodes = self.graph.nodes
-        if found := [nodes[name]] if name in nodes else self.graph.of(name):
-            return found
+        if parts := [nodes[name]] if name in nodes else self.graph.of(name):
+            return parts
         fix = did_you_mean(name, [*self.pipeline.stages, *nodes])
         raise SpecError.of((), f"there is no stage '{name}'", fix, where)
 
@@ -157,7 +157,7 @@ class Plan:
             "notes": self.graph.notes,
             "tasks": self.graph.tasks,
         }
-        document["declared"] = {name: found.to_json() for name, found in self.graph.unavailable.items()}
+        document["declared"] = {name: files.to_json() for name, files in self.graph.unavailable.items()}
         document["source_usage"] = [usage.to_json() for usage in self.source_usage]
         return document | {"estimates": self.estimates.to_json(masked_by_hash)} | self.advice.to_json()
 

@@ -54,7 +54,7 @@ class SourceUsage:
 def usages(graph: Graph, pipeline: Pipeline, store: Store) -> list[SourceUsage]:
     """The usage of each source by each training stage, at the segment of the stage with the highest use."""
     sources = _Sources(graph, store)
-    found: dict[tuple[str, str], SourceUsage] = {}
+    highest: dict[tuple[str, str], SourceUsage] = {}
     for node in graph.nodes.values():
         if node.segment is None or "mixture" not in node.inputs:
             continue
@@ -94,16 +94,16 @@ def usages(graph: Graph, pipeline: Pipeline, store: Store) -> list[SourceUsage]:
                 sequence_length=length,
                 shortfall=shortfall,
             )
-            before = found.get((node.stage, corpus.name))
+            before = highest.get((node.stage, corpus.name))
             if before is None or usage.passes / limit >= before.passes / before.allowed:
-                found[node.stage, corpus.name] = usage
-    return list(found.values())
+                highest[node.stage, corpus.name] = usage
+    return list(highest.values())
 
 
-def problems(found: list[SourceUsage]) -> list[Problem]:
+def problems(uses: list[SourceUsage]) -> list[Problem]:
     """A problem for each use beyond its limit, with what to change."""
     refused = []
-    for usage in found:
+    for usage in uses:
         if usage.passes > usage.allowed:
             known = "holds" if usage.exact else "is declared with" if usage.declared else "can hold at most"
             available = f"{known} {usage.available:,} training tokens"

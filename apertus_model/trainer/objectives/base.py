@@ -104,8 +104,8 @@ class Objective(ABC):
     ) -> MicroBatchLoss:
         """Runs the forward pass of a micro-batch, with its loss, if layers are not split into a pipeline."""
         loss_fn = partial(self.loss, batch=batch)
-        found: MicroBatchLoss = model(tokens, **batch.arguments, labels=labels, loss_fn=loss_fn)
-        return found
+        loss: MicroBatchLoss = model(tokens, **batch.arguments, labels=labels, loss_fn=loss_fn)
+        return loss
 
     @abstractmethod
     def loss(

@@ -50,10 +50,10 @@ def build(
     best: dict[str, int] = {}
     while True:
         graph = _build(pipeline, store, on_read, best, ask_network)
-        found = best_steps(graph, pipeline, store)
-        if found == best:
+        known = best_steps(graph, pipeline, store)
+        if known == best:
             return graph
-        best = found  # stages that start from a best checkpoint now have another parent
+        best = known  # stages that start from a best checkpoint now have another parent
 
 
 def _build(
@@ -71,9 +71,9 @@ def _build(
     if builder.problems:
         raise SpecError(builder.problems)
     models = {
-        name: imported(name, found.model, context=found.context, chat=found.chat)
-        for name, found in builder.graph.models.items()
-        if found.model is not None
+        name: imported(name, model.model, context=model.context, chat=model.chat)
+        for name, model in builder.graph.models.items()
+        if model.model is not None
     }
     builder.graph.trajectories = resolve(pipeline, names, best, models)
     for name in names:

@@ -94,9 +94,9 @@ class Builder:
         ]
 
     def problem(self, path: FieldPath, message: str, fix: str = "") -> None:
-        found = Problem(path, message, fix)
-        if found not in self.problems:
-            self.problems.append(found)
+        new = Problem(path, message, fix)
+        if new not in self.problems:
+            self.problems.append(new)
 
     def unreadable(self, path: FieldPath, error: SourceError, fix: str, url: str) -> None:
         """Adds the problem of files that cannot be read. Where they are local, the fix says where a relative
@@ -181,12 +181,12 @@ class Builder:
     def shortest(self, conversations: Iterable[Input], split: str, what: str = "shortest") -> int:
         """The tokens of the shortest conversation of a split, or of the shortest prompt (`shortest_prompt`);
         0 until all parts are stored."""
-        found = []
+        lengths = []
         for read in conversations:
             artifact = Artifact(self.store, self.graph.nodes[read.name].path)
             metrics = artifact.manifest.metrics if artifact.complete else {}
-            found.append(metrics.get(split, {}).get(what, 0))
-        return min(found)
+            lengths.append(metrics.get(split, {}).get(what, 0))
+        return min(lengths)
 
     def checkpoint(self, ref: Reference, path: FieldPath) -> tuple[Input, Trajectory]:
         """A checkpoint, and its trajectory. For a selection, the chosen checkpoint, or the selection itself

@@ -32,17 +32,17 @@ FOLDER = "name a folder with config.json, safetensors and a tokenizer."
 def add_classifier(builder: Builder, name: str) -> None:
     """Adds a part for each source, and one for the classifier."""
     stage = cast(ClassifierStage, builder.pipeline.stages[name])
-    found = [
+    labelled = [
         (_features(builder, name, source, labelled.label_column), labelled.label)
         for source, labelled in stage.sources.items()
     ]
-    found.sort(key=lambda pair: (pair[0].fingerprint, pair[1] or ""))
-    inputs = {f"source:{index}": read for index, (read, _) in enumerate(found)}
+    labelled.sort(key=lambda pair: (pair[0].fingerprint, pair[1] or ""))
+    inputs = {f"source:{index}": read for index, (read, _) in enumerate(labelled)}
     if stage.reference is not None:
         inputs["reference"] = _features(builder, name, stage.reference, None)
     part = ClassifierPart(
         training=stage.training,
-        labels=[label for _, label in found],
+        labels=[label for _, label in labelled],
         validation=stage.validation,
         balance=stage.balance,
         by_language=stage.by_language,
@@ -100,7 +100,7 @@ def encoder_folder(builder: Builder, stage: str, training: Perceptron) -> Input:
 def scores(builder: Builder, name: str, source: str) -> dict[str, Input]:
     """Adds the scores that a source's filters need, each as a part of the stage; returns them by role."""
     stage = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[name])
-    found: dict[str, Input] = {}
+    inputs_of_steps: dict[str, Input] = {}
     for step, chosen in scored(stage.sources[source].filters).items():
         at: FieldPath = ("stages", name, "sources", source, "filters", step)
         if chosen.column in builder.pipeline.sources[source].metadata:
@@ -108,8 +108,8 @@ def scores(builder: Builder, name: str, source: str) -> dict[str, Input]:
             builder.problem((*at, "column"), message, "set another column.")
         part, inputs = _scores_part(builder, stage.files_per_task, name, source, chosen, at)
         label = f"{name}/{source}/scores-{step + 1}"
-        found[f"scores:{step}"] = reads(builder.node(label, name, part, inputs, kind="scores"))
-    return found
+        inputs_of_steps[f"scores:{step}"] = reads(builder.node(label, name, part, inputs, kind="scores"))
+    return inputs_of_steps
 
 
 def _scores_part(
@@ -193,7 +193,7 @@ def _check_stage(
 
 def _folder(builder: Builder, key: str, url: str, path: FieldPath) -> Input:
     """A Hugging Face folder as an input, checked for safetensors, a tokenizer and config.json."""
-    found = builder.folder(key, url, CLASSIFIER_FILES, path, FOLDER)
+    read = builder.folder(key, url, CLASSIFIER_FILES, path, FOLDER)
     if (listing := builder.graph.listings.get(key)) is not None:
         names = [file.path for file in listing.files]
         for what, ends in (
@@ -204,7 +204,7 @@ def _folder(builder: Builder, key: str, url: str, path: FieldPath) -> Input:
             if not any(one.endswith(ends) for one in names):
                 message = f"{url} has no {what}; it has {', '.join(names[:6])}"
                 builder.problem(path, message, f"{FOLDER} Weights in other files (.bin) are never opened.")
-    return found
+    return read
 
 
 def _check_label(builder: Builder, listing: Listing, model: ScoreModel, path: FieldPath) -> None:

@@ -134,7 +134,7 @@ def excluded(
         taken += [
             (segment, step) for segment, step in drawn.carried if _stage_of(graph, segment) == node.stage
         ]
-    found: dict[str, ConsumedSamples] = {}
+    before_segment: dict[str, ConsumedSamples] = {}
     mine = {corpus.fingerprint for corpus in corpora(graph, node.name)}
     for segment, step in taken:
         for consumed in _consumed_in(segment, step):
@@ -156,11 +156,11 @@ def excluded(
                 fix = f"use seed: {_seed(other)} here too; the order of a source's windows depends on it."
                 builder.problem(("stages", node.stage, "seed"), f"{message}, in another order", fix)
             else:
-                before = found.get(consumed.mixture.fingerprint, consumed)
-                found[consumed.mixture.fingerprint] = (
+                before = before_segment.get(consumed.mixture.fingerprint, consumed)
+                before_segment[consumed.mixture.fingerprint] = (
                     consumed if consumed.samples >= before.samples else before
                 )
-    return found
+    return before_segment
 
 
 def _consumed_in(node: Node, step: int) -> list[ConsumedSamples]:

@@ -79,14 +79,14 @@ def learned_sources(builder: Builder, name: str, learned: Learned) -> tuple[list
     weights = reads(segment, segment.end_step)
     if learned.sources is None:
         return [(source, position) for position, source in enumerate(weighted)], weights
-    found = {source.fingerprint: position for position, source in enumerate(weighted)}
+    position_of = {source.fingerprint: position for position, source in enumerate(weighted)}
     chosen = []
     for source, domain in learned.sources.items():
         named = builder.part(domain.as_).fingerprint
-        if named not in found:
+        if named not in position_of:
             path = ("stages", name, "learned", "sources", source)
             message = f"'{learned.from_}' learns no weight for '{domain.as_}'"
             fix = did_you_mean(str(domain.as_), [one.name for one in weighted])
             builder.problem(path, message, fix)
-        chosen.append((builder.part(Reference.parse(source)), found.get(named, 0)))
+        chosen.append((builder.part(Reference.parse(source)), position_of.get(named, 0)))
     return chosen, weights

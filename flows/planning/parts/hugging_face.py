@@ -25,7 +25,7 @@ from specs.units import Reference
 def open_models(builder: Builder) -> dict[str, HubModel]:
     """All Hugging Face models that a recipe names. A mistake in a model is a problem at the first field that
     names it."""
-    found: dict[str, HubModel] = {}
+    models: dict[str, HubModel] = {}
     tried: set[str] = set()
     for name, stage in builder.pipeline.stages.items():
         for path, ref in checkpoints(name, stage):
@@ -34,17 +34,17 @@ def open_models(builder: Builder) -> dict[str, HubModel]:
             tried.add(str(ref))
             declared = builder.pipeline.assumed_inputs.models.get(str(ref))
             try:
-                found[str(ref)] = open_model(
+                models[str(ref)] = open_model(
                     ref.hugging_face, download=declared is None or builder.ask_network
                 )
             except SourceError as error:
                 if declared is None:
                     builder.unreadable(path, error, FIX, ref.hugging_face)
                 else:
-                    found[str(ref)] = _absent(builder, ref, declared, str(error), path)
+                    models[str(ref)] = _absent(builder, ref, declared, str(error), path)
             except HuggingFaceError as error:
                 builder.problem(path, str(error), f"correct its files, or {FIX}")
-    return found
+    return models
 
 
 def check_other_models(builder: Builder) -> None:

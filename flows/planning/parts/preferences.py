@@ -335,8 +335,8 @@ def _judge_inputs(
         return inputs
     at = (*path, "judge", "from")
     if judge.from_.hugging_face is not None:
-        found = builder.graph.models[str(judge.from_)]
-        chat, context = found.chat, found.context
+        asked = builder.graph.models[str(judge.from_)]
+        chat, context = asked.chat, asked.context
         model = builder.kept_folder(judge.from_, name, at, "judge")
     else:
         checkpoint, trajectory = builder.checkpoint(judge.from_, at)
@@ -362,11 +362,11 @@ def preference_inputs(builder: Builder, stage: PreferenceTraining, phase: Phase)
     several = len(stage.preferences) > 1
     inputs: dict[str, Input] = {}
     for number, name in enumerate(stage.preferences):
-        found = {
+        of_set = {
             "pairs": _of_kind(builder, name, "pairs", "rewarded_completions"),
             "log_probabilities": _of_kind(builder, name, "log_probabilities"),
         }
-        inputs |= {f"{role}:{number}" if several else role: reads(node) for role, node in found.items()}
+        inputs |= {f"{role}:{number}" if several else role: reads(node) for role, node in of_set.items()}
     if several:
         part_name = f"{phase.stage}/distinct_prompts"
         node = builder.graph.nodes.get(part_name)

@@ -204,10 +204,10 @@ def add_rewrite(builder: Builder, name: str) -> None:
 def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]:
     """The kept checkpoint with the lowest value for each `@best:` reference whose stage has finished, and the
     chosen candidate for each selection that has finished. Adds a note for each that is not known yet."""
-    found: dict[str, int] = {}
+    steps: dict[str, int] = {}
     for node in [node for node in graph.nodes.values() if node.kind == "select"]:
         if (choice := node.artifact(store)).complete:
-            found[node.name] = int(choice.metric("chosen"))
+            steps[node.name] = int(choice.metric("chosen"))
         elif any(read.node == node.name for other in graph.nodes.values() for read in other.inputs.values()):
             note = f"'{node.name}' is chosen when its candidates have finished; until then it is planned as"
             graph.notes.append(f"{note} {cast(SelectPart, node.part).names[0]}")
@@ -238,8 +238,8 @@ def best_steps(graph: Graph, pipeline: Pipeline, store: Store) -> dict[str, int]
             values = {c.step: value for c in kept if (value := c.validation_loss(ref.best)) is not None}
             if not values:
                 raise _nothing_measured(path, ref, kept)
-            found[str(ref)] = min(values, key=lambda step: (values[step], step))
-    return found
+            steps[str(ref)] = min(values, key=lambda step: (values[step], step))
+    return steps
 
 
 def _nothing_measured(path: FieldPath, ref: Reference, kept: list[Checkpoint]) -> SpecError:

@@ -132,7 +132,7 @@ def add_labelled_pairs(
 def packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajectory) -> dict[str, Input]:
     """The rows of packed documents, for best-fit packing only: one part per corpus, shared by the phases of
     the stage."""
-    found: dict[str, Input] = {}
+    rows: dict[str, Input] = {}
     for index, corpus in enumerate(
         corpora(builder.graph, mixture.name) if trajectory.settings.packing == "best-fit" else []
     ):
@@ -141,5 +141,5 @@ def packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajector
         if node is None:
             part = PackingPart(sequence_length=trajectory.settings.sequence_length)
             node = builder.node(name, phase.stage, part, {"corpus": corpus}, kind="packing")
-        found[f"packed:{index}"] = reads(node)
-    return found
+        rows[f"packed:{index}"] = reads(node)
+    return rows
