@@ -8,8 +8,8 @@ counts if it also names the value: what only passes on whatever it is given does
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import re
 import shutil
 import subprocess
 import sys
@@ -30,31 +30,41 @@ SEGMENT = "pretrain/1"
 RATE = 0.0051234  # no other number of the recipe
 OVERRIDES = [f"stages.pretrain.optimizer.lr={RATE}", "stages.pretrain.schedule={}"]
 WALKS = {
-    "rate": ("a learning rate, from YAML to the optimizer, and to the report", r"\blr\b|\brate\b"),
-    "metric": ("a loss, from its step to the report", r"\bloss\b"),
-    "token": ("a token, from its file to the loss", r"\b(tokens?|input|labels)\b"),
+    "rate": (
+        "a learning rate, from YAML to the optimizer",
+        ("lr", "rate"),
+        "apertus_model/optimizers/ademamix.py",
+    ),
+    "metric": ("a loss, from its step to the report", ("loss",), ""),
+    "token": (
+        "a token, from its file to the loss",
+        ("token", "tokens", "input", "labels"),
+        "apertus_model/losses/cross_entropy.py",
+    ),
 }
-"""Title, and what a file calls the value."""
+"""Title; what a file calls the value; the file at which the walk ends."""
 
 
 class Walk:
     """The forms and files of a value, in the order in which the program comes to them."""
 
     def __init__(self, name: str, holds: Callable[[Any], bool]) -> None:
-        self.title, self._named = WALKS[name]
+        self.title, self._names, self._end = WALKS[name]
         self._holds = holds
+        self._ended = False
         self.forms: dict[str, None] = {}
         self.files: dict[str, None] = {}
 
     def __call__(self, frame: FrameType, event: str, result: Any) -> None:
         file = frame.f_code.co_filename
-        if event != "return" or not file.startswith(PRODUCT):
+        if event != "return" or self._ended or not file.startswith(PRODUCT):
             return
         for value in [*frame.f_locals.values(), result]:
             forms = list(self._forms(value))
             if forms or self._holds(value):
                 self.files.setdefault(file.removeprefix(f"{ROOT}/"))
                 self.forms.update(dict.fromkeys(forms))
+        self._ended = self._end in self.files
 
     def _forms(self, value: Any) -> Iterator[str]:
         kind = type(value)
@@ -68,8 +78,8 @@ class Walk:
 
     @property
     def naming(self) -> list[str]:
-        """The files that name the value."""
-        return [file for file in self.files if re.search(self._named, (ROOT / file).read_text())]
+        """The files whose code names the value."""
+        return [file for file in self.files if any(name in self._names for name in _names(ROOT / file))]
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -80,6 +90,14 @@ class Walk:
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
+
+
+def _names(file: Path) -> Iterator[str]:
+    """The names, fields and texts in the code of a file."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        for field in ("id", "attr", "arg", "value"):
+            if isinstance(name := getattr(node, field, None), str):
+                yield name
 
 
 def train(store: str, walk: Walk) -> None:

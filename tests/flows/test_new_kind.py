@@ -201,7 +201,7 @@ LOSS_RECIPE = (
     budget: 1 steps
     optimizer: {name: adamw, lr: 1e-3}
 """
-).replace("sources: {code:", "sources: {pairs: {url: pairs.jsonl, format: conversations}, code:")
+).replace("sources: {code:", "sources: {pairs: {url: pairs.jsonl, format: chat}, code:", 1)
 
 
 class Apertus:
