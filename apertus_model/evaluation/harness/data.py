@@ -167,12 +167,11 @@ def lay_out(view: Path, files: Iterable[tuple[str, Path | bytes]]) -> None:
 def library_arguments(view: Path, name: str | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments by which `datasets` finds a subset in a local folder: by the card's `configs:`, else by
     the name of a folder, which is how the Hub lays out converted data sets."""
-    found = dict(arguments)
     named = card_subsets(view)
     folder = name or "default"
-    if folder not in named and (view / folder).is_dir() and "data_dir" not in found:
-        return {**found, "data_dir": folder}
-    return {**found, "name": name}
+    if folder not in named and (view / folder).is_dir() and "data_dir" not in arguments:
+        return {**arguments, "data_dir": folder}
+    return {**arguments, "name": name}
 
 
 def card_subsets(view: Path) -> list[str]:
@@ -231,11 +230,11 @@ class Snapshot:
                     has = ", ".join(map(str, files)) or "none"
                     return f"no split {split}{_of(reads)}; it has {has}"
                 path = Path(next(iter(files[split]))).resolve()
-                if (found := self._columns(path.relative_to(base).as_posix())) is not None and (
-                    lacking := [column for column in reads.columns if column not in found]
+                if (columns := self._columns(path.relative_to(base).as_posix())) is not None and (
+                    lacking := [column for column in reads.columns if column not in columns]
                 ):
                     where = f"split {split}{_of(reads)}"
-                    return f"no column {', '.join(lacking)} in {where}; it has {', '.join(found)}"
+                    return f"no column {', '.join(lacking)} in {where}; it has {', '.join(columns)}"
         return None
 
     def _has(self, name: str) -> bool:
