@@ -16,7 +16,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
-from unittest import mock
 
 import fsspec
 import yaml
@@ -65,6 +64,8 @@ class Snapshots:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Within the block, `datasets.load_dataset`, `requests.get` and NLTK read from the folder."""
+        from unittest import mock
+
         import datasets
         import requests
 
