@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from infra.store import Store
@@ -62,30 +62,10 @@ def model_card(
     weights = lineage(store, checkpoint.path or "", checkpoint.step, of_weights)
     trained = [ancestor for ancestor in weights if ancestor.kind in (*TRAINING, "merge", "import_model")]
     sources = [ancestor for ancestor in ancestors if ancestor.kind in ("corpus", "conversations")]
-    tokens = sum(ancestor.tokens for ancestor in trained)
-    chat = any(ancestor.kind in CHAT or ancestor.spec.get("chat") is True for ancestor in trained)
-    reward, own = model.head == "reward", own_class(model)
-    begun = [f"{_cell(name)} (licence: {_cell(licence)})" for name, licence in map(_origin, trained) if name]
     sections = [
         _front_matter(sources, model),
         f"# {title}: {checkpoint.name}\n",
-        f"A {'reward' if reward else 'decoder-only language'} model of the Apertus architecture with"
-        f" {model.parameters:,} parameters,"
-        f" trained on {tokens:,} tokens"
-        + (f" beginning with {' and '.join(begun)}; " if begun else "; ")
-        + f"context of {sequence_length:,} tokens"
-        + (
-            ". `AutoModelForSequenceClassification` with `trust_remote_code=True` gives the reward of a"
-            " conversation, rendered by `tokenizer.apply_chat_template`. transformers' own"
-            " `AutoModelForTokenClassification` opens it without code: the reward is then the output at the"
-            " last token."
-            if reward
-            else ", with a chat template (`tokenizer.apply_chat_template`)."
-            if chat
-            else ". It continues text and follows no instructions."
-        )
-        + (NEEDS.format(release=LEAST_TRANSFORMERS) if own is None else OWN_CODE.format(file=own.file))
-        + " This page was made from the record of its training.\n",
+        _summary(model, trained, sequence_length),
         "## Architecture\n",
         _table(("", ""), _architecture(model)),
         "## Training\n",
@@ -111,21 +91,7 @@ def model_card(
                 (_planted_row(source, record) for source, record in planted),
             ),
         ]
-    preferences = [
-        ancestor
-        for ancestor in ancestors
-        if ancestor.kind in ("prompts", "model_folder", "completions", "rewards", "pairs")
-    ]
-    if preferences:
-        sections += [
-            "## Preference data\n",
-            _table(("part", "settings", "result"), map(_preference_row, preferences)),
-        ]
-    if asked := [(part.name, *made) for part in preferences if (made := _asked(store, part)) is not None]:
-        sections += [
-            "Models that answered and scored:\n",
-            _table(("part", "model", "licence"), asked),
-        ]
+    sections += _preference_data(store, ancestors)
     if evaluations:
         sections += ["## Evaluation\n", *(_evaluation(store, evaluation) for evaluation in evaluations)]
     sections += [
@@ -134,6 +100,44 @@ def model_card(
         _versions(ancestors),
     ]
     return "\n".join(sections)
+
+
+def _summary(model: ModelSpec, trained: Sequence[Ancestor], sequence_length: int) -> str:
+    """What the model is, what it was trained on, and how it is opened."""
+    tokens = sum(ancestor.tokens for ancestor in trained)
+    chat = any(ancestor.kind in CHAT or ancestor.spec.get("chat") is True for ancestor in trained)
+    reward, own = model.head == "reward", own_class(model)
+    begun = [f"{_cell(name)} (licence: {_cell(licence)})" for name, licence in map(_origin, trained) if name]
+    return (
+        f"A {'reward' if reward else 'decoder-only language'} model of the Apertus architecture with"
+        f" {model.parameters:,} parameters,"
+        f" trained on {tokens:,} tokens"
+        + (f" beginning with {' and '.join(begun)}; " if begun else "; ")
+        + f"context of {sequence_length:,} tokens"
+        + (
+            ". `AutoModelForSequenceClassification` with `trust_remote_code=True` gives the reward of a"
+            " conversation, rendered by `tokenizer.apply_chat_template`. transformers' own"
+            " `AutoModelForTokenClassification` opens it without code: the reward is then the output at the"
+            " last token."
+            if reward
+            else ", with a chat template (`tokenizer.apply_chat_template`)."
+            if chat
+            else ". It continues text and follows no instructions."
+        )
+        + (NEEDS.format(release=LEAST_TRANSFORMERS) if own is None else OWN_CODE.format(file=own.file))
+        + " This page was made from the record of its training.\n"
+    )
+
+
+def _preference_data(store: Store, ancestors: Iterable[Ancestor]) -> Iterator[str]:
+    """The sections on completions and their rewards; none for a model without them."""
+    kinds = ("prompts", "model_folder", "completions", "rewards", "pairs")
+    if parts := [ancestor for ancestor in ancestors if ancestor.kind in kinds]:
+        yield "## Preference data\n"
+        yield _table(("part", "settings", "result"), map(_preference_row, parts))
+    if asked := [(part.name, *models) for part in parts if (models := _asked(store, part)) is not None]:
+        yield "Models that answered and scored:\n"
+        yield _table(("part", "model", "licence"), asked)
 
 
 def _front_matter(sources: Iterable[Ancestor], model: ModelSpec) -> str:

@@ -66,12 +66,12 @@ def table() -> CodeTable:
 
 def page() -> str:
     """The table as JSON, with a line for each function."""
-    made = table()
+    needs_of_code = table()
     lines = [
         f"  {json.dumps(key)}: {needs.model_dump_json(exclude_defaults=True)}"
-        for key, needs in made.functions.items()
+        for key, needs in needs_of_code.functions.items()
     ]
-    return f'{{\n "harness": "{made.harness}",\n "functions": {{\n' + ",\n".join(lines) + "\n }\n}\n"
+    return f'{{\n "harness": "{needs_of_code.harness}",\n "functions": {{\n' + ",\n".join(lines) + "\n }\n}\n"
 
 
 def code_needs(functions: Iterable[Function]) -> CodeNeeds:
@@ -250,8 +250,8 @@ def _dotted(node: ast.expr, module: _Module) -> str:
 
 
 def _constant(call: ast.Call, index: int, keyword: str = "") -> str | None:
-    stated = [one.value for one in call.keywords if keyword and one.arg == keyword]
-    value = call.args[index] if index < len(call.args) else next(iter(stated), None)
+    named = [one.value for one in call.keywords if keyword and one.arg == keyword]
+    value = call.args[index] if index < len(call.args) else next(iter(named), None)
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
 
 

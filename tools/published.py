@@ -220,7 +220,7 @@ def spent(size: str, plan: Plan) -> Iterator[Line]:
         tables.energy(whole["energy_kwh"]),
         f"{cluster.watts:g} W a GPU [P]" + ("; see below" if report else ""),
     )
-    most = max(plan.estimates.stages.values(), key=lambda found: found.largest.memory.total)
+    most = max(plan.estimates.stages.values(), key=lambda stage: stage.largest.memory.total)
     yield Line(
         "memory of a GPU",
         f"at most {cluster.device.memory / 1e9:.0f} GB: {cluster.gpu} [P]",

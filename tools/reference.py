@@ -65,15 +65,15 @@ def optimizers() -> str:
 
 def models(model: type[BaseModel] = Pipeline) -> set[type[BaseModel]]:
     """The model and all models that its fields hold."""
-    found, waiting = set(), [model]
+    seen, waiting = set(), [model]
     while waiting:
         model = waiting.pop()
-        if model not in found:
-            found.add(model)
+        if model not in seen:
+            seen.add(model)
             waiting += [
                 inner for field in model.model_fields.values() for inner in _models_in(field.annotation)
             ]
-    return found
+    return seen
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

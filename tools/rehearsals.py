@@ -71,8 +71,8 @@ def table(rehearsals: list[Rehearsal]) -> str:
 
 def main(files: list[str]) -> None:
     """Writes the table into the page."""
-    found = [Rehearsal.model_validate_json(Path(file).read_text()) for file in files]
-    PAGE.write_text(placed(PAGE.read_text(), MARK, table(found)))
+    rehearsals = [Rehearsal.model_validate_json(Path(file).read_text()) for file in files]
+    PAGE.write_text(placed(PAGE.read_text(), MARK, table(rehearsals)))
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def torchtitan() -> list[Row]:
     rows = []
 
     def add(
-        gpu: str, size: str, gpus: int, found: tuple[float, float], *settings: Any, **layout: Any
+        gpu: str, size: str, gpus: int, published: tuple[float, float], *settings: Any, **layout: Any
     ) -> None:
         segment = llama(size, gpus, *settings, **layout)
         parallel, narrow = segment.parallel, FLOAT8 in settings  # layers in float8 are compiled, too
@@ -113,10 +113,10 @@ def torchtitan() -> list[Row]:
         title += ["async" * parallel.async_tp, parallel.pp_schedule.partition("-")[0] * (parallel.pp > 1)]
         rows.append(
             Row(
-                " ".join(filter(None, title)), gpu, gpus, *found, segment,
+                " ".join(filter(None, title)), gpu, gpus, *published, segment,
                 # the loss is compiled from April 2025 on (pull requests 755 and 1033)
                 logit_bytes=4 if gpu == "H200" else 12,
-                off=UNKNOWN if gpu == "H200" else FRAGMENTS if found == FRAGMENTED else "",
+                off=UNKNOWN if gpu == "H200" else FRAGMENTS if published == FRAGMENTED else "",
                 # RMSNorm became a kernel in May 2025 (pytorch, pull request 153666); a compiler makes it one
                 fused_norms=segment.compile,
             )
@@ -133,9 +133,9 @@ def torchtitan() -> list[Row]:
     add("H100-HBM2e", "70B", 256, (829, 71.9), 16, "full", True, FLOAT8, **wide)
     wide |= {"async_tp": True}
     add("H100-HBM2e", "70B", 256, (876, 67.6), 16, "full", True, FLOAT8, **wide)
-    for schedule, found in (("1f1b", (100, 82.5)), ("interleaved-1f1b", (128, 72.7))):
+    for schedule, published in (("1f1b", (100, 82.5)), ("interleaved-1f1b", (128, 72.7))):
         layout = {"pp": 8, "pp_schedule": schedule, **wide}
-        add("H100-HBM2e", "405B", 512, found, 32, "full", True, FLOAT8, **layout)
+        add("H100-HBM2e", "405B", 512, published, 32, "full", True, FLOAT8, **layout)
     add("H200", "8B", 32, (10_938, 47.96), 2, "selective", True, FLOAT8)
     return rows
 
@@ -185,20 +185,20 @@ def rehearsed(row: Row) -> PartResult:
 
 
 def by_rehearsal(row: Row) -> Predicted:
-    found = rehearsed(row)
-    assert not found.failures, found.failures
-    speed = found.tokens_per_second_per_gpu
+    result = rehearsed(row)
+    assert not result.failures, result.failures
+    speed = result.tokens_per_second_per_gpu
     assert speed is not None
-    peaks = [rank.report.rehearsed.memory.total for rank in found.ranks if rank.report.rehearsed is not None]
+    peaks = [rank.report.rehearsed.memory.total for rank in result.ranks if rank.report.rehearsed is not None]
     return Predicted(speed, max(peaks))
 
 
-def cells(row: Row, found: Predicted) -> tuple[str, ...]:
+def cells(row: Row, expected: Predicted) -> tuple[str, ...]:
     """The cells of a line: published and predicted numbers, and the ratio of predicted to published."""
     memory = "-" if row.memory is None else f"{row.memory:.1f}"
     known = row.name, row.gpu, f"{row.gpus:,}", f"{row.speed:,.0f}", memory
-    predicted = f"{found.speed:,.0f}", f"{found.speed / row.speed:.2f}"
-    peak = (found.peak + (row.whole_logits if row.memory is not None else 0)) / GIB
+    predicted = f"{expected.speed:,.0f}", f"{expected.speed / row.speed:.2f}"
+    peak = (expected.peak + (row.whole_logits if row.memory is not None else 0)) / GIB
     ratio = "-" if row.memory is None else f"{peak / row.memory:.2f}"
     return *known, *predicted, f"{peak:.1f}", ratio, *([row.off] if row.off else [])
 
@@ -221,12 +221,12 @@ def main(arguments: list[str]) -> None:
     predict = by_formulas if FORMULAS in arguments else by_rehearsal
     chosen = [word for word in arguments if word != FORMULAS]
     rows = [row for row in (*torchtitan(), *apertus()) if all(word in row.name for word in chosen)]
-    found = []
+    lines = []
     for row in rows:
-        found.append(cells(row, predict(row)))
-        print(*found[-1], sep="  ", flush=True)
+        lines.append(cells(row, predict(row)))
+        print(*lines[-1], sep="  ", flush=True)
     if not arguments:
-        PAGE.write_text(placed(PAGE.read_text(), MARK, f"\n{text(found)}\n"))
+        PAGE.write_text(placed(PAGE.read_text(), MARK, f"\n{text(lines)}\n"))
 
 
 if __name__ == "__main__":

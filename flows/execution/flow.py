@@ -365,9 +365,9 @@ def pipeline(
     with _secrets_kept():
         if run is None:
             recipe = load(spec, overrides or [])
-            made = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))
-            check_sources(made)
-            run = Run(made, _Silent(), load_profile(os.environ.get("APERTUS_PROFILE")))
+            plan = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))
+            check_sources(plan)
+            run = Run(plan, _Silent(), load_profile(os.environ.get("APERTUS_PROFILE")))
         try:
             run_plan(run, until, only)
         except WorkerLost as error:

@@ -122,23 +122,23 @@ def rehearse(
     works = [work_of(task) for task in tasks]
     missing = {work: task for work, task in zip(works, tasks, strict=True) if work not in known}
     known |= zip(missing, run_ranks([*missing.values()], begins), strict=True)
-    found = [_beside_plan(segment, world, known[work]) for work in works]
-    seconds = [one.report.rehearsed.seconds for one in found if one.report.rehearsed is not None]
+    results = [_beside_plan(segment, world, known[work]) for work in works]
+    seconds = [one.report.rehearsed.seconds for one in results if one.report.rehearsed is not None]
     idle = max(
         (
             bubble(segment.parallel, one.report.rehearsed.micro_batches)
-            for one in found
+            for one in results
             if one.report.rehearsed
         ),
         default=0.0,
     )
-    step = max(seconds) * (1 + idle) if seconds and len(seconds) == len(found) else None
+    step = max(seconds) * (1 + idle) if seconds and len(seconds) == len(results) else None
     return PartResult(
         stage=part.node.stage,
         part=part.node.name,
         gpus=world,
         gpu=gpu,
-        ranks=found,
+        ranks=results,
         bubble=idle,
         step_seconds=step,
         tokens_per_second_per_gpu=segment.tokens_per_step / step / world if step else None,
@@ -182,11 +182,11 @@ def ranks_of(segment: Segment, world: int, ranks: Ranks | int | list[int]) -> li
     if ranks == "all kinds":
         kinds = {_kind(segment, world, stage): stage for stage in reversed(range(pp))}
         stages = sorted(kinds.values())
-    found = [stage * each for stage in stages]
+    first = [stage * each for stage in stages]
     shards = each // parallel.tp // parallel.dp_replicate
     if ranks == "all kinds" and any(size % shards for size in _sharded_rows(segment)):
-        found += [rank + (shards - 1) * parallel.tp for rank in found]
-    return sorted(set(found))
+        first += [rank + (shards - 1) * parallel.tp for rank in first]
+    return sorted(set(first))
 
 
 def _kind(segment: Segment, world: int, stage: int) -> tuple[Any, ...]:
@@ -209,14 +209,14 @@ def _beside_plan(segment: Segment, world: int, report: RankReport) -> RankResult
     stage = report.rank // (world // segment.parallel.pp)
     planned = memory_of_rank(segment, world, stage).to_json()
     operations = flops.of_rank(segment, world, stage)
-    found = report.rehearsed
+    rehearsed = report.rehearsed
     return RankResult(
         rank=report.rank,
         pipeline_rank=stage,
         planned_memory=planned,
-        memory_difference=planned["total"] / found.memory.total - 1 if found is not None else None,
+        memory_difference=planned["total"] / rehearsed.memory.total - 1 if rehearsed is not None else None,
         planned_flops=operations,
-        flops_ratio=sum(found.flops.values()) / operations if found is not None else None,
+        flops_ratio=sum(rehearsed.flops.values()) / operations if rehearsed is not None else None,
         report=report,
     )
 

@@ -89,9 +89,9 @@ def start_prefect() -> None:
 
 def _reach_this_machine_directly() -> None:
     """Requests to this machine, from child processes too, bypass a proxy that the environment names."""
-    stated = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))  # in the order of Python's clients
-    if stated != "*":
-        direct = ",".join([*filter(None, [stated]), "127.0.0.1", "localhost", "::1"])
+    hosts = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))  # in the order of Python's clients
+    if hosts != "*":
+        direct = ",".join([*filter(None, [hosts]), "127.0.0.1", "localhost", "::1"])
         os.environ |= {"no_proxy": direct, "NO_PROXY": direct}
 
 
@@ -102,10 +102,10 @@ def _check_proxies() -> None:
     try:
         httpx.Client().close()
     except (ImportError, ValueError, httpx.InvalidURL) as error:
-        stated = [name for name in os.environ if name.upper() in ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")]
+        names = [name for name in os.environ if name.upper() in ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")]
         raise ConnectionError(
             f"no client can use the proxies of the environment: {error}."
-            f" Fix: correct or unset {', '.join(sorted(stated))}"
+            f" Fix: correct or unset {', '.join(sorted(names))}"
         ) from error
 
 

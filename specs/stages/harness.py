@@ -187,8 +187,8 @@ class Harness(Spec):
 
     @model_validator(mode="after")
     def _names(self) -> Harness:
-        if taken := sorted(set(self.suites) & set(FAMILIES)):
-            raise ValueError(f"suite {taken[0]!r} has the name of other metrics; choose another name")
+        if reserved := sorted(set(self.suites) & set(FAMILIES)):
+            raise ValueError(f"suite {reserved[0]!r} has the name of other metrics; choose another name")
         return self
 
 

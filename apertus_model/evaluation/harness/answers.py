@@ -116,18 +116,18 @@ def shown(rows: Iterable[Row], higher: Mapping[str, bool]) -> list[dict[str, Any
     tasks: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         tasks[row["task"], row["filter"]].append(row)
-    found = []
-    for (task, kind), its in sorted(tasks.items()):
-        metric = _scored(its[0])
-        ranked = sorted(its, key=lambda row: _score(row, metric, higher.get(metric, True)))
+    answers = []
+    for (task, kind), answered in sorted(tasks.items()):
+        metric = _scored(answered[0])
+        ranked = sorted(answered, key=lambda row: _score(row, metric, higher.get(metric, True)))
         worst = ranked[:WORST] if metric else []
-        drawn = [row for row in sorted(its, key=_drawn) if row not in worst][:RANDOM]
-        found += [
+        drawn = [row for row in sorted(answered, key=_drawn) if row not in worst][:RANDOM]
+        answers += [
             {"task": task, "filter": kind, "chosen": chosen, "metric": metric, **_shortened(row)}
             for chosen, some in (("worst", worst), ("random", drawn))
             for row in some
         ]
-    return found
+    return answers
 
 
 def _scored(row: Row) -> str:

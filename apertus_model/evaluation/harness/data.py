@@ -16,7 +16,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
-from unittest import mock
 
 import fsspec
 import yaml
@@ -65,6 +64,8 @@ class Snapshots:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Within the block, `datasets.load_dataset`, `requests.get` and NLTK read from the folder."""
+        from unittest import mock
+
         import datasets
         import requests
 
@@ -167,12 +168,11 @@ def lay_out(view: Path, files: Iterable[tuple[str, Path | bytes]]) -> None:
 def library_arguments(view: Path, name: str | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments by which `datasets` finds a subset in a local folder: by the card's `configs:`, else by
     the name of a folder, which is how the Hub lays out converted data sets."""
-    found = dict(arguments)
     named = card_subsets(view)
     folder = name or "default"
-    if folder not in named and (view / folder).is_dir() and "data_dir" not in found:
-        return {**found, "data_dir": folder}
-    return {**found, "name": name}
+    if folder not in named and (view / folder).is_dir() and "data_dir" not in arguments:
+        return {**arguments, "data_dir": folder}
+    return {**arguments, "name": name}
 
 
 def card_subsets(view: Path) -> list[str]:
@@ -231,11 +231,11 @@ class Snapshot:
                     has = ", ".join(map(str, files)) or "none"
                     return f"no split {split}{_of(reads)}; it has {has}"
                 path = Path(next(iter(files[split]))).resolve()
-                if (found := self._columns(path.relative_to(base).as_posix())) is not None and (
-                    lacking := [column for column in reads.columns if column not in found]
+                if (columns := self._columns(path.relative_to(base).as_posix())) is not None and (
+                    lacking := [column for column in reads.columns if column not in columns]
                 ):
                     where = f"split {split}{_of(reads)}"
-                    return f"no column {', '.join(lacking)} in {where}; it has {', '.join(found)}"
+                    return f"no column {', '.join(lacking)} in {where}; it has {', '.join(columns)}"
         return None
 
     def _has(self, name: str) -> bool:

@@ -42,11 +42,11 @@ def metric_names(suite: Suite, tasks: Iterable[Task]) -> list[str]:
     for task in tasks:
         scored[task.name] = set(_of_task(suite, task))
         for group, config in task.groups.items():
-            stated = config.get("aggregate_metric_list") or []
-            aggregates[group] = stated if isinstance(stated, list) else [stated]
+            entries = config.get("aggregate_metric_list") or []
+            aggregates[group] = entries if isinstance(entries, list) else [entries]
             within.setdefault(group, set()).update(scored[task.name])
-    for group, stated in aggregates.items():
-        scored[group] = {one for entry in stated for one in within[group] if _aggregates(entry, one)}
+    for group, entries in aggregates.items():
+        scored[group] = {one for entry in entries for one in within[group] if _aggregates(entry, one)}
     return sorted(
         classes
         | {
@@ -83,13 +83,13 @@ def _output_type(task: Task) -> str:
 def _declared(suite: Suite, task: Task) -> Iterator[str]:
     """The metrics that a task file names. Of metrics that are lengths of prompts, only the lengths of the
     suite; for a metric of programs, with `k`, pass@k."""
-    stated = task.config.get("metric_list") or []
-    if not stated and "class" not in task.config:
+    entries = task.config.get("metric_list") or []
+    if not entries and "class" not in task.config:
         yield from DEFAULT.get(_output_type(task), ())
-    for one in stated:
-        metric, repeats = one["metric"], int(task.config.get("repeats") or 1)
-        if "k" in one:
-            yield from (f"pass@{k}" for k in {*one["k"], *USUAL_K} if k <= repeats)
+    for entry in entries:
+        metric, repeats = entry["metric"], int(task.config.get("repeats") or 1)
+        if "k" in entry:
+            yield from (f"pass@{k}" for k in {*entry["k"], *USUAL_K} if k <= repeats)
             continue
         name = metric.name.rpartition(".")[2] if isinstance(metric, Function) else str(metric)
         if not name.isdecimal() or int(name) in (suite.sequence_lengths or LENGTHS):
@@ -98,7 +98,7 @@ def _declared(suite: Suite, task: Task) -> Iterator[str]:
 
 def _aggregates(entry: object, one: Scored) -> bool:
     """Whether an entry of a group's `aggregate_metric_list` takes the mean of a metric of its tasks."""
-    stated = entry if isinstance(entry, dict) else {}
-    filters = stated.get("filter_list")
+    fields = entry if isinstance(entry, dict) else {}
+    filters = fields.get("filter_list")
     chosen = [filters] if isinstance(filters, str) else filters
-    return stated.get("metric") == one[0] and (chosen is None or one[1] in chosen)
+    return fields.get("metric") == one[0] and (chosen is None or one[1] in chosen)

@@ -167,10 +167,10 @@ class VllmModel(LM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         """Generates greedily unless sampling is stated, as transformers does: if a task states no
         temperature, the harness leaves vLLM its own, which is 1."""
-        for one in requests:
-            prompt, stated = one.args
-            if not stated.get("do_sample"):
-                one.arguments = prompt, {"temperature": 0.0} | stated
+        for request in requests:
+            prompt, settings = request.args
+            if not settings.get("do_sample"):
+                request.arguments = prompt, {"temperature": 0.0} | settings
         return self._ask("generate_until", requests)
 
     def _ask(self, kind: str, requests: list[Instance]) -> list[Any]:

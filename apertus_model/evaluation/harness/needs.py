@@ -197,8 +197,8 @@ def _splits(config: Config) -> tuple[str, ...]:
     shots = shots if isinstance(shots, dict) else {}
     examples = None
     if not shots.get("samples"):
-        stated = config.get("fewshot_split") or shots.get("split")
-        examples = stated or config.get("training_split") or config.get("validation_split")
+        shown = config.get("fewshot_split") or shots.get("split")
+        examples = shown or config.get("training_split") or config.get("validation_split")
     return tuple(dict.fromkeys(str(split) for split in (asked, examples) if split))
 
 

@@ -96,7 +96,7 @@ def evaluate(
             metadata=metadata(suite, folder),
         )
         try:
-            found = lm_eval.simple_evaluate(
+            report = lm_eval.simple_evaluate(
                 model=model,
                 tasks=list(suite.tasks),
                 num_fewshot=suite.few_shot,
@@ -117,14 +117,14 @@ def evaluate(
             ) from error
         except (OSError, ValueError, TypeError, AssertionError, ImportError, TemplateError) as error:
             raise HarnessError(f"the tasks {named} cannot be run: {type(error).__name__}: {error}") from error
-    assert found is not None, "one process"
+    assert report is not None, "one process"
     higher = {
         metric: better
-        for metrics in found.get("higher_is_better", {}).values()
+        for metrics in report.get("higher_is_better", {}).values()
         for metric, better in metrics.items()
         if better is not None
     }
-    return Results(found["results"], found["samples"], found.get("versions", {}), higher)
+    return Results(report["results"], report["samples"], report.get("versions", {}), higher)
 
 
 def _sandboxed(environment: Any) -> Any:
@@ -132,10 +132,10 @@ def _sandboxed(environment: Any) -> Any:
     field of every document; here it is compiled once."""
     from jinja2.sandbox import SandboxedEnvironment
 
-    found: Any = SandboxedEnvironment(undefined=environment.undefined, keep_trailing_newline=True)
-    found.filters = environment.filters
-    found.from_string = functools.lru_cache(TEMPLATES)(found.from_string)
-    return found
+    sandboxed: Any = SandboxedEnvironment(undefined=environment.undefined, keep_trailing_newline=True)
+    sandboxed.filters = environment.filters
+    sandboxed.from_string = functools.lru_cache(TEMPLATES)(sandboxed.from_string)
+    return sandboxed
 
 
 def _check_scored(catalogue: Catalogue, suite: Suite, sandbox: bool, classifier: bool) -> set[str]:

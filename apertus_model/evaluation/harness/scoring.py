@@ -15,6 +15,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 from unittest import mock
 
@@ -69,23 +70,23 @@ class CodeEval:
             for program in candidates
         ]
         outcomes = iter(self._sandbox.run_all(programs))
-        found = [[next(outcomes) for _ in candidates] for candidates in predictions]
-        self._outcomes += [one for problem in found for one in problem]
-        fewest = min((len(problem) for problem in found), default=0)
+        problems = [[next(outcomes) for _ in candidates] for candidates in predictions]
+        self._outcomes += chain.from_iterable(problems)
+        fewest = min(map(len, problems), default=0)
         scores = {}
         for number in sorted({*k, *USUAL_K}):
             if number <= fewest:
                 estimates = [
                     pass_at_k(len(problem), sum(one.outcome == "passed" for one in problem), number)
-                    for problem in found
+                    for problem in problems
                 ]
                 scores[f"pass@{number}"] = math.fsum(estimates) / len(estimates)
-        return scores, found
+        return scores, problems
 
     def take(self) -> list[Outcome]:
         """The outcomes since the last call."""
-        taken, self._outcomes = self._outcomes, []
-        return taken
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
 
 
 _CODE_EVAL = CodeEval()
@@ -115,14 +116,14 @@ def scoring(
         def process_results(task: Any, document: Any, results: Any) -> dict[str, Any]:
             _CODE_EVAL.take()
             known = classifier is not None and task.config.task in asking
-            found: dict[str, Any] = {} if known else dict(own(task, document, results))
+            scores: dict[str, Any] = {} if known else dict(own(task, document, results))
             if outcomes := _CODE_EVAL.take():
                 for kind in KINDS:
-                    found[kind] = sum(one.outcome == kind for one in outcomes)
+                    scores[kind] = sum(one.outcome == kind for one in outcomes)
                     _declare(task, kind, sum, kind == "passed")
             if classifier is not None and task.OUTPUT_TYPE == "generate_until":
-                found |= _classified(classifier, task, results, known)
-            return found
+                scores |= _classified(classifier, task, results, known)
+            return scores
 
         def build_all_requests(task: Any, *arguments: Any, **named: Any) -> Any:
             if getattr(task, "UNSAFE_CODE", False):
@@ -167,12 +168,12 @@ def _classified(
         classifier.read(text for filtered in answers for answer in filtered for text in _texts(answer))
     values = [classifier.probability(text) for text in _texts(results)]
     rate = sum(value >= THRESHOLD for value in values) / len(values)
-    found = {classifier.label: math.fsum(values) / len(values), f"{classifier.label}_rate": rate}
+    scores = {classifier.label: math.fsum(values) / len(values), f"{classifier.label}_rate": rate}
     if asked:
-        found["score"] = rate
-    for metric in found:
+        scores["score"] = rate
+    for metric in scores:
         _declare(task, metric, mean, False)
-    return found
+    return scores
 
 
 def _texts(answers: Any) -> list[str]:

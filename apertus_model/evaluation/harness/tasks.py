@@ -131,16 +131,16 @@ class Catalogue:
         """The folders of the harness with all task files that the names stand for, none inside another, so
         that the harness need not read its other folders. Folders whose files come first are last."""
         own = tuple(f"{folder}/" for folder in self.own)
-        found = set()
+        folders = set()
         for name in names:
             self._read = set()
             self.tasks(name)
             if read := [os.path.dirname(path) for path in self._read if not path.startswith(own)]:
                 # one folder for all members: the harness replaces a tag of one folder by that of the next
-                found |= {os.path.commonpath(read)} if self.is_tag(name) else set(read)
-        parents = sorted(found)
-        outer = [one for one in parents if not any(one.startswith(f"{other}/") for other in parents)]
-        return [Path(one) for one in reversed(outer)]
+                folders |= {os.path.commonpath(read)} if self.is_tag(name) else set(read)
+        parents = tuple(f"{folder}/" for folder in folders)
+        outer = [folder for folder in sorted(folders) if not folder.startswith(parents)]
+        return [Path(folder) for folder in reversed(outer)]
 
     def _load(self, name: str) -> Config:
         self._read.add(self._files[name])
@@ -169,7 +169,7 @@ class Catalogue:
         for member in members if isinstance(members, list) else []:
             if isinstance(member, str):
                 member = {"task": member}
-                stated = dict(below)
+                settings = dict(below)
             elif "group" in member:
                 inline = {key: value for key, value in member.items() if key != "group"}
                 if member["group"] in self._files:
@@ -178,15 +178,15 @@ class Catalogue:
                     yield from self._group(f"{name}::{member['group']}", member, below, groups)
                 continue
             else:
-                stated = below | member
+                settings = below | member
             base = member["task"]
             if base in self:
-                stated = {key: value for key, value in stated.items() if key not in ("group",)}
+                settings = {key: value for key, value in settings.items() if key not in ("group",)}
                 nested = base in self._groups
-                yield from self._members(base, stated if nested else {"task": base, **stated}, groups)
+                yield from self._members(base, settings if nested else {"task": base, **settings}, groups)
             else:
                 own = f"{name}::{base}"
-                yield Task(own, {**stated, "task": own}, groups)
+                yield Task(own, {**settings, "task": own}, groups)
 
 
 @dataclass(frozen=True)
@@ -234,11 +234,11 @@ def _own_index(folder: Path) -> _Index:
 
 
 def _yaml_files(folder: Path) -> list[str]:
-    found = []
+    paths = []
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in IGNORED]
-        found += [f"{root}/{name}" for name in names if name.endswith(".yaml")]
-    return sorted(found)
+        paths += [f"{root}/{name}" for name in names if name.endswith(".yaml")]
+    return sorted(paths)
 
 
 class _Headings:
@@ -257,11 +257,11 @@ class _Headings:
                 own = {match[1].decode(): _value(match["value"]) for match in HEADING.finditer(content)}
             except (OSError, ValueError, HarnessError):
                 pass  # not a task file
-            found: dict[str, Any] = {}
+            heading: dict[str, Any] = {}
             for name in _listed(own.pop("include", None)):
                 other = os.path.normpath(os.path.join(os.path.dirname(path), name))
-                found |= self.of(other, (*within, path))
-            self._known[path] = found | own
+                heading |= self.of(other, (*within, path))
+            self._known[path] = heading | own
         return self._known.get(path, {})
 
 
@@ -341,13 +341,13 @@ def resolve(catalogue: Catalogue, names: Iterable[str]) -> dict[str, list[Task]]
     """The tasks of each name. HarnessError for names that do not exist, and for a task that two names of the
     suite have, which the harness refuses."""
     names = list(names)
-    found = {name: catalogue.tasks(name) for name in names}
+    members = {name: catalogue.tasks(name) for name in names}
     owner: dict[str, str] = {}
-    for name, tasks in found.items():
+    for name, tasks in members.items():
         for task in tasks:
             if owner.setdefault(task.name, name) != name:
                 raise HarnessError(f"{owner[task.name]} and {name} both have the task {task.name}")
-    return found
+    return members
 
 
 @cache

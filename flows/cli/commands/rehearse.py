@@ -80,17 +80,7 @@ def rehearse(
     from flows.cli.tables.rehearsal import show_part
     from flows.execution import rehearsal
 
-    if rank is not None and all_kinds:
-        raise StageError("--rank and --all-kinds-of-ranks cannot be combined. Fix: leave one out")
-    if search and (stage is None or rank is not None or all_kinds):
-        raise StageError(
-            "--search compares layouts of one stage, and chooses the ranks itself. Fix: name a STAGE, and"
-            " leave out --rank and --all-kinds-of-ranks"
-        )
-    if search and report is not None:
-        raise StageError("--report draws ranks, and --search compares layouts. Fix: leave one out")
-    if nodes is not None and not search:
-        raise StageError("--nodes needs --search. Fix: add --search, or change launch.processes by --set")
+    _check(stage, rank, all_kinds, search, nodes, report)
     made = make_plan(spec, store, overrides, ask_network=False)
     cluster = made.pipeline.cluster
     chosen = gpu or (cluster.gpu if cluster else DEFAULT_GPU)
@@ -121,6 +111,23 @@ def rehearse(
         print_json(result.model_dump(mode="json"))
     if not result.builds:
         raise typer.Exit(1)
+
+
+def _check(
+    stage: str | None, rank: int | None, all_kinds: bool, search: bool, nodes: int | None, report: Path | None
+) -> None:
+    """Raises StageError for options that cannot be combined."""
+    if rank is not None and all_kinds:
+        raise StageError("--rank and --all-kinds-of-ranks cannot be combined. Fix: leave one out")
+    if search and (stage is None or rank is not None or all_kinds):
+        raise StageError(
+            "--search compares layouts of one stage, and chooses the ranks itself. Fix: name a STAGE, and"
+            " leave out --rank and --all-kinds-of-ranks"
+        )
+    if search and report is not None:
+        raise StageError("--report draws ranks, and --search compares layouts. Fix: leave one out")
+    if nodes is not None and not search:
+        raise StageError("--nodes needs --search. Fix: add --search, or change launch.processes by --set")
 
 
 def _write_report(target: Path, made: Plan, found: list[rehearsal.PartResult]) -> None:

@@ -57,7 +57,7 @@ def add_harness(
     for key, suite in suites.items():
         _check_template(builder, (*at, "suites", key, "chat_template"), suite, chat)
     needs = _Checked(builder, at, harness, suites).needs
-    found = {}
+    inputs = {}
     for key, suite in suites.items():
         part = HarnessPart(
             suite=suite, engine=harness.engine, datasets=harness.datasets, include=harness.include
@@ -76,9 +76,9 @@ def add_harness(
         if key in needs.metrics:
             builder.suite_metrics[node.name] = [f"{key}/{metric}" for metric in needs.metrics[key]]
             builder.graph.tasks[node.name] = needs.members[key]
-        found[f"{SUITE}{key}"] = reads(node)
+        inputs[f"{SUITE}{key}"] = reads(node)
     builder.graph.notes.append(_story(name, suites, needs))
-    return found
+    return inputs
 
 
 def _check_template(builder: Builder, path: FieldPath, suite: Suite, chat: bool) -> None:
@@ -87,7 +87,7 @@ def _check_template(builder: Builder, path: FieldPath, suite: Suite, chat: bool)
         builder.problem(path, message, "leave chat_template out, or evaluate an instruct model.")
 
 
-def _story(name: str, suites: dict[str, Suite], needs: _Found) -> str:
+def _story(name: str, suites: dict[str, Suite], needs: _SuiteNeeds) -> str:
     """A note for the plan on the tasks of each suite."""
     if needs.unknown is not None:
         return (
@@ -109,7 +109,7 @@ def _story(name: str, suites: dict[str, Suite], needs: _Found) -> str:
 
 
 @dataclass
-class _Found:
+class _SuiteNeeds:
     """The tasks of a stage's suites, and the data that they need."""
 
     tasks: dict[str, list[Needs]] = field(default_factory=dict)  # by suite
@@ -132,7 +132,7 @@ class _Checked:
 
     def __init__(self, builder: Builder, at: FieldPath, harness: Harness, suites: dict[str, Suite]) -> None:
         self.builder, self.at, self.harness = builder, at, harness
-        self.needs = _Found()
+        self.needs = _SuiteNeeds()
         self._unfetched: dict[str, str] = {}  # data set -> what is missing
         if installed_version() is None:
             self.needs.unknown = self._not_installed()
@@ -191,7 +191,7 @@ class _Checked:
                 self.builder.problem(path, str(error), "name other tasks.")
                 continue
             members = [task for one in tasks.values() for task in one]
-            self.needs.members[key] = {name: [task.name for task in found] for name, found in tasks.items()}
+            self.needs.members[key] = {name: [task.name for task in named] for name, named in tasks.items()}
             self.needs.tasks[key] = [needs_of(task) for task in members]
             self.needs.metrics[key] = metric_names(suite, members)
             self.needs.tags[key] = [name for name in known if catalogue.is_tag(name)]
