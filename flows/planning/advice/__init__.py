@@ -54,23 +54,23 @@ class Given(NamedTuple):
 def advise(graph: Graph, pipeline: Pipeline, usages: list[SourceUsage], estimates: Estimates) -> Given:
     """All advice on a plan, in the order of the stages."""
     context = Context(graph, pipeline, usages, estimates)
-    found = [advice for check in CHECKS for advice in check(context)]
+    every = [advice for check in CHECKS for advice in check(context)]
     order = list(pipeline.stages)
-    found.sort(key=lambda advice: order.index(advice.stage))
+    every.sort(key=lambda advice: order.index(advice.stage))
     silent = {(name, code) for name, stage in pipeline.stages.items() for code in stage.silence}
     everywhere = set(pipeline.silence)
     given = [
         advice
-        for advice in found
+        for advice in every
         if advice.code not in everywhere and (advice.stage, advice.code) not in silent
     ]
-    silenced = [advice for advice in found if advice not in given]
-    applies = {(advice.stage, advice.code) for advice in found}
+    silenced = [advice for advice in every if advice not in given]
+    applies = {(advice.stage, advice.code) for advice in every}
     notes = [
         f"{name}: silence: [{code}] has no effect, there is nothing to silence"
         for name, code in sorted(silent - applies)
     ]
-    codes = {advice.code for advice in found}
+    codes = {advice.code for advice in every}
     notes += [
         f"silence: [{code}] has no effect, there is nothing to silence" for code in sorted(everywhere - codes)
     ]

@@ -65,5 +65,5 @@ class Context:
 
     def kind(self, stage: str) -> str:
         """The kind of a stage; "" for any other name, such as that of a Hugging Face model."""
-        found = self.pipeline.stages.get(stage)
-        return found.kind if found is not None else ""
+        named = self.pipeline.stages.get(stage)
+        return named.kind if named is not None else ""
