@@ -10,13 +10,12 @@ batches and counters have their values.
     records       both documents
     fake_cuda     a CUDA without a GPU, for a CPU build of torch; loaded before torch
     patches       every name of torch and Triton that is replaced, in one table
-    step          builds the trainer and runs the step
+    step          builds the trainer, runs the step, and has samples of the shape that the training reads
     observer      sees every operator, runs it without values, and notes what the host waits for
     allocations   memory at the peak, from the tensors that live
     costs         what is computed and moved, and what a compiler would fuse
     exchanges     what is sent, and what products hide of it
     rates         data sheets and efficiencies, for the predicted time
-    rows          samples of the shape that each kind of training reads
 
 Invariant: only `flows` knows this folder: it starts `server` as a process, and reads `records`, `rates` and
 `fake_cuda`, which load neither torch nor numpy.

@@ -99,8 +99,8 @@ class Allocations:
 
     def numbers(self, values: Any) -> list[int]:
         """The numbers of the storages of the tensors among values."""
-        found = [self.number(tensor) for tensor in tensors_in(values)]
-        return [number for number in found if number is not None]
+        numbers = map(self.number, tensors_in(values))
+        return [number for number in numbers if number is not None]
 
     def lives(self, number: int) -> bool:
         """Whether a storage has not ended."""
@@ -138,7 +138,7 @@ class Allocations:
     def moments(self, pieces: int) -> list[tuple[float, Counter[str]]]:
         """Divides the step into pieces of equal time. Returns, for each, the time and the bytes by kind of
         its fullest moment."""
-        now, found = Counter[str](), dict[int, tuple[float, Counter[str]]]()
+        now, fullest = Counter[str](), dict[int, tuple[float, Counter[str]]]()
         unseen = {index for changes in self._unseen for index in changes}
         length = self.seconds / pieces or 1.0
         for index, (number, size) in enumerate(self._changes):
@@ -147,9 +147,9 @@ class Allocations:
                 continue
             time = self._times[index] if index >= self._begin else 0.0
             piece = min(int(time / length), pieces - 1)
-            if piece not in found or now.total() > found[piece][1].total():
-                found[piece] = time, Counter(now)
-        return list(found.values())
+            if piece not in fullest or now.total() > fullest[piece][1].total():
+                fullest[piece] = time, Counter(now)
+        return list(fullest.values())
 
     def _set(self, number: int, size: int) -> None:
         size = -(-size // self._block) * self._block

@@ -59,9 +59,9 @@ def load() -> None:
 
 
 def _torch_folder() -> Path:
-    found = importlib.util.find_spec("torch")
-    assert found is not None and found.origin is not None
-    return Path(found.origin).parent
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def shared_object(torch_folder: Path, cache: Path | None = None, compiler: str | None = None) -> Path:

@@ -212,7 +212,7 @@ def _value(tensor: torch.Tensor) -> torch.Tensor | None:
 def place() -> str:
     """The innermost running line of our code, else of torchtitan."""
     frame: FrameType | None = sys._getframe(1)
-    found = ""
+    innermost = ""
     while frame is not None:
         name = frame.f_code.co_filename
         if "/apertus_model/rehearsal/" not in name:
@@ -221,6 +221,6 @@ def place() -> str:
                     line = f"{name[name.rindex(part) + 1 :]}:{frame.f_lineno}"
                     if part == OUR_CODE[0]:
                         return line
-                    found = found or line
+                    innermost = innermost or line
         frame = frame.f_back
-    return found or "torch"
+    return innermost or "torch"

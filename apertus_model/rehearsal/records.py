@@ -48,7 +48,7 @@ class Moment(Strict):
     kinds: tuple[int, ...]  # in the order of `KINDS`
 
 
-class Memory(Strict):
+class PeakMemory(Strict):
     """Bytes at the peak of the step."""
 
     total: int
@@ -95,7 +95,7 @@ class Rehearsed(Strict):
     attention: str  # the backend, and why
     layers: list[str]  # of this rank
     micro_batches: int
-    memory: Memory
+    memory: PeakMemory
     collectives: list[Collectives]
     flops: dict[str, int]  # matrix, attention
     synchronisations: list[Synchronisation]

@@ -36,9 +36,9 @@ from apertus_model.rehearsal.records import (
     KINDS,
     PAIRS,
     Collectives,
-    Memory,
     Moment,
     Operators,
+    PeakMemory,
     Rehearsed,
     Synchronisation,
     Task,
@@ -102,9 +102,9 @@ def rehearse(task: Task) -> Rehearsed:
             observer.begin()
             trainer.train_step(batches)
             observer.costs.end_fusion()
-        found = _report(observer, trainer, rates, str(attention_of(segment)))
+        report = _report(observer, trainer, rates, str(attention_of(segment)))
         trainer.close()
-    return found
+    return report
 
 
 def _name_tensors(observer: Observer, trainer: Any) -> None:
@@ -161,7 +161,7 @@ def _report(observer: Observer, trainer: Any, rates: Rates, attention: str) -> R
     )
 
 
-def _memory(observer: Observer) -> Memory:
+def _memory(observer: Observer) -> PeakMemory:
     live = observer.allocations.peak()
     kinds, sizes, numbers = dict.fromkeys(KINDS, 0), Counter[Any](), Counter[Any]()
     for storage in live:
@@ -169,7 +169,7 @@ def _memory(observer: Observer) -> Memory:
         key = storage.made.operator, storage.made.shape, storage.made.dtype, storage.kind
         sizes[key] += storage.bytes
         numbers[key] += 1
-    return Memory(
+    return PeakMemory(
         total=sum(kinds.values()),
         kinds=kinds,
         largest=[
@@ -196,13 +196,18 @@ def _collectives(observer: Observer, trainer: Any) -> list[Collectives]:
         mesh = names.get(group, "world" if size == dist.get_world_size() else "other")
         alike[kind, mesh, size].append(exchange)
     lines = [
-        Collectives(kind=kind, mesh=mesh, ranks=size,
-                    calls=sum(one.calls for one in found), bytes=sum(one.bytes for one in found),
-                    asynchronous=sum(one.asynchronous for one in found),
-                    seconds=sum(one.seconds for one in found),
-                    hidden_seconds=sum(one.hidden for one in found))
-        for (kind, mesh, size), found in alike.items()
-    ]  # fmt: skip
+        Collectives(
+            kind=kind,
+            mesh=mesh,
+            ranks=size,
+            calls=sum(exchange.calls for exchange in exchanges),
+            bytes=sum(exchange.bytes for exchange in exchanges),
+            asynchronous=sum(exchange.asynchronous for exchange in exchanges),
+            seconds=sum(exchange.seconds for exchange in exchanges),
+            hidden_seconds=sum(exchange.hidden for exchange in exchanges),
+        )
+        for (kind, mesh, size), exchanges in alike.items()
+    ]
     return sorted(lines, key=lambda line: -line.seconds)
 
 

@@ -64,7 +64,7 @@ class Optimizers(OptimizersContainer):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that the optimizers themselves have, not copied."""
-        return {name: tensor for optimizer in self.optimizers for name, tensor in _tensors(optimizer).items()}
+        return {name: tensor for one in self.optimizers for name, tensor in _tensors(one).items()}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The whole state as tensors, those of `tensors` among them."""
@@ -117,11 +117,11 @@ def _tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for parameter_name, parameter in _named(optimizer):
         for name, value in optimizer.state[parameter].items():
-            for part, tensor in enumerate(value) if isinstance(value, list) else [(None, value)]:
-                if isinstance(tensor, torch.Tensor):
-                    tensors[f"state.{parameter_name}.{name}" + (f".{part}" if part is not None else "")] = (
-                        tensor
-                    )
+            key = f"state.{parameter_name}.{name}"
+            parts = {key: value}
+            if isinstance(value, list):
+                parts = {f"{key}.{index}": part for index, part in enumerate(value)}
+            tensors |= {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
     return tensors
 
 

@@ -118,7 +118,7 @@ def flow(value: Any) -> str:
 
 def layouts(segment: Segment, processes: int, rates: Rates) -> list[Layout]:
     """All layouts of a segment, the fastest first; an empty list if the batch cannot be divided."""
-    found = [
+    every = [
         Layout(
             segment.model_copy(
                 update={"parallel": parallel, "micro_batch_size": size, "activation_checkpointing": again}
@@ -130,7 +130,7 @@ def layouts(segment: Segment, processes: int, rates: Rates) -> list[Layout]:
         for size in _micro_batches(segment, parallel, processes)
         for again in _recomputation(segment, parallel)
     ]
-    return sorted(found, key=lambda layout: layout.seconds)
+    return sorted(every, key=lambda layout: layout.seconds)
 
 
 def _degrees(segment: Segment, processes: int, gpus_per_node: int) -> Iterator[Parallel]:
@@ -153,9 +153,9 @@ def _degrees(segment: Segment, processes: int, gpus_per_node: int) -> Iterator[P
             if any(misfits(launch, segment.model, segment.sequence_length, segment.global_batch_size)):
                 continue
             for copies in _divisors(ranks, ranks):
-                found = layout.model_copy(update={"dp_replicate": copies})
-                if refused_layout(segment.optimizer.name, found, processes) is None:
-                    yield found
+                copied = layout.model_copy(update={"dp_replicate": copies})
+                if refused_layout(segment.optimizer.name, copied, processes) is None:
+                    yield copied
 
 
 def _cp(segment: Segment, processes: int) -> list[int]:

@@ -196,7 +196,7 @@ LOSS_RECIPE = (
     pairs: [chat]
     unit_of: corpus
     loss: {beta: 0.25}
-    sequence_length: 64
+    sequence_length: 512
     global_batch_size: 1
     budget: 1 steps
     optimizer: {name: adamw, lr: 1e-3}

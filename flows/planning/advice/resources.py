@@ -142,10 +142,10 @@ def gpu_memory(context: Context) -> Iterator[Advice]:
         need = part.memory.total
         if need <= limit:
             continue
-        found = nearest_that_fits(part, limit, cluster.gpus_per_node)
+        nearest = nearest_that_fits(part, limit, cluster.gpus_per_node)
         fix = "no setting fits on as many GPUs; use more of them"
-        if found is not None:
-            settings, fits = found
+        if nearest is not None:
+            settings, fits = nearest
             fix = (
                 f"{', '.join(f'{field}: {value}' for field, value in settings.items())} needs"
                 f" {fits / 1e9:.1f} GB"
@@ -157,7 +157,7 @@ def gpu_memory(context: Context) -> Iterator[Advice]:
             {
                 "memory_bytes": round(need),
                 "memory_limit_bytes": round(limit),
-                "nearest": found[0] if found else None,
+                "nearest": nearest[0] if nearest else None,
             },
         )
 

@@ -22,7 +22,7 @@ from flows.planning.estimate.inference import (
     sum_of,
 )
 from flows.planning.estimate.storage import Requests
-from flows.planning.estimate.timeline import Span, spans
+from flows.planning.estimate.time_and_cost import Span, spans
 from flows.planning.estimate.training import PartEstimate, StageEstimate, part_estimate
 from flows.planning.estimate.work import Known
 from flows.planning.graph import Graph
@@ -183,18 +183,19 @@ class Estimates:
 def estimate(graph: Graph, pipeline: Pipeline, store: Store) -> Estimates:
     """The estimates of all stages that train, sample or score."""
     cluster, records = pipeline.cluster, Records(store, pipeline.name)
-    nodes = [node for node in graph.nodes.values() if isinstance(node.part, Segment)]
     duplicates = graph.duplicates()
-    nodes = [node for node in nodes if node.name not in duplicates]
+    nodes = [node for node in graph.nodes.values() if node.segment and node.name not in duplicates]
     measured = time_and_cost.measured_mfu(nodes, store, cluster, records)
     stages: dict[str, list[PartEstimate]] = {}
     for node in nodes:
         stages.setdefault(node.stage, []).append(part_estimate(node, cluster, measured))
-    found = {name: StageEstimate(name, parts[0].node.kind, parts, cluster) for name, parts in stages.items()}
+    training = {
+        name: StageEstimate(name, parts[0].node.kind, parts, cluster) for name, parts in stages.items()
+    }
     known = Known(graph, store, records)
     asking = infer(graph, known, cluster, measured)
-    times = _spans(graph, found, asking, pipeline)
-    return Estimates(cluster, found, asking, times, corpora_of(graph, known), _loads(graph))
+    times = _spans(graph, training, asking, pipeline)
+    return Estimates(cluster, training, asking, times, corpora_of(graph, known), _loads(graph))
 
 
 def _spans(
@@ -217,15 +218,14 @@ def _spans(
 def _loads(graph: Graph) -> list[int]:
     """The bytes of each read of a training checkpoint by a part: the weights, and the optimizer states if
     training continues with them, in the next segment of a phase or by `carry`."""
-    duplicates, found = graph.duplicates(), []
+    duplicates, loads = graph.duplicates(), []
     for node in graph.nodes.values():
-        for read in node.inputs.values() if node.name not in duplicates else ():
-            parent = graph.nodes[read.node] if read.node is not None else None
-            if read.step is not None and parent is not None and isinstance(parent.part, Segment):
-                chained = isinstance(node.part, Segment) and (
-                    node.phase == parent.phase or "optimizer" in node.part.carry
-                )
-                found.append(
-                    storage.checkpoint_bytes(parent.part) if chained else storage.weight_bytes(parent.part)
-                )
-    return found
+        for checkpoint in node.inputs.values() if node.name not in duplicates else ():
+            parent = graph.nodes[checkpoint.node] if checkpoint.node is not None else None
+            if checkpoint.step is None or parent is None or parent.segment is None:
+                continue
+            own = node.segment
+            chained = own is not None and (node.phase == parent.phase or "optimizer" in own.carry)
+            size = storage.checkpoint_bytes if chained else storage.weight_bytes
+            loads.append(size(parent.segment))
+    return loads

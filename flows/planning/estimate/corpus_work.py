@@ -5,9 +5,9 @@ storage.
 
 for a corpus; for conversations, bytes of text x (1 / conversations + 1 / each filter); for a fastText
 classifier, bytes of text / fasttext, or bytes of text x epochs / fasttext-training to train it. The work of
-encoders is in `encoders`. `RATES` are measured by `python -m benchmarks.corpus_rates`. Sizes come from stored
-corpora (`measured`), from what a source declares (`declared`), or from the sizes of its files (`files`):
-tokens are then estimated with the stored tokenizer's bytes per token.
+encoders is in `sampling_work`. `RATES` are measured by `python -m benchmarks.corpus_rates`. Sizes come from
+stored corpora (`measured`), from what a source declares (`declared`), or from the sizes of its files
+(`files`): tokens are then estimated with the stored tokenizer's bytes per token.
 
 Invariants: as for training, a number that depends on an unknown one is None, and what is not counted is
 named. Nothing is opened but manifests.
@@ -192,11 +192,11 @@ class CorpusWork:
 
 def corpora_of(graph: Graph, known: Known) -> dict[str, CorpusWork]:
     """The work by stage, in the order of the plan; work that two parts share is counted with the first."""
-    duplicates, found = graph.duplicates(), dict[str, list[PartWork]]()
+    duplicates, stages = graph.duplicates(), dict[str, list[PartWork]]()
     for node in graph.nodes.values():
         if node.name not in duplicates and (work := _part_work(graph, known, node)) is not None:
-            found.setdefault(node.stage, []).append(work)
-    return {name: CorpusWork(parts) for name, parts in found.items()}
+            stages.setdefault(node.stage, []).append(work)
+    return {name: CorpusWork(parts) for name, parts in stages.items()}
 
 
 def corpus_totals(stages: dict[str, CorpusWork]) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def corpus_totals(stages: dict[str, CorpusWork]) -> dict[str, Any]:
     }
 
 
-class Documents(NamedTuple):
+class DocumentSizes(NamedTuple):
     """The documents that a part reads."""
 
     text: float  # bytes; 0 if only a number of documents is declared
@@ -221,7 +221,7 @@ class Documents(NamedTuple):
         return self.text or self.number * DOCUMENT_BYTES
 
 
-def documents_of(graph: Graph, node: Node, per_token: float) -> Documents:
+def documents_of(graph: Graph, node: Node, per_token: float) -> DocumentSizes:
     """The documents of a part, by its source's files or declaration; `per_token`: bytes of text."""
     part = node.part
     assert isinstance(part, DocumentsPart)
@@ -230,11 +230,11 @@ def documents_of(graph: Graph, node: Node, per_token: float) -> Documents:
         text = sum(
             file.size * (TEXT_PER_BYTE if file.path.endswith(COMPRESSED) else 1) for file in listing.files
         )
-        return Documents(text, text / DOCUMENT_BYTES, "files")
+        return DocumentSizes(text, text / DOCUMENT_BYTES, "files")
     tokens = declared.tokens.amount if declared is not None and declared.tokens is not None else 0
     number = declared.documents if declared is not None else None
     text = tokens * per_token
-    return Documents(text, number if number is not None else text / DOCUMENT_BYTES, "declared")
+    return DocumentSizes(text, number if number is not None else text / DOCUMENT_BYTES, "declared")
 
 
 def _part_work(graph: Graph, known: Known, node: Node) -> PartWork | None:
@@ -279,10 +279,10 @@ def encoder_at(graph: Graph, url: str) -> Stored:
 
 def folder_at(graph: Graph, url: str) -> Listing | None:
     """The files of a model; None if they are unavailable."""
-    return next((found for found in graph.listings.values() if found.url == resolve_url(url)), None)
+    return next((listing for listing in graph.listings.values() if listing.url == resolve_url(url)), None)
 
 
-def _tasks(graph: Graph, node: Node, part: DocumentsPart, read: Documents) -> int:
+def _tasks(graph: Graph, node: Node, part: DocumentsPart, read: DocumentSizes) -> int:
     listing = graph.listings.get(node.inputs["documents"].name)
     text_per_byte = TEXT_PER_BYTE if part.source.format in COMPRESSED_INSIDE else 1
     files = ceil(read.bytes / (FILE_BYTES * text_per_byte)) if listing is None else len(listing.files)
@@ -292,57 +292,62 @@ def _tasks(graph: Graph, node: Node, part: DocumentsPart, read: Documents) -> in
 def _corpus(graph: Graph, known: Known, node: Node, part: CorpusPart) -> PartWork:
     tokenizer = graph.nodes[node.inputs["tokenizer"].node or ""]
     per_token, missing = _bytes_per_token(known, tokenizer), []
-    listing, made = graph.listings.get(node.inputs["documents"].name), known.manifest(node)
+    listing, manifest = graph.listings.get(node.inputs["documents"].name), known.manifest(node)
     width = _token_width(tokenizer)
-    read = made.metrics.get("read") if made is not None else None
-    if made is not None and isinstance(read, dict) and {"bytes", "documents"} <= read.keys():
-        found, tokens = Documents(read["bytes"], read["documents"], "measured"), made.metrics["tokens"]
+    read = manifest.metrics.get("read") if manifest is not None else None
+    if manifest is not None and isinstance(read, dict) and {"bytes", "documents"} <= read.keys():
+        documents, tokens = (
+            DocumentSizes(read["bytes"], read["documents"], "measured"),
+            manifest.metrics["tokens"],
+        )
     elif listing is not None and part.source.format in TOKENISED:
         tokens = sum(file.size for file in listing.files if file.path.endswith(".bin")) / width
-        found = Documents(0.0, 0.0, "files")
+        documents = DocumentSizes(0.0, 0.0, "files")
         missing.append("reading of tokens")
     else:
-        found = documents_of(graph, node, per_token)
-        tokens = found.text / per_token
+        documents = documents_of(graph, node, per_token)
+        tokens = documents.text / per_token
         missing += _before_filters(part.process, listing)
     missing += _without_rate(part.process)
     if part.source.format == "warc" and part.source.html == "trafilatura":
         missing.append("extraction of text from pages")
     return PartWork(
         node=node,
-        core_seconds=core_seconds(Amount(found.text, tokens * width), _steps(part.process)),
-        text_bytes=found.text,
-        source=found.source,
+        core_seconds=core_seconds(Amount(documents.text, tokens * width), _steps(part.process)),
+        text_bytes=documents.text,
+        source=documents.source,
         tokens=tokens,
         token_bytes=tokens * width,
-        signature_bytes=_signature_bytes(part.process, found),
-        tasks=_tasks(graph, node, part, found),
+        signature_bytes=_signature_bytes(part.process, documents),
+        tasks=_tasks(graph, node, part, documents),
         missing=", ".join(missing),
     )
 
 
 def _conversations(graph: Graph, known: Known, node: Node, part: ConversationsPart) -> PartWork:
     tokenizer = graph.nodes[node.inputs["tokenizer"].node or ""]
-    per_token, made = _bytes_per_token(known, tokenizer), known.manifest(node)
+    per_token, manifest = _bytes_per_token(known, tokenizer), known.manifest(node)
     listing = graph.listings.get(node.inputs["documents"].name)
-    found, missing = documents_of(graph, node, per_token), _without_rate(part.process)
-    read = made.metrics.get("read", {}).get("conversations") if made is not None else None
-    if made is not None and read and made.metrics["conversations"]:  # those read count as long as those kept
-        text = made.metrics["tokens"] * per_token * read / made.metrics["conversations"]
-        found, tokens = Documents(text, read, "measured"), made.metrics["tokens"]
+    documents, missing = documents_of(graph, node, per_token), _without_rate(part.process)
+    measured = manifest.metrics if manifest is not None else {}
+    read = measured.get("read", {}).get("conversations")
+    if read and measured["conversations"]:  # those read count as long as those kept
+        tokens = measured["tokens"]
+        text = tokens * per_token * read / measured["conversations"]
+        documents = DocumentSizes(text, read, "measured")
     else:
-        tokens = found.bytes / per_token
+        tokens = documents.bytes / per_token
         missing += _before_filters(part.process, listing)
     return PartWork(
         node=node,
-        core_seconds=found.bytes * seconds_per_byte("conversations", *_steps(part.process)),
-        text_bytes=found.bytes,
-        source=found.source,
+        core_seconds=documents.bytes * seconds_per_byte("conversations", *_steps(part.process)),
+        text_bytes=documents.bytes,
+        source=documents.source,
         tokens=tokens,
         token_bytes=tokens * (per_token + _token_width(tokenizer) + MASK_BYTES),
         passes=CONVERSATION_PASSES,
-        signature_bytes=_signature_bytes(part.process, found),
-        tasks=_tasks(graph, node, part, found),
+        signature_bytes=_signature_bytes(part.process, documents),
+        tasks=_tasks(graph, node, part, documents),
         missing=", ".join(missing),
     )
 
@@ -365,9 +370,9 @@ def _before_filters(process: Process, listing: Listing | None) -> list[str]:
     return ["documents that filters drop"] if process.filters and listing is None else []
 
 
-def _signature_bytes(process: Process, found: Documents) -> float:
+def _signature_bytes(process: Process, documents: DocumentSizes) -> float:
     steps = [step for step in process.filters if isinstance(step, NearDuplicatesFilter)]
-    return SIGNATURE_BYTES * sum(step.buckets for step in steps) * found.number
+    return SIGNATURE_BYTES * sum(step.buckets for step in steps) * documents.number
 
 
 def _token_width(tokenizer: Node) -> int:
@@ -377,6 +382,6 @@ def _token_width(tokenizer: Node) -> int:
 
 def _bytes_per_token(known: Known, tokenizer: Node) -> float:
     """The mean bytes per token of the stored tokenizer on its own sources, else `BYTES_PER_TOKEN`."""
-    made = known.manifest(tokenizer)
-    found = made.metrics.get("bytes_per_token") if made is not None else None
-    return fmean(found) if isinstance(found, list) and found else BYTES_PER_TOKEN
+    manifest = known.manifest(tokenizer)
+    means = manifest.metrics.get("bytes_per_token") if manifest is not None else None
+    return fmean(means) if isinstance(means, list) and means else BYTES_PER_TOKEN

@@ -31,7 +31,7 @@ from specs.stages.probe import ProbePart
 
 def _held_out(known: Known, node: Node, length: int, samples: int) -> list[Number]:
     """The number of held-out sequences of each source that a part reads."""
-    found = []
+    sequences = []
     for role, read in node.inputs.items():
         if role.startswith("source:"):
             corpus = known.graph.nodes[read.node or ""]
@@ -39,8 +39,8 @@ def _held_out(known: Known, node: Node, length: int, samples: int) -> list[Numbe
             held = manifest.metrics.get("validation") if manifest is not None else None
             exact = held is not None and isinstance(corpus.part, CorpusPart)
             rows = min(samples, held["tokens"] // length) if held is not None else samples
-            found.append(Number(rows, "measured" if exact else "at most"))
-    return found
+            sequences.append(Number(rows, "measured" if exact else "at most"))
+    return sequences
 
 
 def _scored(known: Known, node: Node, model: ModelSpec, length: int, samples: int) -> Work:

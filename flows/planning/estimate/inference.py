@@ -15,7 +15,6 @@ from typing import Any
 from apertus_model.rehearsal.rates import SHEETS, Rates
 from flows.planning.estimate import time_and_cost
 from flows.planning.estimate.decode_time import Replica, decode_seconds
-from flows.planning.estimate.encoders import encoder_work
 from flows.planning.estimate.evaluation_work import EVALUATION
 from flows.planning.estimate.sampling_work import SAMPLING
 from flows.planning.estimate.work import Count, Known, NotCounted, Work, weakest
@@ -23,17 +22,10 @@ from flows.planning.graph import Graph, Node
 from specs.cluster import Cluster
 from specs.launch import Launch
 from specs.stages.base import Part
-from specs.stages.classifier import FeaturesPart
 from specs.stages.harness import HarnessPart
 from specs.stages.preference_data import CompletionsPart
-from specs.stages.scores import ScoresPart
 
-COUNTS: dict[type[Part], Count] = {
-    **SAMPLING,
-    **EVALUATION,
-    FeaturesPart: encoder_work,
-    ScoresPart: encoder_work,
-}
+COUNTS: dict[type[Part], Count] = {**SAMPLING, **EVALUATION}
 TOO_LARGE = "time, since the model does not fit its GPUs"
 TOKENS = ("read_tokens", "sampled_tokens")
 

@@ -1,15 +1,17 @@
-"""Counts the work of parts that sample, score completions, or store a teacher's predictions."""
+"""Counts the work of parts that sample, score completions or documents, or store a teacher's predictions."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NamedTuple, cast
 
 from flows.planning.estimate import flops
+from flows.planning.estimate.corpus_work import BYTES_PER_TOKEN, documents_of, folder_at
 from flows.planning.estimate.work import Count, Decoding, Known, NotCounted, Number, Work, weakest
 from flows.planning.graph import Node
 from infra.store.hugging_face import stored_model
 from specs.capabilities import WIDTHS
 from specs.stages.base import Part
+from specs.stages.classifier import ClassifierPart, Encoder, FeaturesPart
 from specs.stages.conversations import ConversationsPart
 from specs.stages.distill import TeacherTokensPart
 from specs.stages.evaluate_reward import EvaluateRewardPart
@@ -22,6 +24,7 @@ from specs.stages.preference_data import (
     PromptsPart,
     RewardsPart,
 )
+from specs.stages.scores import ScoresPart
 
 
 def _prompts(known: Known, node: Node) -> Number:
@@ -44,8 +47,8 @@ def _prompts(known: Known, node: Node) -> Number:
 
 def _conversations(known: Known, node: Node, split: str) -> Number:
     part, manifest = cast(ConversationsPart, node.part), known.manifest(node, same=True)
-    if manifest is not None and (found := manifest.metrics.get(split)):
-        return Number(found["conversations"], "at most")
+    if manifest is not None and (counts := manifest.metrics.get(split)):
+        return Number(counts["conversations"], "at most")
     declared = part.source.declared
     if declared is None or declared.documents is None:
         raise NotCounted(f"conversations of {node.name}")
@@ -205,10 +208,66 @@ def _teacher_tokens(known: Known, node: Node) -> Work:
     return Work(part.samples, tokens, 0, operations, width=WIDTHS[part.precision.param])
 
 
+class Encoding(NamedTuple):
+    """The encoder with which a part reads documents, and its settings."""
+
+    url: str  # of the encoder
+    max_tokens: int  # of a document
+    precision: str | None  # of matrix products; None: as stored
+
+
+def _encoder(known: Known, node: Node) -> Work | None:
+    """The work of embedding or scoring documents with a Hugging Face encoder; None for a part that asks none.
+
+        FLOPs of a token = 2 (parameters - words x width) + 4 layers x length x width
+
+    A document has (bytes of text / `BYTES_PER_TOKEN`) tokens, up to the `max_tokens` that are read; padding
+    is not counted. The number of documents comes from the stored part, from the source's declaration, or from
+    its files."""
+    reading = _reading(known, node)
+    if reading is None:
+        return None
+    folder = folder_at(known.graph, reading.url)
+    model = stored_model(folder.url) if folder is not None else None
+    sizes = (model.width, model.vocab_size, model.hidden_size, model.num_hidden_layers) if model else (None,)
+    if folder is None or None in sizes:
+        return Work(missing="the sizes of the encoder (config.json)")
+    width, words, hidden, layers = (size or 0 for size in sizes)
+    held = sum(file.size for file in folder.files if file.path.endswith(".safetensors")) / width
+    documents = documents_of(known.graph, node, BYTES_PER_TOKEN)
+    each = documents.bytes / max(1, documents.number) / BYTES_PER_TOKEN
+    tokens, manifest = min(each, reading.max_tokens), known.manifest(node)
+    number = manifest.metrics.get("documents", documents.number) if manifest is not None else documents.number
+    operations = 2 * (held - words * hidden) + 4 * layers * tokens * hidden
+    return Work(
+        requests=number,
+        read=number * tokens,
+        forward_flops=round(number * tokens * operations),
+        source="measured" if manifest is not None else documents.source,
+        width=WIDTHS.get(reading.precision or "", width),
+    )
+
+
+def _reading(known: Known, node: Node) -> Encoding | None:
+    part = node.part
+    encoder: Encoder | None = None
+    if isinstance(part, FeaturesPart):
+        encoder = part.encoder
+    elif isinstance(part, ScoresPart) and part.method == "sequence-classifier":
+        return Encoding(str(part.url), part.max_tokens, None)
+    elif isinstance(part, ScoresPart) and part.method == "mlp":
+        classifier = known.graph.nodes[node.inputs["classifier"].node or ""].part
+        assert isinstance(classifier, ClassifierPart) and isinstance(classifier.training, Encoder)
+        encoder = classifier.training
+    return Encoding(encoder.encoder, encoder.max_tokens, encoder.precision) if encoder is not None else None
+
+
 SAMPLING: dict[type[Part], Count] = {
     CompletionsPart: _completions,
     RewardsPart: _rewards,
     EvaluateRewardPart: _labelled_pairs,
     LogProbabilitiesPart: _log_probabilities,
     TeacherTokensPart: _teacher_tokens,
+    FeaturesPart: _encoder,
+    ScoresPart: _encoder,
 }

@@ -266,17 +266,17 @@ class _Work(RankSizes):
         parts, repeats, full = self.tp, self.again != "none", self.again == "full"
 
         def beside(collective: float, products: list[float]) -> float:
-            found = 0.0
+            hidden = 0.0
             for product in products:
-                found += hidden_seconds(collective - found, product, parts)
-            return found
+                hidden += hidden_seconds(collective - hidden, product, parts)
+            return hidden
 
-        found = (1 + full) * (beside(scatter, [output]) + beside(scatter, [down]))
-        found += beside(scatter, up) * (len(up) == 1)
+        seconds = (1 + full) * (beside(scatter, [output]) + beside(scatter, [down]))
+        seconds += beside(scatter, up) * (len(up) == 1)
         if not self.float8:
-            found += (1 + repeats) * (beside(gather, reads) + beside(gather, up))
-            found += beside(gather, [output] * 2) + beside(gather, [down] * 2)
-        return found
+            seconds += (1 + repeats) * (beside(gather, reads) + beside(gather, up))
+            seconds += beside(gather, [output] * 2) + beside(gather, [down] * 2)
+        return seconds
 
     def output(self) -> tuple[float, float]:
         """The seconds of computation and of waiting of output layer and loss, for one micro-batch."""

@@ -1,4 +1,5 @@
-"""Converts FLOPs to GPU-hours, wall-clock time, energy and cost, and reads the utilisation of stored runs.
+"""Converts FLOPs to GPU-hours, wall-clock time, energy and cost, reads the utilisation of stored runs, and
+computes when each part would run.
 
     GPU-hours = FLOPs / (MFU x peak) / 3600
     seconds   = 3600 GPU-hours / GPUs
@@ -9,16 +10,15 @@ Invariant: a number that depends on an unknown (a price, a utilisation) is None,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
 from flows.planning.estimate.flops import peak
-from flows.planning.graph import Node
+from flows.planning.graph import Graph, Node
 from flows.planning.run_records import Records
 from infra.store import Artifact, Store, StoreError
 from specs.cluster import Cluster
-from specs.stages.training import Segment
 
 
 class Spent(NamedTuple):
@@ -89,17 +89,17 @@ def measured_mfu(
     run of the pipeline."""
     if cluster is None or cluster.mfu != "measured":
         return {}
-    found: dict[str, list[float]] = {}
+    utilisations: dict[str, list[float]] = {}
     for node in nodes:
         speed = _speed(store, node.path)
         last = records.last(node.name)
         if speed is None and last is not None:
             speed = _speed(store, last.path)
-        if speed is not None and isinstance(node.part, Segment) and node.tokens:
-            found.setdefault(node.stage, []).append(
-                speed * node.flops / node.tokens / peak(node.part, cluster.device)
+        if speed is not None and node.segment is not None and node.tokens:
+            utilisations.setdefault(node.stage, []).append(
+                speed * node.flops / node.tokens / peak(node.segment, cluster.device)
             )
-    return {stage: median(values) for stage, values in found.items()}
+    return {stage: median(values) for stage, values in utilisations.items()}
 
 
 def _speed(store: Store, path: str) -> float | None:
@@ -114,3 +114,55 @@ def _speed(store: Store, path: str) -> float | None:
         return float(manifest.metrics["tokens_per_second"]) / processes
     except (StoreError, KeyError, TypeError, ValueError):
         return None
+
+
+class Span(NamedTuple):
+    """The begin and end times of a part, in seconds from the start of the run."""
+
+    begin: float
+    end: float
+
+
+def spans(
+    graph: Graph, seconds: Mapping[str, float], nodes: Mapping[str, int], concurrency: int, available: int
+) -> dict[str, Span]:
+    """The span of every part in `seconds`, with the `nodes` that it needs out of `available`, if everything
+    else took no time. Parts begin in the order of the plan, each as soon as its inputs are ready, fewer than
+    `concurrency` others are running, and the nodes that it needs are free; while one waits, later ones may
+    start. A run submits them in the same way (`flows.execution.flow`), except that the cluster makes them
+    wait for nodes."""
+    duplicates = graph.duplicates()
+    needs = {name: _needs(graph, name, duplicates) for name in graph.nodes}
+    waiting, finished, times = list(graph.nodes), set[str](), dict[str, Span]()
+    running: dict[str, int] = {}
+    now = 0.0
+    while waiting:
+        begun = []
+        for name in waiting:  # inputs first
+            needed = min(nodes.get(name, 0), available)
+            if not needs[name] <= finished:
+                continue
+            if name not in seconds:
+                finished.add(name)
+            elif len(running) < concurrency and needed <= available - sum(running.values()):
+                running[name], times[name] = needed, Span(now, now + seconds[name])
+            else:
+                continue
+            begun.append(name)
+        waiting = [name for name in waiting if name not in set(begun)]
+        if begun and not running:
+            continue  # `after:` may name a later stage of the plan
+        if not running:
+            break
+        first = min(running, key=lambda name: times[name].end)
+        now = times[first].end
+        del running[first]
+        finished.add(first)
+    return times
+
+
+def _needs(graph: Graph, name: str, duplicates: Mapping[str, str]) -> set[str]:
+    """Parts that must finish before a part begins; for a duplicate, the part that does its work."""
+    node = graph.nodes[name]
+    before = {end for stage in graph.after.get(node.stage, ()) for end in graph.ends_of(stage)}
+    return {duplicates[name]} if name in duplicates else {*graph.parents(node), *before}

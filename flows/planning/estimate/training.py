@@ -33,8 +33,8 @@ class PartEstimate:
 
     @property
     def segment(self) -> Segment:
-        assert isinstance(self.node.part, Segment)
-        return self.node.part
+        assert self.node.segment is not None
+        return self.node.segment
 
     @property
     def gpus(self) -> int:
@@ -149,7 +149,7 @@ class StageEstimate:
 def extent(node: Node) -> dict[str, Any]:
     """First and last step of a segment, and the tokens of its stage before and after it; all None for
     other parts."""
-    segment = node.part if isinstance(node.part, Segment) else None
+    segment = node.segment
     return {
         "start_step": segment.start_step if segment else None,
         "end_step": segment.end_step if segment else None,
@@ -160,8 +160,8 @@ def extent(node: Node) -> dict[str, Any]:
 
 def part_estimate(node: Node, cluster: Cluster | None, measured: dict[str, float]) -> PartEstimate:
     """The estimate of one segment. `measured`: the MFU of stored stages."""
-    segment, processes = node.part, node.launch.world_size
-    assert isinstance(segment, Segment)
+    segment, processes = node.segment, node.launch.world_size
+    assert segment is not None
     mfu = time_and_cost.utilisation(node, cluster, measured)
     model_flops = node.tokens * flops.training(segment)
     peak = flops.peak(segment, cluster.device) if cluster is not None else None

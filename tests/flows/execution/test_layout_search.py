@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from apertus_model.rehearsal.records import KINDS, Failure, Memory, RankReport, Rehearsed
+from apertus_model.rehearsal.records import KINDS, Failure, PeakMemory, RankReport, Rehearsed
 from flows.cli.__main__ import app
 from flows.execution.layout_search import Search, busiest_ranks, described, search, spearman
 from flows.execution.rehearsal import PartResult, RankResult
@@ -34,7 +34,7 @@ class Runs:
         kinds = dict.fromkeys(KINDS, 0)
         rehearsed = Rehearsed(
             attention="", layers=[], micro_batches=1,
-            memory=Memory(total=peak, kinds=kinds, largest=[], moments=[]), collectives=[], flops={},
+            memory=PeakMemory(total=peak, kinds=kinds, largest=[], moments=[]), collectives=[], flops={},
             synchronisations=[], operators=[], classes={}, bound=1.0, compute_seconds=1.0, waited_seconds=0.0,
             seconds=1.0,
         )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from apertus_model.rehearsal.records import KINDS, Collectives, Memory, Moment, Rehearsed
+from apertus_model.rehearsal.records import KINDS, Collectives, Moment, PeakMemory, Rehearsed
 from flows.planning.plan import Plan
 from flows.report import RehearsedPart, render
 from flows.report.rehearsal_charts import rehearsals
@@ -27,7 +27,7 @@ def rehearsed(peak: int, *, waited: float = 2.0) -> Rehearsed:
     ]
     return Rehearsed(
         attention="", layers=[], micro_batches=1,
-        memory=Memory(total=peak, kinds=dict.fromkeys(KINDS, 0), largest=[], moments=moments),
+        memory=PeakMemory(total=peak, kinds=dict.fromkeys(KINDS, 0), largest=[], moments=moments),
         collectives=exchanged, flops={}, synchronisations=[], operators=[],
         classes={"matrix": 3.0, "attention": 0.0, "memory": 1.0}, bound=0.75,
         compute_seconds=4.0, waited_seconds=waited,

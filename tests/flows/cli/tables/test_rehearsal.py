@@ -10,8 +10,8 @@ from apertus_model.rehearsal.records import (
     KINDS,
     Collectives,
     Failure,
-    Memory,
     Operators,
+    PeakMemory,
     RankReport,
     Rehearsed,
     Synchronisation,
@@ -28,7 +28,7 @@ REHEARSED = Rehearsed(
     attention="VarlenAttention",
     layers=["0"],
     micro_batches=4,
-    memory=Memory(
+    memory=PeakMemory(
         total=21 * GB,
         kinds=dict(zip(KINDS, (GB * n for n in range(1, 7)), strict=True)),
         largest=[TENSORS],

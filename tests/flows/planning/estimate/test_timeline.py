@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.planning.estimate.timeline import spans
+from flows.planning.estimate.time_and_cost import spans
 from flows.planning.graph import Graph, Input, Node
 from specs.launch import Launch
 from tests.flows.planning.segments import segment
