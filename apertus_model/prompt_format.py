@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
-from apertus_model.chat import ChatEncoder
+from apertus_model.chat.encoder import ChatEncoder
 from apertus_model.chat.usual import usual_messages, usual_tools
 from apertus_model.data.rows import Row
 from apertus_model.tokenizer_files import ChatTemplateError, open_folder, open_tokenizer

@@ -27,7 +27,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 BEAT_SECONDS = 5.0  # between two heartbeats in a file
 # without a heartbeat until its writer counts as gone: shared folders are slow at times
 LOST_SECONDS = 600.0
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 _guards: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this process ends
 LONGEST_GAP = 60.0  # between two looks at a file
 

@@ -1,7 +1,7 @@
-"""Submits, watches and cancels Slurm jobs through Slurm's commands.
+"""Describes, submits, watches, explains and cancels Slurm jobs, through Slurm's commands.
 
 Every Slurm job belongs to a `Jobs`: the attempt at a stage (`infra.launchers.slurm_job`), the workers of a
-stage (`apertus_model.work.slurm`).
+stage (`apertus_model.work.slurm`). Those add what they run, and what its end means for them.
 
 Invariant: only options that are stated reach sbatch; on a machine without Slurm, the error says what to do.
 """
@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import subprocess
+import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from infra.liveness import ROOT
 from specs.errors import StageError
-from specs.profiles import SlurmProfile
+from specs.profiles import Profile, SlurmProfile
 from specs.units import Duration
 
 ENDED = frozenset(
@@ -26,8 +30,16 @@ ENDED = frozenset(
         "gone",  # our word for a job that Slurm does not know any more
     ]
 )  # states that a job does not leave
+ENDED_BY_CLUSTER = {
+    "TIMEOUT": "its time limit was reached",
+    "DEADLINE": "its deadline was over",
+    "PREEMPTED": "it was preempted",
+    "NODE_FAIL": "a node failed",
+    "BOOT_FAIL": "a node did not start",
+}
 POLL_SECONDS = 5.0
 ANSWER_SECONDS = 120.0  # of a command, whose own patience with a busy controller is shorter
+LOG_LINES = 20  # that an error shows
 VISIBLE_SECONDS = 30.0  # a shared folder may show files of another machine this late
 Options = Mapping[str, str | int | bool | None]
 
@@ -69,6 +81,28 @@ def flags(options: Options) -> list[str]:
         for name, value in options.items()
         if value is not None and value is not False
     ]
+
+
+def setup_lines(profile: Profile) -> list[str]:
+    """The first lines of a job's script: the modules and the setup of the profile."""
+    return [*(f"module load {shlex.quote(name)}" for name in profile.modules), *profile.setup]
+
+
+def exports(profile: Profile, variables: Mapping[str, str]) -> list[str]:
+    """The lines of a script that export the profile's variables, others, and the checkout on the nodes."""
+    every = {**profile.environment, **variables}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in every.items()]
+    return [*lines, f'export PYTHONPATH={checkout(profile)}"${{PYTHONPATH:+:$PYTHONPATH}}"']
+
+
+def checkout(profile: Profile) -> str:
+    """The folder of the checkout on the nodes, quoted for a shell."""
+    return shlex.quote(profile.checkout or str(ROOT))
+
+
+def python(profile: Profile) -> str:
+    """The interpreter on the nodes, quoted for a shell."""
+    return shlex.quote(profile.python or sys.executable)
 
 
 def options(
@@ -137,6 +171,12 @@ class Jobs:
     def cancel(self) -> str:
         """Cancels all the jobs. Returns what went wrong, or an empty text."""
         return command("scancel", *self.numbers).stderr.strip() if self.numbers else ""
+
+
+def last_lines(log: Path) -> str:
+    """The last lines of a job's log."""
+    with log.open(encoding="utf-8", errors="replace") as file:
+        return "".join(deque(file, LOG_LINES)).rstrip() or "(empty)"
 
 
 def failed_nodes(log: Iterable[str]) -> set[str]:

@@ -7,7 +7,7 @@ value and fix. `specs` raises nothing else for a bad file: never a traceback.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specs.redaction import MaskedError, redacted
@@ -70,6 +70,11 @@ def counted(number: int, noun: str, several: str = "") -> str:
     """A number with its noun: `1 document`, `1,204 documents`. `several`: the plural, if it is not `noun`
     with an s."""
     return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
+
+
+def counts_in_words(counts: Mapping[str, int]) -> str:
+    """Counts by name, in the order of the names: `2 empty, 1 not_utf8`, or `none`."""
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items())) or "none"
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:

@@ -83,13 +83,13 @@ class ChatEncoder:
         document = tokenizer.to_str().replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
         self._tokenizer = changed(tokenizer, document)
         self._tokenizer.encode_special_tokens = True
-        found = {token: self._tokenizer.token_to_id(token) for token in CONTROL_TOKENS}
-        if missing := [token for token, index in found.items() if index is None]:
+        ids = {token: self._tokenizer.token_to_id(token) for token in CONTROL_TOKENS}
+        if missing := [token for token, index in ids.items() if index is None]:
             raise ChatError(
                 f"the tokenizer has no {', '.join(missing)}."
                 " Fix: use one with the special tokens of the Apertus chat format"
             )
-        self._ids: dict[str, int] = {token: index for token, index in found.items() if index is not None}
+        self._ids: dict[str, int] = {token: index for token, index in ids.items() if index is not None}
         for token, index in self._ids.items():
             if index in self._tokenizer.encode(token, add_special_tokens=False).ids:
                 raise ChatError(
@@ -106,11 +106,11 @@ class ChatEncoder:
         for index in self._ids.values():
             options = {name: getattr(added[index], name) for name in ("lstrip", "rstrip", "single_word")}
             options["normalized"] = added[index].normalized and self._tokenizer.normalizer is not None
-            if stated := [name for name, value in options.items() if value]:
+            if enabled := [name for name, value in options.items() if value]:
                 raise ChatError(
-                    f"the tokenizer states {', '.join(stated)} for {added[index].content}, so the text beside"
-                    " it would have other tokens in inference than in training. Fix: set these options to"
-                    " false in the added_tokens of its tokenizer.json"
+                    f"the tokenizer states {', '.join(enabled)} for {added[index].content}, so the text"
+                    " beside it would have other tokens in inference than in training. Fix: set these options"
+                    " to false in the added_tokens of its tokenizer.json"
                 )
 
     def encode(
@@ -213,7 +213,8 @@ class _Marks:
         marked = self.split(message)
         if isinstance(marked["content"], str):
             return marked
-        return marked | {"content": [self._block(block) for block in marked["content"]]}
-
-    def _block(self, block: Block) -> Block:
-        return block | {"text": self.answer + block["text"]} if block["type"] == "response" else block
+        blocks: list[Block] = [
+            block | {"text": self.answer + block["text"]} if block["type"] == "response" else block
+            for block in marked["content"]
+        ]
+        return marked | {"content": blocks}

@@ -117,10 +117,10 @@ def with_deliberation(messages: Sequence[Message], thinking: bool | None = None)
     if thinking is None and not thinks:
         return list(messages)
     place = 1 if messages[0]["role"] == "system" else 0
-    stated = messages[place] if messages[place]["role"] == "developer" else {}
-    thinking = one_value("enable_thinking", [thinking, stated.get("enable_thinking")])
-    developer = {"role": "developer", "content": ""} | stated | {"enable_thinking": thinking is not False}
-    return [*messages[:place], developer, *messages[place + bool(stated) :]]
+    own = messages[place] if messages[place]["role"] == "developer" else {}
+    thinking = one_value("enable_thinking", [thinking, own.get("enable_thinking")])
+    developer = {"role": "developer", "content": ""} | own | {"enable_thinking": thinking is not False}
+    return [*messages[:place], developer, *messages[place + bool(own) :]]
 
 
 def blocks_of(message: Message) -> list[Block]:
@@ -166,8 +166,8 @@ def normal_tools(tools: Any) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
         raise ConversationError("bad_tools", f"tools are a list of mappings, not {_shown(tools)}")
-    found: list[dict[str, Any]] = without_null(list(tools))
-    for tool in found:
+    normal: list[dict[str, Any]] = without_null(list(tools))
+    for tool in normal:
         function = tool.get("function") or tool
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ConversationError("bad_tools", f"a tool has a name, not {_shown(tool)}")
@@ -177,7 +177,7 @@ def normal_tools(tools: Any) -> list[dict[str, Any]] | None:
             raise ConversationError(
                 "bad_tools", f"a tool has a description and a schema of its parameters, not {_shown(tool)}"
             )
-    return found
+    return normal
 
 
 def given(value: Any) -> bool:
@@ -195,10 +195,10 @@ def without_null(value: Any) -> Any:
 
 def one_value(name: str, values: Sequence[Any]) -> Any:
     """The one value that is given, or None. ConversationError when several are that differ."""
-    found = [value for value in values if given(value)]
-    if any(value != found[0] for value in found):
-        raise ConversationError("contradiction", f"there are several {name}, which differ: {_shown(found)}")
-    return found[0] if found else None
+    filled = [value for value in values if given(value)]
+    if any(value != filled[0] for value in filled):
+        raise ConversationError("contradiction", f"there are several {name}, which differ: {_shown(filled)}")
+    return filled[0] if filled else None
 
 
 def truth(name: str, value: Any) -> bool:
@@ -212,26 +212,28 @@ def _read(message: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a message that count. ConversationError for one that is not read."""
     role = "tool" if message.get("role") == "function" else str(message.get("role"))
     known = ("role", "content", *TRAINS, *KEYS.get(role, ()), *NOTES)
-    read = known_keys(message, known, f"a message of role {role}") | {"role": role}
+    filled = known_keys(message, known, f"a message of role {role}") | {"role": role}
     if message.get("role") is None:
         raise ConversationError("not_alternating", "a message has no role")
-    if role != "assistant" and _is_trained(read) is True:
+    if role != "assistant" and _is_trained(filled) is True:
         raise ConversationError("trained_prompt", f"a message of role {role} cannot be trained")
-    return read
+    return filled
 
 
 def known_keys(value: Mapping[str, Any], keys: Sequence[str], what: str) -> dict[str, Any]:
     """The keys that count. ConversationError for one that is not among `keys`."""
-    found = {key: item for key, item in value.items() if given(item)}
-    if unknown := [key for key in found if key not in keys]:
+    filled = {key: item for key, item in value.items() if given(item)}
+    if unknown := [key for key in filled if key not in keys]:
         raise ConversationError("unknown_key", f"{what} has '{unknown[0]}', which is not read")
-    return found
+    return filled
 
 
 def _is_trained(value: Mapping[str, Any]) -> bool | None:
     """Whether a message or block is trained; None if it does not say so."""
-    found: bool | None = one_value("weights", [truth("weight", value[key]) for key in TRAINS if key in value])
-    return found
+    trained: bool | None = one_value(
+        "weights", [truth("weight", value[key]) for key in TRAINS if key in value]
+    )
+    return trained
 
 
 def _blocks(message: Mapping[str, Any]) -> list[Block]:
@@ -257,9 +259,9 @@ def _block(block: Any) -> Block:
     kind = block.get("type") if isinstance(block, Mapping) else None
     if kind in ("thoughts", "response", "text", "tool_calls"):
         key = "calls" if kind == "tool_calls" else "text"
-        read = known_keys(block, ("type", key, "train"), f"a block {kind}")
-        value = _calls(read.get(key)) if key == "calls" else _text(read.get(key))
-        untrained = {"train": False} if _is_trained(read) is False else {}
+        filled = known_keys(block, ("type", key, "train"), f"a block {kind}")
+        value = _calls(filled.get(key)) if key == "calls" else _text(filled.get(key))
+        untrained = {"train": False} if _is_trained(filled) is False else {}
         return {"type": "response" if kind == "text" else kind, key: value, **untrained}
     if (
         kind == "tool_outputs"
@@ -314,13 +316,13 @@ def _outputs(block: Block, results: Sequence[Mapping[str, Any]]) -> list[str]:
     ids = [call["id"] for call in calls]
     if any("tool_call_id" in result for result in results):
         by_id = {str(result.get("tool_call_id")): result for result in results}
-        found = [by_id[str(one)] for one in ids if one is not None and str(one) in by_id]
-        if not len(found) == len(by_id) == len(results) == len(calls):
+        ordered = [by_id[str(call_id)] for call_id in ids if call_id is not None and str(call_id) in by_id]
+        if not len(ordered) == len(by_id) == len(results) == len(calls):
             what = f"the results {', '.join(by_id)} are not one for each of the calls {_shown(ids)}"
             raise ConversationError("bad_tool_result", what)
-        results = found
+        results = ordered
     elif len(results) != len(calls) and (
-        len(results) > 1 or "name" in results[0] or any(one is not None for one in ids)
+        len(results) > 1 or "name" in results[0] or any(call_id is not None for call_id in ids)
     ):
         what = f"there are {len(results)} results of {len(calls)} calls"
         raise ConversationError("bad_tool_result", what)

@@ -51,14 +51,10 @@ def render(
 @functools.cache
 def _template() -> Template:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = _to_json
+    # as in transformers; Jinja's own escapes for HTML and sorts keys
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _refuse
     return environment.from_string(template_source())
-
-
-def _to_json(value: Any) -> str:
-    """The `tojson` filter of transformers, which unlike Jinja's neither escapes for HTML nor sorts keys."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _refuse(message: str) -> str:

@@ -73,10 +73,10 @@ class FastTextModel:
         """The probabilities of the given labels, as (texts, labels). They are limited to 1, since fastText
         computes in float32, which can end just above 1."""
         columns = {label: index for index, label in enumerate(labels)}
-        found = np.zeros((len(texts), len(labels)), np.float32)
+        result = np.zeros((len(texts), len(labels)), np.float32)
         for row, text in enumerate(texts):
             names, values = self._model.predict(line(text), k=-1)
             for name, value in zip(names, values, strict=True):
                 if (column := columns.get(name.removeprefix(PREFIX))) is not None:
-                    found[row, column] = min(float(value), 1.0)
-        return found
+                    result[row, column] = min(float(value), 1.0)
+        return result

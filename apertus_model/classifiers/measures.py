@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.classifiers.stored import ALL
 from specs.scoring import percentile_name
 from specs.stages.classifier import CALIBRATION_BINS
 
+ALL = ""
+"""Stands for all languages."""
 Thresholds = dict[str, dict[str, float]]
 """Thresholds by language and name of the percentile."""
 
@@ -48,10 +49,10 @@ def calibration(
     """The expected calibration error (Guo et al. 2017): over bins (low, high] of equal width, the mean of
     |accuracy - mean confidence|, weighted by documents; and the bins that have documents."""
     places = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    found = []
+    rows = []
     for place in np.unique(places):
         inside = places == place
-        found.append(
+        rows.append(
             {
                 "low": place / bins,
                 "high": (place + 1) / bins,
@@ -60,8 +61,8 @@ def calibration(
                 "accuracy": float(right[inside].mean()),
             }
         )
-    gaps = sum(row["documents"] * abs(row["accuracy"] - row["confidence"]) for row in found)
-    return gaps / len(confidence), found
+    gaps = sum(row["documents"] * abs(row["accuracy"] - row["confidence"]) for row in rows)
+    return gaps / len(confidence), rows
 
 
 def auc(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
@@ -90,6 +91,9 @@ def thresholds(
     groups = {ALL: np.ones(len(values), bool)}
     groups |= {str(name): languages == name for name in np.unique(languages) if name}
     return {
-        name: {percentile_name(one): float(np.percentile(values[chosen], one)) for one in percentiles}
+        name: {
+            percentile_name(percentile): float(np.percentile(values[chosen], percentile))
+            for percentile in percentiles
+        }
         for name, chosen in groups.items()
     }

@@ -84,8 +84,8 @@ def rate(spec: Perceptron, step: int, steps: int) -> float:
 @torch.inference_mode()
 def probabilities(model: PerceptronModel, embeddings: Floats) -> Floats:
     """The probabilities of the labels, as (rows, labels)."""
-    found = [model(rows).softmax(-1) for rows in torch.from_numpy(embeddings).split(ROWS)]
-    result: Floats = torch.cat(found).numpy()
+    batches = [model(rows).softmax(-1) for rows in torch.from_numpy(embeddings).split(ROWS)]
+    result: Floats = torch.cat(batches).numpy()
     return result
 
 

@@ -1,5 +1,5 @@
-"""Scorers, which give documents the probability of a label: a trained classifier, a Hugging Face folder, or a
-fastText file.
+"""Scorers, which give documents the probability of a label: a trained classifier (`classifier.json`), a
+Hugging Face folder, or a fastText file.
 
 Invariant: a score depends on the text, its language if each language has a model, and the model. It is a
 float32.
@@ -10,21 +10,45 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from apertus_model.classifiers import perceptron
 from apertus_model.classifiers.fast_text import FastTextModel
-from apertus_model.classifiers.stored import ALL, NAME, StoredClassifier
+from apertus_model.classifiers.measures import ALL
 from apertus_model.classifiers.transformer import ClassifierError, Floats, Transformer
 from apertus_model.files import copy_folder, local_file
 from infra.store import Artifact
 from infra.store.documents import check
+from specs.base import Strict
 from specs.rewards import CLASSIFIER_FILES
 from specs.scoring import CHARACTERS_PER_TOKEN, FASTTEXT_CHARACTERS
 from specs.stages.classifier import Encoder
 from specs.stages.scores import ScoresPart
+
+NAME = "classifier.json"
+MODEL = {"mlp": "model.safetensors", "fasttext": "model.bin"}
+
+
+class StoredClassifier(Strict):
+    method: Literal["mlp", "fasttext"]
+    labels: list[str]  # in the order of the outputs
+    max_characters: int  # characters of a document that are read
+    max_tokens: int | None = None  # tokens that the encoder reads; None for fastText
+    precision: Literal["float32", "bfloat16"] | None = None  # of the encoder
+    languages: list[str] | None = None  # each has a model; None: there is one model, for `ALL`
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON of the description, without `languages` if it is None."""
+        return self.model_dump(mode="json", exclude={"languages"} if self.languages is None else None)
+
+    def file(self, language: str) -> str:
+        """The file of a language's model: `model.bin`, or `model-00003.bin` for the fourth language."""
+        name = MODEL[self.method]
+        return (
+            name if self.languages is None else name.replace(".", f"-{self.languages.index(language):05d}.")
+        )
 
 
 class Scorer(NamedTuple):
@@ -104,10 +128,10 @@ def _trained(part: ScoresPart, artifact: Artifact, scratch: Path) -> Scorer:
         content = np.array(texts, object) if encoder is None else encoder.embeddings(texts)
         if stored.languages is None:
             return model(ALL)(content)
-        found, of = np.empty(len(texts), np.float32), np.array(languages)
+        values, of = np.empty(len(texts), np.float32), np.array(languages)
         for language in sorted(set(languages)):
-            found[of == language] = model(language)(content[of == language])
-        return found
+            values[of == language] = model(language)(content[of == language])
+        return values
 
     if stored.languages is None:
         model(ALL)

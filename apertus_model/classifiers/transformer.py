@@ -31,8 +31,6 @@ class ClassifierError(StageError):
 
 
 class Transformer:
-    """A model and its tokenizer."""
-
     def __init__(
         self,
         folder: Path,
@@ -86,7 +84,7 @@ class Transformer:
         by_length: dict[int, list[int]] = {}
         for index, row in enumerate(rows):
             by_length.setdefault(min(-(-len(row) // STEP) * STEP, self._max_tokens), []).append(index)
-        found: list[tuple[list[int], Floats]] = []
+        computed: list[tuple[list[int], Floats]] = []
         for length in sorted(by_length):
             size = max(1, TOKENS_PER_PASS[self._device.type] // length)
             for start in range(0, len(by_length[length]), size):
@@ -100,9 +98,9 @@ class Transformer:
                 output = self._model(
                     input_ids=torch.from_numpy(ids).to(self._device), attention_mask=attention
                 )
-                found.append((chosen, reduce(output, attention)[: len(chosen)].cpu().numpy()))
-        result = np.empty((len(rows), found[0][1].shape[1]), np.float32)
-        for chosen, values in found:
+                computed.append((chosen, reduce(output, attention)[: len(chosen)].cpu().numpy()))
+        result = np.empty((len(rows), computed[0][1].shape[1]), np.float32)
+        for chosen, values in computed:
             result[chosen] = values
         return result
 
@@ -114,12 +112,12 @@ class Transformer:
 
     def _most_tokens(self) -> int:
         """The most tokens that the model and its tokenizer say they read; both may state no limit."""
-        found = [int(min(self._tokenizer.model_max_length, 2**31))]
+        limits = [int(min(self._tokenizer.model_max_length, 2**31))]
         if (positions := getattr(self.config, "max_position_embeddings", None)) is not None:
             # RoBERTa counts positions from the one after its padding index
             embeddings = getattr(
                 getattr(self._model.base_model, "embeddings", None), "position_embeddings", None
             )
             padding = getattr(embeddings, "padding_idx", None)
-            found.append(int(positions) - (padding + 1 if padding is not None else 0))
-        return min(found)
+            limits.append(int(positions) - (padding + 1 if padding is not None else 0))
+        return min(limits)

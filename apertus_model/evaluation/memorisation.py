@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.corpora.probes import StoredProbe
+from apertus_model.data.corpora.planted import StoredProbe
 from apertus_model.data.rows import Row
 from apertus_model.evaluation.paired import mean_with_interval
 from specs.stages.memorisation import MEASURES, Memorisation, metric_name

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from apertus_model.data.order.samples import validation_samples
+from apertus_model.data.order.samples import ValidationSamples
 from apertus_model.data.tokens.stream import Sample, split_shards
 from apertus_model.progress import Progress
 from apertus_model.trainer.evaluator import Evaluator
@@ -32,7 +32,7 @@ def held_out(corpus: Artifact, *, sequence_length: int, samples: int) -> list[Sa
             f"'{corpus.identity.name}' holds out no document, so there is nothing to evaluate on."
             " Fix: set its holdout, or leave it out of sources"
         )
-    sequences = validation_samples(
+    sequences = ValidationSamples(
         [shards],
         vocab_size=facts["vocab_size"],
         eos_id=facts["eos_id"],

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from apertus_model.classifiers import fast_text, perceptron
 from apertus_model.classifiers.fast_text import FastTextModel
-from apertus_model.classifiers.measures import Thresholds, measure, thresholds
-from apertus_model.classifiers.stored import ALL, NAME, StoredClassifier
+from apertus_model.classifiers.measures import ALL, Thresholds, measure, thresholds
+from apertus_model.classifiers.scorers import NAME, StoredClassifier
 from apertus_model.classifiers.transformer import ClassifierError, Floats
 from apertus_model.data.order.permutation import mix_array
 from apertus_model.progress import Progress
@@ -40,7 +40,7 @@ from specs.job import Job
 from specs.scoring import CHARACTERS_PER_TOKEN
 from specs.stages.classifier import ClassifierPart, FastText
 
-DRAWN, HELD_OUT = 1, 2  # purposes of `Documents.drawn`
+DRAWN, HELD_OUT = 1, 2  # purposes of `LabelledDocuments.drawn`
 Content = Floats | list[str]
 
 
@@ -48,7 +48,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     """Runs the stage. ClassifierError when no classifier can be learned from the documents."""
     part = ClassifierPart.model_validate(job.spec)
     prepare_process(job.launch.cpu_threads)
-    documents = Documents.labelled(
+    documents = LabelledDocuments.labelled(
         [attempt.input_artifact(f"source:{index}") for index in range(len(part.labels))], part.labels
     )
     names = sorted(set(documents.labels.tolist()))
@@ -72,11 +72,11 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     if stored.languages is not None:
         metrics["languages"] = {
             language: _numbers(measure(probabilities[own], held_out.numbers(names)[own], names))
-            for language, own in ((one, held_out.of(one)) for one in languages)
+            for language, own in ((language, held_out.of(language)) for language in languages)
         }
     reference, scored = held_out, probabilities
     if "reference" in job.inputs:
-        reference = Documents.open(attempt.input_artifact("reference"), None)
+        reference = LabelledDocuments.open(attempt.input_artifact("reference"), None)
         if stored.languages is not None:
             reference = reference[np.flatnonzero(np.isin(reference.languages, stored.languages))]
         if not len(reference):
@@ -85,7 +85,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 " use another reference, or leave it out"
             )
         scored = _probabilities(models, reference, names)
-    found: dict[str, Thresholds] = {
+    by_label: dict[str, Thresholds] = {
         name: thresholds(scored[:, index], reference.languages, part.percentiles)
         for index, name in enumerate(names)
     }
@@ -93,7 +93,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     progress.log(f"accuracy {metrics['accuracy']:.4f}, calibration error {metrics['calibration_error']:.4f}")
     attempt.commit(
         metrics={**metrics, "training_documents": len(train), "held_out_documents": len(held_out)},
-        facts={"labels": names, "thresholds": found},
+        facts={"labels": names, "thresholds": by_label},
     )
 
 
@@ -102,7 +102,7 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Documents:
+class LabelledDocuments:
     """Documents in the order of their hashes."""
 
     hashes: NDArray[np.uint64]
@@ -114,7 +114,7 @@ class Documents:
         return len(self.hashes)
 
     @classmethod
-    def open(cls, artifact: Artifact, label: str | None) -> Documents:
+    def open(cls, artifact: Artifact, label: str | None) -> LabelledDocuments:
         """The rows of a `features` artifact, each text once per label. `label` replaces null labels."""
         table = pa.concat_tables(
             [pyarrow.parquet.read_table(artifact.local(name)) for name in artifact.manifest.facts["shards"]]
@@ -131,7 +131,7 @@ class Documents:
         return cls(hashes, own, languages, content).once()
 
     @classmethod
-    def labelled(cls, artifacts: list[Artifact], labels: list[str | None]) -> Documents:
+    def labelled(cls, artifacts: list[Artifact], labels: list[str | None]) -> LabelledDocuments:
         """The documents of all sources."""
         parts = [cls.open(*pair) for pair in zip(artifacts, labels, strict=True)]
         content: Content = (
@@ -146,27 +146,25 @@ class Documents:
             content,
         ).once()
 
-    def once(self) -> Documents:
+    def once(self) -> LabelledDocuments:
         """The documents in the order of hashes and labels, each text once per label."""
         order = np.lexsort((self.labels, self.hashes))
         hashes, labels = self.hashes[order], self.labels[order]
         new = np.append(True, (hashes[1:] != hashes[:-1]) | (labels[1:] != labels[:-1]))
         return self[order[new]]
 
-    def __getitem__(self, chosen: NDArray[np.int64]) -> Documents:
+    def __getitem__(self, chosen: NDArray[np.int64]) -> LabelledDocuments:
         content = (
             [self.content[index] for index in chosen]
             if isinstance(self.content, list)
             else self.content[chosen]
         )
-        return Documents(self.hashes[chosen], self.labels[chosen], self.languages[chosen], content)
+        return LabelledDocuments(self.hashes[chosen], self.labels[chosen], self.languages[chosen], content)
 
     def of(self, language: str) -> NDArray[np.int64]:
-        """The indices of the documents of a language."""
         return np.arange(len(self)) if language == ALL else np.flatnonzero(self.languages == language)
 
-    def only(self, language: str) -> Documents:
-        """The documents of a language."""
+    def only(self, language: str) -> LabelledDocuments:
         return self if language == ALL else self[self.of(language)]
 
     def numbers(self, names: list[str]) -> NDArray[np.int64]:
@@ -180,7 +178,7 @@ class Documents:
 
 
 def _split(
-    part: ClassifierPart, documents: Documents, language: str, names: list[str]
+    part: ClassifierPart, documents: LabelledDocuments, language: str, names: list[str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The indices of the held-out and the training documents of a language. ClassifierError when a class has
     no held-out or no training documents."""
@@ -207,19 +205,21 @@ def _split(
 Model = perceptron.PerceptronModel | FastTextModel
 
 
-def _probabilities(models: dict[str, Model], documents: Documents, names: list[str]) -> Floats:
+def _probabilities(models: dict[str, Model], documents: LabelledDocuments, names: list[str]) -> Floats:
     """The probabilities by the model of each document's language, as (documents, labels)."""
-    found = np.empty((len(documents), len(names)), np.float32)
+    result = np.empty((len(documents), len(names)), np.float32)
     for language, model in models.items():
         own, content = documents.of(language), documents.only(language).content
         if isinstance(model, FastTextModel):
-            found[own] = model.probabilities(list(content), names)
+            result[own] = model.probabilities(list(content), names)
         elif len(own):
-            found[own] = perceptron.probabilities(model, np.asarray(content))
-    return found
+            result[own] = perceptron.probabilities(model, np.asarray(content))
+    return result
 
 
-def _train(part: ClassifierPart, train: Documents, names: list[str], path: Path, progress: Progress) -> Model:
+def _train(
+    part: ClassifierPart, train: LabelledDocuments, names: list[str], path: Path, progress: Progress
+) -> Model:
     if isinstance(part.training, FastText):
         fast_text.train(_examples(part, train), part.training, part.seed, path.parent, path)
         return FastTextModel(path, "the classifier")
@@ -235,13 +235,13 @@ def _train(part: ClassifierPart, train: Documents, names: list[str], path: Path,
     return model
 
 
-def _examples(part: ClassifierPart, train: Documents) -> Iterator[tuple[str, str]]:
+def _examples(part: ClassifierPart, train: LabelledDocuments) -> Iterator[tuple[str, str]]:
     """Yields labels and texts in an order that mixes the classes, since fastText learns line by line."""
     for index in np.argsort(train.drawn(part.seed, DRAWN), kind="stable"):
         yield str(train.labels[index]), str(train.content[index])
 
 
-def _stored(part: ClassifierPart, names: list[str], documents: Documents) -> StoredClassifier:
+def _stored(part: ClassifierPart, names: list[str], documents: LabelledDocuments) -> StoredClassifier:
     """The description of the classifier. ClassifierError when a document lacks the language that selects its
     model."""
     training, languages = part.training, None

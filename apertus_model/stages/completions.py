@@ -133,7 +133,6 @@ class DrawnPersonas:
             )
 
     def of(self, prompt: Row) -> str:
-        """The persona of a row of `prompts`."""
         key = json.dumps([self._spec.seed, prompt["id"]]).encode()
         digest = hashlib.blake2b(key, digest_size=8, person=b"apertus-persona").digest()
         return self._texts[int.from_bytes(digest, "little") % len(self._texts)]

@@ -22,11 +22,9 @@ import numpy as np
 from apertus_model.data.conversations.splits import AllConversations, WrittenSplit
 from apertus_model.data.conversations.stored import SHARD_SUFFIXES
 from apertus_model.data.conversations.tasks import DROPPED, REJECTED, ConversationTasks
-from apertus_model.data.corpora.rejects import read_line, read_rejects
-from apertus_model.data.corpora.scored import stored_scores
+from apertus_model.data.corpora.records import read_line, read_rejects
 from apertus_model.data.corpora.selection import not_in
 from apertus_model.data.documents.parsed import fix_of
-from apertus_model.data.documents.readers import files_of_tasks
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.work import run_units
@@ -37,6 +35,9 @@ from specs.job import Job
 from specs.stages.conversations import ConversationsPart
 
 FACTS = ("vocab_size", "bos_id", "eos_id", "pad_id", "end_of_turn_id")
+
+
+work_of = ConversationTasks
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -56,8 +57,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         for name, number in task.data.items():
             group, _, reason = name.partition("/")
             (dropped if group == DROPPED else rejected)[reason] += number
-    read = rejected.total() + dropped.total() + conversations.passed
-    summary = read_line(f"{read} conversations", rejected, dropped)
+    total = rejected.total() + dropped.total() + conversations.passed
+    summary = read_line(f"{total} conversations", rejected, dropped)
     if not len(conversations):
         rows = (row for task in tasks for row in read_rejects(task.files["rejects.parquet"]).to_pylist())
         first = next((f"; the first is {row['reason']}" for row in rows if row["filter"] == REJECTED), "")
@@ -87,7 +88,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         metrics={
             "conversations": len(conversations),
             "tokens": sum(split.tokens for split in splits.values()),
-            "read": {"conversations": read},
+            "read": {"conversations": total},
             "rejected": dict(sorted(rejected.items())),
             "filters": labels(part.process.filters),
             "dropped": dict(dropped),
@@ -104,19 +105,6 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             "compared": compared,
         },
     )
-
-
-def work_of(job: Job, attempt: Attempt) -> ConversationTasks:
-    """The tasks of the stage. The data of a unit are its counts."""
-    part = ConversationsPart.model_validate(job.spec)
-    tokenizer = attempt.input_artifact("tokenizer")
-    size = tokenizer.manifest.facts["vocab_size"]
-    folder = attempt.workdir / "tasks"
-    folder.mkdir(exist_ok=True)
-    files = files_of_tasks(part, "conversations")
-    file = tokenizer.local("tokenizer.json")
-    scores = stored_scores(attempt, part.process.filters)
-    return ConversationTasks(part.source, part.process, files, file, size, part.seed, folder, scores)
 
 
 def _metrics(split: WrittenSplit) -> dict[str, int]:

@@ -26,11 +26,10 @@ import pyarrow.parquet as pq
 
 from apertus_model.data.corpora import tallies
 from apertus_model.data.corpora.examples import Row, choose, joined, to_jsonl
-from apertus_model.data.corpora.keys import SPLITS
-from apertus_model.data.corpora.passes import Passes, counts_line, files_of
+from apertus_model.data.corpora.passes import CorpusPasses, counts_line, files_of
+from apertus_model.data.corpora.plan import SPLITS
 from apertus_model.data.corpora.planted import FILE as PLANTED
-from apertus_model.data.corpora.planted import summary, to_json
-from apertus_model.data.corpora.probes import PROBES, StoredProbes, stored_probes
+from apertus_model.data.corpora.planted import PROBES, StoredProbes, stored_probes, summary, to_json
 from apertus_model.data.corpora.units import CorpusUnits
 from apertus_model.data.corpora.verdicts import MOST_PARTS
 from apertus_model.progress import Progress
@@ -44,7 +43,7 @@ work_of = CorpusUnits
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the stage. SourceError for a source that cannot be read, or holds too little."""
-    passes = Passes(job, attempt, progress, stop)
+    passes = CorpusPasses(job, attempt, progress, stop)
     passes.plant()
     passes.filter()
     passes.resolve()

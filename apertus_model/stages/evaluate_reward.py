@@ -33,6 +33,7 @@ from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import prepare_process
 from apertus_model.work import run_units
 from infra.store import Attempt
+from specs.errors import counts_in_words
 from specs.job import Job
 from specs.stages.evaluate_reward import OF_SOURCE, EvaluateRewardPart
 
@@ -119,9 +120,8 @@ class AgreementSummary:
     def metrics(self, seed: int) -> dict[str, float]:
         """The metrics of the stage. RewardError when there are no pairs, or all rewards are the same."""
         if not self._pairs:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in self._dropped.items()) or "none"
             raise RewardError(
-                f"there is no labelled pair to compare with ({reasons})."
+                f"there is no labelled pair to compare with ({counts_in_words(self._dropped)})."
                 " Fix: use conversations whose rows have chosen and rejected, a split that holds some,"
                 " and max_tokens of the reward for their length"
             )
@@ -190,8 +190,8 @@ def agreement(pairs: Sequence[JudgedPair], seed: int) -> dict[str, float]:
     return metrics
 
 
-def _prefers(one: float, other: float) -> float:
-    return 0.5 if one == other else float(one > other)
+def _prefers(preferred: float, other: float) -> float:
+    return 0.5 if preferred == other else float(preferred > other)
 
 
 def _for_longer(pair: JudgedPair) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 
-from apertus_model.classifiers.reading import ReadDocument, read_source, windows
+from apertus_model.classifiers.reading import ReadDocument, put_shards, read_source, windows
 from apertus_model.classifiers.scorers import open_encoder
 from apertus_model.classifiers.transformer import Transformer
 from apertus_model.data.documents.readers import files_of_tasks
@@ -40,16 +40,8 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     """Runs the part. SourceError for a source without documents or labels."""
     part = FeaturesPart.model_validate(job.spec)
     units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
-    shards = []
-    for number, unit in enumerate(units):
-        shards.append(f"features-{number:05d}.parquet")
-        attempt.put(unit.files["features.parquet"], shards[-1])
     documents = sum(unit.data for unit in units)
-    if not documents:
-        raise SourceError(
-            f"there is no document in {part.source.url}. Fix: correct the url, the globs, the format or"
-            " max_document_bytes"
-        )
+    shards = put_shards(attempt, units, "features", part.source, documents)
     progress.log(f"{documents} documents")
     attempt.commit(metrics={"documents": documents}, facts={"shards": shards})
 
@@ -69,8 +61,8 @@ class Features:
         schema = pa.schema([*COLUMNS, ("text" if encoder is None else "embedding", content)])
         documents = 0
         with ParquetWriter(path, schema) as writer:
-            read = read_source(self._part.source, self.units[key], self._part.max_characters)
-            for window in windows(read):
+            documents_of_task = read_source(self._part.source, self.units[key], self._part.max_characters)
+            for window in windows(documents_of_task):
                 texts = [document.text for document in window]
                 columns: list[Any] = [
                     pa.array([document.hash for document in window], pa.uint64()),

@@ -18,7 +18,6 @@ never cut, since that could remove the difference between the two.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,16 +25,16 @@ from typing import Any
 
 import numpy as np
 
-from apertus_model.data.conversations.rows import EncodedConversations, tokenizer_facts
+from apertus_model.data.conversations.rows import EncodedConversations, is_number, tokenizer_facts
 from apertus_model.data.conversations.stored import Conversation
-from apertus_model.data.preferences.sequence_writer import SequenceWriter
+from apertus_model.data.preferences.packed_pairs import SequenceWriter
 from apertus_model.data.rows import Row, read_units
 from apertus_model.data.tokens.stream import Split
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.work import Result, run_units
 from infra.store import Attempt
-from specs.errors import StageError
+from specs.errors import StageError, counts_in_words
 from specs.job import Job
 from specs.stages.reward_model import LabelledPairsPart
 
@@ -57,10 +56,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         metrics[split] = dict(counts)
         for name in names:
             attempt.put(attempt.workdir / name, name)
-    summary = "; ".join(
-        f"{split}: " + ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
-        for split, counts in metrics.items()
-    )
+    summary = "; ".join(f"{split}: {counts_in_words(counts)}" for split, counts in metrics.items())
     if not metrics["train"].get("pairs"):
         raise LabelledPairsError(
             f"no pair is left to train on: {summary}."
@@ -113,7 +109,7 @@ class PairReader(EncodedConversations):
         if len(set(conversation.completions)) < 2:
             return {"dropped": "equal_completions"}
         margin = conversation.metadata.get(part.margin) if part.margin is not None else None
-        if margin is not None and not is_margin(margin):
+        if margin is not None and not (is_number(margin) and margin >= 0):
             return {"dropped": "bad_margin"}
         prompt = self._encoder.prompt(conversation.prompt, conversation.tools).tolist()
         chosen, rejected = (self._encoder.completion(text).tolist() for text in conversation.completions)
@@ -123,9 +119,3 @@ class PairReader(EncodedConversations):
 
 
 work_of = PairReader
-
-
-def is_margin(value: Any) -> bool:
-    """Whether a value is a finite number of 0 or more."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value >= 0

@@ -32,21 +32,21 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     """Runs the stage. MixtureError when the corpora were tokenised with different tokenizers."""
     part = MixturePart.model_validate(job.spec)
     inputs = [job.inputs[f"source:{index}"] for index in range(len(part.weights))]
-    stated = part.weights
+    input_weights = part.weights
     if part.learned:
         learned = in_parts(_learned(attempt.store, job.inputs["learned"]))
-        stated = [learned[position] for position in part.learned]
+        input_weights = [learned[position] for position in part.learned]
     weights: dict[str, Fraction] = {}
-    found: dict[str, MixtureSource] = {}
+    corpora: dict[str, MixtureSource] = {}
     tokenizers: dict[str, str] = {}
-    for ref, weight in zip(inputs, stated, strict=True):
+    for ref, weight in zip(inputs, input_weights, strict=True):
         inner = _recipe(attempt.store, ref)
         tokenizers[inner.tokenizer] = ref.name
         total = sum(source.weight for source in inner.sources)
         for source in inner.sources:
             share = Fraction(weight * source.weight, total) * (source.tokens if part.proportional else 1)
             weights[source.fingerprint] = weights.get(source.fingerprint, Fraction(0)) + share
-            found[source.fingerprint] = source
+            corpora[source.fingerprint] = source
     if len(tokenizers) > 1:
         used = ", ".join(f"{name}: {fingerprint}" for fingerprint, name in tokenizers.items())
         raise MixtureError(
@@ -56,7 +56,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     order = sorted(weights)
     whole = integers([weights[fingerprint] for fingerprint in order])
     sources = [
-        found[corpus].model_copy(update={"weight": weight})
+        corpora[corpus].model_copy(update={"weight": weight})
         for corpus, weight in zip(order, whole, strict=True)
     ]
     recipe = inner.model_copy(update={"seed": part.seed, "sources": sources})

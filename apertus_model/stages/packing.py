@@ -20,7 +20,6 @@ from specs.stages.packing import PackingPart
 
 
 def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the stage."""
     length = PackingPart.model_validate(job.spec).sequence_length
     files = split_files(attempt.input_artifact("corpus"), "train")
     folder = attempt.workdir / "rows"

@@ -33,11 +33,12 @@ from apertus_model.data.preferences.choice import (
     Pair,
     choose,
     choose_further,
+    generated_by,
+    offline_completions,
     quantiles,
     random_of,
 )
-from apertus_model.data.preferences.offline import generated_by, offline_completions
-from apertus_model.data.preferences.sequence_writer import SequenceWriter
+from apertus_model.data.preferences.packed_pairs import SequenceWriter
 from apertus_model.data.rows import Row, Rows, same_rows, to_line
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
@@ -72,7 +73,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         ):
             assert prompt["id"] == sampled["id"] == values["id"]
             candidates = candidates_of(prompt, sampled, values, others, models)
-            histogram += quantile_histogram(candidates)
+            histogram += histogram_of([candidate.quantile for candidate in candidates])
             lowest = min([lowest, *values["offline"], *values["sampled"]])
             highest = max([highest, *values["offline"], *values["sampled"]])
             try:
@@ -131,9 +132,9 @@ def candidates_of(
         "sampled": [(completion, {}) for completion in sampled["completions"]],
     }
     return [
-        Candidate(completion["text"], tuple(completion["tokens"]), reward, quantile, origin, made)
+        Candidate(completion["text"], tuple(completion["tokens"]), reward, quantile, origin, maker)
         for origin, those in completed.items()
-        for (completion, made), reward, quantile in zip(
+        for (completion, maker), reward, quantile in zip(
             those, rewards[origin], quantiles(rewards[origin], rewards["sampled"]), strict=True
         )
     ]
@@ -141,7 +142,11 @@ def candidates_of(
 
 def pairs_of(part: PairsPart, prompt: Row, candidates: list[Candidate], reference: int) -> list[Pair]:
     """The pairs of a prompt, at most `part.pairs`. NoPair when there is none."""
-    short = [one for one in candidates if len(prompt["tokens"]) + len(one.tokens) <= part.max_tokens]
+    short = [
+        candidate
+        for candidate in candidates
+        if len(prompt["tokens"]) + len(candidate.tokens) <= part.max_tokens
+    ]
     random = random_of(part.seed, prompt["id"])
     pairs = [choose(short, random, reference=reference, worst_quantile=part.worst_quantile)]
     if part.pairs > 1:
@@ -152,14 +157,9 @@ def pairs_of(part: PairsPart, prompt: Row, candidates: list[Candidate], referenc
     return pairs
 
 
-def quantile_histogram(candidates: list[Candidate]) -> np.ndarray:
-    """The histogram of the candidates' quantiles; see `histogram_of`."""
-    return histogram_of([one.quantile for one in candidates])
-
-
-def histogram_of(found: Sequence[float]) -> np.ndarray:
+def histogram_of(values: Sequence[float]) -> np.ndarray:
     """Counts of quantiles, (BINS,) int64, in bins of equal width; the last bin includes its right edge."""
-    return np.histogram(found, bins=BINS, range=(0, 1))[0]
+    return np.histogram(values, bins=BINS, range=(0, 1))[0]
 
 
 class PairWriter:
@@ -186,18 +186,18 @@ class PairWriter:
         return len(self._quantiles) // 2
 
     def add(self, prompt: Row, pair: Pair) -> None:
-        for one in pair:
-            self._sequences.add(prompt["tokens"], one.tokens)
-            self._quantiles.append(one.quantile)
-            self._origins.append(one.origin)
+        for candidate in pair:
+            self._sequences.add(prompt["tokens"], candidate.tokens)
+            self._quantiles.append(candidate.quantile)
+            self._origins.append(candidate.origin)
         row: dict[str, Any] = {"id": prompt["id"], "prompt": prompt["text"]}
-        for side, one in zip(("chosen", "rejected"), pair, strict=True):
+        for side, candidate in zip(("chosen", "rejected"), pair, strict=True):
             row[side] = {
-                "text": one.text,
-                "reward": one.reward,
-                "quantile": one.quantile,
-                "origin": one.origin,
-                **one.made,
+                "text": candidate.text,
+                "reward": candidate.reward,
+                "quantile": candidate.quantile,
+                "origin": candidate.origin,
+                **candidate.maker,
             }
         self._people.write(to_line(row))
 

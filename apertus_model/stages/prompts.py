@@ -39,7 +39,7 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.work import run_units
 from infra.store import Attempt
-from specs.errors import StageError
+from specs.errors import StageError, counts_in_words
 from specs.job import Job
 from specs.stages.preference_data import PromptsPart
 
@@ -57,10 +57,10 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     files = [unit.files["rows.jsonl"] for unit in units]
     counts: Counter[str] = Counter()
     facts = write_rows(attempt, "prompts", _merge(part, files, counts))
-    summary = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+    summary = counts_in_words(counts) if counts else "there are no conversations"
     if not facts["rows"]:
         raise PromptsError(
-            f"no prompt is left: {summary or 'there are no conversations'}. Fix: raise max_tokens"
+            f"no prompt is left: {summary}. Fix: raise max_tokens"
             f" {part.max_tokens}, lower max_new_tokens {part.max_new_tokens}, or use other conversations"
         )
     progress.log(summary)

@@ -8,17 +8,16 @@ Invariant: every completion is kept, or is counted under the reason for being le
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from apertus_model.data.conversations.rows import EncodedConversations, tokenizer_facts
+from apertus_model.data.conversations.rows import EncodedConversations, is_number, tokenizer_facts
 from apertus_model.data.conversations.stored import Conversation
 from apertus_model.data.preferences.choice import quantiles
-from apertus_model.data.preferences.sequence_writer import SequenceWriter
+from apertus_model.data.preferences.packed_pairs import SequenceWriter
 from apertus_model.data.rows import Row, read_units, to_line
 from apertus_model.progress import Progress
 from apertus_model.stages.pairs import histogram_of
@@ -26,7 +25,7 @@ from apertus_model.stages.prompts import prompt_id
 from apertus_model.stop import StopSignal
 from apertus_model.work import run_units
 from infra.store import Attempt
-from specs.errors import StageError
+from specs.errors import StageError, counts_in_words
 from specs.job import Job
 from specs.stages.rewarded_completions import RewardedCompletionsPart
 
@@ -42,35 +41,35 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     part = RewardedCompletionsPart.model_validate(job.spec)
     units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
     dropped: Counter[str] = Counter()
-    found: list[float] = []
+    kept: list[float] = []
     people = attempt.workdir / "completions.jsonl"
     with SequenceWriter(attempt.workdir) as writer, open(people, "w", encoding="utf-8") as file:
         for unit_row in read_units(units):
             dropped.update(unit_row["dropped"])
             for row in unit_row["completions"]:
                 writer.add(row.pop("prompt_tokens"), row.pop("tokens"))
-                found.append(row["quantile"])
+                kept.append(row["quantile"])
                 file.write(to_line(row))
         names = ["completions.jsonl", "rewards.npy", *writer.finish()]
-    summary = ", ".join(f"{number} {reason}" for reason, number in sorted(dropped.items())) or "none dropped"
-    if not found:
+    summary = f"{counts_in_words(dropped)} dropped"
+    if not kept:
         raise RewardedCompletionsError(
             f"no completion is left: {summary}."
             f" Fix: check the columns '{part.reward}' and '{part.reference_rewards}', of {FEWEST} or more"
             " completions of the model, or raise max_tokens"
         )
-    np.save(attempt.workdir / "rewards.npy", np.array(found, np.float32), allow_pickle=False)
+    np.save(attempt.workdir / "rewards.npy", np.array(kept, np.float32), allow_pickle=False)
     for name in names:
         attempt.put(attempt.workdir / name, name)
-    progress.log(f"{len(found)} completions; {summary}")
+    progress.log(f"{len(kept)} completions; {summary}")
     metrics = {
-        "completions": len(found),
+        "completions": len(kept),
         "tokens": sum(writer.lengths),
         "dropped": dict(dropped),
-        "mean_quantile": float(np.mean(found)),
-        "quantile_histogram": histogram_of(found).tolist(),
+        "mean_quantile": float(np.mean(kept)),
+        "quantile_histogram": histogram_of(kept).tolist(),
     }
-    attempt.commit(metrics=metrics, facts=tokenizer_facts(attempt) | {"sequences": len(found)})
+    attempt.commit(metrics=metrics, facts=tokenizer_facts(attempt) | {"sequences": len(kept)})
 
 
 class CompletionReader(EncodedConversations):
@@ -89,14 +88,14 @@ class CompletionReader(EncodedConversations):
     def _kept(self, conversation: Conversation, dropped: Counter[str]) -> Iterator[Row]:
         """Yields the completions of a conversation that are trained on, and counts the others."""
         part, texts = self._part, conversation.completions
-        stated = conversation.metadata.get(part.reward)
-        rewards: list[Any] = stated if isinstance(stated, list) else [stated]
+        column = conversation.metadata.get(part.reward)
+        rewards: list[Any] = column if isinstance(column, list) else [column]
         reference = conversation.metadata.get(part.reference_rewards)
         if not texts:
             dropped["without_text"] += 1
-        elif not rewards or len(rewards) != len(texts) or not all(map(is_reward, rewards)):
-            dropped["without_reward" if stated is None else "bad_reward"] += len(texts)
-        elif not isinstance(reference, list) or not all(map(is_reward, reference)):
+        elif not rewards or len(rewards) != len(texts) or not all(map(is_number, rewards)):
+            dropped["without_reward" if column is None else "bad_reward"] += len(texts)
+        elif not isinstance(reference, list) or not all(map(is_number, reference)):
             reason = "without_reference_rewards" if reference is None else "bad_reference_rewards"
             dropped[reason] += len(texts)
         elif len(reference) < FEWEST:
@@ -117,8 +116,3 @@ class CompletionReader(EncodedConversations):
 
 
 work_of = CompletionReader
-
-
-def is_reward(value: Any) -> bool:
-    """Whether a value is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,7 +1,7 @@
 """The `rewards` part: rewards of all completions of every prompt, offline and sampled.
 
 Artifact: `rewards-00000.jsonl`, ..., a line per prompt, in the order of the prompts: `{"id", "offline":
-[...], "sampled": [...]}`, the values in the order of the completions (`data/preferences/offline.py`). With a
+[...], "sampled": [...]}`, the values in the order of the completions (`data/preferences/choice.py`). With a
 judge also `"answers": [{"key", "about", "probabilities", "outside"}]` (`JudgedAnswer`), and its constitution
 in `constitution.txt`.
 
@@ -17,7 +17,7 @@ from itertools import combinations
 
 import numpy as np
 
-from apertus_model.data.preferences.offline import generated_by, offline_completions
+from apertus_model.data.preferences.choice import generated_by, offline_completions
 from apertus_model.data.rows import Row, Rows, read_units, same_rows, write_rows, write_unit
 from apertus_model.progress import Progress
 from apertus_model.rewards import Reward, Scored

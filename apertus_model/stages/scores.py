@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 
-from apertus_model.classifiers.reading import ReadDocument, read_source, windows
+from apertus_model.classifiers.measures import ALL
+from apertus_model.classifiers.reading import ReadDocument, put_shards, read_source, windows
 from apertus_model.classifiers.scorers import Scorer, open_scorer
-from apertus_model.classifiers.stored import ALL
 from apertus_model.classifiers.transformer import ClassifierError
 from apertus_model.data.documents.readers import files_of_tasks
 from apertus_model.progress import Progress
@@ -27,7 +27,6 @@ from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import prepare_process
 from apertus_model.work import Result, run_units
 from infra.store import Artifact, Attempt
-from infra.store.inputs import SourceError
 from specs.job import Job
 from specs.stages.scores import ScoresPart
 
@@ -41,18 +40,11 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     part = ScoresPart.model_validate(job.spec)
     work = work_of(job, attempt)
     units = run_units(work, attempt, stop, progress, processes=part.WORKERS)
-    shards = []
-    for number, (unit, span) in enumerate(zip(units, work.spans, strict=True)):
-        shards.append({"name": f"scores-{number:05d}.parquet", "files": span})
-        attempt.put(unit.files["scores.parquet"], f"scores-{number:05d}.parquet")
     histogram = np.sum([unit.data["histogram"] for unit in units], axis=0)
     without = sum(unit.data["without"] for unit in units)
     documents = int(histogram.sum()) + without
-    if not documents:
-        raise SourceError(
-            f"there is no document in {part.source.url}. Fix: correct the url, the globs, the format or"
-            " max_document_bytes"
-        )
+    names = put_shards(attempt, units, "scores", part.source, documents)
+    shards = [{"name": name, "files": span} for name, span in zip(names, work.spans, strict=True)]
     progress.log(f"{documents} documents")
     stored = work.classifier
     thresholds = stored.manifest.facts["thresholds"][part.label] if stored is not None else {}
@@ -97,19 +89,19 @@ class Scores:
         with ParquetWriter(path, SCHEMA) as writer:
             part, files = self._part, self.units[key]
             for window in windows(read_source(part.source, files, scorer.characters, part.of)):
-                found = self._values(scorer, window)
-                values = np.array([value for value in found if value is not None], np.float32)
+                scores = self._values(scorer, window)
+                values = np.array([value for value in scores if value is not None], np.float32)
                 if not np.isfinite(values).all():
                     raise ClassifierError(
                         f"a score of '{window[0].file}' or a file after it is not a finite number. Fix: use a"
                         " model that computes in float32"
                     )
                 histogram += np.histogram(np.clip(values, 0, 1), BINS, (0, 1))[0]
-                without += len(found) - len(values)
+                without += len(scores) - len(values)
                 columns = [
                     pa.array([self._places[document.file] for document in window], pa.int32()),
                     pa.array([document.hash for document in window], pa.uint64()),
-                    pa.array(found, pa.float32()),
+                    pa.array(scores, pa.float32()),
                 ]
                 writer.write_table(pa.table(columns, schema=SCHEMA))
         return Result({"scores.parquet": path}, {"histogram": histogram.tolist(), "without": without})
@@ -117,7 +109,10 @@ class Scores:
     def _values(self, scorer: Scorer, window: list[ReadDocument]) -> list[np.float32 | None]:
         """The score of each document, None if its language has no model; equal documents are scored once."""
         column = self._part.language_column
-        asked = [(one.text, str(one.columns.get(column)) if column is not None else ALL) for one in window]
+        asked = [
+            (document.text, str(document.columns.get(column)) if column is not None else ALL)
+            for document in window
+        ]
         scored = [
             pair for pair in dict.fromkeys(asked) if scorer.languages is None or pair[1] in scorer.languages
         ]

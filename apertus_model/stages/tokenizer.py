@@ -22,14 +22,15 @@ from tokenizers import Tokenizer
 
 from apertus_model.chat.template import CONTROL_TOKENS, END_OF_TURN, template_source
 from apertus_model.data.documents.parsed import fix_of
-from apertus_model.data.documents.readers import Rejection, open_source, read_documents
+from apertus_model.data.documents.readers import Rejection, source_documents
 from apertus_model.data.tokens.vocabulary import BOS, EOS, PAD, config_files, train
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.tokenizer_files import load_tokenizer, open_folder, set_state_aside
 from infra.store import Attempt
 from infra.store.hugging_face import TOKENIZER_FILES
-from infra.store.inputs import SourceError, list_source
+from infra.store.inputs import SourceError
+from specs.errors import counts_in_words
 from specs.foreign import ForeignError, checked, parse_json, read_local
 from specs.hugging_face_files import TokenizerConfig
 from specs.job import Job
@@ -104,24 +105,21 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 def _texts(source: SourceSpec, limit: int, rejected: Counter[str]) -> Iterator[str]:
     """Yields documents of a source up to `limit` bytes of UTF-8, the last one cut, and counts what is
     rejected. SourceError when there is no document."""
-    fs, root = open_source(source)
     left, documents = limit, 0
-    for file in list_source(source).files:
-        for found in read_documents(source, fs, root, file.path):
-            if isinstance(found, Rejection):
-                rejected[found.reason] += 1
-                continue
-            encoded = found.text.encode()
-            piece = encoded[:left].decode("utf-8", errors="ignore")
-            left -= len(encoded)
-            documents += 1
-            yield piece
-            if left <= 0 or documents == source.limit:
-                return
+    for _, _, document in source_documents(source):
+        if isinstance(document, Rejection):
+            rejected[document.reason] += 1
+            continue
+        encoded = document.text.encode()
+        piece = encoded[:left].decode("utf-8", errors="ignore")
+        left -= len(encoded)
+        documents += 1
+        yield piece
+        if left <= 0 or documents == source.limit:
+            return
     if not documents:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(rejected.items()))
         raise SourceError(
-            f"there is no document in the files of {source.url}; rejected: {reasons or 'none'}."
+            f"there is no document in the files of {source.url}; rejected: {counts_in_words(rejected)}."
             f" Fix: {fix_of(rejected, f'correct its format ({source.format}) or its globs')}"
         )
 
@@ -187,18 +185,18 @@ def _has_chat_template(folder: Path) -> bool:
 def _special_tokens(folder: Path, url: str) -> dict[str, str]:
     """The begin, end and padding tokens of an imported folder; the padding token is optional. SourceError
     when the begin or end token is not stated."""
-    stated: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        stated |= _stated(folder / name, url)
-    found: dict[str, str] = {}
+        config |= _stated(folder / name, url)
+    tokens: dict[str, str] = {}
     for role in ("bos", "eos", "pad"):
-        token = stated.get(f"{role}_token")
+        token = config.get(f"{role}_token")
         text = token.get("content") if isinstance(token, dict) else token
         if isinstance(text, str):
-            found[role] = text
+            tokens[role] = text
         elif role != "pad":
             raise SourceError(
                 f"the tokenizer folder {url} states no {role}_token. Fix: name it in its"
                 " tokenizer_config.json"
             )
-    return found
+    return tokens

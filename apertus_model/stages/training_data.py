@@ -12,10 +12,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from apertus_model.data.order.mixture_recipe import FILE, MixtureRecipe
-from apertus_model.data.order.samples import EqualSamples, MixtureSamples, validation_samples
+from apertus_model.data.order.samples import EqualSamples, MixtureSamples, ValidationSamples
 from apertus_model.data.tokens.best_fit import packed_tables
 from apertus_model.data.tokens.stream import split_shards
 from apertus_model.data.tokens.teacher_tokens import StoredPredictions, TaughtSamples
@@ -165,7 +166,7 @@ class MixtureData:
                 for name, corpus in zip(self.names, corpora, strict=True)
             }
             names = [name for name in self.names if shards[name]]  # the others hold out nothing
-            heldout = validation_samples(
+            heldout = ValidationSamples(
                 [shards[name] for name in names],
                 vocab_size=recipe.vocab_size,
                 eos_id=recipe.eos_id,
@@ -214,7 +215,7 @@ class ConversationData:
         pad_id = artifacts[0].manifest.facts["pad_id"]
         self.fingerprints = [source.fingerprint for source in sources]
         self.names = segment.source_names or [fingerprint[:8] for fingerprint in self.fingerprints]
-        self.samples: CountedSamples = ConversationSamples.open(
+        self.samples: CountedSamples = ConversationSamples(
             [ConversationShards(artifact, "train") for artifact in artifacts],
             segment.repeats,
             sequence_length=segment.sequence_length,
@@ -258,8 +259,8 @@ class PreferenceData:
     several sets, without held-out pairs."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: PreferenceSegment) -> None:
-        from apertus_model.data.preferences.packed_pairs import load_array
         from apertus_model.data.preferences.samples import PreferenceSamples, PreferenceSets
+        from apertus_model.data.tokens.packing import load_array
 
         several = len(segment.repeats) > 1
         suffixes = [f":{number}" for number in range(len(segment.repeats))] if several else [""]
@@ -302,15 +303,14 @@ class RewardData:
 
     def __init__(self, store: Store, inputs: Inputs, segment: RewardSegment) -> None:
         from apertus_model.data.preferences.reward_samples import RewardSamples
+        from apertus_model.data.preferences.samples import PreferenceSets
 
         pairs = inputs["pairs"]
         artifact = Artifact.of_input(store, pairs)
         self.fingerprints = [pairs.fingerprint]
         self.names = ["pairs"]
-        samples = RewardSamples.open(
-            artifact, "train", sequence_length=segment.sequence_length, seed=segment.data_seed
-        )
-        self.samples: CountedSamples = samples
+        rows = RewardSamples.open(artifact, "train", sequence_length=segment.sequence_length)
+        self.samples = samples = PreferenceSets([rows], [Fraction(1)], seed=segment.data_seed)
         (passes,) = samples.epochs(segment.sample_at(segment.end_step))
         whole = int(samples.rows * segment.max_repetition)
         if passes > segment.max_repetition:

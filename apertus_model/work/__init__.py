@@ -3,9 +3,89 @@ machine, a Slurm job array, or an Indexed Job of Kubernetes.
 
 A stage module whose work is cut into units has `work_of(job, attempt)`, which returns its `Work`; a worker
 calls the same function. The stage calls `run_units` and reads the results. A new kind needs nothing else.
+
+Invariant: a unit that is in the store does not run again. Workers commit their units themselves, so a worker
+that dies loses only the unit that it has begun.
 """
 
-from apertus_model.work.executors import run_units
-from apertus_model.work.units import CommittedUnit, Result, Work
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+
+from apertus_model.progress import Progress, UnitProgress
+from apertus_model.stop import StopSignal
+from apertus_model.work.cluster import run_on_cluster
+from apertus_model.work.kubernetes import IndexedJobs
+from apertus_model.work.local import run_in_processes, workers_here
+from apertus_model.work.slurm import JobArrays
+from apertus_model.work.units import CommittedUnit, Result, Work, commit_result
+from infra.store import Attempt
 
 __all__ = ["CommittedUnit", "Result", "Work", "run_units"]
+
+
+def run_units(
+    work: Work,
+    attempt: Attempt,
+    stop: StopSignal,
+    progress: Progress,
+    *,
+    processes: int = 1,
+    here: bool = False,
+    on_commit: Callable[[str], None] = lambda key: None,
+) -> list[CommittedUnit]:
+    """Runs the units that are not in the store. Returns all units, in the order of `work.units`.
+
+    Args:
+        processes: the number of workers on this machine, if neither launch settings nor GPUs determine it.
+        here: whether to run the units in this process, whatever the launch settings say.
+        on_commit: called for each unit, as soon as it is seen in the store.
+
+    Raises:
+        StageError: a unit raised it; the other units are stopped.
+        WorkerLost: the workers of a unit died again and again.
+        Stopped: `stop` was requested while units ran on a cluster.
+    """
+    keys = list(work.units)
+    pending = [key for key in keys if attempt.unit(key) is None]
+    for key in set(keys) - set(pending):
+        on_commit(key)
+    advance = UnitProgress(progress, len(keys), len(pending))
+    executed = (
+        _run_here(work, pending, attempt)
+        if here
+        else _execute(work, pending, attempt, stop, advance, processes)
+    )
+    with contextlib.closing(executed) as finished:
+        for key in finished:
+            attempt.committed_unit(key)
+            on_commit(key)
+            advance.one_more()
+    return [CommittedUnit(attempt, key) for key in keys]
+
+
+def _execute(
+    work: Work,
+    pending: list[str],
+    attempt: Attempt,
+    stop: StopSignal,
+    progress: UnitProgress,
+    processes: int,
+) -> Generator[str, None, None]:
+    """Yields the key of each unit once it is committed. All workers end when the generator is closed."""
+    job = attempt.job
+    if job.launch.executor == "slurm":
+        yield from run_on_cluster(JobArrays(job), pending, attempt, stop, progress)
+    elif job.launch.executor == "kubernetes":
+        yield from run_on_cluster(IndexedJobs(job), pending, attempt, stop, progress)
+    elif (workers := min(workers_here(job, processes), len(pending))) > 1:
+        yield from run_in_processes(job, pending, workers)
+    else:
+        yield from _run_here(work, pending, attempt)
+
+
+def _run_here(work: Work, pending: list[str], attempt: Attempt) -> Generator[str, None, None]:
+    for key in pending:
+        commit_result(work, key, attempt)
+        yield key

@@ -23,8 +23,7 @@ from typing import Protocol
 
 from apertus_model.progress import UnitProgress
 from apertus_model.stop import StopSignal
-from apertus_model.work.messages import MOST_LOSSES, Shares, error_of, failure_file
-from apertus_model.work.units import spans
+from apertus_model.work.units import MOST_LOSSES, Shares, error_of, failure_file, spans
 from infra.liveness import BEAT_SECONDS, LOST_SECONDS, Beats
 from infra.store import Attempt
 from infra.store.documents import to_json
@@ -131,14 +130,14 @@ class _Workers:
         for first in range(0, len(shares), most):
             number, some = next(self._numbers), shares[first : first + most]
             file = f"{self._folder}/{number}.json"
-            stated = Shares(
+            message = Shares(
                 job=self._attempt.job,
                 shares=some,
                 alive=self._alive,
                 lost_seconds=LOST_SECONDS,
                 cpus=self._jobs.cpus,
             )
-            self._store.write_bytes(file, to_json(stated))
+            self._store.write_bytes(file, to_json(message))
             self._jobs.submit(number, file, len(some))
             self.waiting |= {f"{number}-{index}": share for index, share in enumerate(some)}
 

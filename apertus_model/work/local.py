@@ -15,15 +15,14 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Generator
-from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from apertus_model.work.messages import MOST_LOSSES, Committed, WorkerLost, error_of
+from apertus_model.work.units import MOST_LOSSES, Committed, WorkerLost, error_of
+from infra.liveness import ROOT
 from specs.errors import StageError, counted
 from specs.job import Failure, Job
 
-ROOT = str(Path(__file__).resolve().parents[2])
 END_SECONDS = 30.0  # for the end of a worker that has no more work
 ANSWERS: TypeAdapter[Committed | Failure] = TypeAdapter(Committed | Failure)
 
@@ -31,14 +30,14 @@ ANSWERS: TypeAdapter[Committed | Failure] = TypeAdapter(Committed | Failure)
 def workers_here(job: Job, processes: int, *, by_count: bool = True) -> int:
     """The number of workers on this machine: that of launch.workers (if `by_count`), else GPUs / GPUs per
     worker, else `processes`. StageError for more workers than the GPUs allow."""
-    stated = job.launch.worker_count if by_count else None
+    count = job.launch.worker_count if by_count else None
     there = len(_gpus()) if job.gpus else 0
-    if stated is not None and 0 < there < stated * job.gpus:
+    if count is not None and 0 < there < count * job.gpus:
         raise StageError(
-            f"launch.workers.count is {stated}, with {job.gpus} GPUs for each; this machine has {there}. Fix:"
+            f"launch.workers.count is {count}, with {job.gpus} GPUs for each; this machine has {there}. Fix:"
             f" use at most {there // job.gpus} workers"
         )
-    return stated or (max(1, there // job.gpus) if there else processes)
+    return count or (max(1, there // job.gpus) if there else processes)
 
 
 def _gpus() -> list[str]:
@@ -99,7 +98,7 @@ class _Worker:
         self.number = number
         self.key: str | None = None
         self.failure: Failure | None = None
-        read, write = os.pipe()
+        reader, write = os.pipe()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "apertus_model.work.worker", str(write)],
             stdin=subprocess.PIPE,
@@ -109,7 +108,7 @@ class _Worker:
         )
         os.close(write)
         self.say(job.model_dump_json())
-        threading.Thread(target=self._listen, args=(read, answers), daemon=True).start()
+        threading.Thread(target=self._listen, args=(reader, answers), daemon=True).start()
 
     def say(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -182,7 +181,7 @@ class _Pool:
 def _environment(job: Job, number: int) -> dict[str, str]:
     """The environment of worker `number`, with its slice of the GPUs and one thread for its tokenizer."""
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH", "")]))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     if job.gpus and (gpus := _gpus()):
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[number * job.gpus : (number + 1) * job.gpus])
     return environment

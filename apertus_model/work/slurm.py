@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections import deque
 from pathlib import Path
 
 from infra import slurm
-from infra.slurm import ENDED
 from specs.job import Job
 from specs.launch import Workers
 
 MOST = 1000  # the most elements of a job; Slurm's own limit is 1001 unless configured
-LOG_LINES = 20
-ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class JobArrays:
@@ -41,35 +37,24 @@ class JobArrays:
         logs = self._folder / "logs"
         logs.mkdir(exist_ok=True)
         script = self._folder / f"workers-{number}.sh"
-        profile, stated = self._job.profile, self._workers
-        program = shlex.join(
-            [
-                profile.python or sys.executable,
-                *("-m", "apertus_model.work.worker", self._job.store, shares),
-            ]
-        )
-        checkout = shlex.quote(profile.checkout or ROOT)
-        script.write_text(
-            "\n".join(
-                [
-                    "#!/bin/bash",
-                    *(f"module load {shlex.quote(name)}" for name in profile.modules),
-                    *profile.setup,
-                    *(f"export {name}={shlex.quote(value)}" for name, value in profile.environment.items()),
-                    f'export PYTHONPATH={checkout}"${{PYTHONPATH:+:$PYTHONPATH}}"',
-                    f'exec {program} "$SLURM_ARRAY_TASK_ID"\n',
-                ]
-            )
-        )
-        limit = f"%{stated.count}" if stated.count is not None else ""
+        profile, settings = self._job.profile, self._workers
+        module = shlex.join(["-m", "apertus_model.work.worker", self._job.store, shares])
+        lines = [
+            "#!/bin/bash",
+            *slurm.setup_lines(profile),
+            *slurm.exports(profile, {}),
+            f'exec {slurm.python(profile)} {module} "$SLURM_ARRAY_TASK_ID"',
+        ]
+        script.write_text("\n".join([*lines, ""]))
+        limit = f"%{settings.count}" if settings.count is not None else ""
         options = {
             **slurm.options(
                 self._profile,
                 "apertus-workers",
                 logs / "%A_%a.txt",
                 self.cpus,
-                stated.memory,
-                stated.time_limit,
+                settings.memory,
+                settings.time_limit,
             ),
             "array": f"0-{workers - 1}{limit}",
             "ntasks": 1,
@@ -79,15 +64,15 @@ class JobArrays:
         self._names[str(number)] = self._jobs.submit(script, options)
 
     def states(self) -> dict[str, str] | None:
-        found = self._jobs.states()
-        if found is None:
+        states = self._jobs.states()
+        if states is None:
             return None
         numbers = {name: number for number, name in self._names.items()}
-        split = ((element.partition("_"), state) for element, state in found.items())
-        return {f"{numbers[job]}-{index}": state for (job, _, index), state in split if index}
+        elements = ((element.partition("_"), state) for element, state in states.items())
+        return {f"{numbers[job]}-{index}": state for (job, _, index), state in elements if index}
 
     def over(self, worker: str, state: str) -> bool:
-        return self._jobs.over_for_long(worker, state in ENDED)
+        return self._jobs.over_for_long(worker, state in slurm.ENDED)
 
     def explanation(self, worker: str, state: str) -> str:
         number, _, index = worker.partition("-")
@@ -100,9 +85,8 @@ class JobArrays:
                 " Fix: use a scratch folder and a store that the nodes see at the same path"
                 " (APERTUS_SCRATCH, --store), if it was not cancelled"
             )
-        with log.open(encoding="utf-8", errors="replace") as file:
-            lines = "".join(deque(file, LOG_LINES))
-        return f"{lost} ended before its units were committed; its log ends:\n{lines or '(empty)'}".rstrip()
+        ended = f"{lost} ended before its units were committed"
+        return f"{ended}; its log ends:\n{slurm.last_lines(log)}"
 
     def end(self, *, finished: bool) -> str:
         if not finished and (problem := self._jobs.cancel()):

@@ -1,4 +1,5 @@
-"""Units of work: how a stage describes them, and how one is computed and committed.
+"""Units of work: how a stage describes them, how one is computed and committed, and the messages between a
+stage and its workers.
 
 Invariants: a unit depends on the job and its key alone, so it does not matter who computes it, or how often;
 its files appear in the store complete, and once, through its marker.
@@ -15,14 +16,47 @@ from typing import Any, NamedTuple, Protocol
 from infra.imports import quick_imports
 from infra.store import Attempt
 from infra.store.documents import Unit
-from specs.job import Job
+from specs.base import Strict
+from specs.errors import StageError
+from specs.job import Failure, Job
+
+MOST_LOSSES = 3  # a stage fails when this many workers have ended with the same unit
+
+
+class Shares(Strict):
+    """The work of the workers of one job on a cluster."""
+
+    job: Job
+    shares: list[list[str]]  # keys of the units of each worker
+    alive: str  # the file in the store that changes while the stage lives
+    lost_seconds: float  # a worker ends when `alive` has not changed for this long
+    cpus: int  # of each worker
+
+
+class Committed(Strict):
+    """The message of a worker of a local pool that it has committed a unit."""
+
+    unit: str
+
+
+class WorkerLost(RuntimeError):
+    """A unit whose workers end before it is committed. Another attempt may succeed."""
+
+
+def error_of(failure: Failure) -> Exception:
+    """The error of a worker's failure, for its stage to raise."""
+    return WorkerLost(failure.message) if failure.again else StageError(failure.message)
+
+
+def failure_file(folder: str, name: str) -> str:
+    """The path in the store of the error of a worker; `folder` is that of the shares."""
+    return f"{folder}/failures/{name}.json"
+
 
 Span = tuple[int, int]
 
 
 class Result(NamedTuple):
-    """The result of a unit."""
-
     files: dict[str, Path]  # by name; removed when they are committed
     data: Any = None  # JSON
 
@@ -62,7 +96,6 @@ class CommittedUnit:
 
 
 def open_work(job: Job, attempt: Attempt) -> Work:
-    """The work of a job, in a worker."""
     with quick_imports():
         stage = importlib.import_module(f"apertus_model.stages.{job.kind}")
     work: Work = stage.work_of(job, attempt)

@@ -28,8 +28,7 @@ from typing import IO
 
 from apertus_model.failure import failure_of
 from apertus_model.work.local import run_in_processes, workers_here
-from apertus_model.work.messages import Committed, Shares, failure_file
-from apertus_model.work.units import commit_result, open_work
+from apertus_model.work.units import Committed, Shares, commit_result, failure_file, open_work
 from infra.liveness import LONGEST_GAP, Silence
 from infra.store import Attempt, Store
 from infra.store.documents import to_json
@@ -74,17 +73,17 @@ def _read_keys(lines: IO[str], keys: queue.SimpleQueue[str]) -> None:
 def on_cluster(url: str, file: str, index: int) -> int:
     """Runs a worker of a job on a cluster, and returns its exit code."""
     store, folder = Store.open(url), file.rpartition("/")[0]
-    stated = Shares.model_validate_json(store.read_bytes(file))
+    shares = Shares.model_validate_json(store.read_bytes(file))
     os.environ |= {
-        "TOKENIZERS_PARALLELISM": "true" if stated.cpus > 1 else "false",
-        "RAYON_NUM_THREADS": str(stated.cpus),
+        "TOKENIZERS_PARALLELISM": "true" if shares.cpus > 1 else "false",
+        "RAYON_NUM_THREADS": str(shares.cpus),
     }
     over = threading.Event()
-    threading.Thread(target=_end_with_stage, args=(store, stated, over), daemon=True).start()
-    keys = stated.shares[index]
+    threading.Thread(target=_end_with_stage, args=(store, shares, over), daemon=True).start()
+    keys = shares.shares[index]
     try:
         with temporary_folder("worker") as scratch:
-            job = stated.job.model_copy(update={"scratch": str(scratch)})
+            job = shares.job.model_copy(update={"scratch": str(scratch)})
             workers = min(workers_here(job, 1, by_count=False), len(keys))
             with contextlib.closing(
                 run_in_processes(job, keys, workers) if workers > 1 else run_share(job, keys)
@@ -107,14 +106,14 @@ def _reported(error: Exception) -> Failure:
     return failure_of(error)
 
 
-def _end_with_stage(store: Store, stated: Shares, over: threading.Event) -> None:
+def _end_with_stage(store: Store, shares: Shares, over: threading.Event) -> None:
     stage, last = Silence(LONGEST_GAP), None
-    while stage.after(last) < stated.lost_seconds:
-        if over.wait(min(30.0, stated.lost_seconds / 10)):
+    while stage.after(last) < shares.lost_seconds:
+        if over.wait(min(30.0, shares.lost_seconds / 10)):
             return
         with contextlib.suppress(Exception):  # storage that does not answer says nothing about the stage
-            last = store.read_if_there(stated.alive)
-    print(f"no heartbeat from the stage for {stated.lost_seconds:g} s: this worker ends", flush=True)
+            last = store.read_if_there(shares.alive)
+    print(f"no heartbeat from the stage for {shares.lost_seconds:g} s: this worker ends", flush=True)
     os._exit(1)
 
 

@@ -218,11 +218,11 @@ def _origins(data: Any, sample: Any, index: int) -> list[str]:
         return [
             f"{data.names[source]} (conversation {number})" for source, number in samples.conversations(index)
         ]
-    if not hasattr(sample, "rewards"):  # labelled pairs
-        ids = samples.sequence_ids(samples.place(index)).tolist()
-        return [f"{data.names[0]} (pair {id // 2}, {('chosen', 'rejected')[id % 2]})" for id in ids]
     source, row = samples.place(index)
     rows = samples.sets[source]
+    if not hasattr(sample, "rewards"):  # labelled pairs
+        ids = rows.sequence_ids(row).tolist()
+        return [f"{data.names[0]} (pair {id // 2}, {('chosen', 'rejected')[id % 2]})" for id in ids]
     sides = ("chosen", "rejected") if rows.sides == 2 else ("completion",)
     places = [2 // rows.sides * number for number in range(rows.sequence_ids(row).size)]
     rewarded = rows.sides == 1 or sample.rewards.any()  # the pairs of a file have no rewards

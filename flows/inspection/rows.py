@@ -112,7 +112,7 @@ def _decoder(plan: Plan, node: Node) -> Callable[[list[int]], str]:
 
 def _prompts(plan: Plan, node: Node, found: Artifact) -> Reader:
     """Prompts with their completions: those of the part, or all with the rewards of the part."""
-    from apertus_model.data.preferences.offline import offline_completions
+    from apertus_model.data.preferences.choice import offline_completions
     from apertus_model.data.rows import Rows
 
     inputs = {role: plan.graph.nodes[read.node] for role, read in node.inputs.items() if read.node}

@@ -6,11 +6,10 @@ queue does not count as time of the stage.
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 
-from infra.launchers.local import END_SECONDS, stop_seconds
+from infra.launchers.local import END_SECONDS, LimitedAttempt, stop_seconds
 from specs.errors import StageError
 from specs.job import Job
 from specs.launch import Launch
@@ -18,7 +17,7 @@ from specs.profiles import Profile
 from specs.units import Duration
 
 
-class ClusterJob:
+class ClusterJob(LimitedAttempt):
     """An attempt that runs as a job of a cluster. `announced`: how long before its end the job is told of it.
 
     Raises:
@@ -34,29 +33,12 @@ class ClusterJob:
         distributed: bool,
         announced: Duration | None = None,
     ) -> None:
-        self.job = job
-        self.launch = launch
+        super().__init__(job, launch, distributed=distributed)
         self.profile = profile
-        self.distributed = distributed
         self.scratch = Path(job.scratch)
         self.nodes, self.per_node = nodes_of(launch, profile) if distributed else (1, 1)
         self.stop_seconds = stop_seconds(launch, announced)
         self.grace = self.stop_seconds + END_SECONDS
-        self._begun = time.monotonic()
-        self._stopped = ""
-        self._stopped_at = 0.0
-        self._lock = threading.Lock()
-
-    def stop(self, reason: str) -> None:
-        """Asks the stage to commit and end; a job that takes longer than `grace` is ended."""
-        with self._lock:
-            if self._stopped:
-                return
-            self._stopped, self._stopped_at = reason, time.monotonic()
-        self._tell(reason)
-
-    def _tell(self, reason: str) -> None:
-        """Tells the stage to stop, in subclasses whose code that waits for the job does not."""
 
     def torchrun(self, node: str, address: str, port: str) -> list[str]:
         """The module that starts the ranks of a node, with its arguments; `node` is the number of the node.
@@ -78,15 +60,6 @@ class ClusterJob:
     @property
     def _overdue(self) -> bool:
         return bool(self._stopped) and time.monotonic() - self._stopped_at > self.grace
-
-    def _keep_to_limit(self, *, waits: bool) -> None:
-        """Stops a stage that runs for longer than `launch.time_limit`. `waits`: the cluster has not started
-        it yet."""
-        now, limit = time.monotonic(), self.launch.time_limit
-        if waits:
-            self._begun = now
-        if limit and now - self._begun > limit.seconds:
-            self.stop(f"the time limit of {limit} was reached")
 
 
 def nodes_of(launch: Launch, profile: Profile) -> tuple[int, int]:

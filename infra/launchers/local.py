@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.launchers.warm import ForkedStage, ServerLost, server_for
-from infra.liveness import STOP_SIGNALS
+from infra.liveness import ROOT, STOP_SIGNALS
 from specs.job import Failure, Job, ProgressRow
 from specs.launch import Launch
 from specs.redaction import redacted
@@ -42,7 +42,6 @@ RANK_SIGNALLED = re.compile(r"traceback : (Signal \d+ \(\w+\) received by PID \d
 HUNG = (
     "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
 )
-ROOT = str(Path(__file__).resolve().parents[2])
 Started = subprocess.Popen[bytes] | ForkedStage
 
 
@@ -65,21 +64,49 @@ class Ended:
     def last_words(self) -> str:
         """The signal that ended a rank, according to torchrun's report; else the last line with a letter in
         it."""
-        found = [signalled[1] for line in self.tail if (signalled := RANK_SIGNALLED.search(line))]
+        signals = [signalled[1] for line in self.tail if (signalled := RANK_SIGNALLED.search(line))]
         lines = [line for line in self.tail if re.search("[A-Za-z]", line)]
-        return (found or lines[-1:] or ["it printed nothing"])[0]
+        return (signals or lines[-1:] or ["it printed nothing"])[0]
 
 
-class Process:
-    """One attempt at a part, as processes of this machine. `distributed` starts it under torchrun."""
+class LimitedAttempt:
+    """An attempt at a part that is told to stop once, at its time limit at the latest. `distributed`: it runs
+    under torchrun."""
 
     def __init__(self, job: Job, launch: Launch, *, distributed: bool) -> None:
         self.job = job
         self.launch = launch
         self.distributed = distributed
         self._lock = threading.Lock()
-        self._process: Started | None = None
+        self._begun = time.monotonic()
         self._stopped = ""
+        self._stopped_at = 0.0
+
+    def stop(self, reason: str) -> None:
+        """Asks the stage to end: a training stage commits a checkpoint first. Kills a stage that does not end
+        within the grace period."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped, self._stopped_at = reason, time.monotonic()
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        """Tells the stage to stop, in subclasses whose code that waits for the stage does not."""
+
+    def _keep_to_limit(self, *, waits: bool = False) -> None:
+        """Stops a stage that runs for longer than `launch.time_limit`. `waits`: it has not started yet."""
+        now, limit = time.monotonic(), self.launch.time_limit
+        if waits:
+            self._begun = now
+        if limit and now - self._begun > limit.seconds:
+            self.stop(f"the time limit of {limit} was reached")
+
+
+class Process(LimitedAttempt):
+    """One attempt at a part, as processes of this machine."""
+
+    _process: Started | None = None
 
     @property
     def grace(self) -> float:
@@ -121,7 +148,7 @@ class Process:
         ]
 
     def environment(self) -> dict[str, str]:
-        path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH", "")]))
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         error_file = {"TORCHELASTIC_ERROR_FILE": str(Path(self.job.scratch) / TORCHRUN_ERROR)}
         return (
             os.environ
@@ -167,12 +194,10 @@ class Process:
         follower = threading.Thread(target=follow, args=(progress, on_progress, over), daemon=True)
         reader.start()
         follower.start()
-        begun = time.monotonic()
+        self._begun = time.monotonic()
         try:
             while process.poll() is None:
-                limit = self.launch.time_limit
-                if limit and time.monotonic() - begun > limit.seconds:
-                    self.stop(f"the time limit of {limit} was reached")
+                self._keep_to_limit()
                 time.sleep(0.05)
             self._close_stdin()  # the ranks may outlive a torchrun that was killed; they notice this
             reader.join(self.grace)
@@ -188,13 +213,8 @@ class Process:
         assert code is not None, "the loop above ended"
         return Ended(code, self._stopped, tuple(tail), error_of(scratch, code))
 
-    def stop(self, reason: str) -> None:
-        """Asks the stage to end: a training stage commits a checkpoint first. Kills a stage that does not end
-        within the grace period."""
+    def _tell(self, reason: str) -> None:
         with self._lock:
-            if self._stopped:
-                return
-            self._stopped = reason
             process = self._process
         if process is not None and process.poll() is None:
             self._end()
@@ -289,12 +309,12 @@ def error_of(scratch: Path, code: int = 0) -> Failure | None:
 
 def _signal_to_torchrun(file: Path) -> int | None:
     """The signal that ended torchrun, according to the error file of torchelastic; None if no signal did."""
-    found = (
+    match = (
         re.search(r"SignalException: Process \d+ got signal: (\d+)", file.read_text())
         if file.exists()
         else None
     )
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
 def stacks_of(scratch: Path) -> list[str]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import threading
 import time
 from collections import deque
@@ -28,7 +27,6 @@ from infra import slurm
 from infra.launchers.cluster import ClusterJob
 from infra.launchers.local import (
     HUNG,
-    ROOT,
     TAIL_LINES,
     Ended,
     error_of,
@@ -42,14 +40,6 @@ from specs.job import Job, ProgressRow
 from specs.launch import Launch
 from specs.profiles import Profile
 from specs.redaction import redacted
-
-ENDED_BY_CLUSTER = {
-    "TIMEOUT": "its time limit was reached",
-    "DEADLINE": "its deadline was over",
-    "PREEMPTED": "it was preempted",
-    "NODE_FAIL": "a node failed",
-    "BOOT_FAIL": "a node did not start",
-}
 
 JOB = """\
 #!/bin/bash
@@ -86,7 +76,6 @@ class SlurmJob(ClusterJob):
         self._jobs = slurm.Jobs()
 
     def script(self) -> str:
-        """The batch script."""
         settings = self.profile.slurm
         options: slurm.Options = {
             "nodes": self.nodes,
@@ -96,33 +85,28 @@ class SlurmJob(ClusterJob):
             "kill-on-bad-exit": 1,
             **settings.srun_arguments,
         }
-        modules = [f"module load {shlex.quote(name)}" for name in self.profile.modules]
         return JOB.format(
             scratch=shlex.quote(str(self.scratch)),
-            setup="\n".join([*modules, *self.profile.setup]),
+            setup="\n".join(slurm.setup_lines(self.profile)),
             srun=" ".join(map(shlex.quote, slurm.flags(options))),
         )
 
     def node_script(self) -> str:
         """The script that runs on each node."""
-        program = shlex.quote(self.profile.python or sys.executable)
+        program = slurm.python(self.profile)
         if self.distributed:
             port = "$((20000 + SLURM_JOB_ID % 20000))"
             program = " ".join([program, *self.torchrun('"$SLURM_NODEID"', '"$1"', port)])
         program += f" -m apertus_model.stages {shlex.quote(str(self.scratch / 'job.json'))}"
-        checkout = self.profile.checkout or ROOT
         variables = {
-            **self.profile.environment,
             **stage_environment(self.launch, self.stop_seconds),
             "APERTUS_STOP_FILE": str(self.scratch / "stop"),
             "APERTUS_ALIVE_FILE": str(self.scratch / "alive"),
         }
-        exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-        exports.append(f'export PYTHONPATH={shlex.quote(checkout)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
-        return NODE.format(environment="\n".join(exports), folder=shlex.quote(checkout), program=program)
+        environment = "\n".join(slurm.exports(self.profile, variables))
+        return NODE.format(environment=environment, folder=slurm.checkout(self.profile), program=program)
 
     def options(self) -> slurm.Options:
-        """The options of sbatch."""
         settings, name = self.profile.slurm, f"apertus-{self.job.pipeline}-{self.job.node}"
         return {
             **slurm.options(
@@ -229,7 +213,7 @@ class SlurmJob(ClusterJob):
             over = True if code is not None or given_up else None if state is None else ended
             for_long = self._jobs.over_for_long(number, over)
             if over:
-                known = ended if code is not None else state in ENDED_BY_CLUSTER
+                known = ended if code is not None else state in slurm.ENDED_BY_CLUSTER
                 if known or self._stopped or for_long:
                     return state or "no answer"
             else:
@@ -253,9 +237,9 @@ class SlurmJob(ClusterJob):
         with open(self.scratch / "log.txt", "a+", encoding="utf-8", errors="replace") as log:
             log.seek(0)
             dead = slurm.failed_nodes(log)  # srun may return 0 all the same
-        why = ENDED_BY_CLUSTER.get(state, "")
+        why = slurm.ENDED_BY_CLUSTER.get(state, "")
         if not why and dead:
-            why = ENDED_BY_CLUSTER["NODE_FAIL"]
+            why = slurm.ENDED_BY_CLUSTER["NODE_FAIL"]
         if not why and (self.scratch / "deadline").exists():
             why = "its time limit was near"
         # stopped by the clock: `launch.stop_before_end`

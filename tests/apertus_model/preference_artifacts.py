@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from apertus_model.chat import ChatEncoder
+from apertus_model.chat.encoder import ChatEncoder
 from apertus_model.data.conversations.stored import Conversation
 from apertus_model.data.rows import Row, write_rows
 from apertus_model.data.tokens.megatron import TokenFileWriter, token_dtype

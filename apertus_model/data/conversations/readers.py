@@ -9,7 +9,7 @@ what is trained is read, or the row is rejected. Files are streamed: JSON line b
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import PurePosixPath
@@ -34,8 +34,8 @@ from apertus_model.chat.messages import (
 )
 from apertus_model.data.conversations.stored import Conversation
 from apertus_model.data.documents.compressed import decompressed
-from apertus_model.data.documents.installed import read_installed
 from apertus_model.data.documents.parsed import UNREADABLE, Rejection
+from apertus_model.data.documents.readers import read_installed
 from apertus_model.data.documents.table_pieces import parquet_rows
 from apertus_model.data.documents.tables import ROWS_WITHOUT, json_rows
 from infra.store.inputs import SourceError
@@ -86,10 +86,9 @@ def read_conversations(source: SourceSpec, fs: AbstractFileSystem, root: str, pa
 
 
 def _from_rows(fs: AbstractFileSystem, full: str, most: int) -> Parsed:
-    reader, known = _reader(full), False
+    known = False
     with fs.open(full, "rb") as raw:
-        content = raw if reader is _parquet_rows else decompressed(raw, full)
-        for number, row in enumerate(reader(content, most), start=1):
+        for number, row in enumerate(_rows(raw, full, most), start=1):
             if isinstance(row, Rejection):
                 yield row
                 continue
@@ -108,26 +107,17 @@ def _from_rows(fs: AbstractFileSystem, full: str, most: int) -> Parsed:
                 yield Rejection("not_json")
 
 
-def _reader(full: str) -> Callable[[BinaryIO, int], Iterator[Row | Rejection]]:
+def _rows(raw: BinaryIO, full: str, most: int) -> Iterator[Row | Rejection]:
     suffixes = PurePosixPath(full).suffixes
     if suffixes[-1:] == [".parquet"]:
-        return _parquet_rows
-    if ".jsonl" in suffixes[-2:]:
-        return _json_rows
+        rows = parquet_rows(raw, most)
+        return (row if isinstance(row, Rejection) else without_null(row) for row in rows)
+    if ".jsonl" in suffixes[-2:]:  # NaN and infinities are not JSON
+        return (row for _, row in json_rows(decompressed(raw, full), most, parse_constant=lambda name: None))
     raise SourceError(
         f"'{full}' is neither .parquet nor .jsonl (.jsonl.gz, .jsonl.zst)."
         " Fix: correct the include globs of the source"
     )
-
-
-def _json_rows(file: BinaryIO, most: int) -> Iterator[Row | Rejection]:
-    for _, row in json_rows(file, most, parse_constant=lambda name: None):  # NaN and infinities are not JSON
-        yield row
-
-
-def _parquet_rows(file: BinaryIO, most: int) -> Iterator[Row | Rejection]:
-    for row in parquet_rows(file, most):
-        yield row if isinstance(row, Rejection) else without_null(row)
 
 
 def conversation_of(row: Row) -> Conversation:
@@ -202,12 +192,12 @@ def _check_wanted(row: Row, columns: Sequence[str]) -> None:
 
 def _thinking(row: Row) -> bool | None:
     """Whether the row asks for deliberation; None if it does not say so."""
-    stated = row.get("chat_template_kwargs")
-    if not given(stated):
+    arguments = row.get("chat_template_kwargs")
+    if not given(arguments):
         return None
-    if not isinstance(stated, Mapping):
+    if not isinstance(arguments, Mapping):
         raise ConversationError("unknown_key", "chat_template_kwargs is not a mapping")
-    known = known_keys(stated, ("enable_thinking",), "chat_template_kwargs")
+    known = known_keys(arguments, ("enable_thinking",), "chat_template_kwargs")
     return truth("enable_thinking", known["enable_thinking"]) if known else None
 
 

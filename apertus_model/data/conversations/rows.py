@@ -1,12 +1,16 @@
-"""Rows that a part makes of the conversations among its inputs, `conversations:<i>`."""
+"""Rows that a part makes of the conversations among its inputs, `conversations:<i>`.
+
+Invariant: a row depends on its conversation and the spec, so the division into units changes nothing.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from apertus_model.chat import ChatEncoder
+from apertus_model.chat.encoder import ChatEncoder
 from apertus_model.data.conversations.stored import Conversation, ConversationShards
 from apertus_model.data.rows import Row, write_unit
 from apertus_model.data.tokens.stream import Split
@@ -71,3 +75,8 @@ def tokenizer_facts(attempt: Attempt) -> dict[str, Any]:
     facts = attempt.input_artifact("conversations:0").manifest.facts
     pad_id = facts["pad_id"] if facts["pad_id"] is not None else facts["eos_id"]
     return {name: facts[name] for name in COPIED_FACTS} | {"pad_id": pad_id}
+
+
+def is_number(value: Any) -> bool:
+    """Whether the value of a column is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -5,7 +5,7 @@ Invariants:
   every process and after every restart. Which conversations of an epoch share a row is a function of the
   lengths and the sequence length alone; the seed decides in which order the rows are seen.
 - How often a conversation that is not dropped occurs in an epoch follows from the repeats of its source
-  (`apertus_model.data.order.repeats`).
+  (`apertus_model.data.order.permutation`).
 - Conversations of a row do not see each other: positions restart at each one, and a label is always the
   next token of the same conversation.
 - Outputs of tools, what the data exclude from training, and padding have weight 0 in the loss and are never
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from apertus_model.chat.encoder import PROMPT, TRAINED, UNTRAINED
 from apertus_model.data.conversations.stored import ConversationShards
-from apertus_model.data.order.repeats import permutation, times_seen
+from apertus_model.data.order.permutation import cached_permutation, times_seen
 from apertus_model.data.tokens.packing import fill_row, pack
 from infra.store.inputs import SourceError
 from specs.settings import AnyPacking
@@ -60,16 +60,12 @@ class PackedSample(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The settings for filling a row."""
-
     sequence_length: int  # tokens of the row
     loss: SftLoss
     pad_id: int  # fills the end of the row
 
 
 class _Epoch(NamedTuple):
-    """The rows of one epoch."""
-
     items: NDArray[np.int64]  # (conversations, 2): source and number in its split, row by row
     starts: NDArray[np.int64]  # (rows + 1,): the items of row r begin at `starts[r]`
 
@@ -79,36 +75,30 @@ class _Epoch(NamedTuple):
 
 
 class ConversationSamples:
-    """The endless sample sequence of conversations: `samples[i]` for i = 0, 1, ... Built by `open`;
-    picklable, without state.
+    """The endless sample sequence of the conversations of some sources: `samples[i]` for i = 0, 1, ...
+    Picklable, without state.
+
+    Args:
+        shards: the training split of each source.
+        repeats: how often each source is seen per epoch.
+        sequence_length: tokens per row.
+        seed: decides the order of the rows, and which part of a source is seen once more.
+        loss: decides the weights of the labels.
+        packing: whether a row has several conversations (`best-fit`) or one (`none`).
+        longer: whether conversations that do not fit into a row are dropped or cut at its end.
+        pad_id: token that fills the end of a row.
 
     Attributes:
         dropped: the number of conversations that are too long for a sequence, or have nothing to train
             within it; each is counted once.
+
+    Raises:
+        ValueError: when `shards` and `repeats` differ in length, or are empty.
+        SourceError: when no conversation fits into a sequence, or the repeats round to none.
     """
 
     def __init__(
         self,
-        shards: Sequence[ConversationShards],
-        kept: Sequence[NDArray[np.int64]],
-        repeats: Sequence[int | float],
-        seed: int,
-        packing: AnyPacking,
-        layout: _Layout,
-    ) -> None:
-        self._shards = list(shards)
-        self._kept = list(kept)
-        self._repeats = [exact(number) for number in repeats]
-        self._seed = seed
-        self._packing = packing
-        self._layout = layout
-        self._firsts = [0]  # the first sample of each epoch, as far as known
-        self._tables: dict[int, _Epoch] = {}
-        self.dropped = sum(len(source) - chosen.size for source, chosen in zip(shards, kept, strict=True))
-
-    @classmethod
-    def open(
-        cls,
         shards: Sequence[ConversationShards],
         repeats: Sequence[int | float],
         *,
@@ -118,40 +108,31 @@ class ConversationSamples:
         packing: AnyPacking,
         longer: Longer,
         pad_id: int,
-    ) -> ConversationSamples:
-        """Opens the samples of the conversations of some sources.
-
-        Args:
-            shards: the training split of each source.
-            repeats: how often each source is seen per epoch.
-            sequence_length: tokens per row.
-            seed: decides the order of the rows, and which part of a source is seen once more.
-            loss: decides the weights of the labels.
-            packing: whether a row has several conversations (`best-fit`) or one (`none`).
-            longer: whether conversations that do not fit into a row are dropped or cut at its end.
-            pad_id: token that fills the end of a row.
-
-        Raises:
-            ValueError: when `shards` and `repeats` differ in length, or are empty.
-            SourceError: when no conversation fits into a sequence, or the repeats round to none.
-        """
+    ) -> None:
         if len(shards) != len(repeats) or not shards:
             raise ValueError(
                 f"a number of repeats per source is needed, not {len(repeats)} for {len(shards)} sources"
             )
-        kept = [_kept(source, sequence_length, longer) for source in shards]
-        samples = cls(shards, kept, repeats, seed, packing, _Layout(sequence_length, loss, pad_id))
-        if not sum(chosen.size for chosen in kept):
+        self._shards = list(shards)
+        self._kept = [_kept(source, sequence_length, longer) for source in shards]
+        self._repeats = [exact(number) for number in repeats]
+        self._seed = seed
+        self._packing = packing
+        self._layout = _Layout(sequence_length, loss, pad_id)
+        self._firsts = [0]  # the first sample of each epoch, as far as known
+        self._tables: dict[int, _Epoch] = {}
+        kept = sum(own.size for own in self._kept)
+        self.dropped = sum(map(len, shards)) - kept
+        if not kept:
             raise SourceError(
-                f"none of the {samples.dropped} conversations fits into a sequence of {sequence_length}"
+                f"none of the {self.dropped} conversations fits into a sequence of {sequence_length}"
                 " tokens. Fix: raise sequence_length"
             )
-        if not samples.rows:
+        if not self.rows:
             raise SourceError(
-                f"repeats {', '.join(map(str, repeats))} of {', '.join(str(one.size) for one in kept)}"
+                f"repeats {', '.join(map(str, repeats))} of {', '.join(str(own.size) for own in self._kept)}"
                 " conversations round to none. Fix: raise the numbers, or add conversations"
             )
-        return samples
 
     @property
     def rows(self) -> int:
@@ -171,7 +152,7 @@ class ConversationSamples:
             raise IndexError(f"sample {i}: samples are counted from 0")
         epoch, place = self._find(i)
         items, starts = table = self._epoch(epoch)
-        row = permutation(table.rows, self._seed, "conversations", epoch)(place)
+        row = cached_permutation(table.rows, self._seed, "conversations", epoch)(place)
         return [(source, index) for source, index in items[starts[row] : starts[row + 1]].tolist()]
 
     def epochs(self, n: int) -> list[float]:
@@ -207,12 +188,15 @@ class ConversationSamples:
     def _rows_of(self, epoch: int) -> _Epoch:
         chosen = [self._items(source, epoch) for source in range(len(self._shards))]
         items = np.concatenate(
-            [np.stack([np.full(one.size, source), one], axis=1) for source, one in enumerate(chosen)]
+            [
+                np.stack([np.full(indices.size, source), indices], axis=1)
+                for source, indices in enumerate(chosen)
+            ]
         )
         if self._packing == "none" or not len(items):
             return _Epoch(items, np.arange(len(items) + 1))
         length = self._layout.sequence_length
-        sizes = [shards.lengths[one] for shards, one in zip(self._shards, chosen, strict=True)]
+        sizes = [shards.lengths[indices] for shards, indices in zip(self._shards, chosen, strict=True)]
         rows = pack(np.minimum(np.concatenate(sizes), length), length)
         return _Epoch(items[np.concatenate(rows)], np.cumsum([0, *(len(row) for row in rows)]))
 
@@ -232,7 +216,7 @@ def heldout(
     """The rows of the given (held-out) splits: each conversation once, in stored order, source after source,
     with labels for answers only.
 
-    The arguments are those of `ConversationSamples.open`.
+    The arguments are those of `ConversationSamples`.
     """
     layout = _Layout(sequence_length, SftLoss(), pad_id)
     samples: list[PackedSample] = []
@@ -271,13 +255,13 @@ def _sample(conversations: Sequence[tuple[ConversationShards, int]], layout: _La
     )
     if loss.objective == "cross-entropy":
         return PackedSample(row.input, row.labels, row.positions, None)
-    found = [label_weights(mask, loss) for _, mask in pieces]
-    weights = np.zeros((length, found[0].weights.shape[1]))
-    for start, one in zip(row.starts, found, strict=True):
-        weights[start : start + len(one.weights)] = one.weights
+    of_conversations = [label_weights(mask, loss) for _, mask in pieces]
+    weights = np.zeros((length, of_conversations[0].weights.shape[1]))
+    for start, labels in zip(row.starts, of_conversations, strict=True):
+        weights[start : start + len(labels.weights)] = labels.weights
     if loss.objective == "weighted-cross-entropy":
         return PackedSample(row.input, row.labels, row.positions, weights[:, 0].astype(np.float32))
-    counts = np.sum([one.counts for one in found], axis=0)
+    counts = np.sum([labels.counts for labels in of_conversations], axis=0)
     return PackedSample(row.input, row.labels, row.positions, weights, counts)
 
 

@@ -18,13 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apertus_model.data.corpora.duplicates import first_alike
 from apertus_model.data.corpora.selection import global_steps
+from apertus_model.data.tokens.packing import load_array
 from infra.store import Artifact
 from specs.base import canonical_json
 from specs.filters import GLOBAL_FILTERS, ExactDuplicatesFilter, FilterSpec, NearDuplicatesFilter, labels
@@ -41,7 +42,7 @@ def buckets_of(step: FilterSpec) -> int:
     return step.buckets if isinstance(step, NearDuplicatesFilter) else 1
 
 
-class Compared:
+class ComparedValues:
     """The values of all records that the steps over the whole source compare: a file (buckets, records) for
     each task and step. `seen`: the parts under `not_in`, by step."""
 
@@ -60,22 +61,17 @@ class Compared:
 
     def own(self, step: int) -> Iterator[NDArray[np.uint64]]:
         """The values of the records, (records,), for each bucket."""
-        for bucket in range(len(_opened(self._files[step][0]))):
-            yield np.concatenate([np.array(_opened(file)[bucket]) for file in self._files[step]])
+        # opened for each use: there can be more tasks than files that a process may have open
+        for bucket in range(len(load_array(self._files[step][0]))):
+            yield np.concatenate([np.array(load_array(file)[bucket]) for file in self._files[step]])
 
     def seen(self, step: int, bucket: int) -> NDArray[np.uint64]:
         """The values of a bucket for all conversations of the parts under `not_in`: (conversations,)."""
         parts = [
-            np.array(_opened(file)[column] if column else _opened(file)[bucket])
+            np.array(load_array(file)[column] if column else load_array(file)[bucket])
             for file, column in self._seen.get(step, [])
         ]
         return np.concatenate(parts) if parts else np.empty(0, np.uint64)
-
-
-def _opened(file: Path) -> NDArray[Any]:
-    # Opened for each use: there can be more tasks than files that a process may have open.
-    array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-    return array
 
 
 def kept_name(step: FilterSpec) -> str:
@@ -92,8 +88,6 @@ def _kept_file(step: FilterSpec, part: Artifact) -> tuple[Path, str]:
 
 
 class Resolution(NamedTuple):
-    """The outcome for all records."""
-
     gone: NDArray[np.int16]  # (records,): the step over the whole source that drops each, else -1
     group: NDArray[
         np.int64
@@ -103,7 +97,10 @@ class Resolution(NamedTuple):
 
 
 def resolve(
-    filters: Sequence[FilterSpec], step_of: NDArray[np.int16], order: NDArray[np.int64], compared: Compared
+    filters: Sequence[FilterSpec],
+    step_of: NDArray[np.int16],
+    order: NDArray[np.int64],
+    compared: ComparedValues,
 ) -> Resolution:
     """Decides the steps over the whole source.
 

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from apertus_model.chat.encoder import TRAINED
-from apertus_model.data.conversations.selection import KEPT, Compared, chosen, kept_name, resolve
-from apertus_model.data.corpora.rejects import RejectsWriter, Removed, read_rejects, url_of
+from apertus_model.data.conversations.selection import KEPT, ComparedValues, chosen, kept_name, resolve
+from apertus_model.data.corpora.records import Removed, read_rejects, rejects_writer, url_of
 from apertus_model.data.corpora.verdicts import is_held_out
 from apertus_model.data.documents.readers import check_holdout
 from apertus_model.data.tokens.megatron import TokenFile, TokenFileWriter, token_dtype
@@ -39,8 +39,6 @@ ORDER = ("hash", "id", "url", "filter", "reason")
 
 
 class _Task:
-    """The files of one committed task."""
-
     def __init__(self, files: dict[str, Path], vocab_size: int) -> None:
         self.tokens = TokenFile(files["tokens.bin"], files["tokens.idx"], vocab_size=vocab_size)
         self.records = np.load(files["index.npy"], allow_pickle=False)
@@ -50,7 +48,6 @@ class _Task:
             )
         self.mask = _mapped(files["masks.bin"])
         self.lines = _mapped(files["lines.jsonl"])
-        self.token_starts = np.concatenate([[0], np.cumsum(self.tokens.sizes, dtype=np.int64)])
         self.line_starts = np.concatenate([[0], np.cumsum(self.records["bytes"])])
 
     def line(self, place: int) -> bytes:
@@ -66,8 +63,6 @@ def _mapped(path: Path) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class WrittenSplit:
-    """One written split."""
-
     shards: list[str]  # file names without suffix
     conversations: int
     tokens: int
@@ -106,7 +101,7 @@ class AllConversations:
         self._vocab_size = vocab_size
         self._process = process or ConversationSource()
         self._filters = self._process.filters
-        self._compared = Compared(self._filters, tasks, seen or {})
+        self._compared = ComparedValues(self._filters, tasks, seen or {})
         self._records = np.concatenate([task.records for task in self._tasks])
         sizes = [len(task.records) for task in self._tasks]
         self._task = np.repeat(np.arange(len(sizes)), sizes)
@@ -167,7 +162,7 @@ class AllConversations:
                     task, place = self._at(self._kept[chosen[position]])
                     writer.write(task.tokens[place])
                     lines.write(task.line(place))
-                    masks.append(task.mask[task.token_starts[place] : task.token_starts[place + 1]])
+                    masks.append(task.mask[task.tokens.place(place)])
                     size += masks[-1].size
                     position += 1
             shortest.append(min(map(len, masks)))
@@ -196,7 +191,7 @@ class AllConversations:
     def write_rejects(self, folder: Path) -> list[str]:
         """Writes the table of rejects, in files of `REJECTS_PER_FILE` rows. Returns their names."""
         scratch = folder / "removed.parquet"
-        with RejectsWriter(scratch) as writer:
+        with rejects_writer(scratch) as writer:
             for row in self._removed():
                 writer.add(row)
         tables = [

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from apertus_model.chat.encoder import TRAINED
 from apertus_model.chat.messages import Message
 from apertus_model.data.tokens.megatron import TokenFile
+from apertus_model.data.tokens.packing import load_array
 from apertus_model.data.tokens.stream import Split
 from infra.store import Artifact
 from specs.errors import StageError
@@ -33,8 +34,6 @@ class ConversationFileError(StageError):
 
 @dataclass(frozen=True)
 class Conversation:
-    """One conversation."""
-
     id: str
     messages: list[Message]  # in normal form (`apertus_model.chat.messages`), the last one the assistant's
     tools: list[dict[str, Any]] | None = None
@@ -97,7 +96,7 @@ class ConversationShards:
     def mask(self, index: int) -> NDArray[np.uint8]:
         """(n,), uint8: kind of each token: PROMPT, TRAINED or UNTRAINED of `apertus_model.chat.encoder`."""
         shard, place = self._find(index)
-        return shard.mask[shard.starts[place] : shard.starts[place + 1]]
+        return shard.mask[shard.tokens.place(place)]
 
     def trained(self, index: int) -> NDArray[np.bool_]:
         """(n,), bool: whether each token is trained."""
@@ -125,18 +124,14 @@ class _Shard:
         return TokenFile(self._paths[0], self._paths[1], vocab_size=self._vocab_size)
 
     @cached_property
-    def starts(self) -> NDArray[np.int64]:
-        """(conversations + 1,): first token of each conversation, and the end."""
-        return np.concatenate([[0], np.cumsum(self.tokens.sizes, dtype=np.int64)])
-
-    @cached_property
     def mask(self) -> NDArray[np.uint8]:
-        mask = np.load(self._paths[2], mmap_mode="r", allow_pickle=False)
-        if mask.shape != (self.starts[-1],) or mask.dtype != np.uint8:
+        mask: NDArray[np.uint8] = load_array(self._paths[2])
+        if mask.shape != self.tokens.tokens.shape or mask.dtype != np.uint8:
             raise ConversationFileError(
-                f"{self._paths[2]} has {mask.shape} values of {mask.dtype} for {self.starts[-1]} tokens"
+                f"{self._paths[2]} has {mask.shape} values of {mask.dtype} for"
+                f" {self.tokens.tokens.size} tokens"
             )
-        return np.asarray(mask)
+        return mask
 
     @cached_property
     def _lines(self) -> tuple[mmap.mmap, NDArray[np.int64]]:

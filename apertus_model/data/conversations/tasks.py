@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from itertools import chain
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from datatrove.data import Document
@@ -28,17 +27,18 @@ from apertus_model.data.conversations.text import TEXTS, PersonalData, messages_
 from apertus_model.data.corpora.duplicates import text_hash
 from apertus_model.data.corpora.filters import limited_to
 from apertus_model.data.corpora.pii import Replacer
-from apertus_model.data.corpora.records import signature_column
-from apertus_model.data.corpora.rejects import RejectsWriter, Removed, url_of
-from apertus_model.data.corpora.scored import StoredScores, with_thresholds
-from apertus_model.data.corpora.selection import Judge, Judged, global_steps
-from apertus_model.data.documents.readers import Rejection, open_source
+from apertus_model.data.corpora.records import Removed, rejects_writer, signature_column, url_of
+from apertus_model.data.corpora.scored import stored_scores, with_thresholds
+from apertus_model.data.corpora.selection import DocumentJudge, Judged, global_steps
+from apertus_model.data.documents.parsed import Rejection
+from apertus_model.data.documents.readers import files_of_tasks, open_source
 from apertus_model.data.tokens.megatron import TokenFileWriter, token_dtype
 from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work.units import Result
+from infra.store import Attempt
 from specs.filters import NearDuplicatesFilter, labels
-from specs.sources import SourceSpec
-from specs.stages.conversations import ConversationSource
+from specs.job import Job
+from specs.stages.conversations import ConversationsPart
 
 DROPPED = "dropped"
 REJECTED = "rejected"
@@ -61,17 +61,19 @@ def record_type(kinds: int) -> np.dtype[Any]:
     )
 
 
-class ConversationTasks(NamedTuple):
-    """The tasks of a source."""
+class ConversationTasks:
+    """The tasks of a source. The data of a unit are its counts."""
 
-    source: SourceSpec
-    process: ConversationSource
-    units: dict[str, list[str]]  # files of each task, by key
-    tokenizer: Path
-    vocab_size: int
-    seed: int
-    folder: Path  # local scratch
-    scores: tuple[StoredScores, ...] = ()  # those that filters need
+    def __init__(self, job: Job, attempt: Attempt) -> None:
+        part = ConversationsPart.model_validate(job.spec)
+        self.source, self.process, self.seed = part.source, part.process, part.seed
+        self.units = files_of_tasks(part, "conversations")  # files of each task, by key
+        tokenizer = attempt.input_artifact("tokenizer")
+        self.tokenizer = tokenizer.local("tokenizer.json")
+        self.vocab_size: int = tokenizer.manifest.facts["vocab_size"]
+        self.scores = stored_scores(attempt, part.process.filters)
+        self.folder = attempt.workdir / "tasks"
+        self.folder.mkdir(exist_ok=True)
 
     def run(self, key: str) -> Result:
         """Reads, judges, renders and tokenises the conversations of one task, up to the limit of the
@@ -87,19 +89,17 @@ class ConversationTasks(NamedTuple):
                     writer.add(conversation)
                 except ConversationError as error:
                     writer.reject(error.reason, conversation.id, str(error))
-                if writer.read == self.source.limit:
+                if writer.normal == self.source.limit:
                     break
         return Result(writer.files, dict(writer.counts))
 
 
 class _TaskWriter:
-    """Writes the files of one task."""
-
     def __init__(self, tasks: ConversationTasks, key: str) -> None:
         self._seed = tasks.seed
         self._filters = with_thresholds(tasks.process.filters, tasks.scores)
         self._labels = labels(self._filters)
-        self._judge = Judge(self._filters, tasks.folder)
+        self._judge = DocumentJudge(self._filters, tasks.folder)
         number, files = list(tasks.units).index(key), list(tasks.units.values())
         self._scores = [scores.of_task(files, number) for scores in tasks.scores]
         self._replacer = Replacer(tasks.process.replaced)
@@ -114,17 +114,17 @@ class _TaskWriter:
         names += [f"compared-{step}.npy" for step in self._compared]
         self.files = {name: tasks.folder / f"{key}_{name}" for name in names}
         self.counts: Counter[str] = Counter()
-        self.read = 0  # conversations in normal form, including those that the template cannot render
+        self.normal = 0  # conversations in normal form, including those that the template cannot render
         prefix = str(self.files["tokens.bin"]).removesuffix(".bin")
         self._tokens = TokenFileWriter(prefix, token_dtype(tasks.vocab_size))
         self._masks = self.files["masks.bin"].open("wb")
         self._lines = self.files["lines.jsonl"].open("wb")
-        self._rejects = RejectsWriter(self.files["rejects.parquet"])
+        self._rejects = rejects_writer(self.files["rejects.parquet"])
 
     def add(self, conversation: Conversation) -> None:
         """Adds a conversation, kept or dropped. ConversationError for a malformed one."""
         messages = messages_of(conversation)
-        self.read += 1
+        self.normal += 1
         texts = {of: text(messages) for of, text in TEXTS.items()}
         hashes = {of: text_hash(text) for of, text in texts.items()}
         document = Document(text="", id=conversation.id, metadata=dict(conversation.metadata))
@@ -163,7 +163,7 @@ class _TaskWriter:
     def _write(
         self, conversation: Conversation, judged: Judged, replaces: bool, hashes: dict[str, int]
     ) -> None:
-        read = text_hash(conversation.content()), text_hash(conversation.to_json())
+        original = text_hash(conversation.content()), text_hash(conversation.to_json())
         replaced = (0,) * len(self._replacer.kinds)
         if judged.drop is None:
             if replaces:
@@ -182,7 +182,7 @@ class _TaskWriter:
         place = text_hash(f"{self._seed}\n{content}", b"place")
         group = text_hash(f"{self._seed}\n{conversation.group}")
         own = hashes["conversation"], hashes["answer"]
-        self._records.append((stored, read, group, place, own, len(line), judged.step, replaced))
+        self._records.append((stored, original, group, place, own, len(line), judged.step, replaced))
 
     def __enter__(self) -> _TaskWriter:
         return self

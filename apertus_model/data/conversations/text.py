@@ -55,8 +55,6 @@ def _texts_of_block(block: Block) -> list[str]:
 
 
 class PersonalData:
-    """Replaces personal data in conversations."""
-
     def __init__(self, replacer: Replacer) -> None:
         self._replacer = replacer
 
@@ -70,8 +68,8 @@ class PersonalData:
             return conversation, ()
 
         def counted(text: str) -> str:
-            text, found = self._replacer(text)
-            counts[:] = [total + number for total, number in zip(counts, found, strict=True)]
+            text, replaced = self._replacer(text)
+            counts[:] = [total + number for total, number in zip(counts, replaced, strict=True)]
             return text
 
         messages = [_replaced(message, counted) for message in normalise(conversation.messages)]

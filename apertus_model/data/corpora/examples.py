@@ -40,12 +40,12 @@ class Examples:
     """The `CANDIDATES` documents with the smallest hashes for each reason; none unless `wanted`."""
 
     def __init__(self, *, wanted: bool = True) -> None:
-        self._wanted = wanted
+        self.wanted = wanted
         self._heaps: dict[str, list[tuple[int, int, Row]]] = {}
 
     def offer(self, reason: str, key: Key, row: Callable[[], Row]) -> None:
         """Adds a new document if it is among the smallest; `row` is called only then."""
-        if not self._wanted:
+        if not self.wanted:
             return
         heap = self._heaps.setdefault(reason, [])
         entry = (-mixed(key[0]), -key[1])
@@ -53,11 +53,14 @@ class Examples:
             return
         if any(entry == other[:2] for other in heap):
             return
-        found = (*entry, {"reason": reason, "hash": f"{key[0]:016x}", "columns": f"{key[1]:016x}", **row()})
+        candidate = (
+            *entry,
+            {"reason": reason, "hash": f"{key[0]:016x}", "columns": f"{key[1]:016x}", **row()},
+        )
         if len(heap) < CANDIDATES:
-            heappush(heap, found)
+            heappush(heap, candidate)
         else:
-            heappushpop(heap, found)
+            heappushpop(heap, candidate)
 
     def rows(self) -> list[Row]:
         """All candidates, by reason, smallest first."""
@@ -71,14 +74,14 @@ class Examples:
 def joined(rows: Iterable[Row]) -> list[Row]:
     """The `CANDIDATES` smallest rows of each reason. Of equal rows the first stays; it is `alive` (not
     dropped as a duplicate) if one of them is."""
-    found: dict[str, dict[Key, Row]] = {}
+    by_reason: dict[str, dict[Key, Row]] = {}
     for row in rows:
-        some = found.setdefault(row["reason"], {})
-        before = some.setdefault(_key(row), row)
+        some = by_reason.setdefault(row["reason"], {})
+        before = some.setdefault((int(row["hash"], 16), int(row["columns"], 16)), row)
         before["alive"] = before["alive"] or row["alive"]
         if len(some) > CANDIDATES:
             del some[max(some, key=_place)]
-    return [some[key] for _, some in sorted(found.items()) for key in sorted(some, key=_place)]
+    return [some[key] for _, some in sorted(by_reason.items()) for key in sorted(some, key=_place)]
 
 
 def choose(rows: Iterable[Row], reasons: list[str]) -> list[Row]:
@@ -99,10 +102,6 @@ def _place(key: Key) -> Key:
     return mixed(key[0]), key[1]
 
 
-def _key(row: Row) -> Key:
-    return int(row["hash"], 16), int(row["columns"], 16)
-
-
 def cut(text: str) -> str:
     """The beginning of a text."""
     return text[:CHARACTERS]
@@ -110,7 +109,9 @@ def cut(text: str) -> str:
 
 def cut_at_change(before: str, after: str) -> Row:
     """Both texts, from shortly before the first difference."""
-    change = next((i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), 0)
+    change = next(
+        (i for i, (character, other) in enumerate(zip(before, after, strict=False)) if character != other), 0
+    )
     start = max(0, change - BEFORE_CHANGE)
     return {"text": after[start : start + CHARACTERS], "before": before[start : start + CHARACTERS]}
 

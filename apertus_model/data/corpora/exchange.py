@@ -15,22 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from infra.store.files.reader import RangeFile
+
 OFFSET = np.dtype("<i8")
 CHUNK = 2**22
-
-
-class Readable(Protocol):
-    """A stored file."""
-
-    @property
-    def size(self) -> int: ...
-    def read(self, start: int, stop: int) -> bytes: ...
 
 
 class CellWriter:
@@ -86,7 +79,9 @@ class CellWriter:
 
     def _sorted(self) -> tuple[pa.Table, NDArray[np.int64]]:
         """Removes and returns the held rows, sorted by cell, and the start of each cell: (cells + 1,)."""
-        table = pa.concat_tables([table for table, _ in self._held]) if self._held else _empty(self._schema)
+        table = (
+            pa.concat_tables([table for table, _ in self._held]) if self._held else self._schema.empty_table()
+        )
         cells = np.concatenate([np.empty(0, np.int64), *(cells for _, cells in self._held)])
         self._held, self._bytes = [], 0
         order = np.argsort(cells, kind="stable")
@@ -122,17 +117,13 @@ class CellWriter:
                 yield pieces
 
 
-def _empty(schema: pa.Schema) -> pa.Table:
-    return schema.empty_table()
-
-
-def read_cell(files: Iterable[Readable], schema: pa.Schema, cells: int, cell: int) -> pa.Table:
+def read_cell(files: Iterable[RangeFile], schema: pa.Schema, cells: int, cell: int) -> pa.Table:
     """The rows of one cell in all files of a group of `cells` cells; `cell` counts from the first of the
     group."""
     return read_cells(files, schema, cells, cell, cell + 1)
 
 
-def read_cells(files: Iterable[Readable], schema: pa.Schema, cells: int, first: int, end: int) -> pa.Table:
+def read_cells(files: Iterable[RangeFile], schema: pa.Schema, cells: int, first: int, end: int) -> pa.Table:
     """The rows of the cells [first, end), file by file."""
     batches: list[pa.RecordBatch] = []
     for file in files:
@@ -156,5 +147,5 @@ def cell_of(keys: NDArray[np.uint64], cells: int) -> NDArray[np.int64]:
 
 def cell_borders(cells: int, cell: int) -> tuple[int, int]:
     """The range of the keys of a cell: [first, end)."""
-    low, high = (-(-(one << 32) // cells) << 32 for one in (cell, cell + 1))
+    low, high = (-(-(index << 32) // cells) << 32 for index in (cell, cell + 1))
     return low, min(high, 2**64)

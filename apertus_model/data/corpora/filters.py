@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,7 +20,7 @@ from datatrove.data import Document
 from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
 
 from apertus_model.data.corpora.decontamination import Contamination
-from apertus_model.data.corpora.language import Language
+from apertus_model.data.corpora.language import LanguageIdentifier
 from apertus_model.data.documents.addresses import parse
 from apertus_model.data.robots import Robots
 from apertus_model.data.robots import load as load_robots
@@ -43,8 +44,6 @@ from specs.robots import RobotsFilter
 
 
 class Drop(NamedTuple):
-    """The reason for dropping a document."""
-
     value: str  # what was measured
     rule: str  # what is required
     excluded: Exclusion | None = None  # where a robots.txt excludes it
@@ -81,34 +80,16 @@ def limited_to(only: Mapping[str, Sequence[str]]) -> Callable[[Mapping[str, Any]
 
 def _check(spec: FilterSpec, scratch: Path) -> Check:
     match spec:
-        case LengthFilter():
-            return lambda document: _length(spec, document)
-        case AlphabeticFilter():
-            return lambda document: _alphabetic(spec, document)
-        case RepeatedLinesFilter():
-            return lambda document: _repeated_lines(spec, document)
-        case ScoreFilter():
-            return lambda document: _score(spec, document)
-        case SampleFilter():
-            return lambda document: _sample(spec, document)
-        case LicenseFilter():
-            return lambda document: _license(spec, document)
-        case ToxicityFilter():
-            return lambda document: _toxicity(spec, document)
         case RobotsFilter():
-            robots = load_robots(spec, scratch)
-            return lambda document: _robots(spec, robots, document)
+            return partial(_robots, spec, load_robots(spec, scratch))
         case LanguageFilter():
-            language = Language.load(spec, scratch)
-            return lambda document: _language(spec, language, document)
+            return partial(_language, spec, LanguageIdentifier.load(spec, scratch))
         case DecontaminateFilter():
-            contamination = Contamination.load(spec)
-            return lambda document: _contamination(spec, contamination, document)
-    raise AssertionError(f"{spec.filter} is not a filter of single documents")
+            return partial(_contamination, spec, Contamination.load(spec))
+    return partial(_OF_DOCUMENTS[type(spec)], spec)
 
 
 def _length(spec: LengthFilter, document: Document) -> Drop | None:
-    """Requires `min_characters` to `max_characters` characters."""
     length, least = len(document.text), _cutoff(spec, document, spec.min_characters)
     if length < least:
         return Drop(f"{length} characters", f"at least {least:g}")
@@ -121,16 +102,13 @@ def _alphabetic(spec: AlphabeticFilter, document: Document) -> Drop | None:
     """Requires that letters of any script and white space are at least `min_share` of the characters."""
     # Combining marks belong to the letters of many scripts, but `isalpha` does not count them.
     plain = sum(
-        character.isalpha() or character.isspace() or _is_mark(character) for character in document.text
+        character.isalpha() or character.isspace() or unicodedata.category(character)[0] == "M"
+        for character in document.text
     )
     least = _cutoff(spec, document, spec.min_share)
     if plain >= least * len(document.text):
         return None
     return Drop(f"letters are {plain / len(document.text):.3f}", f"at least {least:g}")
-
-
-def _is_mark(character: str) -> bool:
-    return unicodedata.category(character)[0] == "M"
 
 
 def _repeated_lines(spec: RepeatedLinesFilter, document: Document) -> Drop | None:
@@ -164,15 +142,13 @@ def _sample(spec: SampleFilter, document: Document) -> Drop | None:
     """Requires that a hash of the text, as a number in [0, 1), is below the rate. The hash is keyed, so it is
     independent of the one that chooses held-out documents."""
     rate = spec.rate if spec.by is None else spec.rates.get(str(document.metadata.get(spec.by)), spec.rate)
-    digest = hashlib.blake2b(
-        document.text.encode(), digest_size=8, key=f"sample {spec.seed}".encode()
-    ).digest()
+    key = f"sample {spec.seed}".encode()
+    digest = hashlib.blake2b(document.text.encode(), digest_size=8, key=key).digest()
     place = int.from_bytes(digest, "little") / 2**64
     return None if place < rate else Drop(f"drew {place:.4f}", f"below {rate:g}")
 
 
 def _license(spec: LicenseFilter, document: Document) -> Drop | None:
-    """Requires an allowed licence."""
     value = _column(document, spec.column, spec.missing)
     if value is None:
         return _absent(spec.column, spec.missing)
@@ -215,7 +191,7 @@ def _robots(spec: RobotsFilter, robots: Robots, document: Document) -> Drop | No
     return Drop(f"{address.host}{agents}", excluded.rule, excluded)
 
 
-def _language(spec: LanguageFilter, language: Language, document: Document) -> Drop | None:
+def _language(spec: LanguageFilter, language: LanguageIdentifier, document: Document) -> Drop | None:
     """Requires that the most likely label is listed and has at least its minimum score."""
     label, score = language.identify(document.text)
     document.metadata |= dict(zip(LANGUAGE_COLUMNS, (label, score), strict=True))
@@ -231,10 +207,12 @@ def _contamination(
     spec: DecontaminateFilter, contamination: Contamination, document: Document
 ) -> Drop | None:
     """Requires that the document covers at most `max_share` of every question."""
-    found = contamination.worst(document.text)
-    if found is None or found.share <= spec.max_share:
+    overlap = contamination.worst(document.text)
+    if overlap is None or overlap.share <= spec.max_share:
         return None
-    return Drop(f"{found.share:.3f} of the question '{found.question[:200]}'", f"at most {spec.max_share:g}")
+    return Drop(
+        f"{overlap.share:.3f} of the question '{overlap.question[:200]}'", f"at most {spec.max_share:g}"
+    )
 
 
 def _cutoff(spec: CutoffFilter, document: Document, general: Cutoff) -> float | Cutoff:
@@ -268,9 +246,21 @@ def _number(document: Document, column: str, missing: Missing) -> float | None:
     try:
         return float(value)
     except (TypeError, ValueError):
-        found = f"document {document.id}: column '{column}' holds {str(value)[:80]!r}"
-        raise SourceError(f"{found}, which is not a number") from None
+        problem = f"document {document.id}: column '{column}' holds {str(value)[:80]!r}"
+        raise SourceError(f"{problem}, which is not a number") from None
 
 
 def _absent(column: str, missing: Missing) -> Drop | None:
     return Drop("nothing", f"a value in column '{column}'") if missing == "drop" else None
+
+
+_OF_DOCUMENTS: dict[type, Callable[..., Drop | None]] = {
+    LengthFilter: _length,
+    AlphabeticFilter: _alphabetic,
+    RepeatedLinesFilter: _repeated_lines,
+    ScoreFilter: _score,
+    SampleFilter: _sample,
+    LicenseFilter: _license,
+    ToxicityFilter: _toxicity,
+}
+"""The filters that read nothing but documents."""

@@ -25,7 +25,7 @@ _ENTRY = struct.Struct("<q b")  # count and type, after each word and label
 _LABEL = 1
 
 
-class Language:
+class LanguageIdentifier:
     """A fastText classifier."""
 
     def __init__(self, model: Any, labels: frozenset[str]) -> None:
@@ -33,7 +33,7 @@ class Language:
         self.labels = labels
 
     @staticmethod
-    def load(spec: LanguageFilter, scratch: Path) -> Language:
+    def load(spec: LanguageFilter, scratch: Path) -> LanguageIdentifier:
         """Opens the model once per process; a remote one is copied to `scratch` first. SourceError for a
         file that is not a model, and for a label in the spec that the model does not have."""
         language = _load(spec.model, scratch)
@@ -55,13 +55,13 @@ class Language:
 
 
 @lru_cache(maxsize=4)
-def _load(url: str, scratch: Path) -> Language:
+def _load(url: str, scratch: Path) -> LanguageIdentifier:
     from fasttext.FastText import _FastText
 
     path = local_file(url, scratch / f"model-{hashlib.sha256(url.encode()).hexdigest()[:16]}")
     try:
         labels = labels_of(path)
-        return Language(_FastText(model_path=str(path)), labels)
+        return LanguageIdentifier(_FastText(model_path=str(path)), labels)
     except (ValueError, MemoryError) as error:
         raise SourceError(f"'{url}' is not a fastText model: {error}") from error
 

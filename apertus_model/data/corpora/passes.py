@@ -14,21 +14,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from apertus_model.data.corpora.keys import SPLITS, Key, RoundKey, StepKey, step_name
+from apertus_model.data.corpora.examples import mixed
 from apertus_model.data.corpora.plan import (
     KEPT_ROWS,
     REJECT_BYTES,
     REJECT_ROWS,
+    SPLITS,
+    CorpusLayout,
     CorpusPlan,
     Duplicate,
-    Layout,
+    Key,
+    RoundKey,
     Size,
+    StepKey,
     shards,
+    step_name,
     table,
 )
 from apertus_model.data.corpora.planted import encoder, planted_documents, summary, to_json, tokenised
 from apertus_model.data.corpora.probes import probes_of
-from apertus_model.data.corpora.rejects import read_line
+from apertus_model.data.corpora.records import read_line
 from apertus_model.data.corpora.scatter import EQUAL
 from apertus_model.data.corpora.selection import CHARACTERS, DROPPED
 from apertus_model.data.corpora.units import SHOWN, CorpusUnits
@@ -45,7 +50,7 @@ from specs.filters import labels
 from specs.job import Job
 
 
-class Passes:
+class CorpusPasses:
     """The passes of one attempt, in the order of the methods."""
 
     def __init__(self, job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -118,7 +123,10 @@ class Passes:
             self._remove([*work.signed_keys(step), *self._stored(*between), StepKey("labels", step)])
             results = [work.unit(key).data for key in keys]
             left = sum((Tally.of_json(*result["left"]) for result in results), NOTHING)
-            pairs = sorted({tuple(pair) for result in results for pair in result["shown"]}, key=_by_place)
+            pairs = sorted(
+                {tuple(pair) for result in results for pair in result["shown"]},
+                key=lambda pair: mixed(pair[0]),
+            )
             shown += [Duplicate(step=step, text=text, kept=kept) for text, kept in pairs[:SHOWN]]
         self._check(left)
         layout = self._layout(left, shown)
@@ -177,7 +185,7 @@ class Passes:
                 dropped.update(names[step] for step in steps if 0 <= step < len(names))
         return {**self._read_counts(), DROPPED: {name: dropped[name] for name in names}}
 
-    def _layout(self, left: Tally, shown: list[Duplicate]) -> Layout:
+    def _layout(self, left: Tally, shown: list[Duplicate]) -> CorpusLayout:
         work, plan, part = self.work, self.work.plan, self.work.part
         planted = summary(work.planted).values()
         copies, tokens = (sum(counts[name] for counts in planted) for name in ("copies", "tokens"))
@@ -205,7 +213,7 @@ class Passes:
                     f"all training documents of {part.source.url} became probes."
                     " Fix: ask for fewer probes, or add documents"
                 )
-        return Layout(outputs=outputs, probes=probes, shown=shown if part.process.examples else [])
+        return CorpusLayout(outputs=outputs, probes=probes, shown=shown if part.process.examples else [])
 
     def scatter(self) -> tuple[dict[str, Any], int]:
         """Sorts the documents by their files in the corpus. Returns the counts of all documents, and the
@@ -259,13 +267,9 @@ class Passes:
         return counts
 
 
-def files_of(layout: Layout, kind: str) -> list[str]:
+def files_of(layout: CorpusLayout, kind: str) -> list[str]:
     """The names of the files of one kind, which are also the keys of the units that write them."""
     return [str(Key(kind, number)) for number in range(layout.outputs[kind].files)]
-
-
-def _by_place(pair: tuple[int, ...]) -> bytes:
-    return pair[0].to_bytes(8, "little")
 
 
 def counts_line(counts: dict[str, dict[str, int]]) -> str:

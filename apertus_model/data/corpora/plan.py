@@ -1,10 +1,24 @@
-"""Divides the passes of a corpus into units: spans of tasks, ranges of hashes, shards and cells.
+"""Divides the passes of a corpus into units: spans of tasks, ranges of hashes, shards and cells. The key of a
+unit says what it computes:
+
+    documents-...       a filter task: reads files, judges and tokenises their documents
+    records-S-n         hashes of the documents of span n that reach step S, by ranges of hashes
+    others-S-n          signatures of file n of the other corpora that step S compares with
+    groups-S-n          joins texts that agree in a bucket: one range of values of signatures
+    components-S        labels all texts of step S that are similar to a smaller one, in memory
+    large-S-r-n, small-S-r-n    the same in rounds, over ranges of texts
+    resolve-S-n         what becomes of the documents of a range of texts; S is `copies` where no step
+                        removes duplicates, and copies are numbered
+    openings-n, probes-n    beginnings of the documents of span n; those of a range that are unique
+    scatter-n           the documents of span n on their way to the files of the corpus
+    train-n, validation-n, kept-n, rejects-n    one file of the corpus
 
 Two plans are made and committed as units, so that every worker and every later attempt follows the plans of
-the first attempt: `CorpusPlan` when the filter tasks are done, `Layout` when it is known which documents
-stay.
+the first attempt: `CorpusPlan` when the filter tasks are done, `CorpusLayout` when it is known which
+documents stay.
 
 Invariants:
+- Keys are stored, so their text never changes; `parse(str(key)) == key`.
 - Neither the plan nor the memory it was made for changes the result.
 - A unit fills `run_bytes` of memory, an eighth of the `memory` of the spec, with rows that it sorts; a few
   copies of these are held at a time. When one unit's rows of one cell would take less than `range_bytes`
@@ -14,6 +28,7 @@ Invariants:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from pydantic import Field
@@ -21,6 +36,9 @@ from pydantic import Field
 from apertus_model.data.corpora.verdicts import MEMBER_BYTES
 from specs.base import Strict
 
+NUMBERED = -1  # in place of a step: no step removes duplicates, and copies are numbered
+SPLITS = ("train", "validation")
+FILES = (*SPLITS, "kept", "rejects")
 SIDE_BYTES = 200  # of a document besides its tokens, approximately
 REJECT_BYTES = 400
 KEPT_ROWS = 2**24  # per file
@@ -29,9 +47,60 @@ MOST_GROUPS = 64  # of files per output; a unit writes one file for each group
 RANGE_BYTES = 2 * 2**20
 
 
-class Size(NamedTuple):
-    """The size of the results of a filter task."""
+@dataclass(frozen=True)
+class Key:
+    """The key of a unit that covers span, range or file `number`."""
 
+    kind: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.number:05d}"
+
+
+@dataclass(frozen=True)
+class StepKey:
+    """The key of a unit of a step; `number` is None if the unit covers the whole step."""
+
+    kind: str
+    step: int
+    number: int | None = None
+
+    def __str__(self) -> str:
+        name = f"{self.kind}-{step_name(self.step)}"
+        return name if self.number is None else f"{name}-{self.number:05d}"
+
+
+@dataclass(frozen=True)
+class RoundKey:
+    """The key of a unit of round `round` of a step."""
+
+    kind: str
+    step: int
+    round: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{step_name(self.step)}-{self.round:03d}-{self.number:05d}"
+
+
+def parse(text: str) -> Key | StepKey | RoundKey:
+    """The key that a text spells, of any unit but the filter tasks."""
+    kind, *fields = text.split("-")
+    if kind in (*FILES, "openings", "probes", "scatter"):
+        return Key(kind, int(fields[0]))
+    step, *numbers = fields
+    index = NUMBERED if step == step_name(NUMBERED) else int(step)
+    if len(numbers) == 2:
+        return RoundKey(kind, index, int(numbers[0]), int(numbers[1]))
+    return StepKey(kind, index, int(numbers[0]) if numbers else None)
+
+
+def step_name(step: int) -> str:
+    return "copies" if step == NUMBERED else f"{step:02d}"
+
+
+class Size(NamedTuple):
     bytes: int
     documents: int  # including rejected ones
     tokenised: int
@@ -105,7 +174,6 @@ class CorpusPlan(Strict):
         return self.bytes <= run_bytes(self.memory)
 
     def signature_ranges(self, buckets: int) -> int:
-        """The number of ranges of signature values."""
         return _parts(24 * buckets * self.documents, run_bytes(self.memory))
 
     def fits(self, edges: int) -> bool:
@@ -128,7 +196,7 @@ class Duplicate(Strict):
     kept: int  # or the number of another part, below MOST_PARTS
 
 
-class Layout(Strict):
+class CorpusLayout(Strict):
     """The plan of the passes that shuffle and write."""
 
     outputs: dict[str, Output]  # train, validation, kept, rejects

@@ -1,7 +1,8 @@
 """Makes or reads the planted documents of a corpus (`specs/planted.py`), divides them among buckets and
 tokenises them.
 
-They are stored in `planted.json`, which the memorisation suite reads.
+They are stored in `planted.json`, and the probes that `probes` chooses in `probes.json`; the memorisation
+suite reads both.
 
 Invariants:
 - The documents of a name, their order and their buckets are a function of the spec and the set of texts, not
@@ -13,25 +14,42 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
 from apertus_model.data.corpora.duplicates import text_hash
-from apertus_model.data.corpora.probes import PROBES, StoredProbe, StoredProbes
+from apertus_model.data.corpora.plan import Probe
 from apertus_model.data.documents.parsed import Rejection
-from apertus_model.data.documents.readers import open_source, read_documents
+from apertus_model.data.documents.readers import source_documents
 from apertus_model.data.order.permutation import KeyedPermutation
 from apertus_model.tokenizer_files import open_tokenizer
 from infra.store import Artifact
-from infra.store.inputs import SourceError, list_source
+from infra.store.inputs import SourceError
 from specs.base import canonical_json
+from specs.foreign import Foreign
 from specs.planted import Canaries, Planted
 from specs.sources import SourceSpec
 from specs.stages.corpus import CorpusPart
 
 FILE = "planted.json"
+PROBES = "probes.json"
+
+
+class StoredProbe(Foreign):
+    """A sequence that training has seen a known number of times."""
+
+    bucket: int  # the number of times
+    token_ids: list[int]  # from the begin-of-document token on, without the end-of-document token
+
+
+class StoredProbes(Foreign):
+    """`probes.json` of a corpus."""
+
+    length: int  # tokens of each probe
+    probes: list[StoredProbe]
 
 
 class PlantedDocument(BaseModel, frozen=True):
@@ -57,7 +75,7 @@ def planted_documents(part: CorpusPart) -> PlantedSets:
         SourceError: two documents are equal, one is empty or cannot be read, or there are fewer documents
             than buckets.
     """
-    found: PlantedSets = {}
+    sets: PlantedSets = {}
     seen: dict[str, str] = {}
     for name, planted in sorted(part.process.planted.items()):
         canaries = planted.canaries
@@ -75,12 +93,11 @@ def planted_documents(part: CorpusPart) -> PlantedSets:
                 f"{len(documents)} planted documents of '{name}' cannot be divided among"
                 f" {len(planted.buckets)} buckets. Fix: add documents, or set fewer buckets"
             )
-        found[name] = _divided(documents, planted)
-    return found
+        sets[name] = _divided(documents, planted)
+    return sets
 
 
 def tokenised(sets: PlantedSets, encode: Encode) -> PlantedSets:
-    """The documents with their tokens."""
     return {
         name: [document.model_copy(update={"token_ids": encode(document.text)}) for document in documents]
         for name, documents in sets.items()
@@ -101,7 +118,6 @@ def to_json(sets: PlantedSets) -> Any:
 
 
 def from_json(content: Any) -> PlantedSets:
-    """The documents that `to_json` has written."""
     return _STORED.validate_python(content)
 
 
@@ -116,6 +132,12 @@ def read_probes(corpus: Artifact, planted: str | None) -> list[StoredProbe]:
         return corpus.document(PROBES, StoredProbes).probes
     documents = read_planted(corpus, planted)
     return [StoredProbe(bucket=document.bucket, token_ids=document.token_ids) for document in documents]
+
+
+def stored_probes(probes: list[Probe], tokens: dict[str, list[int]], length: int) -> StoredProbes:
+    """The content of probes.json. `tokens`: those of each probe, by the hash of its text in hexadecimal."""
+    stored = [StoredProbe(bucket=probe.bucket, token_ids=tokens[f"{probe.text:016x}"]) for probe in probes]
+    return StoredProbes(length=length, probes=stored)
 
 
 def summary(sets: PlantedSets) -> dict[str, dict[str, Any]]:
@@ -161,20 +183,14 @@ def _canaries(canaries: Canaries) -> Iterator[PlantedDocument]:
 
 def _texts(name: str, source: SourceSpec) -> Iterator[PlantedDocument]:
     """The documents of a source. A rejected document is an error: it was meant to be planted."""
-    fs, root = open_source(source)
-    limit = source.limit
-    for file in list_source(source).files:
-        for index, found in enumerate(read_documents(source, fs, root, file.path)):
-            if limit == 0:
-                return
-            limit = None if limit is None else limit - 1
-            place = f"{file.path or PurePosixPath(root).name}/{index}"
-            if isinstance(found, Rejection):
-                raise SourceError(
-                    f"document {place} of {source.url}, which is planted as '{name}', is rejected:"
-                    f" {found.found or found.reason}. Fix: correct it, or leave it out"
-                )
-            yield PlantedDocument(name=found.id or place, bucket=0, text=found.text)
+    for file, number, document in islice(source_documents(source), source.limit):
+        place = f"{file}/{number}"
+        if isinstance(document, Rejection):
+            raise SourceError(
+                f"document {place} of {source.url}, which is planted as '{name}', is rejected:"
+                f" {document.problem or document.reason}. Fix: correct it, or leave it out"
+            )
+        yield PlantedDocument(name=document.id or place, bucket=0, text=document.text)
 
 
 def _divided(documents: list[PlantedDocument], planted: Planted) -> list[PlantedDocument]:

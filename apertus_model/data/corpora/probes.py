@@ -10,59 +10,42 @@ the size of a range.
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from apertus_model.data.corpora.duplicates import bytes_hash
 from apertus_model.data.corpora.exchange import CellWriter, cell_of
 from apertus_model.data.corpora.plan import Probe
 from apertus_model.data.corpora.records import column
 from apertus_model.data.corpora.shuffle import shuffle_keys
-from apertus_model.data.corpora.span import Batch, blocks
+from apertus_model.data.corpora.state import SpanBatch, blocks
 from apertus_model.data.corpora.verdicts import is_held_out
 from infra.store.inputs import SourceError
-from specs.foreign import Foreign
 from specs.stages.corpus import CorpusSource, Repeats
 
-PROBES = "probes.json"
+OPENINGS = pa.schema([("opening", pa.uint64()), ("text", pa.uint64()), ("candidate", pa.bool_())])
 
 
-class StoredProbe(Foreign):
-    """A sequence that training has seen a known number of times."""
-
-    bucket: int  # the number of times
-    token_ids: list[int]  # from the begin-of-document token on, without the end-of-document token
-
-
-class StoredProbes(Foreign):
-    """`probes.json` of a corpus."""
-
-    length: int  # tokens of each probe
-    probes: list[StoredProbe]
-
-
-def add_openings(writer: CellWriter, batch: Batch, process: CorpusSource, ranges: int, memory: int) -> None:
-    """Adds the openings of the kept documents of a batch."""
+def add_openings(
+    writer: CellWriter, batch: SpanBatch, process: CorpusSource, ranges: int, memory: int
+) -> None:
     assert process.repeats is not None, "only a spec with probes has openings"
     length = process.repeats.length
     texts, final = column(batch.records, "text"), column(batch.records, "final")
     held_out = is_held_out(final, process.holdout)
-    found: list[tuple[int, int, bool]] = []
+    entries: list[tuple[int, int, bool]] = []
     for rows, sizes, tokens in blocks(batch, memory):
         ends = np.cumsum(sizes)
         for row, size, end in zip(rows.tolist(), sizes.tolist(), ends.tolist(), strict=True):
             if batch.gone[row] < 0 and size > length // 2:
                 opening = tokens[end - size : end - size + length // 2].astype("<u4").tobytes()
-                digest = int.from_bytes(hashlib.blake2b(opening, digest_size=8).digest(), "little")
-                found.append((digest, int(texts[row]), size > length and not held_out[row]))
-    openings, texts_, candidates = (
-        (list(values) for values in zip(*found, strict=True)) if found else ([],) * 3
-    )
-    hashes = np.array(openings, np.uint64)
-    table = {"opening": hashes, "text": np.array(texts_, np.uint64), "candidate": np.array(candidates, bool)}
-    writer.add(pa.table(table), cell_of(hashes, ranges))
+                entries.append((bytes_hash(opening), int(texts[row]), size > length and not held_out[row]))
+    hashes = np.array([opening for opening, _, _ in entries], np.uint64)
+    columns = [hashes, [text for _, text, _ in entries], [candidate for _, _, candidate in entries]]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, OPENINGS, strict=True)]
+    writer.add(pa.Table.from_arrays(arrays, schema=OPENINGS), cell_of(hashes, ranges))
 
 
 def choose(rows: pa.Table, repeats: Repeats, seed: int) -> tuple[int, list[list[int]]]:
@@ -77,24 +60,18 @@ def choose(rows: pa.Table, repeats: Repeats, seed: int) -> tuple[int, list[list[
     return len(texts), [[int(keys[i]), int(texts[i])] for i in order]
 
 
-def probes_of(found: list[dict[str, Any]], repeats: Repeats) -> list[Probe]:
+def probes_of(ranges: list[dict[str, Any]], repeats: Repeats) -> list[Probe]:
     """The probes, from the results of `choose` of all ranges. SourceError if there are too few candidates."""
     needed = len(repeats.buckets) * repeats.per_bucket
-    candidates = sum(one["candidates"] for one in found)
+    candidates = sum(result["candidates"] for result in ranges)
     if candidates < needed:
         raise SourceError(
             f"{len(repeats.buckets)} buckets of {repeats.per_bucket} probes need {needed} training documents"
             f" of more than {repeats.length} tokens that begin differently; there are {candidates}. Fix:"
             " ask for fewer or shorter probes, or add documents"
         )
-    chosen = sorted((key, text) for one in found for key, text in one["chosen"])[:needed]
+    chosen = sorted((key, text) for result in ranges for key, text in result["chosen"])[:needed]
     return [
         Probe(text=text, bucket=repeats.buckets[position // repeats.per_bucket])
         for position, (_, text) in enumerate(chosen)
     ]
-
-
-def stored_probes(probes: list[Probe], tokens: dict[str, list[int]], length: int) -> StoredProbes:
-    """The content of probes.json. `tokens`: those of each probe, by the hash of its text in hexadecimal."""
-    stored = [StoredProbe(bucket=probe.bucket, token_ids=tokens[f"{probe.text:016x}"]) for probe in probes]
-    return StoredProbes(length=length, probes=stored)

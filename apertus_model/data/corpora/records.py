@@ -1,6 +1,9 @@
-"""The record of every document that a filter task read: what the later passes need besides its tokens.
+"""Two tables of the documents of a source: their records, which are what the later passes need besides their
+tokens, and the rejects, which are the removed documents, with the step that removed each, and why.
 
-A task writes `documents.parquet`, with a row for each document, in the order in which they were read.
+A task writes `documents.parquet`, with a row for each document, in the order in which they were read. A unit
+of a `conversations` stage has a table of rejects, `rejects.parquet`; artifacts have `rejects-00000.parquet`,
+....
 
 Invariants:
 - A row is a function of the document and the spec.
@@ -9,10 +12,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +30,7 @@ from specs.filters import FilterSpec, NearDuplicatesFilter
 from specs.stages.corpus import CorpusSource
 
 ROWS = 4096
+REPEATED = ("domain", "license", "language")
 REJECTED = -1  # in place of a step: the reader found no document
 SIDE = ("id", "url", "domain", "license", "language")
 """Columns of the side table that a source may have; `domain` is the host of `url`."""
@@ -41,7 +45,8 @@ def side_values(document: Document) -> tuple[str | None, ...]:
     url, license_, language = (document.metadata.get(name) for name in ("url", "license", "language"))
     address = parse(str(url)) if url is not None else None
     domain = address.host if address is not None else None
-    return (str(document.id), *map(_text, (url, domain, license_, language)))
+    columns = url, domain, license_, language
+    return (str(document.id), *(None if value is None else str(value) for value in columns))
 
 
 def excluded_values(drop: Drop | None) -> tuple[str | None, str | None]:
@@ -49,10 +54,6 @@ def excluded_values(drop: Drop | None) -> tuple[str | None, str | None]:
     if drop is None or drop.excluded is None:
         return None, None
     return drop.excluded.domain, ",".join(drop.excluded.agents)
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
 
 
 def row_hash(side: Sequence[str | None]) -> int:
@@ -66,8 +67,8 @@ def signature_column(step: NearDuplicatesFilter) -> str:
 
 def near_steps(steps: Sequence[FilterSpec]) -> list[NearDuplicatesFilter]:
     """The steps that need signatures, one step for each kind of signature."""
-    found = {signature_column(step): step for step in steps if isinstance(step, NearDuplicatesFilter)}
-    return list(found.values())
+    by_column = {signature_column(step): step for step in steps if isinstance(step, NearDuplicatesFilter)}
+    return list(by_column.values())
 
 
 def record_schema(process: CorpusSource) -> pa.Schema:
@@ -94,13 +95,12 @@ def record_schema(process: CorpusSource) -> pa.Schema:
 
 
 class RecordWriter:
-    """A context manager that writes records as they come."""
+    """A context manager that writes rows of a table as they come. `repeated`: the columns whose values
+    repeat."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, repeated: Sequence[str]) -> None:
         self._schema = schema
-        self._writer = pq.ParquetWriter(
-            path, schema, compression="zstd", use_dictionary=["domain", "license", "language"]
-        )
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=list(repeated))
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, row: tuple[Any, ...]) -> None:
@@ -161,3 +161,50 @@ def signatures(batch: pa.RecordBatch | pa.Table, name: str) -> NDArray[np.uint64
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     flat: NDArray[np.uint64] = values.flatten().to_numpy()
     return flat.reshape(len(values), values.type.list_size)
+
+
+REJECTS = pa.schema(
+    [
+        pa.field("hash", pa.uint64(), nullable=False),  # `duplicates.text_hash` of the text as read, or 0
+        pa.field("id", pa.string(), nullable=False),  # of the document in its source
+        pa.field("url", pa.string()),  # the document's column `url`; null if it has none
+        # label of the step, such as `length-2`; `rejected` for a malformed document, whose hash is 0; for
+        # conversations also `duplicates` (of their content), `share` and `count`
+        pa.field("filter", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),  # what was measured, and what is required
+    ]
+)
+
+
+class Removed(NamedTuple):
+    hash: int
+    id: str
+    url: str | None
+    filter: str
+    reason: str
+
+
+def rejects_writer(path: Path) -> RecordWriter:
+    """A writer of the table of one unit, whose rows are `Removed`."""
+    return RecordWriter(path, REJECTS, ["filter", "reason"])
+
+
+def url_of(columns: Mapping[str, Any]) -> str | None:
+    """The URL of a conversation, if its row has one."""
+    value = columns.get("url")
+    return value if isinstance(value, str) else None
+
+
+def read_rejects(path: Path) -> pa.Table:
+    """The rows of one file, with the columns of `REJECTS`."""
+    return pq.read_table(path, schema=REJECTS)
+
+
+def read_line(what: str, rejected: Mapping[str, int], dropped: Mapping[str, int]) -> str:
+    """What became of documents, in words: `812 documents read, rejected: 2 not_utf8, dropped: 7 length`.
+    `what`: what was read; `dropped`: by label, in the order of the steps."""
+    line = f"{what} read"
+    for name, counts in (("rejected", dict(sorted(rejected.items()))), ("dropped", dropped)):
+        parts = [f"{number} {reason}" for reason, number in counts.items() if number]
+        line += f", {name}: {', '.join(parts)}" if parts else ""
+    return line

@@ -20,17 +20,14 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from apertus_model.data.corpora import tallies
-from apertus_model.data.corpora.components import OTHER_CORPORA
-from apertus_model.data.corpora.duplicates import text_hash
+from apertus_model.data.corpora.duplicates import OTHER_CORPORA, text_hash
 from apertus_model.data.corpora.examples import Row, cut, from_jsonl, joined
 from apertus_model.data.corpora.exchange import CellWriter, cell_of
-from apertus_model.data.corpora.plan import Output
 from apertus_model.data.corpora.records import REJECTED as NOT_READ
 from apertus_model.data.corpora.records import SIDE, column
 from apertus_model.data.corpora.selection import CHARACTERS, DROPPED
-from apertus_model.data.corpora.shuffle import DOCUMENTS, REJECTED, shuffle_keys, token_column
-from apertus_model.data.corpora.span import Batch, blocks
-from apertus_model.data.corpora.state import CorpusState
+from apertus_model.data.corpora.shuffle import shuffle_keys, token_column
+from apertus_model.data.corpora.state import CorpusState, SpanBatch, blocks
 from apertus_model.data.corpora.verdicts import MOST_PARTS, is_held_out
 from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work import Result
@@ -40,8 +37,6 @@ EQUAL = "equal_to_planted"
 
 
 class Scatter:
-    """The unit of work that scatters one span."""
-
     def __init__(self, state: CorpusState) -> None:
         self._state = state
         self._process, self._seed = state.part.process, state.part.seed
@@ -58,8 +53,8 @@ class Scatter:
         self._tokens: dict[str, list[int]] = {}
         self._counts = {name: Counter[str]() for name in (DROPPED, CHARACTERS, "replaced", EQUAL)}
         self._tally = tallies.SCHEMA.empty_table()
-        copied = [one for documents in state.planted.values() for one in documents]
-        self._planted = {text_hash(one.text): one for one in copied}
+        copied = [document for documents in state.planted.values() for document in documents]
+        self._planted = {text_hash(document.text): document for document in copied}
         self._planted_texts = np.array(sorted(self._planted), np.uint64)
         self._candidates: list[Row] = []
 
@@ -84,7 +79,7 @@ class Scatter:
         files["examples.json"].write_text(json.dumps(shown))
         return Result(files, {name: dict(counts) for name, counts in self._counts.items()})
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: SpanBatch) -> None:
         characters = column(batch.records, "characters")
         last = np.where(batch.gone >= 0, batch.gone, batch.step)
         for index, label in enumerate(self._labels):
@@ -95,13 +90,13 @@ class Scatter:
         equal = kept & np.isin(column(batch.records, "final"), self._planted_texts)
         self._counts[EQUAL]["documents"] += int(equal.sum())
         kept &= ~equal
-        read = batch.step != NOT_READ
+        was_read = batch.step != NOT_READ
         closed = np.where(batch.gone < 0, column(batch.records, "excluded-tokens"), 0)
         self._tally = tallies.added(
             self._tally,
-            pa.array([*self._labels, tallies.KEPT]).take(pa.array(last[read])),
-            batch.records.filter(pa.array(read)),
-            np.where(kept, batch.sizes, closed)[read],
+            pa.array([*self._labels, tallies.KEPT]).take(pa.array(last[was_read])),
+            batch.records.filter(pa.array(was_read)),
+            np.where(kept, batch.sizes, closed)[was_read],
         )
         for kind in self._process.replaced:
             counted = column(batch.records, f"replaced-{kind}")[kept]
@@ -109,13 +104,11 @@ class Scatter:
 
     # Rejects
 
-    def _reject(self, batch: Batch) -> None:
+    def _reject(self, batch: SpanBatch) -> None:
         rows = np.flatnonzero((batch.gone >= 0) | (batch.step < len(self._labels)))
-        if not rows.size:
-            return
         table = batch.records.take(pa.array(rows))
         hashes, row = column(table, "text"), column(table, "row")
-        stated = table.column("reason").to_pylist()
+        task_reasons = table.column("reason").to_pylist()
         filters, reasons = [], []
         for i, at in enumerate(rows.tolist()):
             step = int(batch.gone[at] if batch.gone[at] >= 0 else batch.step[at])
@@ -123,16 +116,11 @@ class Scatter:
             reasons.append(
                 self._duplicate(step, int(hashes[i]), int(batch.value[at]))
                 if batch.gone[at] >= 0
-                else stated[i]
+                else task_reasons[i]
             )
         keys = np.where(column(table, "step") == NOT_READ, row, hashes)
         named = (table.column(name).cast(pa.string()) for name in ("id", "url"))
-        columns = [keys, row, hashes, *named, filters, reasons]
-        arrays = [values if isinstance(values, pa.Array) else pa.array(values) for values in columns]
-        output = self._state.layout.outputs["rejects"]
-        self._writers["rejects"].add(
-            pa.Table.from_arrays(arrays, schema=REJECTED), cell_of(keys, output.all_cells)
-        )
+        self._write("rejects", keys, [keys, row, hashes, *named, filters, reasons])
 
     def _duplicate(self, step: int, text: int, value: int) -> str:
         """The reason for dropping a duplicate: the text or the corpora that it duplicates."""
@@ -151,7 +139,7 @@ class Scatter:
     # Documents
 
     def _place(
-        self, batch: Batch, rows: NDArray[np.int64], sizes: NDArray[np.int64], tokens: NDArray[np.integer]
+        self, batch: SpanBatch, rows: NDArray[np.int64], sizes: NDArray[np.int64], tokens: NDArray[np.integer]
     ) -> None:
         """Puts documents of a batch, with their tokens, into the cells of their keys."""
         texts = column(batch.records, "text")[rows]
@@ -160,31 +148,24 @@ class Scatter:
         final = column(batch.records, "final")[rows]
         stays = (batch.gone[rows] < 0) & ~np.isin(final, self._planted_texts)
         some = batch.records.take(pa.array(rows[stays]))
-        kept = self._writers["kept"]
-        self._add("kept", kept, some.select(self._state.schema("kept").names[1:]), texts[stays])
+        signed = some.select(self._state.schema("kept").names[1:])
+        self._write("kept", texts[stays], [texts[stays], *signed.columns])
         held_out = is_held_out(final, self._process.holdout)
         probes = stays & ~held_out & np.isin(texts, self._probe_texts)
         self._add_probes(texts[probes], values.filter(pa.array(probes)))
         copies = batch.copy[rows]
         for name, here in (("train", stays & ~held_out & ~probes), ("validation", stays & held_out)):
-            if not here.any():
-                continue
             keys = shuffle_keys(texts[here], copies[here], self._seed, name)
             side = batch.records.select(SIDE).take(pa.array(rows[here]))
             arrays = [keys, texts[here], copies[here], values.filter(pa.array(here)), *side.columns]
             self._write(name, keys, arrays)
 
-    def _add(self, name: str, writer: CellWriter, some: pa.RecordBatch, texts: NDArray[np.uint64]) -> None:
-        if len(texts):
-            schema = self._state.schema(name)
-            table = pa.Table.from_arrays([pa.array(texts), *some.columns], schema=schema)
-            writer.add(table, cell_of(texts, self._state.layout.outputs[name].all_cells))
-
     def _write(self, name: str, keys: NDArray[np.uint64], arrays: list[Any]) -> None:
-        columns = [values if isinstance(values, pa.Array) else pa.array(values) for values in arrays]
-        table = pa.Table.from_arrays(columns, schema=DOCUMENTS)
-        output: Output = self._state.layout.outputs[name]
-        self._writers[name].add(table, cell_of(keys, output.all_cells))
+        """Puts rows of the files `name` into the cells of their keys."""
+        if len(keys):
+            columns = [values if isinstance(values, pa.Array) else pa.array(values) for values in arrays]
+            table = pa.Table.from_arrays(columns, schema=self._state.schema(name))
+            self._writers[name].add(table, cell_of(keys, self._state.layout.outputs[name].all_cells))
 
     def _add_probes(self, texts: NDArray[np.uint64], values: pa.LargeBinaryArray) -> None:
         """Adds the copies of probes, which end with the end-of-document token, and leaves out their
@@ -197,7 +178,6 @@ class Scatter:
             self._add_copies(text, ids, self._probes[text].bucket, "copies of probes")
 
     def _add_planted(self) -> None:
-        """Adds the copies of planted documents."""
         for text, document in sorted(self._planted.items()):
             ids = np.array(document.token_ids, self._state.dtype)
             self._add_copies(text, ids, document.bucket, "copies of planted documents")
@@ -222,7 +202,7 @@ class Scatter:
             rows = joined([*rows, *({**row, "alive": False} for row in from_jsonl(file.bytes()))])
         return rows
 
-    def _see_examples(self, batch: Batch) -> None:
+    def _see_examples(self, batch: SpanBatch) -> None:
         """Notes which candidates are not dropped as duplicates."""
         texts, columns = column(batch.records, "text"), column(batch.records, "columns")
         wanted = np.array([int(row["hash"], 16) for row in self._candidates], np.uint64)

@@ -8,14 +8,14 @@ and the tasks need not be those of the artifact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow.parquet
-from datatrove.data import DocumentsPipeline
-from datatrove.pipeline.base import PipelineStep
+from datatrove.data import Document
 
 from apertus_model.data.corpora.duplicates import text_hash
+from apertus_model.data.documents.parsed import Rejection
 from infra.store import Artifact, Attempt
 from infra.store.inputs import SourceError
 from specs.filters import FilterSpec, scored
@@ -34,8 +34,8 @@ class StoredScores(NamedTuple):
     @property
     def thresholds(self) -> dict[str, dict[str, float]]:
         """The thresholds, by language and name of the percentile."""
-        found: dict[str, dict[str, float]] = self.artifact.manifest.facts["thresholds"]
-        return found
+        thresholds: dict[str, dict[str, float]] = self.artifact.manifest.facts["thresholds"]
+        return thresholds
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, float | None]]:
         """Hashes and scores of the documents in the files [start, stop) of the listing, in order."""
@@ -58,7 +58,6 @@ class StoredScores(NamedTuple):
 
 
 def stored_scores(attempt: Attempt, filters: list[FilterSpec]) -> tuple[StoredScores, ...]:
-    """The scores that filters need."""
     return tuple(
         StoredScores(attempt.input_artifact(f"scores:{step}"), step, chosen.column)
         for step, chosen in scored(filters).items()
@@ -76,8 +75,8 @@ class TaskScores:
     def score(self, digest: int, name: str) -> float | None:
         """The score of the next document whose text has this hash; None for a language without a model.
         SourceError if there is no such document; `name` is the document's name in the message."""
-        for found, score in self._rows:
-            if found == digest:
+        for stored, score in self._rows:
+            if stored == digest:
                 return score
         raise SourceError(
             f"document {name} has no score in {self._path}: the files have changed since they were scored."
@@ -85,29 +84,20 @@ class TaskScores:
         )
 
 
-class ScoreColumn(PipelineStep):
-    """A step that adds the column to the documents of a task. `tasks`: the files of each task, in the order
-    of the listing."""
-
-    type = "ANNOTATOR"
-    name = "scores"
-
-    def __init__(self, scores: StoredScores, tasks: list[list[str]]) -> None:
-        super().__init__()
-        self._scores, self._tasks = scores, tasks
-
-    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        scores = self._scores.of_task(self._tasks, rank)
-        for document in data:
+def with_scores(
+    documents: Iterable[Document | Rejection], scores: TaskScores
+) -> Iterator[Document | Rejection]:
+    for document in documents:
+        if isinstance(document, Document):
             document.metadata[scores.column] = scores.score(text_hash(document.text), document.id)
-            yield document
+        yield document
 
 
 def with_thresholds(filters: list[FilterSpec], scores: Sequence[StoredScores]) -> list[FilterSpec]:
     """The filters with the stored thresholds in place of the percentiles that they name."""
-    found: list[Any] = list(filters)
-    for one in scores:
-        chosen = found[one.step]
+    result: list[Any] = list(filters)
+    for model_scores in scores:
+        chosen = result[model_scores.step]
         numbers: dict[str, Any] = {}
         for bound, others in (("min", "cutoffs"), ("max", "ceilings")):
             name = getattr(chosen, bound)
@@ -115,9 +105,9 @@ def with_thresholds(filters: list[FilterSpec], scores: Sequence[StoredScores]) -
                 continue
             stored = {
                 language: values[percentile_name(float(name[1:]))]
-                for language, values in one.thresholds.items()
+                for language, values in model_scores.thresholds.items()
             }
             every = stored.pop("")
             numbers |= {bound: every} if chosen.by is None else {bound: None, others: stored}
-        found[one.step] = chosen.model_copy(update=numbers)
-    return found
+        result[model_scores.step] = chosen.model_copy(update=numbers)
+    return result

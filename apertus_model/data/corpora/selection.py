@@ -16,14 +16,14 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from datatrove.data import Document, DocumentsPipeline
-from datatrove.pipeline.base import PipelineStep
+from datatrove.data import Document
 from numpy.typing import NDArray
 
 from apertus_model.data.corpora.duplicates import MinHash, text_hash
@@ -32,6 +32,7 @@ from apertus_model.data.corpora.filters import Check, Drop, limited_to, make_che
 from apertus_model.data.corpora.pii import Replacer
 from apertus_model.data.corpora.records import (
     REJECTED,
+    REPEATED,
     SIDE,
     RecordWriter,
     excluded_values,
@@ -41,6 +42,7 @@ from apertus_model.data.corpora.records import (
     side_values,
     signature_column,
 )
+from apertus_model.data.documents.parsed import Rejection
 from infra.store import Artifact, Attempt
 from specs.filters import GLOBAL_FILTERS, DecontaminateFilter, FilterSpec, NearDuplicatesFilter, labels
 from specs.stages.corpus import CorpusSource
@@ -61,7 +63,7 @@ class Judged(NamedTuple):
     """(buckets,): of the near-duplicate steps before `step`, by their `of` and `signature_column`."""
 
 
-class Judge:
+class DocumentJudge:
     """The filters of a source, applied to one document after the other."""
 
     def __init__(self, filters: Sequence[FilterSpec], scratch: Path) -> None:
@@ -87,75 +89,79 @@ class Judge:
         return Judged(len(self._filters), None, signatures)
 
 
-class Selection(PipelineStep):
-    """A step that passes on the documents that no filter of single documents drops, with personal data
-    replaced. Writes, in `folder`, `<rank>_documents.parquet` and `<rank>_examples.jsonl`. `tokens_of`: the
-    number of tokens that a text would have as a document, for documents that robots.txt excludes."""
+class DocumentSelection:
+    """The selection of the documents of one task. `tokens_of`: the number of tokens that a text would have as
+    a document, for documents that robots.txt excludes.
 
-    type = "FILTER"
-    name = "selection"
+    Attributes:
+        read: the numbers of documents that were read, and of their bytes and characters.
+        rejected: the numbers of malformed documents, by reason.
+        tokenised: the number of documents that were passed on.
+    """
 
-    def __init__(self, process: CorpusSource, folder: Path, tokens_of: Callable[[str], int]) -> None:
-        super().__init__()
+    def __init__(self, process: CorpusSource, scratch: Path, tokens_of: Callable[[str], int]) -> None:
+        self.read = Counter(documents=0, bytes=0, characters=0)
+        self.rejected = Counter[str]()
+        self.tokenised = 0
         self._tokens_of = tokens_of
-        self.records = self.tokenised = 0
         self._steps = process.filters
         self._labels = labels(process.filters)
         self._columns = process.columns()
-        self._examples = process.examples
-        self._folder = folder
+        self._examples = Examples(wanted=process.examples)
         self._schema = record_schema(process)
         self._replacer, self._replaces = Replacer(process.replaced), limited_to(process.replaced_only)
-        self._judge = Judge(process.filters, folder)
+        self._judge = DocumentJudge(process.filters, scratch)
         self._signed = [(TEXT, signature_column(step)) for step in near_steps(process.filters)]
-        self._rejected: list[tuple[str, str]] = []
 
-    def reject(self, document_id: str, reason: str) -> None:
-        """Records a document that the reader rejected."""
-        self._rejected.append((document_id, reason))
-
-    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        examples = Examples(wanted=self._examples)
-        with RecordWriter(self._folder / f"{rank:05d}_documents.parquet", self._schema) as writer:
-            for document in data:
-                self._write_rejected(writer)
-                text = document.text
-                key = text_hash(text), self._columns_hash(document)
-                passed, drop, signatures = self._judge(document, {TEXT: text})
-                replaced: Sequence[int] = (0,) * len(self._replacer.kinds)
-                reason = None
-                if drop is None:
-                    if self._replaces(document.metadata):
-                        document.text, replaced = self._replacer(text)
-                    examples.offer("kept", key, partial(_kept, document.text))
-                    if any(replaced):
-                        examples.offer("replaced", key, partial(cut_at_change, text, document.text))
-                else:
-                    examples.offer(self._labels[passed], key, partial(_dropped, text, drop))
-                    reason = self._reason(passed, drop)
-                final = 0 if drop else key[0] if document.text is text else text_hash(document.text)
-                side = side_values(document)
-                closed = (*excluded_values(drop), self._tokens_of(text) if drop and drop.excluded else 0)
-                row = (*key, final, row_hash(side), len(text), passed, *replaced, *side, reason, *closed)
-                writer.add((*row, *map(signatures.get, self._signed)))
-                self.records += 1
-                if drop is None:
+    def run(self, documents: Iterable[Document | Rejection], prefix: str) -> Iterator[Document]:
+        """Passes on the documents that no filter of single documents drops, with personal data replaced.
+        Writes `<prefix>documents.parquet` and `<prefix>examples.jsonl`."""
+        with RecordWriter(Path(f"{prefix}documents.parquet"), self._schema, REPEATED) as writer:
+            for document in documents:
+                if isinstance(document, Rejection):
+                    self.rejected[document.reason] += 1
+                    writer.add(self._rejected_row(document))
+                    continue
+                size = len(document.text.encode())
+                self.read.update(documents=1, bytes=size, characters=len(document.text))
+                row, passes = self._row(document)
+                writer.add(row)
+                if passes:
                     self.tokenised += 1
                     yield document
-            self._write_rejected(writer)
-        (self._folder / f"{rank:05d}_examples.jsonl").write_bytes(to_jsonl(examples.rows()))
+        Path(f"{prefix}examples.jsonl").write_bytes(to_jsonl(self._examples.rows()))
 
-    def _write_rejected(self, writer: RecordWriter) -> None:
-        for document_id, reason in self._rejected:
-            side = (document_id, *(None for _ in SIDE[1:]))
-            counts = (0,) * len(self._replacer.kinds)
-            row = (0, 0, 0, row_hash(side), 0, REJECTED, *counts, *side, reason, *excluded_values(None), 0)
-            writer.add((*row, *(None for _ in self._signed)))
-            self.records += 1
-        self._rejected.clear()
+    def _row(self, document: Document) -> tuple[tuple[Any, ...], bool]:
+        """The record of a document, in which personal data are replaced, and whether it passes."""
+        text = document.text
+        key = text_hash(text), self._columns_hash(document)
+        passed, drop, signatures = self._judge(document, {TEXT: text})
+        replaced: Sequence[int] = (0,) * len(self._replacer.kinds)
+        reason = None
+        if drop is None:
+            if self._replaces(document.metadata):
+                document.text, replaced = self._replacer(text)
+            self._examples.offer("kept", key, partial(_shown, document.text))
+            if any(replaced):
+                self._examples.offer("replaced", key, partial(cut_at_change, text, document.text))
+        else:
+            shown = partial(_shown, text, value=drop.value, rule=drop.rule)
+            self._examples.offer(self._labels[passed], key, shown)
+            reason = self._reason(passed, drop)
+        final = 0 if drop else key[0] if document.text is text else text_hash(document.text)
+        side = side_values(document)
+        closed = (*excluded_values(drop), self._tokens_of(text) if drop and drop.excluded else 0)
+        row = (*key, final, row_hash(side), len(text), passed, *replaced, *side, reason, *closed)
+        return (*row, *map(signatures.get, self._signed)), drop is None
+
+    def _rejected_row(self, rejection: Rejection) -> tuple[Any, ...]:
+        side = (rejection.id, *(None for _ in SIDE[1:]))
+        counts, unsigned = (0,) * len(self._replacer.kinds), (None,) * len(self._signed)
+        row = (0, 0, 0, row_hash(side), 0, REJECTED, *counts, *side, rejection.reason)
+        return (*row, *excluded_values(None), 0, *unsigned)
 
     def _reason(self, step: int, drop: Drop) -> str:
-        if isinstance(self._steps[step], DecontaminateFilter) and not self._examples:
+        if isinstance(self._steps[step], DecontaminateFilter) and not self._examples.wanted:
             return f"required: {drop.rule}"
         return drop.reason
 
@@ -166,12 +172,8 @@ class Selection(PipelineStep):
         return text_hash(values)
 
 
-def _dropped(text: str, drop: Drop) -> Row:
-    return {"text": cut(text), "value": drop.value, "rule": drop.rule}
-
-
-def _kept(text: str) -> Row:
-    return {"text": cut(text)}
+def _shown(text: str, **facts: str) -> Row:
+    return {"text": cut(text), **facts}
 
 
 def global_steps(steps: Sequence[FilterSpec]) -> list[int]:

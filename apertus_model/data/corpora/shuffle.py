@@ -22,8 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import DTypeLike, NDArray
 
-from apertus_model.data.corpora.records import SIDE, column, side_fields
-from apertus_model.data.corpora.rejects import SCHEMA as REJECTS
+from apertus_model.data.corpora.records import REJECTS, SIDE, column, side_fields
 from apertus_model.data.order.permutation import mix_array
 from apertus_model.data.tokens.megatron import TokenFileWriter
 

@@ -47,12 +47,12 @@ def added(
         records: the records of the documents (`apertus_model.data.corpora.records`).
         tokens: (documents,), 0 for those that are neither kept nor excluded.
     """
-    one = pa.array(np.ones(len(tokens), np.int64))
+    ones = pa.array(np.ones(len(tokens), np.int64))
     named = [records.column(name) for name in ("language", "excluded", "agents")]
     columns = [
         outcomes,
         *(values.cast(pa.string()) for values in named),
-        one,
+        ones,
         records.column("characters"),
         pa.array(tokens),
     ]
@@ -66,17 +66,15 @@ def total(files: Iterable[BinaryIO]) -> pa.Table:
     return groups.sort_by([(name, "ascending") for name in ("outcome", *KEY)])
 
 
-def _grouped(rows: pa.Table) -> pa.Table:
-    groups = rows.group_by(["outcome", *KEY]).aggregate([(name, "sum") for name in COUNTS])
-    return groups.select(["outcome", *KEY, *(f"{name}_sum" for name in COUNTS)]).rename_columns(SCHEMA.names)
+def _grouped(rows: pa.Table, by: Sequence[str] = ("outcome", *KEY)) -> pa.Table:
+    groups = rows.group_by([*by]).aggregate([(name, "sum") for name in COUNTS])
+    return groups.select([*by, *(f"{name}_sum" for name in COUNTS)]).rename_columns([*by, *COUNTS])
 
 
 def languages(groups: pa.Table) -> pa.Table:
     """Documents, characters and tokens by language and outcome."""
-    by = ["language", "outcome"]
-    found = groups.group_by(by).aggregate([(name, "sum") for name in COUNTS])
-    names = [*by, *(f"{name}_sum" for name in COUNTS)]
-    return found.select(names).rename_columns([*by, *COUNTS]).sort_by([(name, "ascending") for name in by])
+    by = ("language", "outcome")
+    return _grouped(groups, by).sort_by([(name, "ascending") for name in by])
 
 
 def excluded(groups: pa.Table, steps: Sequence[str]) -> list[dict[str, Any]]:
@@ -97,12 +95,17 @@ def excluded(groups: pa.Table, steps: Sequence[str]) -> list[dict[str, Any]]:
 
 def top_languages(table: pa.Table) -> dict[str, dict[str, dict[str, int]]]:
     """The non-zero counts of each outcome, for the TOP languages by characters that were read."""
-    found: dict[str, dict[str, dict[str, int]]] = {}
+    by_language: dict[str, dict[str, dict[str, int]]] = {}
     for row in table.to_pylist():
         counts = {name: row[name] for name in COUNTS if row[name]}
-        found.setdefault(row["language"] or "", {})[row["outcome"]] = counts
-    read = {name: sum(counts["characters"] for counts in each.values()) for name, each in found.items()}
-    return {name: found[name] for name in sorted(found, key=lambda name: (-read[name], name))[:TOP]}
+        by_language.setdefault(row["language"] or "", {})[row["outcome"]] = counts
+    characters = {
+        name: sum(counts["characters"] for counts in each.values()) for name, each in by_language.items()
+    }
+    return {
+        name: by_language[name]
+        for name in sorted(by_language, key=lambda name: (-characters[name], name))[:TOP]
+    }
 
 
 def top_domains(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

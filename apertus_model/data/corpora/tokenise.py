@@ -1,8 +1,9 @@
-"""The restartable tasks of a corpus, which read, select and tokenise its documents.
+"""The restartable tasks of a corpus, which read, select and tokenise the documents of texts, or of token
+files (Megatron's `.bin/.idx`).
 
 Invariants:
 - The output of a task depends on its files, which it reads in order, and on the spec; not on the number of
-  workers, datatrove's sharding, the order of tasks or other tasks.
+  workers, the order of tasks or other tasks.
 - Text that spells a special token (`</s>` in a web page) is encoded as text: only the pipeline marks document
   boundaries.
 - Texts of any length are encoded in bounded memory: the tokenizers library takes some 130 bytes for each byte
@@ -12,67 +13,48 @@ Invariants:
 - If none of the next TRIES ends of words is such a place, or the next PIECE characters contain no end of a
   word, the text is cut after PIECE characters: in a word of that length, or for a tokenizer that marks where
   texts begin. Its tokens are then those of the pieces.
+- Tokens of token files are used unchanged. A SourceError or a TokenFileError names a file with a tokenizer
+  other than the corpus's, ids beyond its vocabulary, documents that do not begin or end as the spec says, or
+  an index that does not fit its `.bin`. The text of such a document, which decides its order and its split,
+  is decoded from its tokens: it has the same order and split whether its source is text or tokens. Memory is
+  bounded by one document and the index of one file; files that are not on a local disk are copied to scratch
+  one at a time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
-from datatrove.data import DocumentsPipeline
-from datatrove.pipeline.base import PipelineStep
-from datatrove.pipeline.readers.base import BaseDiskReader
+from datatrove.data import Document
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from loguru import logger
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from apertus_model.data.corpora.scored import ScoreColumn, StoredScores, with_thresholds
-from apertus_model.data.corpora.selection import Selection
-from apertus_model.data.corpora.tokenised import TokenReader, TokenWriter
-from apertus_model.data.documents.parsed import batches
-from apertus_model.data.documents.readers import Rejection, open_source, read_documents
-from apertus_model.data.tokens.megatron import TokenFileWriter, token_dtype
+from apertus_model.data.corpora.scored import stored_scores, with_scores, with_thresholds
+from apertus_model.data.corpora.selection import DocumentSelection
+from apertus_model.data.corpora.state import CorpusState
+from apertus_model.data.documents.parsed import Rejection, batches
+from apertus_model.data.documents.readers import open_source, read_documents
+from apertus_model.data.tokens.megatron import TokenFile, TokenFileWriter, token_dtype
 from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work.units import Result
+from infra.store.inputs import SourceError
 from specs.sources import TABLES, TOKENISED, SourceSpec
-from specs.stages.corpus import CorpusSource, needs_text
+from specs.stages.corpus import needs_text
 
 DOCUMENTS_PER_BATCH = 1000
 CHARACTERS_PER_BATCH = 2**20
 
 logger.disable("datatrove")  # it would write a line for every file
-
-
-class DocumentTokeniser(PipelineStep):
-    """A step that writes `bos document eos` for each document to `<folder>/<rank>_tokens.bin/.idx`, with no
-    special token inside a document. Its output is that of datatrove's Megatron writer, but it works in
-    batches of bounded length and without a list of all documents."""
-
-    type = "WRITER"
-    name = "tokens"
-
-    def __init__(self, folder: Path, tokenizer: Path, bos: str, eos: str) -> None:
-        super().__init__()
-        self._folder = folder
-        self._tokenizer = tokenizer
-        self._markers = (bos, eos)
-
-    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        tokenizer = _open(self._tokenizer)
-        dtype = token_dtype(tokenizer.get_vocab_size())
-        bos, eos = (np.array([tokenizer.token_to_id(marker)], dtype) for marker in self._markers)
-        with TokenFileWriter(self._folder / f"{rank:05d}_tokens", dtype) as writer:
-            for batch in batches(data, DOCUMENTS_PER_BATCH, CHARACTERS_PER_BATCH):
-                ids = encode(tokenizer, [document.text for document in batch], dtype)
-                sizes = np.fromiter(map(len, ids), np.int32, len(ids)) + np.int32(2)
-                writer.write_many(np.concatenate([part for one in ids for part in (bos, one, eos)]), sizes)
-                yield from batch
 
 
 @lru_cache(maxsize=1)
@@ -84,51 +66,62 @@ def _open(path: Path) -> Tokenizer:
     return tokenizer
 
 
-class CorpusTasks(NamedTuple):
-    """The tasks of a source."""
+class CorpusTasks:
+    """The tasks of a source. `tasks`: the files of each, by the key of its unit."""
 
-    source: SourceSpec
-    process: CorpusSource
-    tasks: dict[str, list[str]]  # files of each task, by the key of its unit
-    tokenizer: Path
-    bos: str
-    eos: str
-    folder: Path  # local scratch
-    scores: tuple[StoredScores, ...] = ()  # scores that filters need
+    def __init__(self, state: CorpusState, tasks: dict[str, list[str]]) -> None:
+        self.source, self.tasks = state.part.source, tasks
+        self.scores = stored_scores(state.attempt, state.steps)
+        filters = with_thresholds(state.steps, self.scores)
+        self.process = state.part.process.model_copy(update={"filters": filters})
+        self.tokenizer = state.tokenizer.local("tokenizer.json")
+        facts = state.tokenizer.manifest.facts
+        self.bos, self.eos = facts["bos_token"], facts["eos_token"]
+        self.folder = state.attempt.workdir / "tasks"
+        self.folder.mkdir(exist_ok=True)
 
-    def pipeline(self) -> tuple[SourceReader | TokenReader, list[ScoreColumn], Selection, PipelineStep]:
-        """The steps of a task: reader, columns of scores, selection, writer."""
+    def run(self, key: str) -> Result:
+        """Runs one task in this process: its files are `tokens.bin`, `tokens.idx`, and those of
+        `DocumentSelection`."""
+        selection = DocumentSelection(self.process, self.folder, self._tokens_of)
+        prefix = str(self.folder / f"{key}_")
+        selected = selection.run(self._documents(key), prefix)
+        if self.source.format in TOKENISED:
+            write_ids(selected, f"{prefix}tokens", Vocabulary.open(self.tokenizer, self.bos, self.eos))
+        else:
+            self._write_texts(selected, f"{prefix}tokens")
+        files = {path.name.removeprefix(f"{key}_"): path for path in self.folder.glob(f"{key}_*")}
+        counts = {"read": dict(selection.read), "rejected": dict(selection.rejected)}
+        records = selection.read["documents"] + selection.rejected.total()
+        return Result(files, {**counts, "records": records, "tokenised": selection.tokenised})
+
+    def _documents(self, key: str) -> Iterator[Document | Rejection]:
+        """The documents of a task, with the columns that filters need."""
         files = list(self.tasks.values())
-        filters = with_thresholds(self.process.filters, self.scores)
-        process = self.process.model_copy(update={"filters": filters})
-        selection = Selection(process, self.folder, self._tokens_of)
+        number = list(self.tasks).index(key)
         if self.source.format in TOKENISED:
             assert not needs_text(self.process), "the pipeline refuses it"
-            text = self.tokenizer, self.bos, self.eos
-            reader = TokenReader(self.source, files, *text, self.folder, selection.reject)
-            return reader, [], selection, TokenWriter(self.folder, *text)
-        source = with_columns(self.source, self.process.columns())
-        writer = DocumentTokeniser(self.folder, self.tokenizer, self.bos, self.eos)
-        columns = [ScoreColumn(scores, files) for scores in self.scores]
-        return SourceReader(source, files, selection.reject), columns, selection, writer
+            return read_tokens(self.source, files, number, self.tokenizer, (self.bos, self.eos), self.folder)
+        documents = read_texts(with_columns(self.source, self.process.columns()), files[number])
+        for scores in self.scores:
+            documents = with_scores(documents, scores.of_task(files, number))
+        return documents
+
+    def _write_texts(self, documents: Iterator[Document], prefix: str) -> None:
+        """Writes `bos document eos` for each document to `<prefix>.bin/.idx`, with no special token inside a
+        document. The output is that of datatrove's Megatron writer, made in batches of bounded length."""
+        tokenizer = _open(self.tokenizer)
+        dtype = token_dtype(tokenizer.get_vocab_size())
+        bos, eos = (np.array([tokenizer.token_to_id(marker)], dtype) for marker in (self.bos, self.eos))
+        with TokenFileWriter(prefix, dtype) as writer:
+            for batch in batches(documents, DOCUMENTS_PER_BATCH, CHARACTERS_PER_BATCH):
+                ids = encode(tokenizer, [document.text for document in batch], dtype)
+                sizes = np.fromiter(map(len, ids), np.int32, len(ids)) + np.int32(2)
+                writer.write_many(np.concatenate([part for own in ids for part in (bos, own, eos)]), sizes)
 
     def _tokens_of(self, text: str) -> int:
         """The number of tokens of a text, with its begin- and end-of-document token."""
         return 2 + sum(map(len, encode(_open(self.tokenizer), [text], np.dtype(np.int64))))
-
-    def run(self, key: str) -> Result:
-        """Runs one task in this process: its files are `tokens.bin`, `tokens.idx`, and those of
-        `Selection`."""
-        rank = list(self.tasks).index(key)
-        reader, columns, selection, writer = self.pipeline()
-        documents: DocumentsPipeline = None
-        for step in (reader, *columns, selection, writer):
-            documents = step(documents, rank, len(self.tasks))
-        deque(documents, maxlen=0)
-        prefix = f"{rank:05d}_"
-        files = {path.name.removeprefix(prefix): path for path in self.folder.glob(f"{prefix}*")}
-        counts = {"records": selection.records, "tokenised": selection.tokenised}
-        return Result(files, _read_counts(reader) | counts)
 
 
 def with_columns(source: SourceSpec, columns: list[str]) -> SourceSpec:
@@ -138,66 +131,28 @@ def with_columns(source: SourceSpec, columns: list[str]) -> SourceSpec:
     return source.model_copy(update={"metadata": sorted({*source.metadata, *columns})})
 
 
-def _read_counts(reader: PipelineStep) -> dict[str, dict[str, int]]:
-    """Totals of one task: documents, bytes and characters that were read, and rejections by reason."""
-    stats = reader.stats.stats
-    rejected = {
-        name.removeprefix("rejected_"): int(value.total)
-        for name, value in stats.items()
-        if name.startswith("rejected_")
-    }
-    read = {
-        "documents": int(stats["doc_len"].n),
-        "bytes": int(stats["bytes"].total),
-        "characters": int(stats["doc_len"].total),
-    }
-    return {"read": read, "rejected": rejected}
-
-
-class SourceReader(BaseDiskReader):
-    """A reader of any text format of `SourceSpec` from any fsspec URL. Stats: `bytes`, `rejected_<reason>`,
-    and datatrove's own.
+def read_texts(source: SourceSpec, files: Sequence[str]) -> Iterator[Document | Rejection]:
+    """The documents and rejections of files of any text format, up to the limit of the source.
 
     The metadata of a document are the columns that `source.metadata` names (for a web archive, `url` and
     `date`). Its identifier is the one in its source, or `<file>/<position in the file>`.
-
-    `source.limit` bounds the documents of each task, so a source with a limit has to be a single task.
-    `on_reject` is called with the identifier of each rejected document and the reason.
     """
-
-    name = "documents"
-
-    def __init__(
-        self,
-        source: SourceSpec,
-        tasks: list[list[str]],
-        on_reject: Callable[[str, str], None] = lambda document, reason: None,
-    ) -> None:
-        fs, root = open_source(source)
-        super().__init__((root, fs), limit=-1 if source.limit is None else source.limit, add_file_path=False)
-        self._source = source
-        self._root = root
-        self._fs = fs
-        self._tasks = tasks
-        self._on_reject = on_reject
-
-    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        for document in self.read_files_shard(self._tasks[rank]):
-            self.update_doc_stats(document)
-            self.stat_update("bytes", value=len(document.text.encode()))
-            yield document
-
-    def read_file(self, filepath: str) -> DocumentsPipeline:
-        name = filepath or PurePosixPath(self._root).name
-        for index, found in enumerate(read_documents(self._source, self._fs, self._root, filepath)):
-            if isinstance(found, Rejection):
-                self.stat_update(f"rejected_{found.reason}")
-                self._on_reject(f"{name}/{index}", found.reason)
+    fs, root = open_source(source)
+    left = source.limit
+    for path in files:
+        name = path or PurePosixPath(root).name
+        for index, document in enumerate(read_documents(source, fs, root, path)):
+            if isinstance(document, Rejection) or not document.text:
+                reason = document.reason if isinstance(document, Rejection) else "empty"
+                yield Rejection(reason, f"{name}/{index}")
                 continue
-            identifier = {} if found.id is None else {"id": found.id}
-            yield self.get_document_from_dict(
-                {"text": found.text, "metadata": found.metadata, **identifier}, name, index
-            )
+            if left == 0:
+                return
+            left = None if left is None else left - 1
+            identifier = f"{name}/{index}" if document.id is None else document.id
+            yield Document(document.text, identifier, metadata=dict(document.metadata))
+        if left == 0:
+            return
 
 
 PIECE = 2**20
@@ -231,13 +186,145 @@ def _cut(tokenizer: Tokenizer, text: str, least: int) -> int:
     ends = _END_OF_WORD.finditer(text, least, least + PIECE)
     for end in (match.start() for match in islice(ends, TRIES)):
         before, after = text[end - AROUND : end], text[end : end + AROUND]
-        both, one, other = _ids(tokenizer, [before + after, before, after], np.dtype(np.int64))
-        if np.array_equal(both, np.concatenate([one, other])):
+        both, first, other = _ids(tokenizer, [before + after, before, after], np.dtype(np.int64))
+        if np.array_equal(both, np.concatenate([first, other])):
             return end
     return least
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str], dtype: np.dtype) -> list[NDArray[np.integer]]:
     return [
-        np.array(one.ids, dtype) for one in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        np.array(encoding.ids, dtype)
+        for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     ]
+
+
+TOKENS = "token_ids"
+"""The metadata of a Document that hold its ids between the markers: shape (n,), in the file's dtype."""
+
+
+class Vocabulary(NamedTuple):
+    """The ids of a stored tokenizer."""
+
+    tokenizer: Tokenizer
+    size: int  # one more than the highest id
+    bos: int
+    eos: int
+
+    @classmethod
+    def open(cls, path: Path, bos: str, eos: str) -> Vocabulary:
+        tokenizer = open_tokenizer(path)
+        bos_id, eos_id = tokenizer.token_to_id(bos), tokenizer.token_to_id(eos)
+        assert bos_id is not None and eos_id is not None, "the tokenizer stage states both tokens"
+        return cls(tokenizer, 1 + max(tokenizer.get_vocab().values()), bos_id, eos_id)
+
+
+def read_tokens(
+    source: SourceSpec,
+    tasks: list[list[str]],
+    number: int,
+    tokenizer: Path,
+    markers: tuple[str, str],
+    folder: Path,
+) -> Iterator[Document | Rejection]:
+    """The documents and the rejections (`empty`, `marker_inside`) of the `.bin/.idx` pairs of a task, up to
+    the limit of the source.
+
+    Args:
+        tasks: files of each task, `.bin` and `.idx`; a pair belongs to the task that has its `.bin`.
+        number: that of the task.
+        tokenizer: tokenizer.json of the corpus. markers: its begin- and end-of-document token.
+        folder: scratch, for copies.
+
+    Raises:
+        SourceError: when the tokenizer is not the one that the source states.
+    """
+    assert source.tokenizer is not None, "the spec asks for it"
+    digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+    if source.tokenizer != "trusted" and not digest.startswith(source.tokenizer.removeprefix("sha256:")):
+        raise SourceError(
+            f"the tokens of {source.url} are of tokenizer {source.tokenizer}, the corpus's is"
+            f" sha256:{digest}. Fix: use its tokenizer"
+        )
+    vocabulary = Vocabulary.open(tokenizer, *markers)
+    left = source.limit
+    for path in _pairs(source, tasks, number):
+        for index, ids in enumerate(_ids_of_documents(source, path, vocabulary, folder)):
+            if left == 0:
+                return
+            if not ids.size or np.isin(ids, (vocabulary.bos, vocabulary.eos)).any():
+                yield Rejection("marker_inside" if ids.size else "empty", f"{path}/{index}")
+                continue
+            left = None if left is None else left - 1
+            text = vocabulary.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+            yield Document(text, f"{path}/{index}", metadata={TOKENS: ids})
+
+
+def _pairs(source: SourceSpec, tasks: list[list[str]], number: int) -> list[str]:
+    """The `.bin` of each pair of a task. SourceError for a file without its counterpart: a corpus depends on
+    both."""
+    every_file = {path for task in tasks for path in task}
+    if "" in every_file:
+        raise SourceError(
+            f"{source.url} is one file; a .bin and its .idx are needed. Fix: name their folder,"
+            " choose by include"
+        )
+    for path in tasks[number]:
+        other = {".bin": ".idx", ".idx": ".bin"}.get(PurePosixPath(path).suffix)
+        if other is None:
+            raise SourceError(
+                f"'{path}' of {source.url} is neither .bin nor .idx."
+                " Fix: correct the include globs of the source"
+            )
+        if str(PurePosixPath(path).with_suffix(other)) not in every_file:
+            raise SourceError(
+                f"there is no {other} beside '{path}' of {source.url}."
+                " Fix: correct the globs of the source, or the file"
+            )
+    return [path for path in tasks[number] if path.endswith(".bin")]
+
+
+def _ids_of_documents(
+    source: SourceSpec, path: str, vocabulary: Vocabulary, folder: Path
+) -> Iterator[NDArray[np.integer]]:
+    """The ids of each document of a pair, without its markers."""
+    fs, root = open_source(source)
+    full = f"{root}/{path}"
+    has_begin, has_end = source.markers == "both", source.markers != "none"
+    copies = [] if isinstance(fs, LocalFileSystem) else _copy(fs, full, folder)
+    try:
+        file = TokenFile(copies[0] if copies else full, vocab_size=vocabulary.size)
+        file.verify()
+        for index in range(file.documents):
+            ids = file.document(index)
+            marked = ids.size and (ids[0] == vocabulary.bos, ids[-1] == vocabulary.eos)
+            if ids.size and marked != (has_begin, has_end):
+                raise SourceError(
+                    f"document {index} of '{full}' begins with token {ids[0]} and ends with {ids[-1]};"
+                    f" the begin- and end-of-document tokens are {vocabulary.bos} and {vocabulary.eos}, and"
+                    f" the source says that there are: {source.markers}. Fix: markers"
+                )
+            yield ids[int(has_begin) : ids.size - int(has_end)]
+    except OSError as error:
+        raise SourceError(f"cannot read '{full}': {type(error).__name__}: {error}") from error
+    finally:
+        for copy in copies:
+            copy.unlink(missing_ok=True)
+
+
+def _copy(fs: AbstractFileSystem, full: str, folder: Path) -> list[Path]:
+    name = hashlib.sha256(full.encode()).hexdigest()[:16]
+    copies = [folder / f"{name}{suffix}" for suffix in (".bin", ".idx")]
+    try:
+        for copy in copies:
+            fs.get_file(full.removesuffix(".bin") + copy.suffix, str(copy))
+    except OSError as error:
+        raise SourceError(f"cannot read '{full}' and its .idx: {type(error).__name__}: {error}") from error
+    return copies
+
+
+def write_ids(documents: Iterable[Document], prefix: str, vocabulary: Vocabulary) -> None:
+    """Writes `bos tokens eos` for each document to `<prefix>.bin/.idx`."""
+    with TokenFileWriter(prefix, token_dtype(vocabulary.size)) as writer:
+        for document in documents:
+            writer.write(np.concatenate([[vocabulary.bos], document.metadata[TOKENS], [vocabulary.eos]]))

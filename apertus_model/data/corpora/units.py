@@ -17,14 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from apertus_model.data.corpora import components as graph
-from apertus_model.data.corpora.components import EDGES, SIGNED, Edges
+from apertus_model.data.corpora import duplicates as graph
+from apertus_model.data.corpora.duplicates import EDGES, SIGNED, Edges
 from apertus_model.data.corpora.exchange import CellWriter, cell_borders, cell_of, read_cell
-from apertus_model.data.corpora.keys import NUMBERED, SPLITS, Key, RoundKey, StepKey, parse
-from apertus_model.data.corpora.probes import add_openings, choose
-from apertus_model.data.corpora.records import column, signature_column, signatures
+from apertus_model.data.corpora.plan import NUMBERED, SPLITS, Key, RoundKey, StepKey, parse
+from apertus_model.data.corpora.probes import OPENINGS, add_openings, choose
+from apertus_model.data.corpora.records import column, read_records, signature_column, signatures
 from apertus_model.data.corpora.scatter import Scatter
-from apertus_model.data.corpora.scored import stored_scores
 from apertus_model.data.corpora.shuffle import write_kept, write_rejects, write_shard
 from apertus_model.data.corpora.state import CorpusState
 from apertus_model.data.corpora.tokenise import CorpusTasks
@@ -36,13 +35,6 @@ from specs.filters import NearDuplicatesFilter
 from specs.job import Job
 
 SHOWN = 3
-OPENINGS = pa.schema(
-    [
-        pa.field("opening", pa.uint64()),
-        pa.field("text", pa.uint64()),
-        pa.field("candidate", pa.bool_()),
-    ]
-)
 
 
 class CorpusUnits(CorpusState):
@@ -102,19 +94,7 @@ class CorpusUnits(CorpusState):
 
     @cached_property
     def _filter_task(self) -> CorpusTasks:
-        facts = self.tokenizer.manifest.facts
-        folder = self.attempt.workdir / "tasks"
-        folder.mkdir(exist_ok=True)
-        return CorpusTasks(
-            self.part.source,
-            self.part.process,
-            self.tasks,
-            self.tokenizer.local("tokenizer.json"),
-            facts["bos_token"],
-            facts["eos_token"],
-            folder,
-            stored_scores(self.attempt, self.steps),
-        )
+        return CorpusTasks(self, self.tasks)
 
     # Steps over the whole source
 
@@ -151,14 +131,12 @@ class CorpusUnits(CorpusState):
         near = self._signatures(step)
         assert near is not None, "only steps with signatures have such units"
         signed = self.writer("signatures", SIGNED, [0, near[1]])
-        table = pq.ParquetFile(other.open(f"{name}.parquet").stream())
-        for group in range(table.num_row_groups):
-            values = signatures(table.read_row_group(group, columns=[near[0]]), near[0])
+        for batch in read_records(other.open(f"{name}.parquet").stream(), [near[0]]):
+            values = signatures(batch, near[0])
             add_signed(signed, np.full(len(values), graph.OTHER_CORPORA), values, near[1])
         return Result(signed.close())
 
     def record_keys(self, step: int) -> list[StepKey]:
-        """The keys of the units that hold the members of a step."""
         return [StepKey("records", step, number) for number in range(len(self.plan.spans))]
 
     def signed_keys(self, step: int) -> list[StepKey]:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from apertus_model.data.corpora.components import Edges
+from apertus_model.data.corpora.duplicates import Edges
 from apertus_model.data.corpora.records import column
 
 MEMBERS = pa.schema(

@@ -37,7 +37,7 @@ _KEEP_NUMBERS = TextNormConfig(norm_numbers=False)
 def _marks() -> frozenset[str]:
     """All diacritics, as characters separate from their letters."""
     every = map(chr, range(sys.maxunicode + 1))
-    return frozenset(one for one in every if unicodedata.category(one) == "Mn")
+    return frozenset(character for character in every if unicodedata.category(character) == "Mn")
 
 
 def simplified(text: str, config: TextNormConfig) -> str:

@@ -90,8 +90,8 @@ def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
     .gz, .bz2, .xz or .zst; any other file unchanged."""
     beginning = raw.read(16)
     raw.seek(0)
-    found = (name for name, pattern in _BEGINNINGS.items() if pattern.match(beginning))
-    name = next(found, SUFFIXES.get(PurePosixPath(path).suffix.lower()))
+    names = (name for name, pattern in _BEGINNINGS.items() if pattern.match(beginning))
+    name = next(names, SUFFIXES.get(PurePosixPath(path).suffix.lower()))
     if name is None:
         return raw
     if name == "gzip":

@@ -26,7 +26,7 @@ class Rejection(NamedTuple):
 
     reason: str  # the name under which it is counted
     id: str = ""  # of a malformed conversation, if its row has one
-    found: str = ""  # what is wrong, for the table of rejects
+    problem: str = ""  # what is wrong, for the table of rejects
 
 
 class SourceDocument(NamedTuple):
@@ -69,11 +69,15 @@ def whole(file: BinaryIO, source: SourceSpec) -> bytes | Rejection:
     return content if len(content) <= source.max_document_bytes else Rejection(TOO_LARGE)
 
 
-def bounded(found: SourceDocument | Rejection, source: SourceSpec) -> SourceDocument | Rejection:
+def bounded(document: SourceDocument | Rejection, source: SourceSpec) -> SourceDocument | Rejection:
     """The document, or a rejection when its text is longer than the bound of its source."""
     most = source.max_document_bytes
-    if isinstance(found, Rejection) or 4 * len(found.text) <= most or len(found.text.encode()) <= most:
-        return found
+    if (
+        isinstance(document, Rejection)
+        or 4 * len(document.text) <= most
+        or len(document.text.encode()) <= most
+    ):
+        return document
     return Rejection(TOO_LARGE)
 
 
@@ -105,9 +109,9 @@ class NotAsStated(Exception):
     """A readable file that contradicts the spec. `place`: the place in the file, such as `line 3`; `fix`:
     what to do, such as `correct text_column`."""
 
-    def __init__(self, found: str, fix: str, place: str = "") -> None:
-        super().__init__(found, fix, place)
-        self.found, self.fix, self.place = found, fix, place
+    def __init__(self, problem: str, fix: str, place: str = "") -> None:
+        super().__init__(problem, fix, place)
+        self.problem, self.fix, self.place = problem, fix, place
 
 
 def encodable(text: str) -> str | Rejection:

@@ -6,6 +6,11 @@ Invariants:
 - Rejected documents are counted under a name (`Rejection`); a source that contradicts the spec (a
   column that no row has, a file that cannot be read or ends too early) is a SourceError that names the file
   and the position.
+- A reader of an installed package, for a user's own format, is a function of an open binary file
+  (decompressed), the source, and the path of the file below the source's url. It yields what a parser of
+  `parsed.py` yields or, for a source of conversations, `Conversation` or `Rejection`. Its results depend on
+  nothing else; the recipe states the reader's version, which is raised when its results change. A recipe
+  names it as `reader: package.module:name`.
 - Files are streamed (`tables`, `web`), except for formats with one document per file, of
   `max_document_bytes` at most.
 
@@ -14,15 +19,15 @@ Only web archives need datatrove: the tokenizer stage reads the same documents w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import importlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePosixPath
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import fsspec
 from fsspec import AbstractFileSystem
 
 from apertus_model.data.documents.compressed import decompressed
-from apertus_model.data.documents.installed import read_installed
 from apertus_model.data.documents.parsed import (
     UNREADABLE,
     FoundDocuments,
@@ -72,8 +77,8 @@ def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: 
         return read_installed(source, content, name)
 
     nothing = True
-    for found in read_file(source, fs, root, path, parse):
-        yield bounded(SourceDocument(found, None, {}) if isinstance(found, str) else found, source)
+    for document in read_file(source, fs, root, path, parse):
+        yield bounded(SourceDocument(document, None, {}) if isinstance(document, str) else document, source)
         nothing = False
     if nothing and source.format in ROWS:
         yield Rejection("empty_file")
@@ -96,13 +101,23 @@ def check_holdout(share: float, usual: float, held_out: int, total: int, of: str
     raise SourceError(f"holdout {share} of {of} holds out {'all' if held_out else 'none'}. Fix: {fix}")
 
 
+def source_documents(
+    source: SourceSpec, files: Iterable[str] | None = None
+) -> Iterator[tuple[str, int, SourceDocument | Rejection]]:
+    """The documents and rejections in files of a source, by default in all, each with the path of its file
+    and its number there. SourceError as `read_documents`."""
+    fs, root = open_source(source)
+    if files is None:
+        files = (file.path for file in list_source(source).files)
+    for path in files:
+        for number, document in enumerate(read_documents(source, fs, root, path)):
+            yield path or PurePosixPath(root).name, number, document
+
+
 def texts_of(source: SourceSpec) -> Iterator[str]:
     """The texts of all documents of a source, in the order of its files. SourceError as `read_documents`."""
-    fs, root = open_source(source)
-    for file in list_source(source).files:
-        for found in read_documents(source, fs, root, file.path):
-            if not isinstance(found, Rejection):
-                yield found.text
+    documents = (document for _, _, document in source_documents(source))
+    return (document.text for document in documents if not isinstance(document, Rejection))
 
 
 def read_file(
@@ -120,8 +135,8 @@ def read_file(
         with fs.open(full, "rb") as raw:
             try:
                 content = raw if source.format in COMPRESSED_INSIDE else decompressed(raw, full)
-                for found in parse(content, source):
-                    yield found
+                for result in parse(content, source):
+                    yield result
                     count += 1
             except UNREADABLE:
                 position = "" if raw.closed else f", at about byte {raw.tell()}"
@@ -129,7 +144,7 @@ def read_file(
                 raise
     except NotAsStated as error:
         place = f", {error.place}" if error.place else ""
-        raise SourceError(f"'{full}'{place}: {error.found}. Fix: {error.fix}") from error
+        raise SourceError(f"'{full}'{place}: {error.problem}. Fix: {error.fix}") from error
     except UNREADABLE as error:
         raise SourceError(f"cannot read '{full}'{position}: {type(error).__name__}: {error}") from error
 
@@ -158,3 +173,24 @@ _PARSERS: dict[str, Callable[[BinaryIO, SourceSpec], Parsed]] = {
     "warc": warc,
     **TABLE_PARSERS,
 }
+
+
+def read_installed(source: SourceSpec, file: BinaryIO, path: str) -> Iterator[Any]:
+    """The results of a source's reader for a file. SourceError when the reader is not importable or fails."""
+    assert source.reader is not None
+    module, _, name = source.reader.partition(":")
+    try:
+        reader = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SourceError(
+            f"the reader {source.reader} cannot be imported: {error}. Fix: install its package, or correct"
+            " the name"
+        ) from error
+    try:
+        yield from reader(file, source, path)
+    except (*UNREADABLE, NotAsStated):
+        raise
+    except Exception as error:  # a user's function can raise anything
+        raise SourceError(
+            f"the reader {source.reader} failed at '{path}' of {source.url}: {type(error).__name__}: {error}"
+        ) from error

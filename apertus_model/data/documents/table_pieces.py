@@ -109,12 +109,7 @@ def decoded_bytes(column: pyarrow.Array) -> NDArray[np.int64]:
         views = np.frombuffer(column.buffers()[1] or b"", np.int32)[::4]
         lengths = views[column.offset : column.offset + len(column)].astype(np.int64)
         return np.where(column.is_valid().to_numpy(False), lengths, 0)
-    if (
-        types.is_binary(kind)
-        or types.is_string(kind)
-        or types.is_large_binary(kind)
-        or types.is_large_string(kind)
-    ):
+    if is_text(kind):
         lengths = pyarrow.compute.binary_length(column).fill_null(0)
         return lengths.cast(pyarrow.int64()).to_numpy()
     sizes = np.full(len(column), VALUE_BYTES, np.int64)
@@ -126,3 +121,13 @@ def decoded_bytes(column: pyarrow.Array) -> NDArray[np.int64]:
     if types.is_fixed_size_list(kind):
         return decoded_bytes(column.cast(pyarrow.list_(kind.value_type)))
     return sizes
+
+
+def is_binary(kind: pyarrow.DataType) -> bool:
+    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+
+
+def is_text(kind: pyarrow.DataType) -> bool:
+    return (
+        types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or is_binary(kind)
+    )

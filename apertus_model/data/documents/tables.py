@@ -30,7 +30,7 @@ from apertus_model.data.documents.parsed import (
     SourceDocument,
     encodable,
 )
-from apertus_model.data.documents.table_pieces import READ_BYTES, parquet_batches, pieces
+from apertus_model.data.documents.table_pieces import READ_BYTES, is_binary, is_text, parquet_batches, pieces
 from specs.foreign import shown
 from specs.sources import SourceSpec
 
@@ -61,7 +61,7 @@ def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
             first = first or error
             if not known and number >= ROWS_WITHOUT:
                 break
-            document = Rejection("no_columns", found=error.found)
+            document = Rejection("no_columns", problem=error.problem)
         yield document
     if first and not known:
         raise first
@@ -193,30 +193,20 @@ def _columns(schema: pyarrow.Schema, source: SourceSpec) -> list[str]:
     for name in columns:
         kind = schema.field(name).type
         value = kind.value_type if types.is_dictionary(kind) else kind
-        if name == source.text_column and not (_is_text(value) or types.is_null(value)):
+        if name == source.text_column and not (is_text(value) or types.is_null(value)):
             raise NotAsStated(f"column '{name}' holds {kind}, not text", "correct text_column")
         if name in source.metadata and not (
-            (_is_text(value) and not _is_binary(value)) or _is_number(value) or types.is_temporal(value)
+            (is_text(value) and not is_binary(value)) or _is_number(value) or types.is_temporal(value)
         ):
             raise NotAsStated(
                 f"column '{name}' holds {kind}; metadata are text, numbers, truth values or times",
                 "correct metadata",
             )
-        if name == source.id_column and not (_is_text(value) or types.is_integer(value)):
+        if name == source.id_column and not (is_text(value) or types.is_integer(value)):
             raise NotAsStated(
                 f"column '{name}' holds {kind}; an identifier is text or an integer", "correct id_column"
             )
     return columns
-
-
-def _is_binary(kind: pyarrow.DataType) -> bool:
-    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-
-
-def _is_text(kind: pyarrow.DataType) -> bool:
-    return (
-        types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or _is_binary(kind)
-    )
 
 
 def _is_number(kind: pyarrow.DataType) -> bool:

@@ -30,7 +30,7 @@ PAGES = ("response", "conversion")
 NEEDED = ("warcio", "trafilatura", "cchardet", "magic")
 
 
-class Record(NamedTuple):
+class ArchiveRecord(NamedTuple):
     """One record of an archive."""
 
     kind: str  # its WARC-Type
@@ -95,7 +95,7 @@ def _extractor(html: str) -> Callable[[str], str | None]:
     return extractor
 
 
-def records(file: BinaryIO, most: int) -> Iterator[Record]:
+def records(file: BinaryIO, most: int) -> Iterator[ArchiveRecord]:
     """The records of an archive. Raises EOFError when a record is cut off, Damaged when something else is
     found where a record should begin or end. `most`: bytes of a block that is read."""
     start = 0
@@ -117,13 +117,13 @@ def records(file: BinaryIO, most: int) -> Iterator[Record]:
             raise Damaged(f"the record at byte {start} states no length")
         wanted = length <= most and kind in PAGES
         block = file.read(length) if wanted else b""
-        read = len(block) if wanted else _skip(file, length)
-        end = file.read(4) if read == length else b""
-        if read < length or (b"\r\n\r\n".startswith(end) and len(end) < 4):
-            raise EOFError(f"the record at byte {start} is truncated: it has {read} of {length} bytes")
+        received = len(block) if wanted else _skip(file, length)
+        end = file.read(4) if received == length else b""
+        if received < length or (b"\r\n\r\n".startswith(end) and len(end) < 4):
+            raise EOFError(f"the record at byte {start} is truncated: it has {received} of {length} bytes")
         if end != b"\r\n\r\n":
             raise Damaged(f"the record at byte {start} does not end after its {length} bytes")
-        yield Record(kind, b"".join([*head, block]) if wanted else None)
+        yield ArchiveRecord(kind, b"".join([*head, block]) if wanted else None)
         start += sum(map(len, head)) + length + 4
 
 

@@ -100,11 +100,12 @@ class MixtureOrder:
             )
         self._cumulative = tuple(accumulate(whole, initial=0))
         self.shares = tuple(Fraction(weight, self._cumulative[-1]) for weight in whole)
-        self._arguments = (tuple(whole), self.windows, seed, self.keys, self.starts)
+        self._whole = tuple(whole)
         self._block = functools.lru_cache(maxsize=64)(self._make_block)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _order, self._arguments
+        order = functools.partial(MixtureOrder, keys=self.keys, starts=self.starts)
+        return order, (self._whole, self.windows, self.seed)
 
     def __getitem__(self, i: int) -> Draw:
         """The origin of sample i, i >= 0. Raises IndexError for a negative index."""
@@ -174,16 +175,6 @@ class MixtureOrder:
         ranges = [np.arange(start, end) for start, end in zip(before, after, strict=True) if end > start]
         draws[np.argsort(sources, kind="stable")] = np.concatenate(ranges)
         return sources.tolist(), draws.tolist()
-
-
-def _order(
-    weights: tuple[int, ...],
-    windows: tuple[int, ...],
-    seed: int,
-    keys: tuple[str | int, ...],
-    starts: tuple[int, ...],
-) -> MixtureOrder:
-    return MixtureOrder(weights, windows, seed, keys=keys, starts=starts)
 
 
 def _shuffled(seed: int, block: int) -> NDArray[np.int64]:

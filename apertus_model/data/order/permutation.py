@@ -1,10 +1,15 @@
-"""A keyed permutation of `range(n)` that needs no memory.
+"""A keyed permutation of `range(n)` that needs no memory, and the number of times that an epoch shows each
+item of a source that is repeated any number of times.
 
 Invariants:
 - `KeyedPermutation(n, *key)` is a bijection of `range(n)`, the same on every machine and in every process;
   `inverse` undoes it.
 - Nothing that grows with `n` is ever built: a value costs a little over one pass of `ROUNDS` mixings on
   average.
+- Of n items with r repeats, an epoch shows exactly round(n r) (halves up, r the decimal number as it is
+  written): each item floor(r) times, and some of them once more. Successive epochs take the items to show
+  once more in turn from a permutation that the seed decides, and start over at its end, so that the counts
+  of two items never differ by more than one.
 
 The domain is arranged as a rectangle of `rows x columns >= n` cells with both sides near the square root of
 n. A round adds to one coordinate a hash of the other (a Feistel network with modular addition, Black &
@@ -14,10 +19,12 @@ surplus cells is sent through again (cycle walking).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 import struct
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,3 +128,17 @@ class KeyedPermutation:
     def _check(self, index: int) -> None:
         if not 0 <= index < self.n:
             raise IndexError(f"index {index} is outside of a permutation of {self.n} items")
+
+
+cached_permutation = functools.lru_cache(maxsize=16)(KeyedPermutation)
+
+
+def times_seen(items: int, repeats: Fraction, *, seed: int, source: int, epoch: int) -> NDArray[np.int64]:
+    """The number of times that each item is seen in an epoch: (items,), int64. `source`: number of the source
+    among those that share the seed."""
+    counts = np.full(items, math.floor(repeats))
+    once_more = math.floor(items * repeats + Fraction(1, 2)) - items * math.floor(repeats)
+    if once_more:  # never true if there are no items
+        places = (epoch * once_more + np.arange(once_more)) % items
+        counts[cached_permutation(items, seed, "part", source).array(places)] += 1
+    return counts

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,30 +168,27 @@ def drawn_before(excluded: Sequence[tuple[MixtureRecipe, int]], seed: int) -> di
     return drawn
 
 
-class ValidationSamples(Sequence[Sample]):
-    """Held-out sequences, source after source, in order, without Goldfish.
+class ValidationSamples:
+    """Held-out sequences, source after source, in order, without Goldfish. Arguments and errors as in
+    `MixtureSamples.open`.
 
     Every held-out token but the first of a source is a label exactly once (ends of documents as in training):
     the last window of a source is filled up with end-of-document tokens whose labels are IGNORE_INDEX.
     """
 
-    def __init__(self, streams: Sequence[TokenStream], sequence_length: int, eos_id: int) -> None:
-        self._streams = streams
+    def __init__(
+        self, bins: Sequence[TokenPaths], *, vocab_size: int, eos_id: int, sequence_length: int
+    ) -> None:
+        self._streams = [TokenStream(paths, vocab_size) for paths in bins]
         self._sequence_length = sequence_length
         self._eos_id = eos_id
-        counts = [max(0, -(-(len(stream) - 1) // sequence_length)) for stream in streams]
+        counts = [max(0, -(-(len(stream) - 1) // sequence_length)) for stream in self._streams]
         self._starts = np.cumsum([0, *counts])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(f"validation sample {index} of {len(self)}")
         source = int(np.searchsorted(self._starts, index, side="right")) - 1
@@ -209,13 +205,6 @@ class ValidationSamples(Sequence[Sample]):
     def of_source(self, source: int) -> range:
         """Indices of the samples of one source."""
         return range(int(self._starts[source]), int(self._starts[source + 1]))
-
-
-def validation_samples(
-    bins: Sequence[TokenPaths], *, vocab_size: int, eos_id: int, sequence_length: int
-) -> ValidationSamples:
-    """Opens the held-out split of corpora; arguments and errors as in `MixtureSamples.open`."""
-    return ValidationSamples([TokenStream(paths, vocab_size) for paths in bins], sequence_length, eos_id)
 
 
 def _sample(tokens: NDArray[np.int64], source: int, eos_id: int, goldfish: Goldfish | None) -> Sample:

@@ -1,21 +1,28 @@
-"""Chooses two completions of a prompt as a pair.
+"""The offline completions of a prompt, and the choice of two completions as a pair.
 
 The rule is that of the published code (swiss-ai/posttraining, prepare_train_dataset_swissaiformat.py; report,
 section 4.1.4): rewards become quantiles among the reference rewards, those of the completions that the model
 itself sampled; one of the best completions is paired with one of the worst.
 
-Invariant: the chosen completion of a pair has a higher reward than the rejected one, and different tokens.
+Invariants:
+- The chosen completion of a pair has a higher reward than the rejected one, and different tokens.
+- Offline completions are in the order of their rewards: first those of the conversations, then those of each
+  generator, in the order of the recipe.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import numpy as np
+
+from apertus_model.data.rows import Row, Rows
+from infra.store import Attempt
 
 
 @dataclass(frozen=True)
@@ -27,9 +34,8 @@ class Candidate:
     reward: float
     quantile: float
     origin: str  # "offline" or "sampled"
-    made: Mapping[str, str] = field(
-        default_factory=dict, compare=False
-    )  # `model` and `persona` of a completion that a generator made
+    # `model` and `persona` of a completion that a generator made
+    maker: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 Pair = tuple[Candidate, Candidate]
@@ -84,22 +90,22 @@ def choose(candidates: Sequence[Candidate], random: Random, *, reference: int, w
     if len(ordered) < 2:
         raise NoPair("few_different_completions")
     random.shuffle(ordered)
-    ordered.sort(key=lambda one: -one.quantile)
+    ordered.sort(key=lambda candidate: -candidate.quantile)
     limit = max(worst_quantile, 1 / reference)
-    best = [one for one in ordered if one.quantile >= 1]
-    worst = [one for one in ordered if one.quantile <= limit and one.quantile < 1]
-    middle = [one for one in ordered if limit < one.quantile < 1]
+    best = [candidate for candidate in ordered if candidate.quantile >= 1]
+    worst = [candidate for candidate in ordered if candidate.quantile <= limit and candidate.quantile < 1]
+    middle = [candidate for candidate in ordered if limit < candidate.quantile < 1]
     return _pair(ordered[0], [*worst, *middle, *best], "equal_rewards")
 
 
-def choose_further(candidates: Sequence[Candidate], taken: Pair, random: Random) -> Pair:
+def choose_further(candidates: Sequence[Candidate], pair: Pair, random: Random) -> Pair:
     """Another pair, of unused completions drawn at random: one of quantile >= 0.5 and one below, or two of
     the same half when the other has none. NoPair when fewer than two rewards are left."""
-    gone = {one.tokens for one in taken}
-    left = [one for one in distinct(candidates) if one.tokens not in gone]
+    gone = {candidate.tokens for candidate in pair}
+    left = [candidate for candidate in distinct(candidates) if candidate.tokens not in gone]
     random.shuffle(left)
-    upper = [one for one in left if one.quantile >= 0.5]
-    lower = [one for one in left if one.quantile < 0.5]
+    upper = [candidate for candidate in left if candidate.quantile >= 0.5]
+    lower = [candidate for candidate in left if candidate.quantile < 0.5]
     if not left:
         raise NoPair("no_further_pair")
     return _pair([*upper, *lower][0], [*lower, *upper], "no_further_pair")
@@ -108,7 +114,7 @@ def choose_further(candidates: Sequence[Candidate], taken: Pair, random: Random)
 def _pair(first: Candidate, others: Sequence[Candidate], otherwise: str) -> Pair:
     """`first` and the first of `others` with a different reward, the higher reward first. NoPair with the
     reason `otherwise` when all have the same reward."""
-    second = next((one for one in others if one.reward != first.reward), None)
+    second = next((other for other in others if other.reward != first.reward), None)
     if second is None:
         raise NoPair(otherwise)
     return (first, second) if first.reward > second.reward else (second, first)
@@ -120,3 +126,28 @@ def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
     for candidate in candidates:
         first.setdefault(candidate.tokens, candidate)
     return list(first.values())
+
+
+def generated_by(attempt: Attempt) -> list[Rows]:
+    """The completions of each generator among the inputs of a part, `generated:<i>`."""
+    roles = [role for role in attempt.job.inputs if role.startswith("generated:")]
+    return [Rows(attempt.input_artifact(f"generated:{number}")) for number in range(len(roles))]
+
+
+def offline_completions(
+    prompt: Row, generated: Sequence[Row] = (), models: Sequence[str] = ()
+) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Yields each completion with its `model` and `persona`, where they are known.
+
+    Args:
+        prompt: a row of `prompts`.
+        generated: each generator's row for that prompt.
+        models: the name of each generator; empty where names do not matter.
+    """
+    yield from ((completion, {}) for completion in prompt["completions"])
+    for number, row in enumerate(generated):
+        assert row["id"] == prompt["id"]
+        maker: dict[str, Any] = {"model": models[number]} if models else {}
+        if "persona" in row:
+            maker["persona"] = row["persona"]
+        yield from ((completion, maker) for completion in row["completions"])

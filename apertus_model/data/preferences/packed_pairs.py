@@ -1,4 +1,5 @@
-"""Pairs of sequences, or single sequences, as packed training sequences.
+"""Pairs of sequences, or single sequences, of prompt and completion: the arrays in which they are stored, and
+their packing into training sequences.
 
 Invariants:
 - A pair is never divided: its two sequences are in the same row, each a separate document that begins with
@@ -9,13 +10,15 @@ Invariants:
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.tokens.packing import PackedRow, fill_row, pack
+from apertus_model.data.tokens.packing import PackedRow, fill_row, load_array, pack
 from infra.store import StoreError
 from specs.errors import StageError
 
@@ -83,9 +86,9 @@ class PackedPairs:
 
 def padded(values: NDArray[Any], width: int, step: int = 1) -> NDArray[Any]:
     """Values of a row's sequences or pairs, in every `step`-th place, with zeros up to `width`."""
-    found = np.zeros(width, values.dtype)
-    found[: step * values.size : step] = values
-    return found
+    spread = np.zeros(width, values.dtype)
+    spread[: step * values.size : step] = values
+    return spread
 
 
 def pair_arrays(
@@ -107,6 +110,40 @@ def pair_arrays(
     return arrays
 
 
-def load_array(path: Path) -> NDArray[Any]:
-    """An .npy file, mapped into memory; never unpickled."""
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+class SequenceWriter:
+    """A writer of the arrays `<prefix>{tokens,lengths,prompt_lengths}.npy` in `folder`; it holds only a few
+    numbers per sequence in memory."""
+
+    def __init__(self, folder: Path, prefix: str = "") -> None:
+        self._folder, self._prefix = folder, prefix
+        self.lengths: list[int] = []
+        self._prompt_lengths: list[int] = []
+
+    def __enter__(self) -> SequenceWriter:
+        self._tokens = open(self._path("tokens.bin"), "wb")  # closed by __exit__
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._tokens.close()
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{self._prefix}{name}"
+
+    def add(self, prompt: Sequence[int], completion: Sequence[int]) -> None:
+        tokens = np.array([*prompt, *completion], "<i4")
+        self._tokens.write(tokens.tobytes())
+        self.lengths.append(tokens.size)
+        self._prompt_lengths.append(len(prompt))
+
+    def finish(self) -> list[str]:
+        """Writes the arrays and returns their names. Nothing can be added afterwards."""
+        self._tokens.close()
+        raw = self._path("tokens.bin")
+        with open(self._path("tokens.npy"), "wb") as target, open(raw, "rb") as source:
+            header = {"descr": "<i4", "fortran_order": False, "shape": (sum(self.lengths),)}
+            np.lib.format.write_array_header_1_0(target, header)
+            shutil.copyfileobj(source, target)
+        raw.unlink()
+        for name, values in (("lengths", self.lengths), ("prompt_lengths", self._prompt_lengths)):
+            np.save(self._path(f"{name}.npy"), np.array(values, np.int64), allow_pickle=False)
+        return [f"{self._prefix}{name}.npy" for name in ("tokens", "lengths", "prompt_lengths")]

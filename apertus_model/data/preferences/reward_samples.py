@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.order.permutation import KeyedPermutation
 from apertus_model.data.preferences.packed_pairs import PackedPairs, padded, pair_arrays
 from apertus_model.data.tokens.stream import IGNORE_INDEX, Split
 from infra.store import Artifact
@@ -31,23 +30,19 @@ class RewardSample:
 
 
 class RewardSamples(PackedPairs):
-    """The training samples: `samples[i]` is, for ever, row permutation(i mod rows), with another permutation
-    per epoch (i // rows).
+    """The rows of labelled pairs, in stored order. `PreferenceSets` has the order of training.
 
     Attributes:
         margins: (pairs,) float32.
         sources: (pairs,) int32, index of the conversations that each pair is from.
     """
 
-    def __init__(
-        self, arrays: dict[str, NDArray[Any]], *, sequence_length: int, seed: int, pad_id: int
-    ) -> None:
+    def __init__(self, arrays: dict[str, NDArray[Any]], *, sequence_length: int, pad_id: int) -> None:
         super().__init__(arrays, sequence_length=sequence_length, pad_id=pad_id)
-        self._seed = seed
         self.margins, self.sources = arrays["margins"], arrays["sources"]
 
     @classmethod
-    def open(cls, pairs: Artifact, split: Split, *, sequence_length: int, seed: int = 0) -> RewardSamples:
+    def open(cls, pairs: Artifact, split: Split, *, sequence_length: int) -> RewardSamples:
         """Opens a split of an artifact of kind `labelled_pairs`.
 
         Raises:
@@ -56,7 +51,7 @@ class RewardSamples(PackedPairs):
         """
         arrays = pair_arrays(pairs, ("lengths", "prompt_lengths"), f"{split}-", ("margins", "sources"))
         pad_id = pairs.manifest.facts["pad_id"]
-        return cls(arrays, sequence_length=sequence_length, seed=seed, pad_id=pad_id)
+        return cls(arrays, sequence_length=sequence_length, pad_id=pad_id)
 
     def row(self, row: int) -> RewardSample:
         """A row in stored order. IndexError outside of `range(rows)`."""
@@ -69,26 +64,17 @@ class RewardSamples(PackedPairs):
         margins, present = padded(self.margins[ids[::2] // 2], width), np.arange(width) < ids.size // 2
         return RewardSample(filled.input, labels, filled.positions, segments, margins, present)
 
-    def place(self, i: int) -> int:
-        """The row of sample i, i >= 0. IndexError for a negative index."""
-        if i < 0:
-            raise IndexError(f"sample {i}")
-        epoch, place = divmod(i, self.rows)
-        return KeyedPermutation(self.rows, self._seed, epoch, "preference rows")(place)
-
-    def __getitem__(self, i: int) -> RewardSample:
-        """Sample i, i >= 0, in training order. IndexError for a negative index."""
-        return self.row(self.place(i))
-
-    def epochs(self, n: int) -> list[float]:
-        """Passes over the pairs after n samples: one number, for the one source."""
-        return [n / self.rows]
+    def trained_rows(self) -> NDArray[np.int64]:
+        """All rows, in stored order."""
+        return np.arange(self.rows)
 
     def of_source(self, source: int) -> RewardSamples:
         """The pairs of one source alone."""
         kept = np.flatnonzero(self.sources == source)
         ids = np.stack([2 * kept, 2 * kept + 1], axis=1).reshape(-1)
-        tokens = [self._tokens[self._starts[one] : self._starts[one + 1]] for one in ids.tolist()]
+        tokens = [
+            self._tokens[self._starts[sequence] : self._starts[sequence + 1]] for sequence in ids.tolist()
+        ]
         arrays = {
             "tokens": np.concatenate(tokens) if tokens else self._tokens[:0],
             "lengths": self._lengths[ids],
@@ -96,6 +82,4 @@ class RewardSamples(PackedPairs):
             "margins": self.margins[kept],
             "sources": self.sources[kept],
         }
-        return RewardSamples(
-            arrays, sequence_length=self._sequence_length, seed=self._seed, pad_id=self._pad_id
-        )
+        return RewardSamples(arrays, sequence_length=self._sequence_length, pad_id=self._pad_id)

@@ -5,7 +5,7 @@ Invariants:
 - Reference log-probabilities, which are computed row by row in stored order, are computed over the rows that
   training sees.
 - Sample i of (sets, repeats, seed) is the same row for ever. An epoch has every row of a set as often as its
-  repeats say (`apertus_model.data.order.repeats`), in an order that differs from epoch to epoch.
+  repeats say (`apertus_model.data.order.permutation`), in an order that differs from epoch to epoch.
 - A row belongs to one set.
 """
 
@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.order.repeats import permutation, times_seen
-from apertus_model.data.preferences.packed_pairs import PackedPairs, load_array, padded, pair_arrays
+from apertus_model.data.order.permutation import cached_permutation, times_seen
+from apertus_model.data.preferences.packed_pairs import PackedPairs, padded, pair_arrays
+from apertus_model.data.tokens.packing import load_array
 from apertus_model.data.tokens.stream import IGNORE_INDEX
 from infra.store import Artifact, StoreError
 from specs.errors import StageError
@@ -120,21 +121,30 @@ class PreferenceSamples(PackedPairs):
         return PreferenceSample(filled.input, labels, filled.positions, segments, rewards, reference, present)
 
 
+class StoredRows(Protocol):
+    """Rows of one set, in stored order."""
+
+    width: int
+
+    def trained_rows(self) -> NDArray[np.int64]: ...
+    def row(self, row: int) -> Any: ...
+
+
 class PreferenceSets:
-    """`samples[i]` for i = 0, 1, ...
+    """`samples[i]` for i = 0, 1, ..., from sets of `PreferenceSamples` or `RewardSamples`.
 
     Attributes:
         rows: number of samples in an epoch.
     """
 
-    def __init__(self, sets: Sequence[PreferenceSamples], repeats: Sequence[Fraction], *, seed: int) -> None:
+    def __init__(self, sets: Sequence[StoredRows], repeats: Sequence[Fraction], *, seed: int) -> None:
         """Raises StageError when no row is left to train on."""
         self.sets = list(sets)
-        self._trained = [one.trained_rows() for one in self.sets]
+        self._trained = [pairs.trained_rows() for pairs in self.sets]
         self._repeats, self._seed = list(repeats), seed
-        width = max(one.width for one in self.sets)
-        for one in self.sets:  # the samples of a batch have arrays of one size
-            one.width = width
+        width = max(pairs.width for pairs in self.sets)
+        for pairs in self.sets:  # the samples of a batch have arrays of one size
+            pairs.width = width
         self._latest = (0, self._rows_in(0))
         self.rows = sum(rows.size for rows in self._latest[1])
         if not self.rows:
@@ -145,9 +155,9 @@ class PreferenceSets:
         if i < 0:
             raise IndexError(f"sample {i}")
         epoch, place = divmod(i, self.rows)
-        place = permutation(self.rows, self._seed, epoch, "preference rows")(place)
-        made, sets = self._latest
-        if made != epoch:
+        place = cached_permutation(self.rows, self._seed, epoch, "preference rows")(place)
+        known_epoch, sets = self._latest
+        if known_epoch != epoch:
             sets = self._rows_in(epoch)
             self._latest = (epoch, sets)  # assigned in one step, since several threads may read it
         for number, rows in enumerate(sets):
@@ -156,7 +166,7 @@ class PreferenceSets:
             place -= rows.size
         raise AssertionError("every epoch has as many rows")
 
-    def __getitem__(self, i: int) -> PreferenceSample:
+    def __getitem__(self, i: int) -> Any:
         """Sample i, i >= 0. IndexError for a negative index."""
         number, row = self.place(i)
         return self.sets[number].row(row)

@@ -29,7 +29,7 @@ UNDATED = -(2**63)
 PATHS = ("/", "/robots.txt")
 
 
-class Answer(NamedTuple):
+class RobotsAnswer(NamedTuple):
     """The answer of a host. `content` is None if everything is allowed (4xx), and for an error."""
 
     origin: str  # `Address.origin`
@@ -38,18 +38,18 @@ class Answer(NamedTuple):
     content: bytes | None
 
 
-def answers(source: RobotsSource) -> Iterator[Answer]:
+def answers(source: RobotsSource) -> Iterator[RobotsAnswer]:
     """All answers of a snapshot, in the order of its files."""
     files = source.files
     fs, root = open_source(files)
     parse_file = _archive if source.format == "warc" else partial(_table, source)
     for file in list_source(files).files:
-        for found in read_file(files, fs, root, file.path, parse_file):
-            if found is not None:
-                yield found
+        for answer in read_file(files, fs, root, file.path, parse_file):
+            if answer is not None:
+                yield answer
 
 
-def _answer(url: str, status: int | None, date: int, content: bytes | None) -> Answer | None:
+def _answer(url: str, status: int | None, date: int, content: bytes | None) -> RobotsAnswer | None:
     """The answer, or None if it says nothing about robots.txt."""
     address = parse(url)
     if address is None or address.path not in PATHS:
@@ -59,11 +59,11 @@ def _answer(url: str, status: int | None, date: int, content: bytes | None) -> A
     if 300 <= status < 400:
         return None
     if 200 <= status < 300 and content is not None:
-        return Answer(address.origin, False, date, read_part(content))
-    return Answer(address.origin, not 400 <= status < 500, date, None)
+        return RobotsAnswer(address.origin, False, date, read_part(content))
+    return RobotsAnswer(address.origin, not 400 <= status < 500, date, None)
 
 
-def _table(source: RobotsSource, file: BinaryIO, files: SourceSpec) -> Iterator[Answer | None]:
+def _table(source: RobotsSource, file: BinaryIO, files: SourceSpec) -> Iterator[RobotsAnswer | None]:
     """The answers in the rows of a table; the text of a row is the address."""
     rows = TABLE_PARSERS[files.format](file, files)
     number = 0
@@ -72,7 +72,7 @@ def _table(source: RobotsSource, file: BinaryIO, files: SourceSpec) -> Iterator[
             row = next(rows, None)
         except NotAsStated as error:
             raise NotAsStated(
-                error.found, f"correct {', '.join(COLUMNS[:-1])} or {COLUMNS[-1]}", error.place
+                error.problem, f"correct {', '.join(COLUMNS[:-1])} or {COLUMNS[-1]}", error.place
             ) from error
         if row is None:
             return
@@ -125,7 +125,7 @@ def _microseconds(text: str) -> int:
     return (since.days * 86_400 + since.seconds) * 10**6 + since.microseconds
 
 
-def _archive(file: BinaryIO, files: SourceSpec) -> Iterator[Answer | None]:
+def _archive(file: BinaryIO, files: SourceSpec) -> Iterator[RobotsAnswer | None]:
     """The answers in the records of type `response`."""
     try:
         from warcio.recordloader import ArcWarcRecordLoader
@@ -137,7 +137,7 @@ def _archive(file: BinaryIO, files: SourceSpec) -> Iterator[Answer | None]:
             yield _record(loader, record.content)
 
 
-def _record(loader: Any, content: bytes) -> Answer | None:
+def _record(loader: Any, content: bytes) -> RobotsAnswer | None:
     try:
         parsed = loader.parse_record_stream(io.BytesIO(content))
         url = parsed.rec_headers.get_header("WARC-Target-URI")

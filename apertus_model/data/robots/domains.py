@@ -53,7 +53,7 @@ def _load(url: str, agents: tuple[str, ...]) -> ListedDomains:
                 domain for domain, agent in _rows(url, text) if agent is None or product(agent) in wanted
             )
             domains = frozenset(
-                found.host for domain in listed if (found := parse(domain.removeprefix("*."))) is not None
+                address.host for domain in listed if (address := parse(domain.removeprefix("*."))) is not None
             )
     except SourceError:
         raise

@@ -32,8 +32,6 @@ _AGENT_LINE = re.compile(
 
 
 class Exclusion(NamedTuple):
-    """Why an address is excluded."""
-
     domain: str  # its host, or the listed domain that it belongs to
     agents: tuple[str, ...]  # the agents that may not fetch it, or one of the reasons above
     rule: str  # in words

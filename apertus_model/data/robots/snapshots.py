@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apertus_model.data.documents.addresses import PORTS, Address
-from apertus_model.data.robots.answers import Answer, answers
+from apertus_model.data.robots.answers import RobotsAnswer, answers
 from apertus_model.data.robots.rules import ERRORS, UNREACHED, Exclusion, Rules
 from infra.store.inputs import SourceError
 from specs.robots import RobotsFilter, RobotsSource
@@ -41,21 +41,19 @@ CREATE TABLE contents (digest BLOB PRIMARY KEY, content BLOB) WITHOUT ROWID;
 
 
 class StoredAnswer(NamedTuple):
-    """An answer in the index."""
-
     error: bool
     date: int
     digest: bytes | None  # of its content
 
 
-class Index:
+class AnswerIndex:
     """All answers of some snapshots, by origin."""
 
     def __init__(self, path: Path) -> None:
         self._database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
 
     @classmethod
-    def build(cls, sources: Sequence[RobotsSource], path: Path) -> Index:
+    def build(cls, sources: Sequence[RobotsSource], path: Path) -> AnswerIndex:
         """Builds the index unless it exists, and opens it. SourceError when a file cannot be read, or there
         is no answer."""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,12 +67,10 @@ class Index:
         return cls(path)
 
     def answers(self, origin: str) -> list[StoredAnswer]:
-        """The answers of an origin."""
         rows = self._database.execute("SELECT error, date, content FROM answers WHERE origin = ?", (origin,))
         return [StoredAnswer(bool(error), date, digest) for error, date, digest in rows]
 
     def content(self, digest: bytes) -> bytes:
-        """The content with a digest."""
         (content,) = self._database.execute(
             "SELECT content FROM contents WHERE digest = ?", (digest,)
         ).fetchone()
@@ -85,8 +81,8 @@ def _write(sources: Sequence[RobotsSource], path: Path) -> None:
     database = sqlite3.connect(path)
     try:
         database.executescript(_SCHEMA)
-        found = (answer for source in sources for answer in answers(source))
-        while rows := list(islice(found, ROWS_AT_ONCE)):
+        every_answer = (answer for source in sources for answer in answers(source))
+        while rows := list(islice(every_answer, ROWS_AT_ONCE)):
             _add(database, rows)
         if database.execute("SELECT 1 FROM answers LIMIT 1").fetchone() is None:
             raise SourceError(
@@ -99,7 +95,7 @@ def _write(sources: Sequence[RobotsSource], path: Path) -> None:
         database.close()
 
 
-def _add(database: sqlite3.Connection, rows: Sequence[Answer]) -> None:
+def _add(database: sqlite3.Connection, rows: Sequence[RobotsAnswer]) -> None:
     digests = [
         None if row.content is None else hashlib.blake2b(row.content, digest_size=16).digest() for row in rows
     ]
@@ -120,7 +116,7 @@ def _add(database: sqlite3.Connection, rows: Sequence[Answer]) -> None:
 class SnapshotRobots:
     """The exclusions that snapshots imply for the agents and by the policies of a filter."""
 
-    def __init__(self, index: Index, spec: RobotsFilter) -> None:
+    def __init__(self, index: AnswerIndex, spec: RobotsFilter) -> None:
         self._index = index
         self._spec = spec
         self._agents = [agent.strip() for agent in spec.agents]
@@ -136,10 +132,10 @@ class SnapshotRobots:
         """Why an address is excluded, or None."""
         failed = False
         for origin in _origins(address, self._spec.scope):
-            found = self._index.answers(origin)
-            if answered := [answer for answer in found if not answer.error]:
+            stored = self._index.answers(origin)
+            if answered := [answer for answer in stored if not answer.error]:
                 return self._judged(address, origin, answered)
-            failed |= bool(found)
+            failed |= bool(stored)
         if failed and self._spec.errors == "drop":
             return Exclusion(address.host, (ERRORS,), "robots.txt answers without an error")
         if not failed and self._spec.unreached == "drop":
@@ -191,4 +187,4 @@ def _load(spec: str, scratch: Path) -> SnapshotRobots:
     parsed = RobotsFilter.model_validate_json(spec)
     sources = json.dumps([source.to_json() for source in parsed.snapshots], sort_keys=True)
     name = f"robots-{hashlib.sha256(sources.encode()).hexdigest()[:16]}.sqlite"
-    return SnapshotRobots(Index.build(parsed.snapshots, scratch / name), parsed)
+    return SnapshotRobots(AnswerIndex.build(parsed.snapshots, scratch / name), parsed)

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apertus_model.data.tokens.goldfish import goldfish_mask
-from apertus_model.data.tokens.packing import assign_rows, by_rows, fill_row
+from apertus_model.data.tokens.packing import assign_rows, by_rows, fill_row, load_array
 from apertus_model.data.tokens.stream import IGNORE_INDEX, Sample, TokenStream
 from infra.store import Artifact, StoreError
 from specs.settings import Goldfish
@@ -163,7 +163,7 @@ class PackedRows:
         self._length = length
         self._eos_id = eos_id
         self._goldfish = goldfish
-        self._rows, self._begins, self._lengths = (_table(tables[name]) for name in TABLES)
+        self._rows, self._begins, self._lengths = (load_array(tables[name]) for name in TABLES)
         pieces = self._begins.size
         if (
             self._lengths.size != pieces
@@ -197,7 +197,3 @@ class PackedRows:
             following = np.append(row.input[1:], self._eos_id)
             row.labels[goldfish_mask(following, self._goldfish.k, self._goldfish.h)] = IGNORE_INDEX
         return Sample(row.input, row.labels, row.positions, source)
-
-
-def _table(path: Path) -> NDArray[np.integer]:
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

@@ -19,7 +19,7 @@ import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -159,9 +159,12 @@ class TokenFile:
         self.vocab_size = vocab_size
         index_bytes, data_bytes = index.stat().st_size, data.stat().st_size
         with index.open("rb") as file:
-            header = check_index(
-                lambda start, stop: _read_at(file, start, stop), index_bytes, data_bytes, index, data
-            )
+
+            def read(start: int, stop: int) -> bytes:
+                file.seek(start)
+                return file.read(stop - start)
+
+            header = check_index(read, index_bytes, data_bytes, index, data)
         self.dtype = header.dtype
         self.sizes: NDArray[np.int32] = _map(index, "<i4", HEADER_BYTES, header.sequences)
         self._pointers: NDArray[np.int64] = _map(index, "<i8", header.pointers_at, header.sequences)
@@ -176,12 +179,16 @@ class TokenFile:
 
     def __getitem__(self, index: int) -> NDArray[np.integer]:
         """The tokens of one sequence: (size,), `dtype`."""
+        place = self.place(index)
+        return self.read(place.start, place.stop)
+
+    def place(self, index: int) -> slice:
+        """The place of one sequence among all tokens."""
         start = int(self._pointers[index]) // self.dtype.itemsize
-        return self.read(start, start + int(self.sizes[index]))
+        return slice(start, start + int(self.sizes[index]))
 
     @property
     def documents(self) -> int:
-        """The number of documents."""
         return len(self.document_indices) - 1
 
     def document(self, index: int) -> NDArray[np.integer]:
@@ -322,11 +329,6 @@ def id_outside(tokens: NDArray[np.integer], vocab_size: int) -> int | None:
     if not tokens.size or tokens.view(f"<u{tokens.itemsize}").max() < limit:
         return None
     return int(tokens.min() if tokens.min() < 0 else tokens.max())
-
-
-def _read_at(file: BinaryIO, start: int, stop: int) -> bytes:
-    file.seek(start)
-    return file.read(stop - start)
 
 
 def _with_suffix(prefix: Path, suffix: str) -> Path:

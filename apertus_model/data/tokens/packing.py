@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,12 +86,12 @@ class _Rows:
                 rows = np.arange(self._number, self._number - (-count // each), dtype=np.int64)
                 self._number += rows.size
             # Every row takes as many items as fit; the last one takes the rest.
-            taken = min(count, rows.size * each)
-            in_last = taken - (rows.size - 1) * each
-            placed.append(np.repeat(rows, each)[:taken])
+            placed_now = min(count, rows.size * each)
+            in_last = placed_now - (rows.size - 1) * each
+            placed.append(np.repeat(rows, each)[:placed_now])
             self._put(room - each * length, rows[:-1])
             self._put(room - in_last * length, rows[-1:])
-            count -= taken
+            count -= placed_now
         return np.concatenate(placed)
 
     def _put(self, room: int, rows: NDArray[np.int64]) -> None:
@@ -109,14 +110,12 @@ class _Rows:
                 rows = rows[:most]
             chosen.append(rows)
             most -= rows.size
-        taken = np.concatenate(chosen)
-        self._counts[room] -= taken.size
-        return taken
+        rows_with_room = np.concatenate(chosen)
+        self._counts[room] -= rows_with_room.size
+        return rows_with_room
 
 
 class PackedRow(NamedTuple):
-    """A packed row."""
-
     input: NDArray[np.int64]  # (length,)
     labels: NDArray[np.int64]  # (length,), IGNORE_INDEX where nothing is trained
     positions: NDArray[np.int64]  # (length,)
@@ -149,3 +148,9 @@ def fill_row(
         begin = end
     positions[begin:] = np.arange(length - begin)
     return PackedRow(inputs, labels, positions, starts)
+
+
+def load_array(path: Path) -> NDArray[Any]:
+    """An .npy file, mapped into memory; never unpickled."""
+    # A plain ndarray over the map: slices of np.memmap are much slower to make.
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

@@ -10,7 +10,9 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from apertus_model.chat import ChatEncoder, ChatError, ConversationError, render
+from apertus_model.chat.encoder import ChatEncoder, ChatError
+from apertus_model.chat.messages import ConversationError
+from apertus_model.chat.template import render
 from apertus_model.data.tokens.vocabulary import special_tokens, train
 from tests.apertus_model.tokenizer_kinds import MODELS, NORMALIZERS, OPTIONS, PRE_TOKENIZERS, kinds, make
 

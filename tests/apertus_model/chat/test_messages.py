@@ -5,16 +5,18 @@ from typing import Any
 
 import pytest
 
-from apertus_model.chat import ConversationError, normalise, render
 from apertus_model.chat.messages import (
     KEYS,
     NOTES,
     THOUGHTS,
     TRAINS,
+    ConversationError,
     answered,
     normal_tools,
+    normalise,
     with_deliberation,
 )
+from apertus_model.chat.template import render
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"name": "now", "arguments": {"zone": "CET"}}

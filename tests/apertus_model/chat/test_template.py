@@ -12,7 +12,9 @@ from jinja2 import Environment, TemplateError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from apertus_model.chat import CONTROL_TOKENS, ChatEncoder, normalise, render, template_source
+from apertus_model.chat.encoder import ChatEncoder
+from apertus_model.chat.messages import normalise
+from apertus_model.chat.template import CONTROL_TOKENS, render, template_source
 from apertus_model.data.tokens.vocabulary import special_tokens
 
 HEAD = (

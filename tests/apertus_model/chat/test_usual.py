@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from apertus_model.chat import normalise
+from apertus_model.chat.messages import normalise
 from apertus_model.chat.usual import protocol_messages, usual_messages, usual_tools
 
 USER = {"role": "user", "content": "Hi"}

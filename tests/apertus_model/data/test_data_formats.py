@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from apertus_model.data.conversations.stored import ConversationShards
 from apertus_model.data.corpora.plan import Probe
-from apertus_model.data.corpora.probes import stored_probes
+from apertus_model.data.corpora.planted import stored_probes
 from apertus_model.data.order.mixture import MixtureOrder
 from apertus_model.data.order.mixture_recipe import MixtureRecipe
 from apertus_model.data.order.permutation import KeyedPermutation

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apertus_model.data.corpora.probes import StoredProbe
+from apertus_model.data.corpora.planted import StoredProbe
 from apertus_model.evaluation.memorisation import compare, memorisation, type_token_ratio
 from specs.stages.memorisation import Memorisation
 

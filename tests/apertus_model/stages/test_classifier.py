@@ -158,7 +158,7 @@ def test_a_class_without_held_out_documents_is_an_error(trained: Trained) -> Non
 
 def test_equal_texts_are_on_one_side(trained: Trained) -> None:
     """Each text has both labels."""
-    from apertus_model.stages.classifier import Documents, _split
+    from apertus_model.stages.classifier import LabelledDocuments, _split
     from specs.stages.classifier import ClassifierPart
 
     rows = [(label, text) for label in ("a", "b") for _, text in language_texts()[::5]]
@@ -174,7 +174,7 @@ def test_equal_texts_are_on_one_side(trained: Trained) -> None:
             "seed": 1,
         }
     )
-    documents = Documents.labelled([features], [None])
+    documents = LabelledDocuments.labelled([features], [None])
     held_out, train = _split(part, documents, "", ["a", "b"])
     assert sorted([*held_out, *train]) == list(range(len(rows)))
     assert not set(documents.hashes[held_out].tolist()) & set(documents.hashes[train].tolist())

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from apertus_model.chat import ChatEncoder, ChatError, render
+from apertus_model.chat.encoder import ChatEncoder, ChatError
+from apertus_model.chat.template import render
 from apertus_model.data.conversations.samples import heldout
 from apertus_model.data.conversations.splits import AllConversations
 from apertus_model.data.conversations.stored import ConversationShards

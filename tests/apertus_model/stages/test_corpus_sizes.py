@@ -21,7 +21,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from apertus_model.data.tokens.megatron import TokenFile
-from apertus_model.work.messages import WorkerLost
+from apertus_model.work.units import WorkerLost
 from infra.store import Artifact
 from tests.apertus_model.attempts import children, stored_bytes
 

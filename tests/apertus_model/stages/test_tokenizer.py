@@ -8,7 +8,8 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from apertus_model.chat import ChatEncoder, render
+from apertus_model.chat.encoder import ChatEncoder
+from apertus_model.chat.template import render
 from apertus_model.tokenizer_files import TokenizerError
 from infra.store import Artifact
 from infra.store.inputs import SourceError

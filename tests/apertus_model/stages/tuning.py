@@ -64,16 +64,15 @@ class StoredPairs(PreferenceRows):
         return np.arange(ROWS)
 
 
-class StoredConversations:
+def stored_conversations(
+    shards: Any, repeats: list[int], *, loss: SftLoss, pad_id: int, **unused: Any
+) -> Any:
     """Four rows per pass; a source is seen as often as it is repeated."""
-
-    @classmethod
-    def open(cls, shards: Any, repeats: list[int], *, loss: SftLoss, pad_id: int, **unused: Any) -> Any:
-        assert pad_id == PAD
-        assert [split for _, split in shards] == ["train"] * len(repeats)
-        samples: Any = WeightedSamples() if loss.prompt_weight else ListedSamples()
-        samples.epochs = lambda n: [times * n / 4 for times in repeats]
-        return samples
+    assert pad_id == PAD
+    assert [split for _, split in shards] == ["train"] * len(repeats)
+    samples: Any = WeightedSamples() if loss.prompt_weight else ListedSamples()
+    samples.epochs = lambda n: [times * n / 4 for times in repeats]
+    return samples
 
 
 def heldout(shards: Any, **unused: Any) -> list[Any]:
@@ -86,7 +85,7 @@ def heldout(shards: Any, **unused: Any) -> list[Any]:
 def small_data_classes() -> Iterator[None]:
     """Puts the classes of this module in place of those that read data."""
     classes = {
-        "conversations.samples.ConversationSamples": StoredConversations,
+        "conversations.samples.ConversationSamples": stored_conversations,
         "conversations.samples.heldout": heldout,
         "conversations.stored.ConversationShards": lambda artifact, split: (artifact, split),
         "preferences.samples.PreferenceSamples": StoredPairs,

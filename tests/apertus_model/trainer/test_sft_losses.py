@@ -61,7 +61,7 @@ class Rows:
         self.asked: list[int] = []
         options: Any = {"loss": loss, "packing": packing, "longer": "drop", "pad_id": PAD, "seed": 1}
         shards: Any = [Conversations()]
-        self.samples = ConversationSamples.open(shards, [1], sequence_length=LENGTH, **options)
+        self.samples = ConversationSamples(shards, [1], sequence_length=LENGTH, **options)
 
     def __getitem__(self, index: int) -> Any:
         self.asked.append(index)

@@ -10,7 +10,7 @@ import pytest
 from apertus_model.progress import Progress, UnitProgress
 from apertus_model.stop import StopSignal
 from apertus_model.work.cluster import Stopped, run_on_cluster
-from apertus_model.work.messages import MOST_LOSSES, Shares, WorkerLost, failure_file
+from apertus_model.work.units import MOST_LOSSES, Shares, WorkerLost, failure_file
 from infra.store import Attempt
 from infra.store.documents import to_json
 from specs.errors import StageError

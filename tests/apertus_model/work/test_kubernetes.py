@@ -13,7 +13,7 @@ import pytest
 
 from apertus_model.work import kubernetes
 from apertus_model.work.kubernetes import IndexedJobs, _indexes
-from apertus_model.work.messages import MOST_LOSSES, WorkerLost
+from apertus_model.work.units import MOST_LOSSES, WorkerLost
 from infra.store import Artifact
 from specs.errors import StageError
 from specs.job import Job

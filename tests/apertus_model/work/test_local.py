@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from apertus_model.work import local
-from apertus_model.work.messages import MOST_LOSSES, WorkerLost
+from apertus_model.work.units import MOST_LOSSES, WorkerLost
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
 from specs.job import Job

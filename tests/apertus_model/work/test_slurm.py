@@ -18,7 +18,7 @@ import pytest
 from apertus_model.stop import StopSignal
 from apertus_model.work import slurm as arrays
 from apertus_model.work.cluster import Stopped
-from apertus_model.work.messages import MOST_LOSSES, WorkerLost
+from apertus_model.work.units import MOST_LOSSES, WorkerLost
 from infra import slurm
 from infra.slurm import SlurmMissing
 from infra.store import Artifact

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from apertus_model.work import worker
-from apertus_model.work.messages import Shares, failure_file
+from apertus_model.work.units import Shares, failure_file
 from infra.store import Artifact, Attempt, Store
 from infra.store.documents import to_json
 from specs.job import Failure, Job
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 WATCHED = """
 import sys
 import threading
-from apertus_model.work.messages import Shares
+from apertus_model.work.units import Shares
 from apertus_model.work.worker import _end_with_stage
 from infra.store import Store
 _end_with_stage(Store.open(sys.argv[1]), Shares.model_validate_json(sys.argv[2]), threading.Event())

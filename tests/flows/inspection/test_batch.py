@@ -123,7 +123,8 @@ def test_labelled_pairs_show_both_sides(words: Tokenizer) -> None:
         "margins": np.zeros(1, dtype=np.float32),
         "sources": np.zeros(1, dtype=np.int32),
     }
-    samples = RewardSamples(arrays, sequence_length=8, seed=1, pad_id=4)
+    rows = RewardSamples(arrays, sequence_length=8, pad_id=4)
+    samples = PreferenceSets([rows], [Fraction(1)], seed=1)
     found = inspect_batch.sample_of(SimpleNamespace(samples=samples, names=["pairs"]), words, 0, {4})
     sources = [document["source"] for document in found["documents"]]
     assert sources == ["pairs (pair 0, chosen)", "pairs (pair 0, rejected)", "padding"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from apertus_model.chat import ChatEncoder
+from apertus_model.chat.encoder import ChatEncoder
 from apertus_model.data.rows import write_rows
 from apertus_model.data.tokens.vocabulary import train
 from apertus_model.stages.labelled_pairs import write_pairs

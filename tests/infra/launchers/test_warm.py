@@ -19,9 +19,8 @@ from typing import Any
 import pytest
 
 from infra.launchers import warm
-from infra.launchers.local import ROOT
 from infra.launchers.warm import ForkedStage, ServerLost, StageServer
-from infra.liveness import STOP_SIGNALS
+from infra.liveness import ROOT, STOP_SIGNALS
 
 pytestmark = pytest.mark.skipif(
     any(Path(device).exists() for device in warm.GPU_DEVICES), reason="there is a GPU, so nothing is forked"
@@ -55,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server(folder: Path) -> Iterator[StageServer]:
     server = StageServer(
-        os.environ | {"PYTHONPATH": os.pathsep.join([ROOT, str(folder)]), "PYTHONUNBUFFERED": "1"}
+        os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]), "PYTHONUNBUFFERED": "1"}
     )
     yield server
     server.process.kill()
@@ -203,7 +202,7 @@ def test_the_end_of_a_launcher_ends_its_server_and_tells_its_stages(folder: Path
     launcher = f"""
 import os, time
 from infra.launchers.warm import StageServer
-server = StageServer(os.environ | {{"PYTHONPATH": {os.pathsep.join([ROOT, str(folder)])!r}}})
+server = StageServer(os.environ | {{"PYTHONPATH": {os.pathsep.join([str(ROOT), str(folder)])!r}}})
 stage = server.start("waits", [], os.environ)
 assert stage.stdout.readline() == b"up\\n"
 print(server.process.pid, stage.pid, flush=True)

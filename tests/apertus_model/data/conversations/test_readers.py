@@ -311,8 +311,8 @@ def test_a_row_without_the_columns_of_a_form_is_counted(tmp_path: Path, row: dic
     there = ", ".join(sorted(column for column, value in row.items() if value is not None)) or "none"
     assert isinstance(found[1], Rejection)
     assert found[1].reason == "no_columns"
-    assert found[1].found.startswith("none of the columns instruction and output; prompt and completion; ")
-    assert found[1].found.endswith(f"; there are {there}")
+    assert found[1].problem.startswith("none of the columns instruction and output; prompt and completion; ")
+    assert found[1].problem.endswith(f"; there are {there}")
     assert [isinstance(item, Conversation) for item in found] == [True, False, True]
 
 

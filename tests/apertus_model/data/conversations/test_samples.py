@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from apertus_model.chat import ChatEncoder
+from apertus_model.chat.encoder import ChatEncoder
 from apertus_model.data.conversations.samples import ConversationSamples, PackedSample, heldout
 from apertus_model.data.conversations.stored import Conversation, ConversationShards
 from apertus_model.data.tokens.megatron import TokenFileWriter
@@ -68,7 +68,7 @@ def _open(
         "longer": "drop",
         "pad_id": PAD,
     } | options
-    return ConversationSamples.open(shards, repeats or [1] * len(shards), **settings)
+    return ConversationSamples(shards, repeats or [1] * len(shards), **settings)
 
 
 def _lists(sample: PackedSample) -> list[Any]:

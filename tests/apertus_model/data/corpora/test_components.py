@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apertus_model.data.corpora.components import (
+from apertus_model.data.corpora.duplicates import (
     Edges,
     both_ways,
     components,

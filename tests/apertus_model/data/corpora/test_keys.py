@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from apertus_model.data.corpora.keys import NUMBERED, Key, RoundKey, StepKey, parse
+from apertus_model.data.corpora.plan import NUMBERED, Key, RoundKey, StepKey, parse
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from apertus_model.data.corpora.keys import FILES
+from apertus_model.data.corpora.plan import FILES
 from infra.store import Artifact
 from tests.apertus_model.attempts import Interrupted, StopsAfterOneUnit, stored_bytes
 from tests.apertus_model.corpora import corpus_spec

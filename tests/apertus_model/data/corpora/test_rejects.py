@@ -7,13 +7,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from apertus_model.data.corpora import rejects
-from apertus_model.data.corpora.rejects import SCHEMA, RejectsWriter, Removed, read_rejects
+from apertus_model.data.corpora import records
+from apertus_model.data.corpora.records import REJECTS, Removed, read_rejects, rejects_writer
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 7])
 def test_rows_come_back_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(rejects, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(records, "ROWS", 3)
     rows = [
         Removed(
             *(2**64 - 1 - number, f"web/{number}", f"https://{number}" if number % 2 else None),
@@ -21,9 +21,9 @@ def test_rows_come_back_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         )
         for number in range(count)
     ]
-    with RejectsWriter(tmp_path / "rejects.parquet") as writer:
+    with rejects_writer(tmp_path / "rejects.parquet") as writer:
         for row in rows:
             writer.add(row)
     found = read_rejects(tmp_path / "rejects.parquet")
-    assert [tuple(row[name] for name in SCHEMA.names) for row in found.to_pylist()] == rows
-    assert pq.read_schema(tmp_path / "rejects.parquet").equals(SCHEMA)
+    assert [tuple(row[name] for name in REJECTS.names) for row in found.to_pylist()] == rows
+    assert pq.read_schema(tmp_path / "rejects.parquet").equals(REJECTS)

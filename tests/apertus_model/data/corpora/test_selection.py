@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from apertus_model.data.corpora.duplicates import MinHash, text_hash
 from apertus_model.data.corpora.filters import make_check
-from apertus_model.data.corpora.rejects import read_rejects
+from apertus_model.data.corpora.records import read_rejects
 from apertus_model.data.tokens.megatron import TokenFile
 from infra.store import Artifact
 from specs.filters import ExactDuplicatesFilter, NearDuplicatesFilter, labels

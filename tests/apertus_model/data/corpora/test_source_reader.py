@@ -3,7 +3,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from apertus_model.data.corpora.tokenise import SourceReader
+from datatrove.data import Document
+
+from apertus_model.data.corpora.tokenise import read_texts
+from apertus_model.data.documents.parsed import Rejection
 from specs.sources import SourceSpec
 
 ROWS = [
@@ -18,10 +21,10 @@ def test_filters_see_the_columns_that_the_source_names_and_no_other(tmp_path: Pa
     source = SourceSpec(
         url=str(tmp_path), format="jsonl", id_column="id", metadata=["url", "score", "metadata"]
     )
-    reader = SourceReader(source, [[], ["a.jsonl"]])
-    one, two = reader.run(rank=1)
+    one, rejected, two = read_texts(source, ["a.jsonl"])
+    assert isinstance(one, Document) and isinstance(two, Document)
     assert (one.id, one.text) == ("7", "one")
     assert one.metadata == {"url": "https://a.example", "score": 0.25, "metadata": "odd name"}
     assert (two.id, two.metadata) == ("a.jsonl/2", {"url": None, "score": 1, "metadata": None})
-    assert reader.stats.stats["rejected_empty"].total == 1
-    assert list(reader.run(rank=0)) == []
+    assert rejected == Rejection("empty", "a.jsonl/1")
+    assert list(read_texts(source, [])) == []

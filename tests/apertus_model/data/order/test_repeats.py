@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from apertus_model.data.order.repeats import times_seen
+from apertus_model.data.order.permutation import times_seen
 
 
 def seen(items: int, repeats: str, epoch: int, source: int = 0) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from apertus_model.data.order.mixture_recipe import MixtureRecipe
-from apertus_model.data.order.samples import MixtureSamples, positions_within_documents, validation_samples
+from apertus_model.data.order.samples import MixtureSamples, ValidationSamples, positions_within_documents
 from apertus_model.data.tokens.goldfish import goldfish_mask
 from apertus_model.data.tokens.megatron import TokenFileWriter
 from apertus_model.data.tokens.stream import IGNORE_INDEX, TokenStream
@@ -149,7 +149,7 @@ def test_another_process_reads_the_same_bytes(bins: list[Path]) -> None:
 
 
 def test_every_held_out_token_is_a_label_once(bins: list[Path]) -> None:
-    samples = validation_samples(bins, vocab_size=VOCAB, eos_id=EOS, sequence_length=16)
+    samples = ValidationSamples(bins, vocab_size=VOCAB, eos_id=EOS, sequence_length=16)
     for source, path in enumerate(bins):
         stream = TokenStream(path).read(0, len(TokenStream(path)))
         labels = np.concatenate([samples[i].labels for i in samples.of_source(source)])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from apertus_model.data.preferences.offline import offline_completions
+from apertus_model.data.preferences.choice import offline_completions
 
 ONE, TWO, THREE = {"text": "one"}, {"text": "two"}, {"text": "three"}
 

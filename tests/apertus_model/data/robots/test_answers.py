@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from apertus_model.data.robots.answers import UNDATED, Answer, answers
+from apertus_model.data.robots.answers import UNDATED, RobotsAnswer, answers
 from apertus_model.data.robots.rules import READ_BYTES
 from infra.store.inputs import SourceError
 from specs.robots import RobotsSource
@@ -43,11 +43,11 @@ ROWS = [
     {"url": "no host", "status": 200, "text": CLOSED, "date": None},
 ]
 EXPECTED = [
-    Answer("https://a.example", False, JANUARY, CLOSED.encode()),
-    Answer("http://b.example:8080", False, JANUARY, None),
-    Answer("https://c.example", True, JANUARY, None),
-    Answer("https://d.example", True, UNDATED, None),
-    Answer("https://e.example", False, UNDATED, b""),
+    RobotsAnswer("https://a.example", False, JANUARY, CLOSED.encode()),
+    RobotsAnswer("http://b.example:8080", False, JANUARY, None),
+    RobotsAnswer("https://c.example", True, JANUARY, None),
+    RobotsAnswer("https://d.example", True, UNDATED, None),
+    RobotsAnswer("https://e.example", False, UNDATED, b""),
 ]
 
 
@@ -73,8 +73,8 @@ def test_columns_can_have_other_names_and_types(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet")
     names = {"url_column": "site", "text_column": "content", "date_column": "fetched"}
     assert list(answers(_source(tmp_path, "parquet", **names))) == [
-        Answer("https://a.example", False, JANUARY, CLOSED.encode()),
-        Answer("https://b.example", True, UNDATED, None),
+        RobotsAnswer("https://a.example", False, JANUARY, CLOSED.encode()),
+        RobotsAnswer("https://b.example", True, UNDATED, None),
     ]
 
 

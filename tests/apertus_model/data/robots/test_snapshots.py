@@ -11,7 +11,7 @@ import pytest
 
 from apertus_model.data.documents.addresses import Address, parse
 from apertus_model.data.robots import snapshots as robots_snapshots
-from apertus_model.data.robots.snapshots import Index, SnapshotRobots
+from apertus_model.data.robots.snapshots import AnswerIndex, SnapshotRobots
 from infra.store.inputs import SourceError
 from specs.robots import RobotsFilter
 
@@ -31,7 +31,7 @@ def _robots(folder: Path, rows: list[Row], scratch: str = "scratch", **fields: A
         "date_column": "date",
     }
     spec = RobotsFilter.model_validate({"filter": "robots", "snapshots": [source], **fields})
-    return SnapshotRobots(Index.build(spec.snapshots, folder / f"{scratch}.sqlite"), spec)
+    return SnapshotRobots(AnswerIndex.build(spec.snapshots, folder / f"{scratch}.sqlite"), spec)
 
 
 def _address(url: str) -> Address:
@@ -154,7 +154,7 @@ def test_equal_contents_are_stored_once_and_the_files_are_read_once(tmp_path: Pa
     assert index._database.execute("SELECT count(*) FROM answers").fetchone() == (2500,)
     (tmp_path / "snapshot.jsonl").unlink()
     source = robots._spec.snapshots
-    again = SnapshotRobots(Index.build(source, tmp_path / "scratch.sqlite"), robots._spec)
+    again = SnapshotRobots(AnswerIndex.build(source, tmp_path / "scratch.sqlite"), robots._spec)
     assert _dropped(again, "https://2499.example/") == ["https://2499.example/"]
 
 
