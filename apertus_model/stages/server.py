@@ -34,6 +34,7 @@ from infra.liveness import STOP_SIGNALS
 STAGES = "apertus_model.stages"
 PRELOADED = (  # one import between two checks of the socket, so that a request waits for at most one
     *(f"{STAGES}.{name}" for name in ("tokenizer", "corpus", "mixture", "conversations")),
+    "specs.built",
     *("torch", "torch.distributed.tensor", "torch._dynamo", "torch._inductor.compile_fx", "datasets"),
     "apertus_model.device",
     f"{STAGES}.train",

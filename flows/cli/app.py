@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -141,11 +142,13 @@ def _messages(error: Exception) -> list[str]:
 
 
 def make_plan(spec: str, store: str | None, overrides: list[str] | None, ask_network: bool = True) -> Plan:
-    with quick_imports():
-        from flows.inspection.sources import check_sources
-        from flows.planning.plan import make
-        from infra.store import Store
-        from specs.recipe import load
+    if "flows.planning.plan" not in sys.modules:  # a command may plan several times
+        with quick_imports():
+            importlib.import_module("flows.planning.plan")
+    from flows.inspection.sources import check_sources
+    from flows.planning.plan import make
+    from infra.store import Store
+    from specs.recipe import load
 
     pipeline = load(spec, overrides or [])
     opened = Store.open(store or pipeline.store)

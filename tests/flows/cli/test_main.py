@@ -43,7 +43,7 @@ def test_help_loads_no_spec_planner_or_store(arguments: list[str]) -> None:
     code = (
         "import sys\nfrom flows.cli.__main__ import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "names = ('pydantic', 'fsspec', 'yaml', 'infra.store', 'flows.planning', 'torch', 'prefect')\n"
+        "names = ('specs.base', 'fsspec', 'yaml', 'infra.store', 'flows.planning', 'torch', 'prefect')\n"
         "print([name for name in names if name in sys.modules])\n"
     )
     done = subprocess.run(
