@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import apertus_model.device  # before anything of torchtitan  # noqa: F401
 from apertus_model.model import rotation_triton, xielu_triton
-from apertus_model.model.model import CosSinRoPE
+from apertus_model.model.rotation import CosSinRoPE
 from apertus_model.model.xielu import BETA, formula, formula_backward
 from apertus_model.optimizers import ademamix_triton
 from apertus_model.optimizers.ademamix import AdEMAMix

@@ -188,7 +188,7 @@ ESCAPES = ["../../../secret", "..", "a/../../../../secret", "x\0y", "x\\..\\y"]
 def test_the_marker_of_a_checkpoint_leads_nowhere_else(
     store: Store, tmp_path: Path, field: str, escape: str
 ) -> None:
-    writing = attempt(store, tmp_path, kind="pretrain", path="pretrain/f")
+    writing = attempt(store, tmp_path, path="pretrain/f")
     save(writing, 10)
     marker = json.loads(to_json(writing.commit_checkpoint(10, {}, files=sealed(writing, 10)).marker)) | {
         field: escape
@@ -223,7 +223,7 @@ def test_a_manifest_leads_nowhere_else(
 
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_the_history_leads_nowhere_else(store: Store, tmp_path: Path, escape: str) -> None:
-    writing = attempt(store, tmp_path, kind="pretrain", path="pretrain/f")
+    writing = attempt(store, tmp_path, path="pretrain/f")
     save(writing, 10)
     writing.add_metrics({"step": 10})
     marker = json.loads(to_json(writing.commit_checkpoint(10, {}, files=sealed(writing, 10)).marker))

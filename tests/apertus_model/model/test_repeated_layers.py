@@ -119,7 +119,7 @@ def test_passes_are_attended_to_like_one_interleaved_sequence(
     norm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # torchtitan's operator rotates in float32; this one in float64
-    monkeypatch.setattr("apertus_model.model.model.has_kernels", lambda _: True)
+    monkeypatch.setattr("apertus_model.model.rotation.has_kernels", lambda _: True)
     model = build(repeated(norm=norm)).double()
     exact_angles = angles(torch.arange(LENGTH))
     table = torch.cat([exact_angles.cos().repeat(1, 2), exact_angles.sin().repeat(1, 2)], dim=-1)

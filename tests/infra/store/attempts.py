@@ -9,12 +9,11 @@ from infra.store import Attempt, Store
 from specs.base import fingerprint
 from tests.jobs import job_at
 
-FINGERPRINT = fingerprint("corpus", 1, {"seed": 1}, {})
+CORPUS = f"corpus/{fingerprint('corpus', 1, {'seed': 1}, {})}"
 
 
-def attempt(store: Store, tmp_path: Path, name: str = "first", **fields: Any) -> Attempt:
-    fields = {"node": "n", "identity": {"seed": 1}} | fields
-    return Attempt(job_at(f"corpus/{FINGERPRINT}", store, tmp_path, name, **fields), store)
+def attempt(store: Store, folder: Path, name: str = "first", path: str = CORPUS, **fields: Any) -> Attempt:
+    return Attempt(job_at(path, store, folder, name, **{"identity": {"seed": 1}} | fields), store)
 
 
 def save(writing: Attempt, step: int) -> None:

@@ -40,7 +40,7 @@ def test_damage_is_noticed_on_reading(store: Store, tmp_path: Path, damage: byte
 
 
 def test_a_damaged_checkpoint_is_noticed(store: Store, tmp_path: Path) -> None:
-    writing = attempt(store, tmp_path, kind="pretrain", path="pretrain/f")
+    writing = attempt(store, tmp_path, path="pretrain/f")
     save(writing, 10)
     checkpoint = writing.commit_checkpoint(10, {}, files=sealed(writing, 10))
     checkpoint.check()

@@ -34,7 +34,7 @@ def test_a_unit_is_done_once_whichever_attempt_did_it(store: Store, tmp_path: Pa
 
 
 def test_a_checkpoint_without_its_marker_is_never_seen(store: Store, tmp_path: Path) -> None:
-    writing = attempt(store, tmp_path, kind="pretrain", path="pretrain/f")
+    writing = attempt(store, tmp_path, path="pretrain/f")
     save(writing, 10)
     assert writing.artifact.checkpoint_steps() == []
     writing.commit_checkpoint(10, {"tokens": 100}, files=sealed(writing, 10))
