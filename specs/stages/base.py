@@ -104,7 +104,7 @@ class Stage(Spec):
 
     @property
     def objective(self) -> str:
-        """The objective, which some optimizers cannot minimise (`specs.optimizer.refused_objective`); "" for
+        """The objective, which some optimizers cannot minimise (`specs.optimizer.refusals`); "" for
         a stage that does not train."""
         return ""
 

@@ -11,7 +11,8 @@ from flows.planning.graph import Graph
 from flows.planning.source_usage import SourceUsage
 from specs.advice import CODES
 from specs.pipeline import Pipeline
-from specs.trajectory import Point, Trajectory
+from specs.settings import Phase
+from specs.trajectory import Point, Trajectory, phases
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,13 @@ class Context:
         for name, trajectory in self.graph.trajectories.items():
             if trajectory.trains:
                 yield name, trajectory
+
+    def stated_phases(self) -> Iterator[tuple[Phase, Trajectory]]:
+        """The phases as the recipe states them, with their trajectories, in the order of the recipe."""
+        for stage in self.pipeline.stages:
+            for phase in phases(self.pipeline, stage):
+                if (trajectory := self.graph.trajectories.get(phase.name)) is not None:
+                    yield phase, trajectory
 
     def ancestry(self, trajectory: Trajectory) -> Iterator[tuple[Point, Trajectory]]:
         """The trajectories from which a trajectory descends, nearest first, each with the point at which the

@@ -9,7 +9,6 @@ from itertools import pairwise
 from flows.planning.advice.given import Advice, Context
 from specs.settings import MixtureTraining
 from specs.stages import CHAT
-from specs.trajectory import Trajectory, phases
 from specs.units import REST
 
 PASSES = 4  # arXiv 2305.16264
@@ -140,14 +139,10 @@ def slow_warmup(context: Context) -> Iterator[Advice]:
 
 
 def never_reached(context: Context) -> Iterator[Advice]:
-    stated = {
-        phase.name: phase.training.checkpoint.milestones
-        for name in context.pipeline.stages
-        for phase in phases(context.pipeline, name)
-    }
+    milestones = {phase.name: phase.training.checkpoint.milestones for phase, _ in context.stated_phases()}
     for name, trajectory in context.phases():
         planned = trajectory.planned[-1].end_step
-        late = [step for step in stated.get(name, []) if step > planned]
+        late = [step for step in milestones.get(name, []) if step > planned]
         if late:
             steps = ", ".join(f"{step:,}" for step in late)
             ends = f"'{name}' has {planned:,} steps and ends before its milestones {steps}"
@@ -234,44 +229,31 @@ def rope_bound(length: int) -> float:
 
 
 def tokens_per_batch(context: Context) -> Iterator[Advice]:
-    for stage in context.pipeline.stages:
-        for phase in phases(context.pipeline, stage):
-            trajectory: Trajectory | None = context.graph.trajectories.get(phase.name)
-            if (
-                trajectory is None
-                or trajectory.parent is None
-                or not isinstance(phase.training, MixtureTraining)
-            ):
-                continue
-            parent = context.graph.trajectories[trajectory.parent.phase]
-            batch = trajectory.segments[0].batch
-            old, new = parent.settings.sequence_length, trajectory.settings.sequence_length
-            before, after = batch * old, batch * new
-            if (
-                phase.training.global_batch_size in (None, REST)
-                and before != after
-                and parent.origin != "import"
-            ):
-                yield Advice(
-                    "tokens-per-batch",
-                    stage,
-                    f"'{phase.name}' inherits {batch} sequences per step, whose length changes from"
-                    f" {old:,} to {new:,}: {after:,} tokens per"
-                    f" step in place of {before:,}; set global_batch_size,"
-                    f" {max(1, before // new)} for as many tokens as before",
-                    {"tokens_per_step_before": before, "tokens_per_step": after, "global_batch_size": batch},
-                )
+    for phase, trajectory in context.stated_phases():
+        if trajectory.parent is None or not isinstance(phase.training, MixtureTraining):
+            continue
+        parent = context.graph.trajectories[trajectory.parent.phase]
+        batch = trajectory.segments[0].batch
+        old, new = parent.settings.sequence_length, trajectory.settings.sequence_length
+        before, after = batch * old, batch * new
+        inherits = phase.training.global_batch_size in (None, REST)
+        if inherits and before != after and parent.origin != "import":
+            yield Advice(
+                "tokens-per-batch",
+                phase.stage,
+                f"'{phase.name}' inherits {batch} sequences per step, whose length changes from {old:,} to"
+                f" {new:,}: {after:,} tokens per step in place of {before:,}; set global_batch_size,"
+                f" {max(1, before // new)} for as many tokens as before",
+                {"tokens_per_step_before": before, "tokens_per_step": after, "global_batch_size": batch},
+            )
 
 
 def not_deterministic(context: Context) -> Iterator[Advice]:
-    for stage in context.pipeline.stages:
-        for phase in phases(context.pipeline, stage):
-            trajectory = context.graph.trajectories.get(phase.name)
-            if trajectory is None or phase.training.deterministic:
-                continue
+    for phase, trajectory in context.stated_phases():
+        if not phase.training.deterministic:
             yield Advice(
                 "not-deterministic",
-                stage,
+                phase.stage,
                 f"'{phase.name}' trains {trajectory.steps:,} steps without deterministic kernels: after an"
                 " interruption it ends with other bits; leave out deterministic: false where that matters",
                 {"steps": trajectory.steps},

@@ -22,7 +22,6 @@ from flows.planning.graph import Graph, Node
 from specs.cluster import Cluster
 from specs.launch import Launch
 from specs.stages.base import Part
-from specs.stages.harness import HarnessPart
 from specs.stages.preference_data import CompletionsPart
 
 COUNTS: dict[type[Part], Count] = {**SAMPLING, **EVALUATION}
@@ -191,8 +190,9 @@ def _seconds(node: Node, work: Work, cluster: Cluster, measured: dict[str, float
     if mfu is None:
         return None
     peak = cluster.device.bf16_flops if work.width == 2 else SHEETS[cluster.gpu].float32_flops
-    # tasks run by transformers: each GPU has some of the layers, and one GPU computes at a time
-    one_by_one = isinstance(node.part, HarnessPart) and node.part.engine == "transformers"
+    # layers that transformers divides among GPUs: one GPU computes at a time
+    held = node.part.held_model
+    one_by_one = held is not None and held.shared and not held.vllm
     idle = gpus_of_worker(node.part, node.launch) if one_by_one else 1
     seconds = work.forward_flops * idle / (mfu * peak * gpus)
     if (decoding := work.decoding) is None:

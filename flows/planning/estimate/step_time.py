@@ -15,6 +15,7 @@ Shapes: as in `sizes`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -177,11 +178,7 @@ class _Work(RankSizes):
             "inputs": self.tokens * sum(shared),
             "gradients": self.tokens * sum(b for _, b in self.sides),
         }
-        bytes_ = COMPILED_CASTS if compiled else CASTS
-        return Passes(
-            self.moved(sum(bytes_[name].forward * size for name, size in sizes.items())),
-            self.moved(sum(bytes_[name].backward * size for name, size in sizes.items())),
-        )
+        return self.accesses(COMPILED_CASTS if compiled else CASTS, sizes)
 
     @cached_property
     def attention(self) -> float:
@@ -218,12 +215,14 @@ class _Work(RankSizes):
             "gather": 2 * model.dim * self.split,
         }
         scale, passes = self.b * self.tokens, COMPILED if self.segment.compile else PASSES
-        casts = self.casts()
+        casts, accesses = self.casts(), self.accesses(passes, widths, scale)
+        return Passes(casts.forward + accesses.forward, casts.backward + accesses.backward)
+
+    def accesses(self, passes: Mapping[str, Passes], sizes: Mapping[str, float], scale: float = 1) -> Passes:
+        """The seconds of reading and writing tensors of these sizes, `scale` bytes for each unit of size."""
         return Passes(
-            casts.forward
-            + self.moved(scale * sum(passes[name].forward * width for name, width in widths.items())),
-            casts.backward
-            + self.moved(scale * sum(passes[name].backward * width for name, width in widths.items())),
+            self.moved(scale * sum(passes[name].forward * size for name, size in sizes.items())),
+            self.moved(scale * sum(passes[name].backward * size for name, size in sizes.items())),
         )
 
     def layer(self) -> tuple[float, float]:
