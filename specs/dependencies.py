@@ -11,7 +11,6 @@ from specs.errors import FieldPath, SpecError
 from specs.pipeline import Pipeline
 from specs.stages import STAGES
 from specs.stages.base import Stage
-from specs.stages.mixture import MixtureStage
 from specs.units import REST, Reference
 
 CHECKPOINT = "checkpoint"  # the result of all kinds that make a language model
@@ -156,11 +155,12 @@ def excluded_by(pipeline: Pipeline, mixture: str) -> list[str]:
 
     def visit(name: str) -> None:
         stage = pipeline.stages.get(name)
-        if name not in seen and isinstance(stage, MixtureStage):
+        if stage is not None and name not in seen:
             seen.add(name)
-            excluded.update(dict.fromkeys(stage.exclude))
-            for source in [*stage.sources, *(stage.anneal.to if stage.anneal else {})]:
-                visit(Reference.parse(source).stage)
+            excluded.update(dict.fromkeys(stage.excluded))
+            for use in uses(name, stage):
+                if "mixture" in use.results:
+                    visit(use.reference.stage)
 
     visit(mixture)
     return list(excluded)

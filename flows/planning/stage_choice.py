@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import cast
 
 from flows.planning.plan import Plan
 from specs.dependencies import needs
 from specs.errors import FieldPath, Problem, SpecError, did_you_mean
 from specs.locations import RULE
 from specs.profiles import Profile
-from specs.stages.preference_data import CompletionsPart, PreferenceDataStage
+from specs.stages.preference_data import CompletionsPart
 
 
 def select(
@@ -95,15 +96,15 @@ def _refuse_unset_keys(plan: Plan, stages: set[str], profile: Profile) -> None:
     key is not set. Pods get the key from the Secrets of the profile."""
     problems = []
     for step in plan.steps.values():
-        node, part = step.node, step.node.part
-        if node.stage not in stages or step.action == "reuse" or not isinstance(part, CompletionsPart):
+        node = step.node
+        if node.stage not in stages or step.action == "reuse" or node.kind != "completions":
             continue
         pods = profile.launcher == "kubernetes" and profile.stages == "all"
         pods |= profile.launch_of(node.launch).executor == "kubernetes"
-        server = part.sampling.server
+        server = cast(CompletionsPart, node.part).sampling.server
         if server is not None and server.unset_key and not pods:
-            trains = isinstance(plan.pipeline.stages[node.stage], PreferenceDataStage)
-            field: FieldPath = ("completions",) if trains else ("generation", "sampling")
+            evaluated = plan.pipeline.stages[node.stage].kind == "evaluate"
+            field: FieldPath = ("generation", "sampling") if evaluated else ("completions",)
             message = f"'{node.stage}' asks a server whose key is in {server.key}, which is not set here"
             fix = "set this environment variable."
             problems.append(Problem(("stages", node.stage, *field, "server", "key"), message, fix))

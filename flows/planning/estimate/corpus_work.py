@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from flows.planning.estimate.work import Known
 from flows.planning.graph import Graph, Node
@@ -223,8 +223,7 @@ class DocumentSizes(NamedTuple):
 
 def documents_of(graph: Graph, node: Node, per_token: float) -> DocumentSizes:
     """The documents of a part, by its source's files or declaration; `per_token`: bytes of text."""
-    part = node.part
-    assert isinstance(part, DocumentsPart)
+    part = cast(DocumentsPart, node.part)
     listing, declared = graph.listings.get(node.inputs["documents"].name), part.source.declared
     if listing is not None:
         text = sum(
@@ -377,7 +376,7 @@ def _signature_bytes(process: Process, documents: DocumentSizes) -> float:
 
 def _token_width(tokenizer: Node) -> int:
     """Bytes of a stored token."""
-    return 2 if isinstance(tokenizer.part, TokenizerPart) and tokenizer.part.vocab_size < 65_500 else 4
+    return 2 if cast(TokenizerPart, tokenizer.part).vocab_size < 65_500 else 4
 
 
 def _bytes_per_token(known: Known, tokenizer: Node) -> float:

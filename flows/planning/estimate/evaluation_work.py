@@ -37,7 +37,7 @@ def _held_out(known: Known, node: Node, length: int, samples: int) -> list[Numbe
             corpus = known.graph.nodes[read.node or ""]
             manifest = known.manifest(corpus, same=True)
             held = manifest.metrics.get("validation") if manifest is not None else None
-            exact = held is not None and isinstance(corpus.part, CorpusPart)
+            exact = held is not None and corpus.kind == "corpus"
             rows = min(samples, held["tokens"] // length) if held is not None else samples
             sequences.append(Number(rows, "measured" if exact else "at most"))
     return sequences

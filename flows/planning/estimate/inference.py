@@ -22,7 +22,6 @@ from flows.planning.graph import Graph, Node
 from specs.cluster import Cluster
 from specs.launch import Launch
 from specs.stages.base import Part
-from specs.stages.preference_data import CompletionsPart
 
 COUNTS: dict[type[Part], Count] = {**SAMPLING, **EVALUATION}
 TOO_LARGE = "time, since the model does not fit its GPUs"
@@ -209,7 +208,7 @@ def _measured_seconds(node: Node, work: Work, known: Known, cluster: Cluster, gp
     """The seconds of completions, by the tokens per second and GPU of a worker in their stored result or in
     that of the last run; None without such a measurement, or if an MFU is stated."""
     stated = cluster.mfu != "measured" or node.launch.mfu is not None
-    if stated or not isinstance(node.part, CompletionsPart):
+    if stated or node.kind != "completions":
         return None
     manifest = known.manifest(node)
     speed = manifest.metrics.get("tokens_per_second") if manifest is not None else None

@@ -236,9 +236,10 @@ class Builder:
 
     def sampled(self, path: FieldPath, model: Node | None, engine: str) -> None:
         """Checks that the engine can sample from the model: vLLM runs no code that comes with a model."""
-        part = None if model is None else model.part
-        if engine == "vllm" and isinstance(part, ExportPart) and not part.model.stock:
-            message = f"vLLM cannot compute model.{_own_part(part.model)}"
+        if engine != "vllm" or model is None or model.kind != "export":
+            return
+        if not (exported := cast(ExportPart, model.part).model).stock:
+            message = f"vLLM cannot compute model.{_own_part(exported)}"
             self.problem(path, message, "use engine: transformers.")
 
     def same_tokenizer(self, path: FieldPath, what: str, its: Input, models: Input) -> None:
