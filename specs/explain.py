@@ -98,14 +98,14 @@ def _followed(model: type[BaseModel], data: Any, location: Iterable[int | str]) 
     def opened(schemas: Iterable[Any]) -> list[Any]:
         """The schemas without wrappers, such as defaults and validators, and those of what else a validator
         accepts."""
-        schemas = []
+        inner: list[Any] = []
         for schema in schemas:
             while "schema" in schema or schema["type"] == "definition-ref":
                 if "json_schema_input_schema" in schema:
-                    schemas += opened(_members(schema["json_schema_input_schema"]))
+                    inner += opened(_members(schema["json_schema_input_schema"]))
                 schema = schema["schema"] if "schema" in schema else definitions[schema["schema_ref"]]
-            schemas.append(schema)
-        return schemas
+            inner.append(schema)
+        return inner
 
     path: list[int | str] = []
     member: tuple[FieldPath, int | str] | None = None
