@@ -13,31 +13,39 @@ if TYPE_CHECKING:
 
 
 NAMED = 6  # names in a sentence
-COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}  # by action of a plan
+COLOURS = {  # by action of a plan, state of a part, and outcome of a run
+    **dict.fromkeys(("reuse", "finished", "stored"), "green"),
+    **dict.fromkeys(("resume", "interrupted"), "yellow"),
+    **dict.fromkeys(("run", "declared", "held", "not run", "running"), "cyan"),
+    **dict.fromkeys(("gate failed", "failed", "gone"), "red"),
+    "unknown": "dim",
+}
 ROUNDED_UP = 0.9995  # of a magnitude: from here on, three digits round up to the next magnitude
+Unit = tuple[float, str]
+MAGNITUDES: Sequence[Unit] = (
+    *((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T")),
+    *((1e9, "B"), (1e6, "M"), (1e3, "k"), (1, "")),
+)
+BYTES: Sequence[Unit] = (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")
+ENERGIES: Sequence[Unit] = (1e6, "GWh"), (1e3, "MWh"), (1, "kWh"), (1e-3, "Wh")
 
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def amount(value: float) -> str:
-    """A number with three digits and a magnitude, such as `1.23k` for 1,234; `-` for zero."""
+def unit_of(value: float, units: Sequence[Unit]) -> Unit:
+    """The first unit that a value, rounded to three digits, has once; else the last. Larger units first."""
+    return next((unit for unit in units if value >= unit[0] * ROUNDED_UP), units[-1])
+
+
+def amount(value: float | None) -> str:
+    """A number with three digits and a magnitude, such as `1.23k` for 1,234; `-` for zero, or if it is
+    unknown."""
     if not value:
         return "-"
-    for limit, suffix in (
-        (1e24, "Y"),
-        (1e21, "Z"),
-        (1e18, "E"),
-        (1e15, "P"),
-        (1e12, "T"),
-        (1e9, "B"),
-        (1e6, "M"),
-        (1e3, "k"),
-    ):
-        if value >= limit * ROUNDED_UP:
-            return f"{value / limit:.3g}{suffix}"
-    return f"{value:.3g}"
+    magnitude, suffix = unit_of(value, MAGNITUDES)
+    return f"{value / magnitude:.3g}{suffix}"
 
 
 def quantity(value: float) -> str:
@@ -57,6 +65,33 @@ def some_of(names: Sequence[str]) -> str:
     """The first `NAMED` names, and how many more there are."""
     more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
+
+
+def duration(seconds: float | None) -> str:
+    """A duration as `83 d`, `4.2 h`, `12 min` or `30 s`; `-` if it is unknown."""
+    if seconds is None:
+        return "-"
+    for least, unit, name in ((2 * 86400, 86400, "d"), (3600, 3600, "h"), (60, 60, "min")):
+        if seconds >= least:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds:.3g} s"
+
+
+def size(count: float | None) -> str:
+    """A number of bytes as `57.2 GB` (10^9); `-` if it is unknown."""
+    return _with_unit(count, BYTES)
+
+
+def energy(kwh: float | None) -> str:
+    """An energy as `3.2 GWh`; `-` if it is unknown."""
+    return _with_unit(kwh, ENERGIES)
+
+
+def _with_unit(value: float | None, units: Sequence[Unit]) -> str:
+    if value is None:
+        return "-"
+    unit, name = unit_of(value, units)
+    return f"{value / unit:.3g} {name}"
 
 
 def flop(value: float) -> str:
@@ -90,15 +125,15 @@ SHOWN = 3
 
 def headline(metrics: dict[str, Any]) -> str:
     """The few numbers that say how a part turned out, and what it rejected or set aside."""
-    found = [
+    numbers = [
         f"{name.replace('_', ' ')} {in_full(metrics[name])}"
         for name in HEADLINES
         if isinstance(metrics.get(name), (int, float))
     ]
-    found = [*found[:SHOWN], *_rejected(metrics.get("rejected"))]
+    facts = [*numbers[:SHOWN], *_rejected(metrics.get("rejected"))]
     if state := metrics.get("set_aside"):  # of an imported tokenizer
-        found.append(f"{' and '.join(state)} set aside")
-    return ", ".join(found)
+        facts.append(f"{' and '.join(state)} set aside")
+    return ", ".join(facts)
 
 
 def _rejected(counts: Any) -> list[str]:

@@ -102,14 +102,14 @@ def _mean(values: list[float], default: float) -> float:
 
 def _apart(layer: list[Slot], wanted: dict[Slot, float]) -> dict[Slot, float]:
     """The wanted coordinates, moved apart as far as boxes and passing arrows need room."""
-    found: dict[Slot, float] = {}
+    placed: dict[Slot, float] = {}
     last: Slot | None = None
     for slot in layer:
         room = 1.0 if isinstance(slot, str) and isinstance(last, str) else 0.75
-        found[slot] = wanted[slot] if last is None else max(wanted[slot], found[last] + room)
+        placed[slot] = wanted[slot] if last is None else max(wanted[slot], placed[last] + room)
         last = slot
-    shift = _mean([wanted[slot] - found[slot] for slot in layer], 0.0)
-    return {slot: value + shift for slot, value in found.items()}
+    shift = _mean([wanted[slot] - placed[slot] for slot in layer], 0.0)
+    return {slot: value + shift for slot, value in placed.items()}
 
 
 def _drawing(

@@ -14,8 +14,6 @@ KEPT = "kept"  # as in `apertus_model.data.corpora.tallies`, which commands do n
 
 @dataclass(frozen=True)
 class Language:
-    """The documents of one language."""
-
     language: str  # "" for documents that state no language
     documents: int  # that were read
     removed: dict[str, int]  # documents, by the label of each filter, in order
@@ -28,22 +26,22 @@ class Language:
 
 def languages_of(metrics: dict[str, Any]) -> list[Language]:
     """The languages in the metrics of a corpus, those with the most documents read first."""
-    stated, found = metrics.get("filters"), _mapping(metrics.get("languages"))
+    stated, counts = metrics.get("filters"), _mapping(metrics.get("languages"))
     labels = dict.fromkeys(stated if isinstance(stated, list) else [])
-    labels |= {label: None for outcomes in found.values() for label in _mapping(outcomes) if label != KEPT}
+    labels |= {label: None for outcomes in counts.values() for label in _mapping(outcomes) if label != KEPT}
     languages = [
         _language(name, outcomes, list(labels))
-        for name, outcomes in found.items()
+        for name, outcomes in counts.items()
         if isinstance(outcomes, dict)
     ]
-    return sorted(languages, key=lambda one: (-one.documents, one.language))
+    return sorted(languages, key=lambda language: (-language.documents, language.language))
 
 
 def filters_of(languages: Iterable[Language]) -> list[str]:
     """The labels of the filters that removed any documents, in order."""
     counts: dict[str, int] = {}
-    for one in languages:
-        for label, count in one.removed.items():
+    for language in languages:
+        for label, count in language.removed.items():
             counts[label] = counts.get(label, 0) + count
     return [label for label, count in counts.items() if count]
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from flows.inspection.common import Options
 from flows.inspection.inspectors import inspector_of
-from flows.inspection.training_rows import training_rows
 from flows.planning.plan import Plan, make
+from flows.stored_part import PlannedPart, finished, planned_parts, training_rows
 from infra.store import Artifact, Checkpoint, Store
 from specs.errors import SpecError
 from specs.recipe import load
@@ -56,6 +56,11 @@ class StoredRun:
         done = sum(step.action == "reuse" for step in self.plan.steps.values())
         return f"<run of {self.plan.pipeline.name}: {done} of {len(self.plan.steps)} parts are finished>"
 
+    @property
+    def parts(self) -> dict[str, PlannedPart]:
+        """The parts by name, with their state, inputs, settings, metrics, facts and history."""
+        return planned_parts(self.plan)
+
     def artifact(self, name: str) -> Artifact:
         """The finished artifact of a part: its files, metrics and facts. SpecError when there is none, or the
         stage has several parts."""
@@ -63,10 +68,7 @@ class StoredRun:
         if len(nodes) > 1:
             fix = f"name one: {', '.join(node.name for node in nodes)}."
             raise SpecError.of((), f"'{name}' has {len(nodes)} parts", fix, "artifact")
-        artifact = nodes[0].artifact(self.plan.store)
-        if not artifact.complete:
-            raise SpecError.of((), f"'{name}' is not finished", "run its recipe.", "artifact")
-        return artifact
+        return finished(self.plan, nodes[0], "artifact")
 
     def results(self, name: str) -> dict[str, Any]:
         """The metrics of a part: perplexities, rewards, counts."""
@@ -93,15 +95,14 @@ class StoredRun:
 
     def samples(self, stage: str, step: int | None = None, limit: int = 2) -> list[dict[str, Any]]:
         """The first samples of a step of training (its first by default), as the model sees them."""
-        found = self.inspect(stage, step=step, limit=limit)
-        return list(found["samples"])
+        return list(self.inspect(stage, step=step, limit=limit)["samples"])
 
     def inspect(self, name: str, **options: Any) -> dict[str, Any]:
         """What `apertus inspect NAME --json` prints; `options` are those of the command, such as limit=3."""
         chosen = Options(**options)
         inspector, node = inspector_of(self.plan, name, chosen)
-        found: dict[str, Any] = inspector.collect(self.plan, node, chosen)
-        return found
+        document: dict[str, Any] = inspector.collect(self.plan, node, chosen)
+        return document
 
 
 class _Tensors(Mapping[str, "torch.Tensor"]):
@@ -118,8 +119,8 @@ class _Tensors(Mapping[str, "torch.Tensor"]):
 
         from apertus_model.trainer.checkpoint import load_tensors
 
-        stated = self._index[name]
-        state = {name: torch.empty(stated.size, dtype=stated.properties.dtype)}
+        metadata = self._index[name]
+        state = {name: torch.empty(metadata.size, dtype=metadata.properties.dtype)}
         load_tensors(state, self._checkpoint)
         return state[name]
 

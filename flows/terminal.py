@@ -1,11 +1,67 @@
-"""The style of tables in a terminal."""
+"""Tables and bars in a terminal.
+
+Invariants: nothing here decides anything. Text that is not our markup is printed unchanged: it goes through
+`escape`, and emoji codes (`:smile:`) are off.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+NUMBERS = (  # right-aligned columns of `table`
+    "steps",
+    "tokens",
+    "draws",
+    "drawn",
+    "FLOPs",
+    "GPUs",
+    "time",
+    "GPU-hours",
+    "energy",
+    "cost",
+    "per GPU",
+    "total",
+    "difference",
+    *("weights", "grads", "states", "kept", "working", "output", "gathered", "update"),
+    "checkpoint",
+    "each",
+    "stop",
+    "write",
+    "every",
+    "Young/Daly",
+    "written",
+    "in all",
+    "stored",
+    *("requests", "read", "sampled"),
+    *("calls", "async", "tensors", "rest", "plan", "of plan"),
+    *("from step", "to step", "from token", "to token", "masked 1/k", "by hash"),
+)
+LONG_WORD = 24  # characters; a longer word of the last column, such as a path, may be broken
+
+
+def make_console(**options: Any) -> Console:
+    """A console for names, paths and messages from outside."""
+    return Console(emoji=False, **options)
+
+
+def bytes_progress(console: Console, work: str, *, quiet: bool = False) -> Progress:
+    """A bar for work on bytes, which a terminal shows while the work lasts."""
+    from rich import progress as bars  # few commands need it
+
+    columns = (
+        *(bars.TextColumn(work), bars.BarColumn(), bars.DownloadColumn()),
+        *(bars.TransferSpeedColumn(), bars.TimeRemainingColumn()),
+    )
+    return bars.Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
 
 
 def empty_table(
@@ -13,13 +69,64 @@ def empty_table(
 ) -> Table:
     """A table without rows. The columns `numbers` are right-aligned; the cells of the columns `folded` are
     wrapped where the terminal is too narrow."""
-    found = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    empty = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in headings:
         fold = name in folded
-        found.add_column(
+        empty.add_column(
             name,
             justify="right" if name in numbers else "left",
             no_wrap=not fold,
             overflow="fold" if fold else "ellipsis",
         )
-    return found
+    return empty
+
+
+def table(
+    title: str,
+    caption: str,
+    headings: tuple[str, ...],
+    rows: list[list[str]],
+    *,
+    optional: tuple[str, ...] = (),
+    width: int | None = None,
+) -> Table:
+    """A table whose columns keep their width; the last one gets the rest of the terminal. `optional` columns
+    are left out if no row has a value, and, in their order, while the table is wider than `width`; the
+    caption names the latter."""
+    shown = [
+        name
+        for name in headings
+        if name not in optional or any(row[headings.index(name)] not in ("-", "") for row in rows)
+    ]
+    room, cut = dict(zip(headings, _widths(headings, rows), strict=True)), []
+    padding = 1 if width is None or _needed(room, shown, 1) <= width else 0
+    for name in (name for name in optional if name in shown):
+        if width is not None and _needed(room, shown, padding) > width:
+            shown.remove(name)
+            cut.append(name)
+    caption = "; ".join(part for part in (caption, f"no room for: {', '.join(cut)}" if cut else "") if part)
+    filled = empty_table(title, shown, numbers=NUMBERS, folded=shown[-1:])
+    filled.caption, filled.caption_justify, filled.padding = caption, "left", (0, padding, 0, 0)
+    for name, column in zip(shown[:-1], filled.columns, strict=False):
+        column.min_width = room[name]
+    for row in rows:
+        filled.add_row(*(row[headings.index(name)] for name in shown))
+    return filled
+
+
+def _widths(headings: tuple[str, ...], rows: list[list[str]]) -> list[int]:
+    """The width of each column: that of its longest cell, or of the longest word in the last column."""
+    cells = [
+        [Text.from_markup(cell, emoji=False) for cell in column] for column in zip(*rows, strict=True)
+    ] or [[] for _ in headings]
+    widths = [
+        max(len(name), *(cell.cell_len for cell in column), 0)
+        for name, column in zip(headings, cells, strict=True)
+    ]
+    words = [len(word) for cell in cells[-1] for word in cell.plain.split()]
+    return [*widths[:-1], max(len(headings[-1]), min(LONG_WORD, max(words, default=0)))]
+
+
+def _needed(room: dict[str, int], shown: list[str], padding: int) -> int:
+    """Width of a table with an edge, and a gap after each column."""
+    return 1 + sum(room[name] + padding + 1 for name in shown)

@@ -8,8 +8,8 @@ recipes or artifacts differ.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -23,15 +23,8 @@ class Change(Generic[T]):
     b: T | None
     only_in: Literal["a", "b"] | None = None  # the side that has the name, if the other lacks it
 
-
-@dataclass(frozen=True)
-class ReadInput:
-    """An input of a part. Two are equal when they contribute the same to the part's fingerprint, whatever
-    their names."""
-
-    fingerprint: str
-    step: int | None  # of a checkpoint; None for any other input
-    name: str = field(compare=False)  # for messages
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "a": self.a, "b": self.b}
 
 
 def changes(a: Mapping[str, T], b: Mapping[str, T]) -> list[Change[T]]:

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.cli.tables import estimate as tables
-from flows.format import amount, flop
+from flows.format import amount, duration, energy, flop
+from flows.format import size as in_bytes
 from flows.inspection.goldfish import masked_share
 from flows.planning.plan import Plan, make
 from infra.store import Store
@@ -167,8 +167,7 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
             f"long context {length}, GPU-hours",
             f"{published * 1e9 / speed / 3600:,.0f} [LC], [P], [D]",
             f"{taken.sum('gpu_hours') or 0:,.0f}",
-            f"{speed:,} tokens/s and GPU; {taken.parts[0].gpus:,} GPUs,"
-            f" {tables.duration(taken.sum('seconds'))}",
+            f"{speed:,} tokens/s and GPU; {taken.parts[0].gpus:,} GPUs, {duration(taken.sum('seconds'))}",
         )
     yield Line(
         "final learning rate",
@@ -206,25 +205,25 @@ def spent(size: str, plan: Plan) -> Iterator[Line]:
         "10 for each of 453,235 prompts [P]",
         f"{sum(part.work.requests for part in sampled):,.0f}",
         f"of training, both sets; {amount(sum(part.work.sampled for part in sampled))} tokens,"
-        f" {tables.duration(sum(seconds))} on {sampled[0].gpus} GPU{'s' * (sampled[0].gpus > 1)}",
+        f" {duration(sum(seconds))} on {sampled[0].gpus} GPU{'s' * (sampled[0].gpus > 1)}",
     )
     yield Line(
         "wall-clock of pretraining",
         "about 90 days [P]" if report else "not published",
-        tables.duration(stage.sum("seconds")),
+        duration(stage.sum("seconds")),
         f"{stage.parts[0].gpus:,} GPUs; the run began with half",
     )
     yield Line(
         "energy in all",
         "about 5 GWh [P]" if report else "not published",
-        tables.energy(whole["energy_kwh"]),
+        energy(whole["energy_kwh"]),
         f"{cluster.watts:g} W a GPU [P]" + ("; see below" if report else ""),
     )
     most = max(plan.estimates.stages.values(), key=lambda stage: stage.largest.memory.total)
     yield Line(
         "memory of a GPU",
         f"at most {cluster.device.memory / 1e9:.0f} GB: {cluster.gpu} [P]",
-        tables.size(most.largest.memory.total),
+        in_bytes(most.largest.memory.total),
         f"of {most.name}",
     )
 
@@ -277,7 +276,7 @@ def overview() -> str:
             amount(totals["sampled_tokens"]),
             flop(totals["flops"]),
             hours,
-            tables.size(totals["memory_bytes"]) if totals["memory_bytes"] else "-",
+            in_bytes(totals["memory_bytes"]) if totals["memory_bytes"] else "-",
         ]
         rows.append(
             f"| [`{name}`](../specs/recipes/{name}.yaml) | {plan.pipeline.description} |"

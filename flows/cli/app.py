@@ -15,8 +15,8 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from flows.cli.tables import make_console
 from flows.format import amount
+from flows.terminal import make_console
 from infra.imports import quick_imports
 from specs.errors import SpecError, StageError, counted
 from specs.redaction import redacted

@@ -53,14 +53,25 @@ class OneWriter(Console):
             self._turn.release()
 
 
-class Live:
+class _Watcher:
+    """Prints notes; a stage's own lines go to its log."""
+
+    console: Console
+
+    def line(self, name: str, text: str) -> None: ...
+
+    def note(self, name: str, text: str) -> None:
+        self.console.print(f"[yellow]note[/] {escape(name)}: {escape(text)}", soft_wrap=True)
+
+
+class Live(_Watcher):
     """Bars in a terminal: running parts, progress, tokens per second, loss, time left.
 
     Invariant: whatever draws or prints has its turn at the console before it takes the locks of the bars.
     """
 
     def __init__(self, console: OneWriter, total: int) -> None:
-        self.console = console
+        self.console: OneWriter = console
         self.display = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -106,12 +117,6 @@ class Live:
                 f"[cyan]{escape(name)}[/]", total=None, numbers="starting"
             )
 
-    def line(self, name: str, text: str) -> None:
-        """A stage's own lines go to its log."""
-
-    def note(self, name: str, text: str) -> None:
-        self.console.print(f"[yellow]note[/] {escape(name)}: {escape(text)}", soft_wrap=True)
-
     def progress(self, name: str, row: ProgressRow) -> None:
         if name in self.bars:
             self.display.update(self.bars[name], total=row.total, completed=row.done, numbers=describe(row))
@@ -128,7 +133,7 @@ class Live:
                 self.display.update(self.whole, completed=len(self.finished), numbers=numbers)
 
 
-class Plain:
+class Plain(_Watcher):
     """Progress as lines, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
@@ -141,19 +146,8 @@ class Plain:
     def __exit__(self, *_: object) -> None: ...
 
     def begin(self, step: Step) -> None:
-        self.console.print(
-            escape(
-                f"{step.node.name}: {step.action}, {step.reason}"
-                if step.reason
-                else f"{step.node.name}: {step.action}"
-            )
-        )
-
-    def line(self, name: str, text: str) -> None:
-        """A stage's own lines go to its log."""
-
-    def note(self, name: str, text: str) -> None:
-        self.console.print(f"[yellow]note[/] {escape(name)}: {escape(text)}", soft_wrap=True)
+        why = f", {step.reason}" if step.reason else ""
+        self.console.print(escape(f"{step.node.name}: {step.action}{why}"))
 
     def progress(self, name: str, row: ProgressRow) -> None:
         now, text = time.monotonic(), describe(row)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from flows.planning.plan import Plan
+from flows.stored_part import StoredPart
 from infra.store import StoreError
 from specs.anomalies import remark
 from specs.redaction import redacted
@@ -59,10 +60,9 @@ def show_next_steps(console: Console, plan: Plan, spec: str, store: str | None, 
 def show_anomalies(console: Console, plan: Plan) -> None:
     """Prints a remark for each finished part of training that met anomalies."""
     for step in plan.steps.values():
-        artifact = step.node.artifact(plan.store)
-        training = step.node.end_step is not None and artifact.complete
-        if training and (text := remark(artifact.manifest.facts)):
-            console.print(f"[yellow]note[/] {escape(step.node.name)}: {escape(text)}", soft_wrap=True)
+        part = StoredPart(step.node.artifact(plan.store), step.node.name)
+        if step.node.end_step is not None and (text := remark(part.facts)):
+            console.print(f"[yellow]note[/] {escape(part.name)}: {escape(text)}", soft_wrap=True)
 
 
 def _short(path: str) -> str:

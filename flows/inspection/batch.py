@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from flows.inspection.common import Options, artifact, references
+from flows.inspection.common import Options, references
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
+from flows.stored_part import finished
 from specs.errors import SpecError
 from specs.stages.training import Segment
 
@@ -110,7 +111,7 @@ def collect(plan: Plan, node: Node, options: Options) -> Batch:
         inputs,
         segment.model_copy(update={"validation": segment.validation.model_copy(update={"interval": 0})}),
     )
-    tokenizer_artifact = artifact(plan, plan.graph.nodes[node.inputs["tokenizer"].name])
+    tokenizer_artifact = finished(plan, plan.graph.nodes[node.inputs["tokenizer"].name])
     tokenizer = open_tokenizer(tokenizer_artifact.local("tokenizer.json"))
     step = options.step if options.step is not None else node.start_step + 1
     begin, count = segment.sample_at(step - 1), segment.global_batch_size
@@ -173,8 +174,8 @@ def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> Sa
                 "pieces": pieces,
             }
         )
-    sources = dict.fromkeys(one["source"] for one in documents if one["source"] != "padding")
-    found: Sample = {
+    sources = dict.fromkeys(document["source"] for document in documents if document["source"] != "padding")
+    decoded: Sample = {
         "index": index,
         "input": ids,
         "labels": labels,
@@ -183,14 +184,14 @@ def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> Sa
         "source": ", ".join(sources),
     }
     if weights is not None:
-        found["weights"] = weights.astype(float).round(6).tolist()
+        decoded["weights"] = weights.astype(float).round(6).tolist()
     name: Array
     for name in ("counts", "segments", "rewards", "reference"):
         if (array := getattr(sample, name, None)) is not None:
-            found[name] = array.tolist()
+            decoded[name] = array.tolist()
     if labelled[-1] >= 0:
-        found["last_label"] = tokenizer.decode([labelled[-1]], skip_special_tokens=False)
-    return found
+        decoded["last_label"] = tokenizer.decode([labelled[-1]], skip_special_tokens=False)
+    return decoded
 
 
 def _status(place: int, start: int, labels: list[int]) -> Status:
@@ -234,24 +235,24 @@ def _origins(data: Any, sample: Any, index: int) -> list[str]:
     ]
 
 
-def show(console: Console, found: Batch) -> None:
+def show(console: Console, batch: Batch) -> None:
     at = (
-        f"step {found['step']}, {found['global_batch_size']} sequences"
-        if found["step"] is not None
+        f"step {batch['step']}, {batch['global_batch_size']} sequences"
+        if batch["step"] is not None
         else "one sample"
     )
     console.print(
-        f"[bold]{escape(found['name'])}[/]: {at} of {found['sequence_length']} tokens", highlight=False
+        f"[bold]{escape(batch['name'])}[/]: {at} of {batch['sequence_length']} tokens", highlight=False
     )
-    if found["note"]:
-        console.print(f"[yellow]note[/] {escape(found['note'])}", highlight=False, soft_wrap=True)
+    if batch["note"]:
+        console.print(f"[yellow]note[/] {escape(batch['note'])}", highlight=False, soft_wrap=True)
     marks = {} if console.is_terminal or console.record else MARKS
     legend = Text("tokens: ")
     for status, style in STYLES.items():
         begin, end = marks.get(status, ("", ""))
         legend.append(f"{begin}{status}{end}", style=style).append("  ")
     console.print(legend)
-    for sample in found["samples"]:
+    for sample in batch["samples"]:
         trained = sum(document["trained"] for document in sample["documents"])
         console.rule(Text(f"sample {sample['index']}: {trained} of {len(sample['input'])} places trained"))
         for document in sample["documents"]:

@@ -1,4 +1,4 @@
-"""The code that all inspectors share: the options, and access to the artifacts that a part reads."""
+"""The code that all inspectors share: the options, and the inputs that a part reads."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from flows.planning.graph import Input, Node
 from flows.planning.plan import Plan
-from infra.store import Artifact
-from specs.errors import SpecError
+from flows.stored_part import finished
 from specs.job import InputRef
 
 
@@ -26,31 +25,21 @@ class Options:
     document: str | None = None
 
 
-def artifact(plan: Plan, node: Node) -> Artifact:
-    """The finished artifact of a part. SpecError when it has not been made."""
-    found = node.artifact(plan.store)
-    if not found.complete:
-        fix = f"apertus run ... --until {node.stage}"
-        raise SpecError.of(
-            (), f"'{node.name}' has not been made yet, so there is nothing to look at", fix, "inspect"
-        )
-    return found
-
-
 def references(plan: Plan, node: Node) -> dict[str, InputRef]:
     """The inputs of a part by role, without checkpoints. SpecError when one of them, or a part that a
     mixture among them reads, has not been made."""
-    found: dict[str, InputRef] = {}
+    references: dict[str, InputRef] = {}
     for role, read in node.inputs.items():
         if read.step is None and read.node is not None:
             _made(plan, read)
-            path = plan.graph.nodes[read.node].path
-            found[role] = InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, path=path)
-    return found
+            references[role] = InputRef(
+                kind=read.kind, fingerprint=read.fingerprint, name=read.name, path=read.place
+            )
+    return references
 
 
 def _made(plan: Plan, read: Input) -> None:
     node = plan.graph.nodes[read.node or ""]
-    artifact(plan, node)
+    finished(plan, node)
     for inner in node.inputs.values() if node.kind == "mixture" else ():
         _made(plan, inner)

@@ -1,12 +1,15 @@
-"""Shows what became of the documents of a corpus: counts, and a few kept and dropped ones with the reason.
+"""Shows what became of the documents of a corpus: counts, and a few kept and dropped ones with the reason; or
+what became of one document.
 
-Invariant: reads the manifest and `examples.jsonl` only; imports neither torch nor Prefect.
+Invariant: reads the manifest and `examples.jsonl`, or for one document the tables of kept and of removed
+documents, one row group at a time; imports neither torch nor Prefect.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, TypedDict
+from collections.abc import Iterator
+from typing import Any, NotRequired, TypedDict
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,16 +18,18 @@ from rich.table import Table
 from rich.text import Text
 
 from apertus_model.data.corpora.examples import Row, from_jsonl
-from flows.inspection.common import Options, artifact
+from flows.inspection.common import Options
 from flows.languages import Language, filters_of, languages_of
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
+from flows.stored_part import finished
 from flows.terminal import empty_table
 from infra.store import Artifact
 from specs.errors import SpecError, did_you_mean
 
 EXAMPLES = "examples.jsonl"
 LINES = 15
+_HASH = re.compile(r"[0-9a-f]{16}")
 _CONTROL = re.compile(r"[^\S\n\t ]|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
@@ -59,7 +64,7 @@ class Corpus(TypedDict):
 
 def collect(plan: Plan, node: Node, options: Options) -> Corpus:
     """The result of `account_of` for a finished part of a corpus."""
-    return account_of(artifact(plan, node), limit=options.limit, reason=options.reason)
+    return account_of(finished(plan, node), limit=options.limit, reason=options.reason)
 
 
 def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> Corpus:
@@ -99,13 +104,12 @@ def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> Co
     }
 
 
-def show(console: Console, found: Corpus) -> None:
-    """Prints what `account_of` has found."""
-    console.print(_account(found))
-    console.print(_destination(found), highlight=False)
-    if found["languages"]:
-        console.print(_languages(found["languages"]))
-    for row in found["examples"]:
+def show(console: Console, document: Corpus) -> None:
+    console.print(_account(document))
+    console.print(_destination(document), highlight=False)
+    if document["languages"]:
+        console.print(_languages(document["languages"]))
+    for row in document["examples"]:
         _print_example(console, row)
 
 
@@ -122,10 +126,10 @@ def account(metrics: dict[str, Any]) -> list[tuple[str, int, int | None]]:
     return [*rows, ("kept", *kept)]
 
 
-def _account(found: Corpus) -> Table:
+def _account(document: Corpus) -> Table:
     counted = ("documents", "characters")
-    table = empty_table(escape(found["name"]), ("", *counted), numbers=counted)
-    for row in found["account"]:
+    table = empty_table(escape(document["name"]), ("", *counted), numbers=counted)
+    for row in document["account"]:
         table.add_row(
             escape(row["what"]),
             f"{row['documents']:,}",
@@ -145,9 +149,9 @@ def _languages(languages: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _destination(found: Corpus) -> str:
-    replaced = ", ".join(f"{count:,} {kind}" for kind, count in found["replaced"].items())
-    kept = found["kept"]
+def _destination(document: Corpus) -> str:
+    replaced = ", ".join(f"{count:,} {kind}" for kind, count in document["replaced"].items())
+    kept = document["kept"]
     splits = (
         f"{kept['train']['documents']:,} to train on, {kept['validation']['documents']:,} held out,"
         f" {kept['probes']:,} probes"
@@ -175,3 +179,113 @@ def _shown(text: str) -> str:
     """The first lines of a text, without control characters that a terminal would obey."""
     lines = _CONTROL.sub(" ", text).split("\n")
     return "\n".join([*lines[:LINES], "[...]"] if len(lines) > LINES else lines)
+
+
+# One document: `apertus inspect SPEC NAME --document ID`
+
+
+class DocumentRow(TypedDict):
+    """A document of a corpus, as read."""
+
+    became: str  # `train`, `validation`, or the label of the filter that removed it
+    hash: str  # 16 hexadecimal digits, of the text
+    id: str | None
+    url: str | None
+    file: NotRequired[str]  # of a kept document, as are `row`, `offset` and `tokens`
+    row: NotRequired[int]  # in the file, from 0
+    offset: NotRequired[int]  # of its first token
+    tokens: NotRequired[int]  # number of its tokens
+    reason: NotRequired[str | None]  # of a removed document
+
+
+class DocumentSearch(TypedDict):
+    """The output of `apertus inspect --document`."""
+
+    name: str
+    kind: str
+    document: str
+    documents: list[DocumentRow]
+
+
+def collect_documents(plan: Plan, node: Node, options: Options) -> DocumentSearch:
+    assert options.document is not None, "inspect --document calls this"
+    corpus = finished(plan, node)
+    return {
+        "name": corpus.identity.name,
+        "kind": "corpus",
+        "document": options.document,
+        "documents": find_documents(corpus, options.document),
+    }
+
+
+def find_documents(corpus: Artifact, wanted: str) -> list[DocumentRow]:
+    """The documents with the id or URL `wanted`, or with this hash (16 hexadecimal digits) of their text as
+    read: kept documents first, in the order of training, then removed ones."""
+    facts = corpus.manifest.facts
+    kept: list[DocumentRow] = [
+        {
+            "became": split,
+            "file": f"{shard}.bin",
+            "row": number,
+            "hash": f"{row['hash']:016x}",
+            "id": row["id"],
+            "url": row["url"],
+            "offset": row["offset"],
+            "tokens": row["tokens"],
+        }
+        for split in ("train", "validation")
+        for shard in facts[split]
+        for number, row in _rows(corpus, f"{shard}.documents.parquet", wanted)
+    ]
+    removed: list[DocumentRow] = [
+        {
+            "became": row["filter"],
+            "hash": f"{row['hash']:016x}",
+            "id": row.get("id"),
+            "url": row.get("url"),
+            "reason": row.get("reason"),
+        }
+        for name in facts["rejects"]
+        for _, row in _rows(corpus, f"{name}.parquet", wanted)
+    ]
+    return kept + removed
+
+
+def _rows(corpus: Artifact, name: str, wanted: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a table that belong to the wanted documents, as (row number, row)."""
+    import numpy as np  # here, not above: other commands start without them
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    table = pq.ParquetFile(corpus.open(name).stream())
+    by_hash = _HASH.fullmatch(wanted) is not None
+    value = pa.scalar(int(wanted, 16), pa.uint64()) if by_hash else pa.scalar(wanted)
+    columns = ["hash"] if by_hash else [key for key in ("id", "url") if key in table.schema_arrow.names]
+    start = 0
+    for group in range(table.num_row_groups):
+        keys = table.read_row_group(group, columns=columns)
+        same = np.zeros(len(keys), bool)
+        for column in keys.columns:
+            same |= pc.fill_null(pc.equal(column, value), False).to_numpy()
+        if same.any():
+            rows = table.read_row_group(group).filter(pa.array(same)).to_pylist()
+            yield from zip((np.flatnonzero(same) + start).tolist(), rows, strict=True)
+        start += len(keys)
+
+
+def show_documents(console: Console, search: DocumentSearch) -> None:
+    rows = search["documents"]
+    if not rows:
+        console.print(
+            f"{escape(search['name'])} has read no document with the id, URL or hash"
+            f" '{escape(search['document'])}'",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return
+    table = empty_table(escape(search["name"]), ("became", "hash", "id", "where or why"))
+    for row in rows:
+        where = row.get("reason") or f"{row['tokens']:,} tokens from {row['offset']:,} of {row['file']}"
+        table.add_row(*(escape(text) for text in (row["became"], row["hash"], row["id"] or "", where)))
+    console.print(table)

@@ -63,7 +63,7 @@ class Group:
 
 
 @dataclass
-class Found:
+class FolderContent:
     """What a folder holds: groups of files, and the files that no source reads, counted by a word on them."""
 
     folder: Path
@@ -71,7 +71,7 @@ class Found:
     left_out: Counter[str]
 
 
-def look(folder: Path) -> Found:
+def look(folder: Path) -> FolderContent:
     """Groups the files of a folder. SpecError when none of them holds documents."""
     groups: dict[tuple[str, str, str], Group] = {}
     left_out: Counter[str] = Counter()
@@ -99,7 +99,7 @@ def look(folder: Path) -> Found:
     if not any(group.documents for group in kept):
         fix = f"add {LEAST} bytes of {', '.join(TEXT)}, code, or JSONL or Parquet with a column of texts."
         raise SpecError.of((), f"'{folder}' has no text that a model could begin with", fix, "FOLDER")
-    return Found(folder, kept, left_out)
+    return FolderContent(folder, kept, left_out)
 
 
 def _kind(path: Path) -> tuple[str, str, str] | None:
@@ -138,22 +138,21 @@ def _rows(path: Path, format: str) -> list[dict[str, Any]]:
         return []
 
 
-def recipe(found: Found) -> str:
-    """The recipe, in YAML with comments."""
-    documents = [group for group in found.groups if group.documents]
+def recipe(content: FolderContent) -> str:
+    documents = [group for group in content.groups if group.documents]
     tokens = max(1, sum(group.bytes for group in documents) // BYTES_PER_TOKEN)
     sizes = SMALL if tokens < 100_000 else LARGER
     per_step = sizes["length"] * sizes["batch"]
     steps = min(300, max(40, 4 * tokens // per_step))
-    name = re.sub(r"[^a-z0-9]+", "-", found.folder.resolve().name.lower()).strip("-") or "my-model"
+    name = re.sub(r"[^a-z0-9]+", "-", content.folder.resolve().name.lower()).strip("-") or "my-model"
     folder = Environment(loader=PackageLoader("flows.inspection", ""), undefined=StrictUndefined)
     text = folder.get_template("first_recipe.yaml.jinja").render(
         store=STORE,
         name=name,
-        groups=found.groups,
+        groups=content.groups,
         documents=documents,
-        chats=[group for group in found.groups if group.name.startswith("chats")],
-        pairs=[group for group in found.groups if group.name.startswith("pairs")],
+        chats=[group for group in content.groups if group.name.startswith("chats")],
+        pairs=[group for group in content.groups if group.name.startswith("pairs")],
         steps=steps,
         repetition=4 + 2 * steps * per_step // tokens,
         **sizes,
@@ -163,9 +162,9 @@ def recipe(found: Found) -> str:
 
 def _globs(group: Group, others: list[Group]) -> list[str]:
     """The globs of a source. A suffix that no other group has is a glob, which finds files added later."""
-    taken = {_suffixes(file) for other in others for file in other.files}
+    of_others = {_suffixes(file) for other in others for file in other.files}
     globs = (
-        re.sub(r"([*?[])", r"[\1]", file) if _suffixes(file) in taken else f"**/*{_suffixes(file)}"
+        re.sub(r"([*?[])", r"[\1]", file) if _suffixes(file) in of_others else f"**/*{_suffixes(file)}"
         for file in group.files
     )
     return [*dict.fromkeys(globs)]

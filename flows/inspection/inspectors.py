@@ -14,22 +14,22 @@ from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
-from flows.inspection import batch, corpus, documents, mixture, rows
+from flows.inspection import batch, corpus, mixture, rows
 from flows.inspection.common import Options
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
 from specs.errors import SpecError, a
 from specs.stages import TRAINING
 
-Found = TypeVar("Found")
+Document = TypeVar("Document")
 
 
 @dataclass(frozen=True)
-class Inspector(Generic[Found]):
+class Inspector(Generic[Document]):
     """The functions that inspect one kind of part."""
 
-    collect: Callable[[Plan, Node, Options], Found]  # reads what is to be shown, as one JSON document
-    show: Callable[[Console, Found], None]  # prints it
+    collect: Callable[[Plan, Node, Options], Document]  # reads what is to be shown, as one JSON document
+    show: Callable[[Console, Document], None]  # prints it
 
 
 INSPECTORS: dict[str, Inspector[Any]] = {
@@ -38,7 +38,7 @@ INSPECTORS: dict[str, Inspector[Any]] = {
     **dict.fromkeys(rows.KINDS, Inspector(rows.collect, rows.show)),
     **dict.fromkeys(TRAINING, Inspector(batch.collect, batch.show)),
 }
-DOCUMENT = Inspector(documents.collect, documents.show)
+DOCUMENT = Inspector(corpus.collect_documents, corpus.show_documents)
 """The inspector of a corpus with --document."""
 
 
@@ -49,38 +49,25 @@ def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector[Any
     chosen = [node for node in parts if node.kind in INSPECTORS]
     if not chosen:
         kind = parts[0].kind if name == parts[0].name else plan.pipeline.stages[name].kind
-        raise SpecError.of(
-            (),
-            f"there is nothing to inspect in {a(kind)}",
-            f"name one of: {', '.join(INSPECTORS)}.",
-            "inspect",
-        )
-    trains = chosen[0].end_step is not None
+        problem = f"there is nothing to inspect in {a(kind)}"
+        raise SpecError.of((), problem, f"name one of: {', '.join(INSPECTORS)}.", "inspect")
+    kind, trains = chosen[0].kind, chosen[0].end_step is not None
     if options.step is not None and options.sample is not None:
-        raise SpecError.of(
-            (),
-            "--step shows the samples of a step, --sample one by its index",
-            "give one of the two.",
-            "inspect",
-        )
-    given: dict[str, int | str | None] = {} if trains else {"--step": options.step}
-    given |= {} if trains or chosen[0].kind in rows.KINDS else {"--sample": options.sample}
-    of_corpora = {"--reason": options.reason, "--document": options.document}
-    given |= of_corpora if chosen[0].kind != "corpus" else {}
-    for option, value in given.items():
-        if value is not None:
-            wanted = "a corpus" if option in of_corpora else "a training stage"
-            raise SpecError.of(
-                (),
-                f"{option} applies to {wanted}; '{name}' is {a(chosen[0].kind)}",
-                "leave it out.",
-                "inspect",
-            )
+        problem = "--step shows the samples of a step, --sample one by its index"
+        raise SpecError.of((), problem, "give one of the two.", "inspect")
+    refused = {  # options that are about other kinds
+        "--step": ("a training stage", not trains, options.step),
+        "--sample": ("a training stage", not trains and kind not in rows.KINDS, options.sample),
+        "--reason": ("a corpus", kind != "corpus", options.reason),
+        "--document": ("a corpus", kind != "corpus", options.document),
+    }
+    for option, (wanted, refuses, value) in refused.items():
+        if refuses and value is not None:
+            problem = f"{option} applies to {wanted}; '{name}' is {a(kind)}"
+            raise SpecError.of((), problem, "leave it out.", "inspect")
     if trains:
-        return INSPECTORS[chosen[0].kind], batch.segment_at(name, chosen, options)
+        return INSPECTORS[kind], batch.segment_at(name, chosen, options)
     if len(chosen) > 1:
         names = ", ".join(node.name for node in chosen)
         raise SpecError.of((), f"'{name}' has {len(chosen)} parts", f"name one: {names}.", "inspect")
-    if options.document is not None:
-        return DOCUMENT, chosen[0]
-    return INSPECTORS[chosen[0].kind], chosen[0]
+    return INSPECTORS[kind] if options.document is None else DOCUMENT, chosen[0]

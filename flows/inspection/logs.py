@@ -70,7 +70,7 @@ def _stored(store: Store, node: Node) -> Logs:
 
 def _running(store: Store, node: Node, scratch: str | None) -> Logs:
     """The logs of attempts that run on this machine, or whose scratch folder it shares."""
-    found: Logs = {}
+    logs: Logs = {}
     for file in scratch_root(scratch).glob(f"{PREFIX}{node.name.replace('/', '-')}-*/job.json"):
         log = file.with_name("log.txt")
         try:
@@ -79,5 +79,5 @@ def _running(store: Store, node: Node, scratch: str | None) -> Logs:
         except (OSError, ValueError):  # it is being made or removed
             continue
         if (job.store, job.path) == (store.url, node.path):
-            found[job.attempt] = partial(bytes, text)
-    return found
+            logs[job.attempt] = partial(bytes, text)
+    return logs

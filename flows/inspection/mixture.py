@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from apertus_model.data.order.mixture_recipe import FILE, MixtureRecipe
-from flows.inspection.common import Options, artifact
+from flows.inspection.common import Options
 from flows.planning.graph import Node
 from flows.planning.mixtures import corpora
 from flows.planning.plan import Plan
+from flows.stored_part import finished
 from flows.terminal import empty_table
 from specs.errors import counted
 
@@ -28,8 +29,6 @@ class Use(TypedDict):
 
 
 class Source(TypedDict):
-    """A source of the mixture."""
-
     source: str
     weight: int  # as the mixture stores it, relative to the others
     share: float
@@ -58,7 +57,7 @@ def collect(plan: Plan, node: Node, options: Options) -> Mixture:
     """The sources, and what the first samples draw from them. SpecError if the mixture has not been made."""
     from apertus_model.data.order.mixture import BLOCK, MixtureOrder
 
-    recipe = artifact(plan, node).document(FILE, MixtureRecipe)
+    recipe = finished(plan, node).document(FILE, MixtureRecipe)
     names = {read.fingerprint: read.name for read in corpora(plan.graph, node.name)}
     entries = recipe.sources
     order = MixtureOrder(recipe.weights, [1] * len(entries), recipe.seed)
@@ -110,20 +109,19 @@ def collect(plan: Plan, node: Node, options: Options) -> Mixture:
 
 
 def _stage(plan: Plan, segment: Node) -> str:
-    """The stage of the mixture that a segment draws from."""
     return plan.graph.nodes[segment.inputs["mixture"].name].stage
 
 
-def show(console: Console, found: Mixture) -> None:
+def show(console: Console, mixture: Mixture) -> None:
     title = (
-        f"mixture {found['name']}, seed {found['seed']}: {counted(len(found['sources']), 'source')} over"
-        f" the first {counted(found['samples'], 'sample')}"
+        f"mixture {mixture['name']}, seed {mixture['seed']}: {counted(len(mixture['sources']), 'source')}"
+        f" over the first {counted(mixture['samples'], 'sample')}"
     )
     numbers = ("weight", "asked", "realised", "off by", "bound", "tokens")
     table = empty_table(title, ("source", *numbers), numbers=numbers)
     passes = ("passes", "allowed")
     uses = empty_table("passes, at the end of a stage", ("source", "stage", *passes), numbers=passes)
-    for row in sorted(found["sources"], key=lambda row: -row["share"]):
+    for row in sorted(mixture["sources"], key=lambda row: -row["share"]):
         table.add_row(
             escape(row["source"]),
             str(row["weight"]),
@@ -141,4 +139,4 @@ def show(console: Console, found: Mixture) -> None:
     console.print("off by, bound: in samples; the bound holds for any number of samples.", style="dim")
     if uses.row_count:
         console.print(uses)
-    console.print(f"first samples: {escape(', '.join(found['first']))}", soft_wrap=True)
+    console.print(f"first samples: {escape(', '.join(mixture['first']))}", soft_wrap=True)

@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from flows.inspection.common import Options, artifact
+from flows.inspection.common import Options
 from flows.planning.graph import Node
 from flows.planning.plan import Plan
+from flows.stored_part import finished
 from infra.store import Artifact
 from specs.errors import SpecError
 
@@ -26,8 +27,6 @@ KINDS = ("conversations", "prompts", "completions", "rewards", "pairs", "labelle
 
 
 class Answer(TypedDict):
-    """A completion of a prompt."""
-
     text: str
     about: str  # who wrote it, and what it is worth
 
@@ -41,7 +40,7 @@ class Item(TypedDict):
     answers: list[Answer]
 
 
-class Found(TypedDict):
+class RowsDocument(TypedDict):
     """The output of `apertus inspect` for one of `KINDS`."""
 
     name: str
@@ -54,10 +53,10 @@ Reader = tuple[int, Callable[[int], Item]]
 """The number of rows of a part, and a function that reads one."""
 
 
-def collect(plan: Plan, node: Node, options: Options) -> Found:
+def collect(plan: Plan, node: Node, options: Options) -> RowsDocument:
     """The first rows of a part, or that with the index `--sample`."""
-    found = artifact(plan, node)
-    count, item = READERS[node.kind](plan, node, found)
+    artifact = finished(plan, node)
+    count, item = READERS[node.kind](plan, node, artifact)
     if options.sample is not None and options.sample >= count:
         fix = f"name one from 0 to {count - 1}."
         raise SpecError.of((), f"'{node.name}' has no row {options.sample}", fix, "--sample")
@@ -65,12 +64,11 @@ def collect(plan: Plan, node: Node, options: Options) -> Found:
     return {"name": node.name, "kind": node.kind, "count": count, "items": [item(index) for index in rows]}
 
 
-def show(console: Console, found: Found) -> None:
-    """Prints what `collect` has found."""
-    console.print(f"[bold]{escape(found['name'])}[/]: {found['count']:,} rows", highlight=False)
-    if any(trained for item in found["items"] for trained, _ in item["pieces"]):
+def show(console: Console, document: RowsDocument) -> None:
+    console.print(f"[bold]{escape(document['name'])}[/]: {document['count']:,} rows", highlight=False)
+    if any(trained for item in document["items"] for trained, _ in item["pieces"]):
         console.print(Text("trained  ").append("not trained", style="dim"))
-    for item in found["items"]:
+    for item in document["items"]:
         console.rule(Text(f"{item['index']}: {item['id']}".removesuffix(": ")))
         marked = any(trained for trained, _ in item["pieces"])
         text = Text()
@@ -82,11 +80,11 @@ def show(console: Console, found: Found) -> None:
             console.print(Text(answer["text"]))
 
 
-def _conversations(plan: Plan, node: Node, found: Artifact) -> Reader:
+def _conversations(plan: Plan, node: Node, artifact: Artifact) -> Reader:
     from apertus_model.chat.encoder import TRAINED
     from apertus_model.data.conversations.stored import ConversationShards
 
-    shards, decode = ConversationShards(found, "train"), _decoder(plan, node)
+    shards, decode = ConversationShards(artifact, "train"), _decoder(plan, node)
 
     def item(index: int) -> Item:
         tokens, mask = shards.tokens(index).tolist(), shards.mask(index).tolist()
@@ -106,22 +104,22 @@ def _decoder(plan: Plan, node: Node) -> Callable[[list[int]], str]:
     from apertus_model.tokenizer_files import open_tokenizer
 
     read = plan.graph.nodes[node.inputs["tokenizer"].node or ""]
-    tokenizer = open_tokenizer(artifact(plan, read).local("tokenizer.json"))
+    tokenizer = open_tokenizer(finished(plan, read).local("tokenizer.json"))
     return lambda tokens: tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-def _prompts(plan: Plan, node: Node, found: Artifact) -> Reader:
+def _prompts(plan: Plan, node: Node, artifact: Artifact) -> Reader:
     """Prompts with their completions: those of the part, or all with the rewards of the part."""
     from apertus_model.data.preferences.choice import offline_completions
     from apertus_model.data.rows import Rows
 
     inputs = {role: plan.graph.nodes[read.node] for role, read in node.inputs.items() if read.node}
-    prompts = Rows(found if node.kind == "prompts" else artifact(plan, inputs["prompts"]))
-    rewards = Rows(found) if node.kind == "rewards" else None
-    sampled = artifact(plan, inputs["completions"]) if rewards else found
+    prompts = Rows(artifact if node.kind == "prompts" else finished(plan, inputs["prompts"]))
+    rewards = Rows(artifact) if node.kind == "rewards" else None
+    sampled = finished(plan, inputs["completions"]) if rewards else artifact
     answers = None if node.kind == "prompts" else Rows(sampled)
     generators = sum(role.startswith("generated:") for role in inputs)
-    others = [Rows(artifact(plan, inputs[f"generated:{number}"])) for number in range(generators)]
+    others = [Rows(finished(plan, inputs[f"generated:{number}"])) for number in range(generators)]
     models = [rows.artifact.manifest.facts["model"] for rows in others]
 
     def item(index: int) -> Item:
@@ -143,26 +141,26 @@ def _prompts(plan: Plan, node: Node, found: Artifact) -> Reader:
     return len(prompts), item
 
 
-def _pairs(plan: Plan, node: Node, found: Artifact) -> Reader:
-    lines = found.bytes("pairs.jsonl").splitlines()
+def _pairs(plan: Plan, node: Node, artifact: Artifact) -> Reader:
+    lines = artifact.bytes("pairs.jsonl").splitlines()
 
     def item(index: int) -> Item:
         row = json.loads(lines[index])
         answers: list[Answer] = []
         for side in ("chosen", "rejected"):
-            one = row[side]
-            worth = f"reward {one['reward']:.4g}, quantile {one['quantile']:.3g}"
-            who = " ".join(one[name] for name in ("origin", "model") if name in one)
-            answers.append({"text": one["text"], "about": f"{side}: {who}, {worth}"})
+            completion = row[side]
+            worth = f"reward {completion['reward']:.4g}, quantile {completion['quantile']:.3g}"
+            who = " ".join(completion[name] for name in ("origin", "model") if name in completion)
+            answers.append({"text": completion["text"], "about": f"{side}: {who}, {worth}"})
         return {"index": index, "id": row["id"], "pieces": [(False, row["prompt"])], "answers": answers}
 
     return len(lines), item
 
 
-def _labelled_pairs(plan: Plan, node: Node, found: Artifact) -> Reader:
+def _labelled_pairs(plan: Plan, node: Node, artifact: Artifact) -> Reader:
     from apertus_model.data.preferences.packed_pairs import pair_arrays
 
-    arrays = pair_arrays(found, ("lengths", "prompt_lengths"), "train-", ("margins",))
+    arrays = pair_arrays(artifact, ("lengths", "prompt_lengths"), "train-", ("margins",))
     ends, decode = arrays["lengths"].cumsum().tolist(), _decoder(plan, node)
 
     def item(index: int) -> Item:

@@ -33,7 +33,7 @@ COMPARED = (
 NAMES = ("name", "description", "store")
 
 
-class Comparison(NamedTuple):
+class PlanComparison(NamedTuple):
     """The differences between two plans. fields: by path, the values in the other recipe and in this one,
     None where a value is missing; totals: by name, the values in the other plan and in this one, None where a
     total is unknown (`Estimates.totals`); by_stage: the fields again, by stage, with "" for fields of no
@@ -52,8 +52,7 @@ class Comparison(NamedTuple):
         return {"fields": fields, "totals": totals}
 
 
-def compare(plan: Plan, other: Plan) -> Comparison:
-    """Compares `plan` with `other`."""
+def compare(plan: Plan, other: Plan) -> PlanComparison:
     common = {
         "stages": plan.pipeline.stages.keys() & other.pipeline.stages.keys(),
         "sources": plan.pipeline.sources.keys() & other.pipeline.sources.keys(),
@@ -63,7 +62,7 @@ def compare(plan: Plan, other: Plan) -> Comparison:
         for change in changes(_fields(plan.pipeline, common), _fields(other.pipeline, common))
     }
     totals, others = plan.estimates.totals(), other.estimates.totals()
-    return Comparison(
+    return PlanComparison(
         fields, {name: (others[name], totals[name]) for name in COMPARED}, _by_stage(fields, plan.pipeline)
     )
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from flows.planning.unavailable import Unavailable
-from infra.store import Artifact, Store
+from infra.store import Artifact, Store, documents
 from infra.store.hugging_face import HubModel
 from infra.store.inputs import Listing
 from specs.base import fingerprint, hashed_input
@@ -29,13 +29,30 @@ FOLDER = " (folder)"  # suffix of the name of the folder of a Hugging Face model
 
 @dataclass(frozen=True)
 class Input:
-    """An input of a part."""
+    """An input of a part. Two are equal when they contribute the same to the fingerprint of a part, whatever
+    their names."""
 
-    kind: str
+    kind: str = field(compare=False)  # of the part that makes it; `external`: documents outside the store
     fingerprint: str
-    name: str
-    node: str | None = None  # the part that makes it; None for documents outside the store
+    name: str = field(compare=False)
+    node: str | None = field(default=None, compare=False)  # the part of the plan that makes it
     step: int | None = None  # of a checkpoint
+
+    @classmethod
+    def stored(cls, read: documents.Input) -> Input:
+        """An input as an artifact in the store states it."""
+        kind, _, fingerprint = (read.place or f"{read.kind}/{read.fingerprint}").rpartition("/")
+        return cls(kind, fingerprint, read.name or read.place or fingerprint[:8], step=read.step)
+
+    @property
+    def place(self) -> str | None:
+        """The folder of the artifact in the store; None for documents outside it."""
+        return None if self.kind == "external" else f"{self.kind}/{self.fingerprint}"
+
+    @property
+    def label(self) -> str:
+        """The name, with the step of a checkpoint."""
+        return self.name if self.step is None else f"{self.name}@step={self.step}"
 
     @property
     def hashed(self) -> str:

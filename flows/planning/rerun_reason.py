@@ -8,12 +8,12 @@ explain nothing: a part without such an artifact is new.
 
 from __future__ import annotations
 
-from flows.planning.graph import Node
+from flows.planning.graph import Input, Node
 from flows.planning.run_records import Records
 from infra.store import Artifact
 from infra.store.documents import Identity
 from specs.base import flatten
-from specs.differences import Change, ReadInput, changes
+from specs.differences import Change, changes
 from specs.foreign import shown
 
 LOOKED_AT = 100
@@ -31,11 +31,7 @@ def difference(node: Node, records: Records) -> str:
     ]
     best = min(candidates, key=lambda pair: (pair[1].name != node.name, len(pair[0])), default=None)
     last = records.last(node.name)
-    if (
-        last is not None
-        and (identity := Artifact(records.store, last.path).readable_identity) is not None
-        and identity.kind == node.kind
-    ):
+    if last and (identity := last.readable_identity) is not None and identity.kind == node.kind:
         best = (_reasons(node, identity), identity)
     if best is None:
         return "new"
@@ -70,21 +66,16 @@ def _reasons(node: Node, identity: Identity) -> list[str]:
         old = "not set" if change.only_in == "a" else shown(change.b)
         new = "not set" if change.only_in == "b" else shown(change.a)
         reasons.append(f"{change.name}: {old} -> {new}")
-    reads = {role: ReadInput(read.fingerprint, read.step, read.name) for role, read in node.inputs.items()}
-    read_then = {
-        role: ReadInput(read.fingerprint, read.step, read.name or role)
-        for role, read in identity.inputs.items()
-    }
-    documents = {role for role, read in node.inputs.items() if read.node is None}
-    return reasons + [_input_reason(change, change.name in documents) for change in changes(reads, read_then)]
+    stored = {role: Input.stored(read) for role, read in identity.inputs.items()}
+    return reasons + [_input_reason(change) for change in changes(node.inputs, stored)]
 
 
-def _input_reason(change: Change[ReadInput], documents: bool) -> str:
-    """The text for one changed input. `documents`: whether the input is documents outside the store."""
+def _input_reason(change: Change[Input]) -> str:
+    """The text for one changed input."""
     now, before = change.a, change.b
     if before is None or now is None:
         return f"input {change.name}: {before.name if before else 'none'} -> {now.name if now else 'none'}"
     if before.fingerprint != now.fingerprint:
-        what = f"documents of {now.name}" if documents else now.name
+        what = f"documents of {now.name}" if now.place is None else now.name
         return f"{what} changed ({before.fingerprint[:8]} -> {now.fingerprint[:8]})"
     return f"{change.name}: step {before.step} -> {now.step} of {now.name}"

@@ -6,26 +6,12 @@ stage does not run then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from flows.planning.graph import Graph, Node
 from infra.store import Artifact, Store, StoreError, runs
 from infra.store.documents import Protected, RunEnd
-
-
-@dataclass(frozen=True)
-class Record:
-    """The artifact of a part in the last run."""
-
-    store: Store
-    path: str
-    step: int | None
-
-    @property
-    def complete(self) -> bool:
-        return Artifact(self.store, self.path, self.step).complete
 
 
 class Records:
@@ -45,10 +31,10 @@ class Records:
             self.problem = str(error)
             return None
 
-    def last(self, name: str) -> Record | None:
+    def last(self, name: str) -> Artifact | None:
         """The artifact of the part with this name in the last run."""
         entry = self._last.parts.get(name) if self._last else None
-        return Record(self.store, *entry) if entry else None
+        return Artifact(self.store, *entry) if entry else None
 
     def protect(self, node: Node) -> None:
         """Records, outside the artifact, that a part of a protected stage has finished, so that its loss is

@@ -29,6 +29,7 @@ from flows.provenance.branch_file import Draft, written
 from infra.store import Store, StoreError
 from infra.store.storage.local import write_once
 from infra.store.writing.retention import hold, refer
+from specs.base import Spec
 from specs.compose import expand, extended
 from specs.dependencies import CHECKPOINT, uses
 from specs.differences import changes
@@ -36,12 +37,8 @@ from specs.errors import FieldPath, SpecError, a, did_you_mean
 from specs.pipeline import Name, Pipeline
 from specs.recipe import load, validate
 from specs.schema import with_editor_line
-from specs.settings import Phase, Training
-from specs.stages.cooldown import CooldownStage
-from specs.stages.long_context import LongContextStage
-from specs.stages.mixture import MixtureStage
-from specs.stages.pretrain import PretrainStage
-from specs.stages.training import TrainingStage
+from specs.settings import Phase
+from specs.stages import STAGES
 from specs.trajectory import Point, point_of
 from specs.units import REST, Reference
 
@@ -65,15 +62,13 @@ NOT_TAKEN = (
 
 
 @dataclass
-class Made:
-    """A branch that was made."""
-
+class Branch:
     path: Path
     text: str
     written: bool  # False where the file existed with the same content
     shared: list[str]  # parts that the original has as well
     stored: int  # how many of those are stored
-    new: list[str]  # the other parts
+    parts: list[str]  # the other parts
     notes: list[str]
 
 
@@ -84,7 +79,7 @@ def branch(
     overrides: Iterable[str] = (),
     output: Path | None = None,
     store: str | None = None,
-) -> Made:
+) -> Branch:
     """Writes the recipe `name`, which resumes from `point` (`pretrain@step=1200`) of `spec`.
 
     Raises:
@@ -130,16 +125,16 @@ def branch(
     if (changed := _changed(plan, branched, start)) is not None:
         raise _not_shared(*changed, name)
     existed = path.exists()
-    taken = f"'{path}' exists and is another file; choose another name, or --output, or remove it"
+    other_file = f"'{path}' exists and is another file; choose another name, or --output, or remove it"
     if existed and path.read_bytes() != text.encode():
-        raise StoreError(taken)
+        raise StoreError(other_file)
     before = {node.path for node in plan.graph.nodes.values()}
     _refer(branched, before)
     if not existed and not write_once(path, text.encode()):
-        raise StoreError(taken)
+        raise StoreError(other_file)
     shared = [node.name for node in branched.graph.nodes.values() if node.path in before]
     stored = sum(branched.steps[part].action == "reuse" for part in shared)
-    return Made(
+    return Branch(
         path,
         text,
         not existed,
@@ -167,12 +162,12 @@ def _reference(pipeline: Pipeline, point: str, spec: str) -> Reference:
         raise SpecError.of((), str(error), where="STAGE@REF") from None
     stage = pipeline.stages.get(ref.stage)
     if stage is None:
-        training = [name for name, other in pipeline.stages.items() if isinstance(other, TrainingStage)]
+        training = [name for name, other in pipeline.stages.items() if other.phases(name)]
         raise SpecError.of((), f"there is no stage '{ref.stage}'", did_you_mean(ref.stage, training), spec)
-    if not isinstance(stage, TrainingStage):
+    parts = [phase.name for phase in stage.phases(ref.stage)]
+    if not parts:
         message = f"'{ref.stage}' is {a(stage.kind)}, which has no training to continue"
         raise SpecError.of((), message, "branch a stage that trains.", spec)
-    parts = [phase.name for phase in stage.phases(ref.stage)]
     if ref.part is not None and ref.target not in parts:
         raise SpecError.of(
             (), f"'{ref.stage}' has no part '{ref.part}'", did_you_mean(ref.target, parts), spec
@@ -199,21 +194,15 @@ def _check_kept(plan: Plan, ref: Reference, start: Point, point: str) -> None:
 
 def _changed(plan: Plan, branched: Plan, start: Point) -> tuple[Node, Node] | None:
     """The first part up to the branch point that is not the same work in both plans."""
-    found, seen = [], set()
-
-    def visit(name: str) -> None:
-        if name in seen:
-            return
-        seen.add(name)
-        old = plan.graph.nodes[name]
-        for parent in plan.graph.parents(old):
-            visit(parent)
+    before = {plan.graph.segments(start.phase)[start.segment].name}
+    for name, node in reversed(plan.graph.nodes.items()):  # inputs come first in the graph
+        if name in before:
+            before.update(plan.graph.parents(node))
+    for name, old in plan.graph.nodes.items():
         new = branched.graph.nodes.get(name) or _segment(branched, old)
-        if new is None or new.fingerprint != old.fingerprint:
-            found.append((old, new or old))
-
-    visit(plan.graph.segments(start.phase)[start.segment].name)
-    return next(iter(found), None)
+        if name in before and (new is None or new.fingerprint != old.fingerprint):
+            return old, new or old
+    return None
 
 
 def _segment(branched: Plan, old: Node) -> Node | None:
@@ -236,28 +225,22 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Point, overrides: lis
     """Adds the new stage, the references that move to it, the end of the old stage and the overrides."""
     pipeline, trajectory = plan.pipeline, plan.graph.trajectories[start.phase]
     stage = pipeline.stages[ref.stage]
-    assert isinstance(stage, TrainingStage)
     phases = stage.phases(ref.stage)
-    index = next(i for i, phase in enumerate(phases) if phase.name == start.phase)
+    index, phase = next((i, phase) for i, phase in enumerate(phases) if phase.name == start.phase)
     point = f"{ref.target if ref.part or len(phases) == 1 else start.phase}@step={start.step}"
     data = pipeline._document.data["stages"][ref.stage] if pipeline._document else {}
-    new: dict[str, Any] = {
-        "kind": "cooldown" if isinstance(stage, PretrainStage) else stage.kind,
-        "from": point,
-    }
-    if isinstance(stage, LongContextStage):
-        step = {
-            "sequence_length": trajectory.settings.sequence_length,
-            "rope_theta": phases[index].rope_theta,
-        }
-        step |= _continuation(phases[index], data["steps"][index], draft)
+    new: dict[str, Any] = {"kind": stage.CONTINUED_BY or stage.kind, "from": point}
+    known = STAGES[stage.CONTINUED_BY] if stage.CONTINUED_BY else type(phase.training)
+    if phase.path[2:]:  # one of the `steps` of its stage
+        step = {"sequence_length": trajectory.settings.sequence_length, "rope_theta": phase.rope_theta}
+        step |= _continuation(phase, known, data["steps"][index], draft)
         following = [
             {key: value for key, value in step.items() if value is not None}
             for step in data["steps"][index + 1 :]
         ]
         new["steps"] = [step, *following]
     else:
-        new |= _continuation(phases[index], data, draft)
+        new |= _continuation(phase, known, data, draft)
     draft.add(("stages", draft.name), new, f"continues {start.phase} from step {start.step:,}")
     left = _repoint(draft, plan, ref, start)
     if left:
@@ -267,7 +250,7 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Point, overrides: lis
         )
     segments = plan.graph.segments(start.phase)[start.segment :]
     if start.step < trajectory.steps and any(plan.steps[node.name].action != "reuse" for node in segments):
-        if isinstance(stage, Training) and not left and not draft.is_variant(ref.stage):
+        if "stop_at" in type(stage).model_fields and not left and not draft.is_variant(ref.stage):
             draft.add(
                 ("stages", ref.stage, "stop_at"),
                 f"{start.step} steps",
@@ -279,11 +262,10 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Point, overrides: lis
         draft.override(override)
 
 
-def _continuation(phase: Phase, data: dict[str, Any], draft: Draft) -> dict[str, Any]:
-    """The fields of the stage, or of the step of a `long_context` stage, that continues a phase."""
-    known = (
-        CooldownStage if isinstance(phase.training, PretrainStage) else type(phase.training)
-    ).model_fields
+def _continuation(phase: Phase, of: type[Spec], data: dict[str, Any], draft: Draft) -> dict[str, Any]:
+    """The fields of the stage, or of the step of a `long_context` stage, that continues a phase. `of`: its
+    class; `data`: what the recipe states for the phase."""
+    known = of.model_fields
     carry = ["weights", "optimizer", "data"]
     if phase.training.adapters:
         carry = ["weights", "data"]
@@ -293,14 +275,14 @@ def _continuation(phase: Phase, data: dict[str, Any], draft: Draft) -> dict[str,
     usual = known["carry"].get_default(call_default_factory=True)
     fields: dict[str, Any] = {"carry": carry} if carry != usual else {}
     fields |= {name: REST for name in FROM_PARENT if name in known}
-    taken = {
+    stated = {
         name: value for name, value in data.items() if value is not None and name not in (*NOT_TAKEN, *fields)
     }
-    if isinstance(taken.get("checkpoint"), dict):
-        taken["checkpoint"] = {
-            name: value for name, value in taken["checkpoint"].items() if name != "milestones"
+    if isinstance(stated.get("checkpoint"), dict):
+        stated["checkpoint"] = {
+            name: value for name, value in stated["checkpoint"].items() if name != "milestones"
         }
-    return fields | taken
+    return fields | stated
 
 
 # References that move to the new stage
@@ -334,11 +316,11 @@ def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Point) -> list[str
         if ref.stage in stage.after:
             state(
                 ("stages", name, "after"),
-                [draft.name if one == ref.stage else one for one in stage.after],
+                [draft.name if name == ref.stage else name for name in stage.after],
                 f"was {ref.stage}",
             )
-        if isinstance(stage, MixtureStage) and ref.stage in stage.exclude:
-            state(("stages", name, "exclude"), [*stage.exclude, draft.name], "")
+        if ref.stage in stage.excluded:
+            state(("stages", name, "exclude"), [*stage.excluded, draft.name], "")
     return list(left)
 
 

@@ -95,7 +95,6 @@ class Draft:
         return next((name for name, made in self.document.variants.items() if stage in made), None)
 
     def is_variant(self, stage: str) -> bool:
-        """Whether a stage is a variant of a matrix."""
         return any(stage in made for made in self.document.variants.values())
 
     def differs(self, path: FieldPath) -> bool:

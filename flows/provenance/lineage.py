@@ -1,5 +1,5 @@
-"""Traces a part back to its source documents, as a tree, as JSON, and for a picture
-(`flows.provenance.picture`).
+"""Traces a part back to its source documents: the parts and sources that it was made from, and as JSON.
+`flows.cli.tables.lineage` prints a lineage, `flows.provenance.picture` draws it.
 
 A lineage comes from a plan (also for parts that have not run yet), or from the store alone, for a reader who
 has an exported model and no recipe.
@@ -10,87 +10,75 @@ when it was made; nothing is inferred.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict
-
-from rich.markup import escape
-from rich.table import Table
-from rich.tree import Tree
+from typing import Any
 
 from apertus_model.data.order.mixture_recipe import FILE, MixtureRecipe
-from flows.format import COLOURS, amount
+from flows.planning.graph import Input
 from flows.planning.plan import Plan
-from flows.terminal import empty_table
+from flows.stored_part import SourceFiles, StoredPart, planned_part, planned_source
 from infra.store import Artifact, Store, StoreError
-from infra.store.documents import Manifest
 from infra.store.inputs import recorded_files
-from infra.store.reading.lineage import lineage
-from specs.errors import counted
-from specs.planted import planted_in
+from infra.store.reading import lineage as stored
+from specs.planted import PlantedRecord, planted_in
 from specs.stages import TRAINING
 
-
-@dataclass(frozen=True)
-class Documents:
-    """A source: files outside the store, as the parts that read them state them. Several sources may read
-    the same files, in different ways. `digest`: of the files' content; `facts`: url, format, language,
-    license, as far as they are known."""
-
-    name: str
-    digest: str
-    facts: dict[str, Any]
-    files: int = 0
-    bytes: int = 0
-
-    @property
-    def key(self) -> str:
-        return f"{self.name} {self.digest}"
+DATA = ("mixture", "conversations", "pairs")  # roles of what a part trains on
 
 
 @dataclass(frozen=True)
-class Link:
-    """An input: the key of an item or of documents, and the step if it is a checkpoint."""
+class Member:
+    """A part in a lineage. `key`: its place and the step up to which it was read; `action`: what a plan would
+    do with it, or `stored` or `gone` where there is no plan; `steps`, `tokens`: of training, up to `key`."""
 
     key: str
-    step: int | None = None
-
-
-@dataclass(frozen=True)
-class Item:
-    """One part. `action`: what a plan would do with it; `stored` or `gone` where there is no plan. `spec`:
-    its identity fields."""
-
-    key: str
-    name: str
-    kind: str
-    fingerprint: str
-    path: str
+    part: StoredPart
     action: str
     steps: int
     tokens: int
-    spec: dict[str, Any]
-    manifest: Manifest | None
-    inputs: dict[str, Link]
 
     @property
-    def metrics(self) -> dict[str, Any]:
-        return self.manifest.metrics if self.manifest else {}
+    def sources(self) -> dict[str, str]:
+        """The keys of its inputs, by role."""
+        return {role: key_of(read) for role, read in self.part.inputs.items()}
+
+    @property
+    def planted(self) -> list[PlantedRecord]:
+        """The documents that it puts into the training data on purpose."""
+        return planted_in(self.part.spec, self.part.results)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The counts of the training split of data; empty for other parts and before they are made."""
+        train = self.part.results.get("train")
+        return train if isinstance(train, dict) else {}
+
+
+@dataclass(frozen=True)
+class SourceUse:
+    """A source in a lineage. `used_for`: the parts that read it; `tokens_held`: in their training splits."""
+
+    source: SourceFiles
+    used_for: list[str]
+    tokens_held: int
+    tokens_trained_on: int
 
 
 @dataclass
 class Lineage:
-    """Parts and documents by key. `roots` are the parts that were asked for."""
+    """Parts and sources by key. `roots` are the parts that were asked for."""
 
     store: Store
     roots: list[str] = field(default_factory=list)
-    items: dict[str, Item] = field(default_factory=dict)
-    documents: dict[str, Documents] = field(default_factory=dict)
+    parts: dict[str, Member] = field(default_factory=dict)
+    sources: dict[str, SourceFiles] = field(default_factory=dict)
 
-    def shares(self, mixture: Item) -> dict[str, float]:
+    def shares(self, mixture: Member) -> dict[str, float]:
         """The share of every corpus in the samples of a mixture, by key; empty until the mixture is made."""
         try:
-            sources = Artifact(self.store, mixture.path).document(FILE, MixtureRecipe).sources
+            sources = Artifact(self.store, mixture.part.path).document(FILE, MixtureRecipe).sources
         except (StoreError, OSError):
             return {}
         total = sum(source.weight for source in sources)
@@ -99,177 +87,144 @@ class Lineage:
     def trained_on(self) -> dict[str, float]:
         """The tokens of every corpus that were trained on along the lineage, by key; a trajectory counts up
         to its furthest step in the lineage."""
-        furthest: dict[str, Item] = {}
-        for item in self.items.values():
-            if item.kind in TRAINING and item.tokens >= furthest.get(item.path, item).tokens:
-                furthest[item.path] = item
-        found: dict[str, float] = {}
-        for item in furthest.values():
-            for key, share in self.shares_of(item).items():
-                found[key] = found.get(key, 0.0) + share * item.tokens
-        return found
+        furthest: dict[str, Member] = {}
+        for member in self.parts.values():
+            path = member.part.path
+            if member.part.kind in TRAINING and member.tokens >= furthest.get(path, member).tokens:
+                furthest[path] = member
+        tokens: defaultdict[str, float] = defaultdict(float)
+        for member in furthest.values():
+            for key, share in self._shares_of(member).items():
+                tokens[key] += share * member.tokens
+        return tokens
 
-    def shares_of(self, trained: Item) -> dict[str, float]:
+    def _shares_of(self, trained: Member) -> dict[str, float]:
         """The shares of what a part trains on, by key: those of its mixture, or 1 for its only data set."""
-        data = [
-            link.key
-            for role, link in trained.inputs.items()
-            if role.split(":")[0] in ("mixture", "conversations", "pairs")
-        ]
-        if "mixture" in trained.inputs:
-            return self.shares(self.items[trained.inputs["mixture"].key])
+        data = [key for role, key in trained.sources.items() if role.split(":")[0] in DATA]
+        if "mixture" in trained.sources:
+            return self.shares(self.parts[trained.sources["mixture"]])
         return {data[0]: 1.0} if len(data) == 1 else {}
 
+    def source_uses(self) -> list[SourceUse]:
+        """Every source with its use; tokens of a corpus count for the documents that it was made from."""
+        trained = self.trained_on()
+        uses = []
+        for key, source in self.sources.items():
+            users = {
+                member.part.path: member for member in self.parts.values() if key in member.sources.values()
+            }
+            names = [member.part.name for member in users.values()]
+            held = sum(member.data.get("tokens", 0) for member in users.values())
+            uses.append(SourceUse(source, names, held, round(sum(trained.get(path, 0.0) for path in users))))
+        return uses
 
-# Made from a plan, or from the store
+    def summary_lines(self, member: Member) -> list[str]:
+        """A few lines about a finished part: documents, filters and planted documents of data, shares of a
+        mixture."""
+        if member.part.kind in ("corpus", "conversations"):
+            planted = [f"planted on purpose: {record.line}" for record in member.planted]
+            return [*_data_lines(member), *planted]
+        if member.part.kind == "mixture" and (shares := self.shares(member)):
+            names = {other.part.path: other.part.name for other in self.parts.values()}
+            largest = sorted(shares.items(), key=lambda pair: -pair[1])
+            return [", ".join(f"{names.get(path, path)} {share:.1%}" for path, share in largest)]
+        return []
 
-
-def of_plan(plan: Plan, names: list[str]) -> Lineage:
-    """The lineage of parts of a plan."""
-    found = Lineage(plan.store)
-
-    def visit(name: str, at: int | None) -> str:
-        node, step = plan.graph.nodes[name], plan.steps[name]
-        key = node.path if at is None else f"{node.path}@{at}"
-        if key in found.items:
-            return key
-        inputs: dict[str, Link] = {}
-        for role, read in node.inputs.items():
-            if read.node is not None:
-                inputs[role] = Link(visit(read.node, read.step), read.step)
+    def to_json(self, root: str, *, files: bool = False) -> dict[str, Any]:
+        """A part as JSON for programs, with its inputs nested inside."""
+        member = self.parts[root]
+        part, inputs = member.part, dict[str, Any]()
+        for role, read in part.inputs.items():
+            source = self.sources.get(key_of(read))
+            if source is None:
+                inputs[role] = self.to_json(key_of(read), files=files) | {"step": read.step}
                 continue
-            source, listing = plan.pipeline.sources.get(read.name), plan.graph.listings.get(read.name)
-            facts = source.to_json() if source else plan.graph.facts_of(plan.pipeline, read.name)
-            size = (len(listing.files), listing.bytes) if listing else (0, 0)
-            documents = Documents(read.name, read.fingerprint, dict(facts), *size)
-            found.documents[documents.key] = documents
-            inputs[role] = Link(documents.key)
-        artifact = node.artifact(plan.store)
-        manifest = artifact.manifest if step.action == "reuse" else None
-        steps, tokens = (at - node.start_step, node.tokens_until(at)) if at is not None else (0, 0)
-        action = step.action if step.stored or step.action != "reuse" else "run"
-        found.items[key] = Item(
-            key,
-            name,
-            node.kind,
-            node.fingerprint,
-            node.path,
-            action,
-            steps,
-            tokens,
-            node.identity,
-            manifest,
-            inputs,
-        )
-        return key
-
-    for name in names:
-        found.roots.append(visit(name, plan.graph.nodes[name].end_step))
-    return found
+            inputs[role] = {
+                "name": source.name,
+                "kind": "external",
+                "fingerprint": source.digest,
+                "source": source.facts,
+            }
+            if files:
+                rows = recorded_files(self.store, source.digest)
+                inputs[role]["files"] = None if rows is None else [row.model_dump() for row in rows]
+        there = part.manifest or member.action in ("reuse", "resume", "stored")
+        return {
+            "name": part.name,
+            "kind": part.kind,
+            "fingerprint": part.fingerprint,
+            "path": part.path if there else None,
+            "action": member.action,
+            "created": part.manifest.created if part.manifest else None,
+            "spec": part.spec,
+            "metrics": part.results or None,
+            "inputs": inputs,
+        }
 
 
-def of_store(store: Store, path: str, step: int | None) -> Lineage:
-    """The lineage of a stored artifact. StoreError when a part of it is gone."""
-    found = Lineage(store)
-    for ancestor in lineage(store, path, step):
-        key = _key(ancestor.path, ancestor.step)
-        inputs: dict[str, Link] = {}
-        for role, read in ancestor.inputs.items():
-            if read.place is not None:
-                inputs[role] = Link(_key(read.place, read.step), read.step)
-                continue
-            digest = read.fingerprint
-            rows = recorded_files(store, digest)
-            size = (len(rows), sum(row.size for row in rows)) if rows is not None else (0, 0)
-            documents = Documents(read.name or digest[:8], digest, ancestor.source(role), *size)
-            if (before := found.documents.get(documents.key)) is not None:
-                known = {name: value for name, value in before.facts.items() if value}
-                documents = replace(documents, facts=documents.facts | known)
-            found.documents[documents.key] = documents
-            inputs[role] = Link(documents.key)
-        action = "stored" if ancestor.manifest or ancestor.step is not None else "gone"
-        identity = ancestor.identity
-        found.items[key] = Item(
-            *(key, ancestor.name, ancestor.kind, identity.fingerprint, ancestor.path, action),
-            *(ancestor.steps, ancestor.tokens, identity.spec, ancestor.manifest, inputs),
-        )
-    found.roots.append(_key(path, step))
-    return found
+def key_of(read: Input) -> str:
+    return f"{read.name} {read.fingerprint}" if read.place is None else _key(read.place, read.step)
 
 
 def _key(path: str, step: int | None) -> str:
     return path if step is None else f"{path}@{step}"
 
 
-# Shown
+def of_plan(plan: Plan, names: list[str]) -> Lineage:
+    lineage = Lineage(plan.store)
 
-
-def tree(found: Lineage, root: str) -> Tree:
-    """A part and what it was made from. An item that is shown already is only named; the tokenizer, which
-    everything reads, is then left out."""
-    shown = {root}
-
-    def grow(item: Item, branch: Tree) -> Tree:
-        for role, link in item.inputs.items():
-            at = f"@step={link.step}" if link.step is not None else ""
-            if link.key in found.documents:
-                branch.add(_documents_label(role, found.documents[link.key]))
-            elif link.key in shown and role == "tokenizer":
-                continue
-            elif link.key in shown:
-                branch.add(f"[dim]{role}:[/] {escape(found.items[link.key].name)}{at} [dim](above)[/]")
+    def visit(name: str, at: int | None) -> str:
+        node = plan.graph.nodes[name]
+        key = _key(node.path, at)
+        if key in lineage.parts:
+            return key
+        for read in node.inputs.values():
+            if read.node is not None:
+                visit(read.node, read.step)
             else:
-                shown.add(link.key)
-                child = found.items[link.key]
-                grow(child, branch.add(_label(found, child, role, at)))
-        return branch
+                lineage.sources[key_of(read)] = planned_source(plan, read.name, read.fingerprint)
+        steps, tokens = (at - node.start_step, node.tokens_until(at)) if at is not None else (0, 0)
+        part = planned_part(plan, node, [])
+        lineage.parts[key] = Member(key, part, part.step.action, steps, tokens)
+        return key
 
-    item = found.items[root]
-    return grow(item, Tree(_label(found, item, "", "")))
-
-
-def _label(found: Lineage, item: Item, role: str, at: str) -> str:
-    prefix = f"[dim]{role}:[/] " if role else ""
-    numbers = f", {counted(item.steps, 'step')}, {amount(item.tokens)} tokens" if item.steps else ""
-    action = f"[{COLOURS.get(item.action, 'green' if item.action == 'stored' else 'red')}]{item.action}[/]"
-    lines = [
-        f"{prefix}[bold]{escape(item.name)}[/]{at} [dim]{item.fingerprint[:8]}[/] {item.kind},"
-        f" {action}{numbers}"
-    ]
-    return "\n".join([*lines, *(f"[dim]{escape(line)}[/]" for line in summary_lines(found, item))])
+    lineage.roots = [visit(name, plan.graph.nodes[name].end_step) for name in names]
+    return lineage
 
 
-def _documents_label(role: str, documents: Documents) -> str:
-    known = ("url", "format", "language", "license")
-    facts = (
-        ", ".join(str(documents.facts[name]) for name in known if documents.facts.get(name)) or documents.name
-    )
-    size = f", {counted(documents.files, 'file')}, {amount(documents.bytes)}B" if documents.files else ""
-    return f"[dim]{role}:[/] {escape(documents.name)} [dim]{documents.digest[:8]}[/] {escape(facts)}{size}"
-
-
-def summary_lines(found: Lineage, item: Item) -> list[str]:
-    """A few lines about a finished part: documents, filters and planted documents of data, shares of a
-    mixture."""
-    metrics = item.metrics
-    if item.kind in ("corpus", "conversations"):
-        made = list(_data_lines(metrics)) if isinstance(metrics.get("train"), dict) else []
-        return made + [f"planted on purpose: {planted.line}" for planted in planted_in(item.spec, metrics)]
-    if item.kind == "mixture" and (shares := found.shares(item)):
-        names = {other.path: other.name for other in found.items.values()}
-        return [
-            ", ".join(
-                f"{names.get(path, path)} {share:.1%}"
-                for path, share in sorted(shares.items(), key=lambda pair: -pair[1])
+def of_store(store: Store, path: str, step: int | None) -> Lineage:
+    """The lineage of a stored artifact. StoreError when a part of it is gone."""
+    lineage = Lineage(store)
+    for ancestor in stored.lineage(store, path, step):
+        key = _key(ancestor.path, ancestor.step)
+        part = StoredPart(Artifact(store, ancestor.path, ancestor.step), ancestor.name)
+        for role, read in part.inputs.items():
+            if read.place is not None:
+                continue
+            rows = recorded_files(store, read.fingerprint)
+            source = SourceFiles(
+                read.name,
+                read.fingerprint,
+                ancestor.source(role),
+                len(rows or ()),
+                sum(row.size for row in rows or ()),
             )
-        ]
-    return []
+            if (before := lineage.sources.get(key_of(read))) is not None:
+                known = {name: value for name, value in before.facts.items() if value}
+                source = replace(source, facts=source.facts | known)
+            lineage.sources[key_of(read)] = source
+        action = "stored" if ancestor.manifest or ancestor.step is not None else "gone"
+        lineage.parts[key] = Member(key, part, action, ancestor.steps, ancestor.tokens)
+    lineage.roots.append(_key(path, step))
+    return lineage
 
 
-def _data_lines(metrics: dict[str, Any]) -> Iterator[str]:
-    train, held_out = metrics["train"], metrics.get("validation") or {}
+def _data_lines(member: Member) -> Iterator[str]:
+    train, metrics = member.data, member.part.results
+    if not train:
+        return
+    held_out, read = metrics.get("validation") or {}, metrics.get("read") or {}
     unit = "conversations" if "conversations" in train else "documents"
-    read = metrics.get("read") or {}
     begin = f"{read['documents']:,} read, " if isinstance(read.get("documents"), int) else ""
     yield (
         f"{begin}{train.get(unit, 0):,} {unit} with {train.get('tokens', 0):,} tokens to train on,"
@@ -285,132 +240,3 @@ def _data_lines(metrics: dict[str, Any]) -> Iterator[str]:
             order = [name for name in metrics.get("filters") or () if name in counts]
             named = [*order, *(name for name in counts if name not in order)]
             yield f"{title}: {', '.join(f'{name} {counts[name]:,}' for name in named)}"
-
-
-class SourceRow(TypedDict):
-    """A source, and its use in a lineage."""
-
-    name: str
-    digest: str
-    license: str
-    language: str
-    files: int
-    bytes: int
-    used_for: list[str]  # names of the parts that read it
-    tokens_held: int  # in the training splits of these parts
-    tokens_trained_on: int
-
-
-def sources_table(found: Lineage) -> Table:
-    """A table of every source with its licence, its language and its tokens that were trained on."""
-    counted = ("files", "size", "tokens held", "tokens trained on")
-    headings = ("source", "licence", "language", *counted[:2], "used for", *counted[2:], "digest")
-    table = empty_table("sources", headings, numbers=counted, folded=headings)
-    for row in source_rows(found):
-        numbers = (str(row["files"] or "-"), f"{amount(row['bytes'])}B" if row["bytes"] else "-")
-        facts = (
-            escape(row["name"]),
-            escape(row["license"] or "not stated"),
-            escape(row["language"] or "not stated"),
-        )
-        tokens = (amount(row["tokens_held"]), amount(row["tokens_trained_on"]))
-        table.add_row(
-            *facts, *numbers, escape(", ".join(row["used_for"])), *tokens, f"[dim]{row['digest'][:12]}[/]"
-        )
-    return table
-
-
-def planted_table(found: Lineage) -> Table | None:
-    """A table of the documents put into the training data on purpose; None if there are no such documents."""
-    rows = {
-        (item.path, planted.name): (item, planted)
-        for item in found.items.values()
-        for planted in planted_in(item.spec, item.metrics)
-    }
-    if not rows:
-        return None
-    headings = ("planted documents", "in", "copies of each", "documents", "copies", "tokens", "digest")
-    table = empty_table("planted on purpose", headings, numbers=headings[3:6], folded=headings)
-    for item, planted in rows.values():
-        counts = (planted.documents, planted.copies, planted.tokens)
-        table.add_row(
-            *(escape(planted.name), escape(item.name), ", ".join(map(str, planted.buckets))),
-            *("-" if count is None else f"{count:,}" for count in counts),
-            f"[dim]{planted.digest[:12]}[/]",
-        )
-    return table
-
-
-def source_rows(found: Lineage) -> list[SourceRow]:
-    """The sources as plain values; tokens of a corpus count for the documents that it was made from."""
-    trained = found.trained_on()
-    rows: list[SourceRow] = []
-    for key, documents in found.documents.items():
-        users = {
-            item.path: item
-            for item in found.items.values()
-            if any(link.key == key for link in item.inputs.values())
-        }
-        held = [
-            item.metrics["train"].get("tokens", 0)
-            for item in users.values()
-            if isinstance(item.metrics.get("train"), dict)
-        ]
-        rows.append(
-            {
-                "name": documents.name,
-                "digest": documents.digest,
-                "license": str(documents.facts.get("license") or ""),
-                "language": str(documents.facts.get("language") or ""),
-                "files": documents.files,
-                "bytes": documents.bytes,
-                "used_for": [item.name for item in users.values()],
-                "tokens_held": sum(held),
-                "tokens_trained_on": round(sum(trained.get(path, 0.0) for path in users)),
-            }
-        )
-    return rows
-
-
-def file_rows(found: Lineage) -> list[dict[str, Any]]:
-    """Every source file with its size and SHA-256, by source; `files` is None where they were not
-    recorded."""
-    return [
-        {"name": one.name, "digest": one.digest, "files": _files(found.store, one.digest)}
-        for one in found.documents.values()
-    ]
-
-
-def _files(store: Store, digest: str) -> list[dict[str, Any]] | None:
-    rows = recorded_files(store, digest)
-    return None if rows is None else [row.model_dump() for row in rows]
-
-
-def to_json(found: Lineage, root: str, *, files: bool = False) -> dict[str, Any]:
-    """A part as JSON for programs, with its inputs nested inside."""
-    item = found.items[root]
-    inputs: dict[str, Any] = {}
-    for role, link in item.inputs.items():
-        documents = found.documents.get(link.key)
-        if documents is None:
-            inputs[role] = to_json(found, link.key, files=files) | {"step": link.step}
-            continue
-        inputs[role] = {
-            "name": documents.name,
-            "kind": "external",
-            "fingerprint": documents.digest,
-            "source": documents.facts,
-        }
-        if files:
-            inputs[role]["files"] = _files(found.store, documents.digest)
-    return {
-        "name": item.name,
-        "kind": item.kind,
-        "fingerprint": item.fingerprint,
-        "path": item.path if item.manifest or item.action in ("reuse", "resume", "stored") else None,
-        "action": item.action,
-        "created": item.manifest.created if item.manifest else None,
-        "spec": item.spec,
-        "metrics": item.metrics or None,
-        "inputs": inputs,
-    }

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from infra.store import Artifact, Store, StoreError, runs
 from infra.store.reading.walk import ARTIFACT
-from infra.store.store import CHUNK
 
 LEAST = 6  # fewest hex digits of a shortened fingerprint
 NOT_ARTIFACTS = ("runs", "inputs", "reports", "protected", "damaged")
@@ -23,18 +22,7 @@ _PLACE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Found:
-    """An artifact; `step` is a step of a trajectory."""
-
-    path: str
-    step: int | None
-
-    def __str__(self) -> str:
-        return self.path if self.step is None else f"{self.path}@step={self.step}"
-
-
-def find(store: Store, text: str) -> list[Found]:
+def find(store: Store, text: str) -> list[Artifact]:
     """The artifacts that a text names: `pretrain/3d74c4` or `3d74c4` (with `@step=1200`), `RUN` (its exports,
     else its last part), `RUN:PART`, or a local folder that was exported. StoreError when the text names
     nothing, or several things."""
@@ -52,16 +40,11 @@ def find(store: Store, text: str) -> list[Found]:
     )
 
 
-def kinds(store: Store) -> list[str]:
-    """The folders of the store that hold artifacts."""
-    return [name for name in store.names("") if "." not in name and name not in NOT_ARTIFACTS]
-
-
-def _by_fingerprint(store: Store, text: str, match: re.Match[str]) -> Found:
-    among = [match["kind"]] if match["kind"] else kinds(store)
+def _by_fingerprint(store: Store, text: str, match: re.Match[str]) -> Artifact:
+    kinds = [name for name in store.names("") if "." not in name and name not in NOT_ARTIFACTS]
     paths = [
         f"{kind}/{name}"
-        for kind in among
+        for kind in ([match["kind"]] if match["kind"] else kinds)
         for name in store.names(kind)
         if name.startswith(match["fingerprint"])
     ]
@@ -69,17 +52,17 @@ def _by_fingerprint(store: Store, text: str, match: re.Match[str]) -> Found:
     if len(paths) != 1:
         what = f"fits {', '.join(paths)}; write more digits" if paths else f"is not in the store {store.url}"
         raise StoreError(f"'{text}' {what}")
-    return Found(paths[0], int(match["step"]) if match["step"] else last_step(store, paths[0]))
+    return Artifact(store, paths[0], int(match["step"]) if match["step"] else _last_step(store, paths[0]))
 
 
-def last_step(store: Store, path: str) -> int | None:
+def _last_step(store: Store, path: str) -> int | None:
     """The furthest finished step of a trajectory, or else its furthest checkpoint; None for an artifact
     without steps."""
     artifact = Artifact(store, path)
     return max(artifact.manifest_steps() or artifact.checkpoint_steps(), default=None)
 
 
-def _of_run(store: Store, run: str, part: str) -> list[Found]:
+def _of_run(store: Store, run: str, part: str) -> list[Artifact]:
     parts = runs.last(store, run).parts
     if part:
         chosen = [name for name in parts if name == part] or [
@@ -92,26 +75,21 @@ def _of_run(store: Store, run: str, part: str) -> list[Found]:
             name for name, (path, _) in parts.items() if path.startswith("export/") and name.count("/") == 0
         ]
         chosen = [name for name in chosen if Artifact(store, parts[name][0]).complete] or list(parts)[-1:]
-    return [Found(*parts[name]) for name in chosen]
+    return [Artifact(store, *parts[name]) for name in chosen]
 
 
-def find_export(store: Store, folder: Path) -> Found:
+def find_export(store: Store, folder: Path) -> Artifact:
     """The export whose weights and configuration a folder holds, byte by byte, wherever the folder is.
     StoreError when there is no such export."""
     names = ["config.json", *sorted(path.name for path in folder.glob(WEIGHTS))]
     if len(names) < 2 or not (folder / "config.json").is_file():
         raise StoreError(f"'{folder}' has no config.json with {WEIGHTS} beside it: it is no exported model")
     sizes = {name: (folder / name).stat().st_size for name in names}
-    digests: dict[str, str] = {}
 
+    @cache
     def digest(name: str) -> str:
-        if name not in digests:
-            with open(folder / name, "rb") as stream:
-                sha256 = hashlib.sha256()
-                while chunk := stream.read(CHUNK):
-                    sha256.update(chunk)
-            digests[name] = sha256.hexdigest()
-        return digests[name]
+        with open(folder / name, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
 
     for fingerprint in store.names("export"):
         artifact = Artifact(store, f"export/{fingerprint}")
@@ -120,7 +98,7 @@ def find_export(store: Store, folder: Path) -> Found:
         files = artifact.manifest.files
         alike = all(name in files and files[name].size == size for name, size in sizes.items())
         if alike and all(files[name].sha256 == digest(name) for name in names):
-            return Found(artifact.path, None)
+            return artifact
     raise StoreError(
         f"no export in the store {store.url} has the weights of '{folder}'; was it changed, or made with"
         " another store?"

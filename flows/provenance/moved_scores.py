@@ -47,14 +47,13 @@ class MovedScores:
 
     @property
     def mean(self) -> float:
-        """The mean of B - A."""
         return self.total / self.completions
 
     def to_json(self) -> dict[str, Any]:
         counts = {name: getattr(self, name) for name in ("completions", "moved", "mean", "pairs", "swapped")}
         return counts | {
-            "largest": [vars(one) for one in self.largest],
-            "clauses": [{"name": one.name, "a": one.a, "b": one.b} for one in self.clauses],
+            "largest": [vars(score) for score in self.largest],
+            "clauses": [clause.to_json() for clause in self.clauses],
         }
 
 
@@ -74,7 +73,7 @@ def _compared(a: Artifact, b: Artifact) -> MovedScores:
     """The comparison of two parts. ValueError when their rows are not of the same completions."""
     from apertus_model.data.rows import Rows
 
-    found = MovedScores(clauses=changes(_clauses(a), _clauses(b)))
+    result = MovedScores(clauses=changes(_clauses(a), _clauses(b)))
     largest: list[tuple[float, int, int, Score]] = []  # distance, -row, -place, score
     for row, (own, other) in enumerate(zip(Rows(a), Rows(b), strict=True)):
         if own["id"] != other["id"]:
@@ -82,22 +81,22 @@ def _compared(a: Artifact, b: Artifact) -> MovedScores:
         values = _values(own)
         scores = list(zip(values, values.values(), _values(other).values(), strict=True))
         for place, (name, one, two) in enumerate(scores):
-            found.completions += 1
-            found.moved += one != two
-            found.total += two - one
+            result.completions += 1
+            result.moved += one != two
+            result.total += two - one
             score = Score(str(own["id"]), name, one, two)
             if one != two:
                 heapq.heappush(largest, (abs(two - one), -row, -place, score))
             if len(largest) > SHOWN:
                 heapq.heappop(largest)
         for (_, one, two), (_, third, fourth) in combinations(scores, 2):
-            found.pairs += 1
-            found.swapped += (one - third) * (two - fourth) < 0
-    found.largest = [
+            result.pairs += 1
+            result.swapped += (one - third) * (two - fourth) < 0
+    result.largest = [
         replace(score, about=_about(a, -row) or score.about)
         for _, row, _, score in sorted(largest, key=lambda entry: entry[:3], reverse=True)
     ]
-    return found
+    return result
 
 
 def _scored(artifact: Artifact) -> dict[str, str]:
@@ -109,7 +108,6 @@ def _scored(artifact: Artifact) -> dict[str, str]:
 
 
 def _values(row: dict[str, Any]) -> dict[str, float]:
-    """The scores of a row, by completion."""
     if "offline" not in row:
         return {name: row[name] for name in ("chosen", "rejected") if name in row}
     return {

@@ -10,7 +10,7 @@ from html import escape
 
 from flows.format import amount, headline
 from flows.graph_layout import HEIGHT, WIDTH, Box, draw
-from flows.provenance.lineage import Item, Lineage, source_rows, summary_lines
+from flows.provenance.lineage import Lineage, Member
 from specs.errors import counted
 from specs.stages import CHECKPOINTS
 
@@ -27,13 +27,9 @@ MODELS = (*CHECKPOINTS, "reward_model", "import_model", "model_folder")
 RESULTS = ("evaluate", "evaluate_reward", "evaluate_tokenizers", "probe", "export", "harness")
 
 
-def svg(found: Lineage, title: str) -> str:
-    """A lineage as SVG text."""
-    reads: dict[str, list[str]] = {key: [] for key in found.documents}
-    reads |= {
-        key: list(dict.fromkeys(link.key for link in item.inputs.values()))
-        for key, item in found.items.items()
-    }
+def svg(lineage: Lineage, title: str) -> str:
+    reads: dict[str, list[str]] = {key: [] for key in lineage.sources}
+    reads |= {key: list(dict.fromkeys(member.sources.values())) for key, member in lineage.parts.items()}
     drawing = draw(reads, {})
     width, height = max(drawing.width, 560), drawing.height + TOP + 34
     lines = [
@@ -47,52 +43,45 @@ def svg(found: Lineage, title: str) -> str:
         ),
         f"<rect width='{width:.0f}' height='{height:.0f}' fill='#ffffff'/>",
         f"<text x='10' y='24' font-size='17' font-weight='600' fill='#1f2933'>{escape(title)}</text>",
-        f"<text x='10' y='43' font-size='12' fill='#52606d'>{escape(_summary(found))}</text>",
+        f"<text x='10' y='43' font-size='12' fill='#52606d'>{escape(_summary(lineage))}</text>",
         f"<g transform='translate(0 {TOP})'>",
     ]
     for arrow in drawing.arrows:
         lines.append(
             f"<path d='{arrow.path}' fill='none' stroke='#7b8794' stroke-width='1.4' marker-end='url(#tip)'/>"
         )
-    lines += [_box(found, box) for box in drawing.boxes]
+    lines += [_box(lineage, box) for box in drawing.boxes]
     lines += ["</g>", _legend(height - 14), "</svg>"]
     return "\n".join(lines) + "\n"
 
 
-def _summary(found: Lineage) -> str:
-    rows = source_rows(found)
-    licences = sorted({row["license"] or "not stated" for row in rows})
-    files = sum({row["digest"]: row["files"] for row in rows}.values())
-    sources = counted(len(rows), "source") + (f" of {counted(files, 'file')}" if files else "")
-    trained = sum(found.trained_on().values())
-    return f"{sources}; licences: {', '.join(licences) or 'none'}" + (
+def _summary(lineage: Lineage) -> str:
+    sources = lineage.sources.values()
+    licences = sorted({source.license or "not stated" for source in sources})
+    files = sum({source.digest: source.files for source in sources}.values())
+    names = counted(len(sources), "source") + (f" of {counted(files, 'file')}" if files else "")
+    trained = sum(lineage.trained_on().values())
+    return f"{names}; licences: {', '.join(licences) or 'none'}" + (
         f"; {amount(trained)} tokens trained on" if trained else ""
     )
 
 
-def _box(found: Lineage, box: Box) -> str:
-    item = found.items.get(box.stage)
-    if item is None:
-        documents = found.documents[box.stage]
-        facts = documents.facts
-        licence = f"licence: {facts.get('license') or 'not stated'}"
-        size = (
-            f"{counted(documents.files, 'file')}, {amount(documents.bytes)}B"
-            if documents.files
-            else str(facts.get("language") or "")
-        )
-        group, texts = "documents", [documents.name, licence, size, f"sha-256 {documents.digest[:16]}"]
+def _box(lineage: Lineage, box: Box) -> str:
+    member = lineage.parts.get(box.stage)
+    if member is None:
+        source = lineage.sources[box.stage]
+        size = f"{counted(source.files, 'file')}, {amount(source.bytes)}B"
+        facts = size if source.files else source.language
+        licence = f"licence: {source.license or 'not stated'}"
+        group, texts = "documents", [source.name, licence, facts, f"sha-256 {source.digest[:16]}"]
     else:
-        group = "result" if item.kind in RESULTS else "training" if item.kind in MODELS else "data"
-        at = f", step {item.key.rpartition('@')[2]}" if "@" in item.key else ""
-        texts = [
-            item.name,
-            f"{item.kind}{at}",
-            _numbers(found, item),
-            f"{item.fingerprint[:16]} {item.action}",
-        ]
+        part = member.part
+        group = "result" if part.kind in RESULTS else "training" if part.kind in MODELS else "data"
+        at = f", step {member.key.rpartition('@')[2]}" if "@" in member.key else ""
+        state = f"{part.fingerprint[:16]} {member.action}"
+        texts = [part.name, f"{part.kind}{at}", _numbers(lineage, member), state]
     fill, border = COLOURS[group]
-    dashed = " stroke-dasharray='5 3'" if item is not None and item.action in ("run", "gone") else ""
+    dashed = " stroke-dasharray='5 3'" if member is not None and member.action in ("run", "gone") else ""
     shape = (
         f"<rect width='{WIDTH}' height='{HEIGHT}' rx='7' fill='{fill}' stroke='{border}'"
         f" stroke-width='1.3'{dashed}/>"
@@ -114,16 +103,15 @@ def _box(found: Lineage, box: Box) -> str:
     return "".join([*parts, "</g>"])
 
 
-def _numbers(found: Lineage, item: Item) -> str:
-    train = item.metrics.get("train")
-    if isinstance(train, dict):
+def _numbers(lineage: Lineage, member: Member) -> str:
+    if train := member.data:
         unit = "conversations" if "conversations" in train else "documents"
         return f"{amount(train.get(unit, 0))} {unit}, {amount(train.get('tokens', 0))} tokens"
-    if item.kind == "mixture":
-        return next(iter(summary_lines(found, item)), "")
-    if item.steps:
-        return f"{counted(item.steps, 'step')}, {amount(item.tokens)} tokens"
-    return headline(item.metrics)
+    if member.part.kind == "mixture":
+        return next(iter(lineage.summary_lines(member)), "")
+    if member.steps:
+        return f"{counted(member.steps, 'step')}, {amount(member.tokens)} tokens"
+    return headline(member.part.results)
 
 
 def _short(text: str, room: int) -> str:

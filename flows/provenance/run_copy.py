@@ -12,18 +12,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from flows.format import quantity
 from flows.planning.plan import make
 from flows.planning.stage_choice import select
+from flows.terminal import bytes_progress
 from infra.store import Store, StoreError, runs
 from infra.store.maintenance.transfer import Copied, closure, copy_artifacts, markers_of
 from infra.store.reading.walk import Contents
@@ -83,17 +76,17 @@ def _chosen(record: runs.RunRecord, stages: list[str]) -> Parts:
     """The parts of some stages of a record; what they were made from follows from the store."""
     if not stages:
         return record.parts
-    found = {
+    chosen = {
         name: at
         for name, at in record.parts.items()
         if name in stages or name.split("/")[0].split(".")[0] in stages
     }
     for stage in stages:
-        if not any(name == stage or name.split("/")[0].split(".")[0] == stage for name in found):
+        if not any(name == stage or name.split("/")[0].split(".")[0] == stage for name in chosen):
             raise StoreError(
                 f"run '{record.run}' has no stage '{stage}'; its parts are {', '.join(record.parts)}"
             )
-    return found
+    return chosen
 
 
 def _with_progress(
@@ -105,14 +98,7 @@ def _with_progress(
             name: record for marker in markers_of(contents, step) for name, record in marker.all_files.items()
         }
         total += sum(record.size for record in named.values())
-    columns = (
-        TextColumn("copying"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with bytes_progress(console, "copying") as progress:
         task = progress.add_task("", total=total)
         return copy_artifacts(
             source, target, artifacts, lambda name, size: progress.update(task, advance=size)

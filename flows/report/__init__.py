@@ -13,9 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -23,19 +21,24 @@ from plotly.offline import get_plotlyjs
 
 from flows.format import quantity
 from flows.graph_layout import HEIGHT, WIDTH, draw
-from flows.languages import filters_of, languages_of
+from flows.languages import Language, filters_of, languages_of
 from flows.planning.plan import Plan
-from flows.report import experiments, language_charts, result_charts, tokenizer_charts, training_charts
+from flows.report import experiments, language_charts, result_charts, training_charts
 from flows.report import wording as words
-from flows.report.classifiers import COLUMNS
-from flows.report.classifiers import OF_LANGUAGE as CLASSIFIER_OF_LANGUAGE
 from flows.report.content import collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
 from flows.report.memorisation import MEASURES, Memorised
-from flows.report.rehearsal_charts import RehearsedPart, rehearsals
-from flows.report.rehearsal_tables import by_stage, tables
-from flows.report.results import PROMPTS, agreement_rows, numbers, undrawn
-from flows.report.run_data import Part, Run
+from flows.report.rehearsal import RehearsedPart, by_stage, rehearsals, tables
+from flows.report.results import (
+    COLUMNS,
+    PROMPTS,
+    agreement_rows,
+    numbers,
+    undrawn,
+)
+from flows.report.results import OF_LANGUAGE as CLASSIFIER_OF_LANGUAGE
+from flows.report.run_data import RunContent
+from flows.stored_part import StoredPart
 from specs.stages.evaluate_tokenizers import OF_LANGUAGE, OF_VOCABULARY, OVER_LANGUAGES
 
 __all__ = ["RehearsedPart", "render"]
@@ -54,11 +57,20 @@ def render(plan: Plan, rehearsed: Sequence[RehearsedPart] = ()) -> str:
     )
     environment.filters |= {"amount": quantity, "shown": words.shown, "duration": words.duration}
     environment.filters |= {"pretty": words.pretty, "elided": words.elided, "signed": words.signed}
-    charts = Charts.of(run, rehearsed)
+    corpora = [part for part in run.parts if isinstance(part.metrics.get("read"), dict)]
+    languages = {part.name: languages_of(part.metrics) for part in corpora}
+    charts = charts_of(run, languages)
+    charts_of_parts = rehearsals(rehearsed)
+    figures = [figure for group in (*charts.values(), *charts_of_parts.values()) for figure in group]
+    ids = {id(figure): f"chart-{index}" for index, figure in enumerate(figures)}
     return environment.from_string(_asset("template.html.jinja")).render(
         run=run,
         charts=charts,
+        chart_id=lambda figure: ids[id(figure)],
+        # numbers that JSON cannot represent were left out when they were read
+        plots={ids[id(figure)]: figure.plot | {"height": figure.height} for figure in figures},
         rehearsed=by_stage(rehearsed),
+        rehearsed_charts=charts_of_parts,
         rehearsed_tables=tables,
         drawing=draw({box.name: box.reads for box in run.boxes}, {box.name: box.after for box in run.boxes}),
         box={"width": WIDTH, "height": HEIGHT},
@@ -76,12 +88,12 @@ def render(plan: Plan, rehearsed: Sequence[RehearsedPart] = ()) -> str:
         of_language=OF_LANGUAGE,
         over_languages=OF_LANGUAGE | OVER_LANGUAGES,
         of_vocabulary={"vocabulary": "tokens of the vocabulary"} | OF_VOCABULARY,
-        by_cost=tokenizer_charts.by_cost,
+        by_cost=language_charts.by_cost,
         label_columns=COLUMNS,
         language_columns=CLASSIFIER_OF_LANGUAGE,
-        corpora=_corpora(run),
+        corpora=corpora,
         filters_of=filters_of,
-        languages={part.name: languages_of(part.metrics) for part in _corpora(run)},
+        languages=languages,
         kinds={stage.kind for stage in run.stages},
         prompts_shown=PROMPTS,
         policy=f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {digests}",
@@ -94,95 +106,45 @@ def _asset(name: str) -> str:
     return files("flows.report").joinpath(name).read_text(encoding="utf-8")
 
 
-@dataclass
-class Charts:
-    """The figures by section of the page, and all of them by their ids on the page."""
-
-    experiments: list[Figure] = field(default_factory=list)
-    training: list[Figure] = field(default_factory=list)
-    mixtures: list[Figure] = field(default_factory=list)
-    masked: list[Figure] = field(default_factory=list)
-    evaluation: list[Figure] = field(default_factory=list)
-    rewards: list[Figure] = field(default_factory=list)
-    tokenizers: list[Figure] = field(default_factory=list)
-    languages: list[Figure] = field(default_factory=list)
-    rehearsals: dict[str, list[Figure]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, run: Run, rehearsed: Sequence[RehearsedPart] = ()) -> Charts:
-        stages = Styles(
-            [stage.name for stage in run.stages if any(part.steps for part in stage.parts)], STAGE_COLOURS
-        )
-        sources = Styles(_source_names(run), SOURCE_COLOURS)
-        look = result_charts.styles(run.evaluations, stages)
-        losses, masked = (
+def charts_of(run: RunContent, languages: dict[str, list[Language]]) -> dict[str, list[Figure]]:
+    """The figures by section of the page. `languages`: of corpora, by part."""
+    stages = Styles(
+        [stage.name for stage in run.stages if any(part.node.steps for part in stage.parts)], STAGE_COLOURS
+    )
+    # those of mixtures first, then those that are only held out
+    names = [share.source for shares in run.mixtures.values() for share in shares]
+    sources = Styles([*names, *(name for curve in run.curves for name in curve.heldout)], SOURCE_COLOURS)
+    look = result_charts.styles(run.evaluations, stages)
+    own = [curve for curve in run.curves if curve.kind in training_charts.OWN_LOSS or curve.extras]
+    charts: dict[str, list[Figure | None]] = {
+        "experiments": [experiments.draw(name, drawn) for name, drawn in run.experiments.items()],
+        "training": [
             training_charts.losses(run.curves, stages, sources),
-            training_charts.masked(run.curves, stages),
-        )
-        own = [curve for curve in run.curves if curve.kind in training_charts.OWN_LOSS or curve.extras]
-        difference = result_charts.differences(run.evaluations, look)
-        compared = [(evaluation, evaluation.rewards) for evaluation in run.evaluations if evaluation.rewards]
-        asked = [experiments.draw(name, found) for name, found in run.experiments.items()]
-        return cls(
-            [figure for figure in asked if figure is not None],
-            [
-                *([losses] if losses else []),
-                *(training_charts.own_losses(curve, stages) for curve in own),
-                *(training_charts.norms(curve, stages) for curve in run.curves if curve.norms),
-            ],
-            [training_charts.mixtures(run.mixtures, sources)] if run.mixtures else [],
-            [masked] if masked else [],
-            result_charts.results(run.evaluations, look),
-            [
-                result_charts.rewards(evaluation.name, found, look[evaluation.name], stages)
-                for evaluation, found in compared
-            ]
-            + ([difference] if difference else [])
-            + [
+            *(training_charts.own_losses(curve, stages) for curve in own),
+            *(training_charts.norms(curve, stages) for curve in run.curves if curve.norms),
+        ],
+        "mixtures": [training_charts.mixtures(run.mixtures, sources)] if run.mixtures else [],
+        "masked": [training_charts.masked(run.curves, stages)],
+        "evaluation": [*result_charts.results(run.evaluations, look)],
+        "rewards": [
+            *(
+                result_charts.rewards(evaluation.name, evaluation.rewards, look[evaluation.name], stages)
+                for evaluation in run.evaluations
+                if evaluation.rewards
+            ),
+            result_charts.differences(run.evaluations, look),
+            *(
                 result_charts.quantiles(part.name, counts, numbers(part.metrics.get("without_pair")))
                 for part in run.parts
                 if (counts := _histogram(part))
-            ],
-            [tokenizer_charts.parities(compared) for compared in run.tokenizers],
-            language_charts.outcomes([(part.name, languages_of(part.metrics)) for part in _corpora(run)]),
-            rehearsals(rehearsed),
-        )
-
-    def name(self, figure: Figure) -> str:
-        """The id of a figure on the page."""
-        return f"chart-{next(index for index, other in enumerate(self.all) if other is figure)}"
-
-    @property
-    def all(self) -> list[Figure]:
-        return [
-            *self.experiments,
-            *self.training,
-            *self.mixtures,
-            *self.masked,
-            *self.evaluation,
-            *self.rewards,
-            *self.tokenizers,
-            *self.languages,
-            *(figure for figures in self.rehearsals.values() for figure in figures),
-        ]
-
-    @property
-    def plots(self) -> dict[str, Any]:
-        """The plots for the page's script. Numbers that JSON cannot represent were left out when they were
-        read."""
-        return {self.name(figure): figure.plot | {"height": figure.height} for figure in self.all}
+            ),
+        ],
+        "tokenizers": [language_charts.parities(compared) for compared in run.tokenizers],
+        "languages": [*language_charts.outcomes(languages)],
+    }
+    return {name: [figure for figure in group if figure is not None] for name, group in charts.items()}
 
 
-def _corpora(run: Run) -> list[Part]:
-    return [part for part in run.parts if isinstance(part.metrics.get("read"), dict)]
-
-
-def _source_names(run: Run) -> list[str]:
-    """The names of all sources with a colour: those of mixtures first, then those that are only held out."""
-    names = [share.source for shares in run.mixtures.values() for share in shares]
-    return names + [name for curve in run.curves for name in curve.heldout]
-
-
-def _histogram(part: Part) -> list[float]:
+def _histogram(part: StoredPart) -> list[float]:
     counts = part.metrics.get("quantile_histogram")
     return list(numbers(dict(enumerate(counts))).values()) if isinstance(counts, list) else []

@@ -15,59 +15,59 @@ from flows.planning.graph import Input, Node
 from flows.planning.mixtures import by_size, corpora, learned_in
 from flows.planning.mixtures import shares as mixture_shares
 from flows.planning.parts.consumed_samples import ancestry_of
-from flows.planning.plan import Plan, Step
-from flows.report.classifiers import Classified
-from flows.report.experiments import Experiment, experiment
+from flows.planning.plan import Plan
+from flows.report.experiments import Experiment, experiment_of
 from flows.report.history import Curve, curve
 from flows.report.results import (
+    Classified,
     ComparedTokenizers,
     Evaluation,
-    Gate,
+    GateResult,
+    TaskAnswers,
     is_evaluation,
     number,
     numbers,
+    read_answers,
     read_rewards,
     read_samples,
     side_by_side,
 )
-from flows.report.run_data import Part, Run, Share, Source, Stage, State
-from flows.report.task_answers import TaskAnswers, by_part, read_answers
+from flows.report.run_data import RunContent, Share, StageContent
+from flows.stored_part import DONE, PlannedPart, planned_parts, planned_source
 from infra.store import Artifact, StoreError
-from infra.store.documents import CheckpointMarker, Manifest
 from specs.anomalies import remark
 from specs.errors import counted
-from specs.planted import PlantedRecord, planted_in
+from specs.planted import planted_in
 from specs.published import Compared
 from specs.stages.evaluate_reward import EvaluateRewardStage
 from specs.stages.evaluate_tokenizers import EvaluateTokenizersStage
-from specs.stages.gates import Measuring
-from specs.stages.mixture import MixturePart
 from specs.stages.training import Segment
 from specs.tokenizer_comparison import Comparison
 
 FOLDED = 4  # least number of variants of a stage that share one box of the graph
-LISTED = 30  # entries of a long list in the settings
 TOKENIZERS = EvaluateTokenizersStage.kind_name()
 REWARDS = EvaluateRewardStage.kind_name()
 
 
-def collect(plan: Plan) -> Run:
-    """Reads the content of the report."""
+def collect(plan: Plan) -> RunContent:
     notes = list(plan.graph.notes)
-    parts = {name: _part(plan, step, notes) for name, step in plan.steps.items()}
+    parts = planned_parts(plan, damages=notes)
+    for part in parts.values():
+        if text := remark(part.facts):
+            notes.append(f"{part.name}: {text}")
     names = dict.fromkeys(part.stage for part in parts.values())  # inputs first
     stages = [_stage(plan, name, [part for part in parts.values() if part.stage == name]) for name in names]
-    evaluations, sampled, answers = [], [], list[TaskAnswers]()
-    tokenizers = [_tokenizers(plan, part, notes) for part in parts.values() if part.kind == TOKENIZERS]
+    evaluations, sampled, answers = [], [], dict[str, list[TaskAnswers]]()
     for part in parts.values():
         if is_evaluation(part.kind, part.inputs, metrics := numbers(part.metrics)):
-            evaluations.append(_evaluation(plan, part, metrics, notes))
+            evaluations.append(_evaluation(part, metrics, notes))
         if "samples.json" in part.files:
-            sampled.append(read_samples(_document(plan, part, "samples.json", notes)))
+            sampled.append(read_samples(_document(part, "samples.json", notes)))
         if part.kind == "harness" and "shown.json" in part.files:
-            answers += read_answers(part.name, _document(plan, part, "shown.json", notes))
+            answers[part.name] = read_answers(_document(part, "shown.json", notes))
+    tokenizers = [_tokenizers(part, notes) for part in parts.values() if part.kind == TOKENIZERS]
     models = [model for node in plan.graph.nodes.values() if (model := getattr(node.part, "model", None))]
-    return Run(
+    return RunContent(
         name=plan.pipeline.name,
         description=plan.pipeline.description,
         store=plan.store.url,
@@ -78,91 +78,46 @@ def collect(plan: Plan) -> Run:
         mixtures=_mixtures(plan, parts),
         evaluations=evaluations,
         agreements=[
-            _evaluation(plan, part, found, notes)
+            _evaluation(part, metrics, notes)
             for part in parts.values()
-            if part.kind == REWARDS and (found := numbers(part.metrics))
+            if part.kind == REWARDS and (metrics := numbers(part.metrics))
         ],
         tokenizers=[compared for compared in tokenizers if compared is not None],
         classifiers=[
-            _classified(plan, part) for part in parts.values() if part.kind == "classifier" and part.metrics
+            Classified.of(part.name, part.metrics, part.facts, _gates(part, numbers(part.metrics)))
+            for part in parts.values()
+            if part.kind == "classifier" and part.metrics
         ],
         prompts=side_by_side(sampled),
-        answers=by_part(answers),
+        answers={name: tasks for name, tasks in answers.items() if tasks},
         experiments=_experiments(plan, stages),
-        sources=_sources(plan),
-        planted=_planted(plan, stages),
+        sources=[
+            planned_source(plan, name, plan.graph.digests.get(name, "")) for name in plan.graph.listings
+        ],
+        planted=[
+            (part.name, record)
+            for stage in stages
+            for part in stage.parts
+            for record in planted_in(part.spec, part.metrics)
+        ],
         notes=notes,
     )
 
 
-def _part(plan: Plan, step: Step, notes: list[str]) -> Part:
-    node, metrics = step.node, dict[str, Any]()
-    document: Manifest | CheckpointMarker | None = None
-    artifact = node.artifact(plan.store)
-    try:
-        if step.action == "reuse":
-            document = artifact.manifest
-            metrics = document.metrics
-        elif step.resume_step is not None:
-            document = artifact.checkpoint(step.resume_step).marker
-            metrics = {name: fact for name, fact in document.facts.items() if name != "passes"}
-    except StoreError as error:
-        notes.append(str(error))
-    if document is not None and (text := remark(document.facts)):
-        notes.append(f"{node.name}: {text}")
-    state: State = "finished" if step.action == "reuse" else ("partial" if step.stored else "not run")
-    done = node.end_step if step.action == "reuse" else step.resume_step
-    return Part(
-        name=node.name,
-        stage=node.stage,
-        kind=node.kind,
-        state="gate failed" if step.gate_failures else state,
-        reason=step.reason,
-        fingerprint=node.fingerprint,
-        path=node.path if step.stored else None,
-        steps=node.steps,
-        done_steps=done - node.start_step if done is not None else 0,
-        tokens=node.tokens,
-        done_tokens=node.tokens_until(done) if done is not None else 0,
-        flops=step.flops,
-        inputs=node.inputs,
-        settings={
-            "part": _shortened(node.part.to_json()),
-            "launch": node.launch.to_json(),
-        },
-        metrics=metrics,
-        passes=_fact(artifact, done, "passes"),
-        seconds=document.seconds.model_dump() if document and document.seconds else {},
-        files={name: record.size for name, record in document.files.items()} if document else {},
-        versions=document.versions if isinstance(document, Manifest) else {},
-        created=document.created if document else "",
-    )
-
-
-def _fact(artifact: Artifact, step: int | None, name: str) -> dict[str, float]:
+def _numbers_at(artifact: Artifact, step: int | None, fact: str) -> dict[str, float]:
     """The numbers that a checkpoint states as a fact: `passes` over each corpus, by fingerprint, from new
     weights; `epochs` of each corpus, by name, in the samples of its mixture. Empty without the checkpoint."""
     try:
-        return numbers(artifact.checkpoint(step).facts.get(name)) if step is not None else {}
+        return numbers(artifact.checkpoint(step).facts.get(fact)) if step is not None else {}
     except StoreError:
         return {}
 
 
-def _shortened(value: Any) -> Any:
-    """The value with long lists (files of a source) shortened."""
-    if isinstance(value, dict):
-        return {name: _shortened(item) for name, item in value.items()}
-    if isinstance(value, list):
-        more = [f"… and {len(value) - LISTED:,} more"] if len(value) > LISTED else []
-        return [_shortened(item) for item in value[:LISTED]] + more
-    return value
-
-
-def _stage(plan: Plan, name: str, parts: list[Part]) -> Stage:
+def _stage(plan: Plan, name: str, parts: list[PlannedPart]) -> StageContent:
     nodes = plan.graph.of(name)
     reads = {plan.graph.nodes[parent].stage: None for node in nodes for parent in plan.graph.parents(node)}
     spec = plan.pipeline.stages[name]
-    return Stage(
+    return StageContent(
         name,
         spec.kind,
         spec.description,
@@ -173,7 +128,7 @@ def _stage(plan: Plan, name: str, parts: list[Part]) -> Stage:
     )
 
 
-def _result(plan: Plan, name: str, parts: list[Part]) -> dict[str, Any]:
+def _result(plan: Plan, name: str, parts: list[PlannedPart]) -> dict[str, Any]:
     """The numbers of a stage as a whole: in a chain, those of the last part that has any; counts of
     independent parts are summed."""
     stored = [numbers(part.metrics) for part in parts if part.metrics]
@@ -188,7 +143,7 @@ def _result(plan: Plan, name: str, parts: list[Part]) -> dict[str, Any]:
     }
 
 
-def _folded(plan: Plan, stages: list[Stage]) -> list[Stage]:
+def _folded(plan: Plan, stages: list[StageContent]) -> list[StageContent]:
     """The stages, with many variants of a matrix joined into one, inputs first. Where stages would then need
     each other, nothing is joined."""
     document = plan.pipeline._document
@@ -196,27 +151,27 @@ def _folded(plan: Plan, stages: list[Stage]) -> list[Stage]:
         name: made for name, made in (document.variants if document else {}).items() if len(made) >= FOLDED
     }
     names = {variant: name for name, made in many.items() for variant in made}
-    found: dict[str, Stage] = {}
+    folded: dict[str, StageContent] = {}
     for stage in stages:
         name = names.get(stage.name, stage.name)
         reads, after = (
             [names.get(other, other) for other in others] for others in (stage.reads, stage.after)
         )
-        so_far = found.get(
-            name, Stage(name, stage.kind, "", [], [], [], stage.result if name == stage.name else {})
+        so_far = folded.get(
+            name, StageContent(name, stage.kind, "", [], [], [], stage.result if name == stage.name else {})
         )
-        found[name] = replace(
+        folded[name] = replace(
             so_far,
             parts=so_far.parts + stage.parts,
             reads=[other for other in dict.fromkeys(so_far.reads + reads) if other != name],
             after=[other for other in dict.fromkeys(so_far.after + after) if other != name],
             variants=[*so_far.variants, stage],
         )
-    ordered: dict[str, Stage] = {}
-    while len(ordered) < len(found):
+    ordered: dict[str, StageContent] = {}
+    while len(ordered) < len(folded):
         ready = [
             stage
-            for name, stage in found.items()
+            for name, stage in folded.items()
             if name not in ordered and ordered.keys() >= {*stage.reads, *stage.after}
         ]
         if not ready:
@@ -225,52 +180,50 @@ def _folded(plan: Plan, stages: list[Stage]) -> list[Stage]:
     return list(ordered.values())
 
 
-def _experiments(plan: Plan, stages: list[Stage]) -> dict[str, Experiment]:
-    """The content of the recipe's figures, by name."""
-    results = {stage.name: _numbers_of(plan, stage) for stage in stages}
-    return {name: experiment(figure, results) for name, figure in plan.pipeline.figures.items()}
+def _experiments(plan: Plan, stages: list[StageContent]) -> dict[str, Experiment]:
+    results = {stage.name: _numbers_of(stage) for stage in stages}
+    return {name: experiment_of(figure, results) for name, figure in plan.pipeline.figures.items()}
 
 
-def _numbers_of(plan: Plan, stage: Stage) -> dict[str, float]:
+def _numbers_of(stage: StageContent) -> dict[str, float]:
     """The numbers of a finished stage for figures: those of its last part; for training also the held-out
     losses at its end."""
-    part, node = stage.parts[-1], plan.graph.of(stage.name)[-1]
-    if part.state not in ("finished", "gate failed"):
+    part = stage.parts[-1]
+    if part.state not in DONE:
         return {}
     losses = {f"val_loss/{source}": loss for source, loss in numbers(part.metrics.get("validation")).items()}
-    if not losses or node.end_step is None or part.metrics.get("validation_step") != node.end_step:
+    end = part.node.end_step
+    if not losses or end is None or part.metrics.get("validation_step") != end:
         return numbers(part.metrics)
     return numbers(part.metrics) | losses | {"val_loss": sum(losses.values()) / len(losses)}
 
 
-def _curves(plan: Plan, stages: list[Stage], notes: list[str]) -> list[Curve]:
+def _curves(plan: Plan, stages: list[StageContent], notes: list[str]) -> list[Curve]:
     curves = []
     for stage in stages:
         try:
-            found = curve(plan, stage.name)
+            recorded = curve(plan, stage.name)
         except (StoreError, ValueError) as error:
             notes.append(f"the history of {stage.name} could not be read: {error}")
             continue
-        if found is not None:
-            curves.append(found)
-            if found.broken:
-                notes.append(
-                    f"{stage.name}: {counted(found.broken, 'recorded value is', 'recorded values are')} not"
-                    " finite and left out of the curves"
-                )
+        if recorded is not None:
+            curves.append(recorded)
+            if recorded.broken:
+                values = counted(recorded.broken, "recorded value is", "recorded values are")
+                notes.append(f"{stage.name}: {values} not finite and left out of the curves")
     return curves
 
 
-def _mixtures(plan: Plan, parts: dict[str, Part]) -> dict[str, list[Share]]:
+def _mixtures(plan: Plan, parts: dict[str, PlannedPart]) -> dict[str, list[Share]]:
     """The shares by name of the mixture, with passes of finished training. A mixture by size is left out
     until its sources are built."""
-    found = {}
+    mixtures = {}
     for node in plan.graph.nodes.values():
-        if not isinstance(node.part, MixturePart):
+        if node.kind != "mixture":
             continue
         read = {entry.fingerprint: entry for entry in corpora(plan.graph, node.name)}
         trained = [
-            _epochs(plan, plan.graph.nodes[part.name], part, node)
+            _epochs(plan, part, node)
             for part in parts.values()
             if part.done_steps and "mixture" in part.inputs and part.inputs["mixture"].name == node.name
         ]
@@ -284,115 +237,92 @@ def _mixtures(plan: Plan, parts: dict[str, Part]) -> dict[str, list[Share]]:
         shares = [
             _share(entry, float(asked[fingerprint]), parts, trained) for fingerprint, entry in read.items()
         ]
-        found[node.name] = sorted(shares, key=lambda share: (-share.share, share.source))
-    return found
+        mixtures[node.name] = sorted(shares, key=lambda share: (-share.share, share.source))
+    return mixtures
 
 
-def _epochs(plan: Plan, node: Node, part: Part, mixture: Node) -> dict[str, float]:
+def _epochs(plan: Plan, part: PlannedPart, mixture: Node) -> dict[str, float]:
     """The passes over each corpus, by name, that a segment and its ancestry have made through a mixture.
     Sequences of another length or packing draw from the beginning of the mixture, so their passes add up."""
     most: dict[tuple[str, int, str], float] = {}
-    for segment, step in ancestry_of(plan.graph, node, (node.start_step or 0) + part.done_steps):
+    for segment, step in ancestry_of(plan.graph, part.node, part.done_until or 0):
         read = segment.inputs.get("mixture")
         if read is None or read.name != mixture.name or not isinstance(segment.part, Segment):
             continue
-        for name, epochs in _fact(segment.artifact(plan.store), step, "epochs").items():
+        for name, epochs in _numbers_at(segment.artifact(plan.store), step, "epochs").items():
             key = name, segment.part.sequence_length, segment.part.packing
             most[key] = max(most.get(key, 0.0), epochs)
-    found = dict.fromkeys((name for name, _, _ in most), 0.0)
+    passes = dict.fromkeys((name for name, _, _ in most), 0.0)
     for (name, _, _), epochs in most.items():
-        found[name] += epochs
-    return found
+        passes[name] += epochs
+    return passes
 
 
-def _share(entry: Input, share: float, parts: dict[str, Part], trained: list[dict[str, float]]) -> Share:
+def _share(
+    entry: Input, share: float, parts: dict[str, PlannedPart], trained: list[dict[str, float]]
+) -> Share:
     corpus = parts[entry.name].metrics.get("train", {}) if entry.name in parts else {}
     through = [epochs[entry.name] for epochs in trained if entry.name in epochs]
-    in_all = [part.passes[entry.fingerprint] for part in parts.values() if entry.fingerprint in part.passes]
+    in_all = [
+        passes[entry.fingerprint]
+        for part in parts.values()
+        if entry.fingerprint in (passes := _numbers_at(part.artifact, part.done_until, "passes"))
+    ]
     return Share(
         entry.name, share, corpus.get("tokens"), max(through, default=None), max(in_all, default=None)
     )
 
 
-def _evaluation(plan: Plan, part: Part, metrics: dict[str, float], notes: list[str]) -> Evaluation:
+def _evaluation(part: PlannedPart, metrics: dict[str, float], notes: list[str]) -> Evaluation:
     read = part.inputs.get("checkpoint")
-    stage = plan.graph.nodes[read.node].stage if read and read.node else part.stage
-    label = f"{read.name}@step={read.step}" if read else part.name
-    rewards = (
-        read_rewards(_document(plan, part, "rewards.json", notes)) if "rewards.json" in part.files else None
-    )
+    stage = part.plan.graph.nodes[read.node].stage if read and read.node else part.stage
+    rewards = read_rewards(_document(part, "rewards.json", notes)) if "rewards.json" in part.files else None
     return Evaluation(
         part.name,
         part.stage,
         stage,
-        label,
+        read.label if read else part.name,
         metrics,
-        _gates(plan, part.stage, metrics),
-        _published(plan, part.stage, metrics),
+        _gates(part, metrics),
+        _published(part, metrics),
         rewards,
     )
 
 
-def _tokenizers(plan: Plan, part: Part, notes: list[str]) -> ComparedTokenizers | None:
+def _tokenizers(part: PlannedPart, notes: list[str]) -> ComparedTokenizers | None:
     """A comparison of tokenizers; None, with a note, when it cannot be read."""
     if "evaluation.json" not in part.files:
         return None
     try:
-        found = Comparison.model_validate(_document(plan, part, "evaluation.json", notes))
+        comparison = Comparison.model_validate(_document(part, "evaluation.json", notes))
     except ValidationError as error:
         notes.append(f"evaluation.json of {part.name} is not a comparison: {error.errors()[0]['msg']}")
         return None
-    stage = cast(EvaluateTokenizersStage, plan.pipeline.stages[part.stage])
-    names = [name for name in stage.tokenizers if name in found.tokenizers]
+    stage = cast(EvaluateTokenizersStage, part.stated)
+    names = [name for name in stage.tokenizers if name in comparison.tokenizers]
     metrics = numbers(part.metrics)
-    gates, published = _gates(plan, part.stage, metrics), _published(plan, part.stage, metrics)
-    return ComparedTokenizers(part.name, names, found, gates, published)
+    return ComparedTokenizers(part.name, names, comparison, _gates(part, metrics), _published(part, metrics))
 
 
-def _classified(plan: Plan, part: Part) -> Classified:
-    facts = Artifact(plan.store, part.path or "").manifest.facts
-    return Classified.of(part.name, part.metrics, facts, _gates(plan, part.stage, numbers(part.metrics)))
-
-
-def _gates(plan: Plan, stage: str, metrics: dict[str, float]) -> list[Gate]:
+def _gates(part: PlannedPart, metrics: dict[str, float]) -> list[GateResult]:
     gates = []
-    for gate in getattr(plan.pipeline.stages[stage], "gates", ()):
+    for gate in getattr(part.stated, "gates", ()):
         bounds = [
             f"{sign} {bound:g}" for sign, bound in (("≥", gate.min), ("≤", gate.max)) if bound is not None
         ]
-        gates.append(
-            Gate(gate.metric, " and ".join(bounds), number(metrics.get(gate.metric)), gate.failure(metrics))
-        )
+        measured = number(metrics.get(gate.metric))
+        gates.append(GateResult(gate.metric, " and ".join(bounds), measured, gate.failure(metrics)))
     return gates
 
 
-def _published(plan: Plan, stage: str, metrics: dict[str, float]) -> list[Compared]:
-    spec = plan.pipeline.stages[stage]
-    scores = spec.reference if isinstance(spec, Measuring) else {}
-    return [score.compared(metric, metrics) for metric, score in scores.items()]
+def _published(part: PlannedPart, metrics: dict[str, float]) -> list[Compared]:
+    return [score.compared(metric, metrics) for metric, score in part.stated.published_scores().items()]
 
 
-def _document(plan: Plan, part: Part, name: str, notes: list[str]) -> Any:
+def _document(part: PlannedPart, name: str, notes: list[str]) -> Any:
     """A JSON file of an artifact; None, with a note, when it cannot be read."""
     try:
-        return Artifact(plan.store, part.path or "").json(name)
+        return part.artifact.json(name)
     except (StoreError, ValueError) as error:
         notes.append(f"{name} of {part.name} could not be read: {error}")
         return None
-
-
-def _planted(plan: Plan, stages: list[Stage]) -> list[tuple[str, PlantedRecord]]:
-    return [
-        (part.name, record)
-        for stage in stages
-        for part in stage.parts
-        for record in planted_in(plan.graph.nodes[part.name].identity, part.metrics)
-    ]
-
-
-def _sources(plan: Plan) -> list[Source]:
-    found = []
-    for name, listing in plan.graph.listings.items():
-        facts = plan.graph.facts_of(plan.pipeline, name)
-        found.append(Source(name, facts, len(listing.files), listing.bytes, plan.graph.digests.get(name, "")))
-    return found

@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist, fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
 from flows.format import in_full
-from flows.report.figures import SERIES_COLOURS, Entry, Figure, Style, Styles, label, plot
+from flows.report.figures import SERIES_COLOURS, Entry, Figure, Style, Styles, label, plot, whiskers
 from flows.report.results import numbers
 from specs.figures import VARIANT, Axis, FigureSpec
 
@@ -27,8 +27,7 @@ Metrics = Mapping[str, Mapping[str, float]]
 """Stage -> the numbers of its result, `val_loss` among them if it was measured at the stage's end."""
 
 
-@dataclass(frozen=True)
-class Value:
+class Measured(NamedTuple):
     """A number, and its interval if it has one."""
 
     value: float
@@ -36,14 +35,18 @@ class Value:
     high: float | None = None
 
 
+Drawn = tuple[list[Any], dict[str, Any]]
+"""The traces and the layout of a plot."""
+
+
 @dataclass(frozen=True)
-class Point:
+class FigurePoint:
     """One point: a variant, or one number of a line."""
 
     variant: str
     text: str  # label beside the point
-    x: Value | None  # None for a bar
-    y: Value
+    x: Measured | None  # None for a bar
+    y: Measured
 
 
 @dataclass
@@ -51,26 +54,26 @@ class Experiment:
     """A figure of the recipe with its points."""
 
     spec: FigureSpec
-    points: dict[str, list[Point]] = field(default_factory=dict)  # by series
+    points: dict[str, list[FigurePoint]] = field(default_factory=dict)  # by series
     missing: list[str] = field(default_factory=list)  # variants that are not stored yet
 
 
-def experiment(spec: FigureSpec, metrics: Metrics) -> Experiment:
+def experiment_of(spec: FigureSpec, metrics: Metrics) -> Experiment:
     """The points of a figure. `metrics` has every stage of the recipe."""
-    found = Experiment(spec)
+    experiment = Experiment(spec)
     for series, variants in spec.variants(metrics).items():
         for variant, text in variants.items():
             points = list(_points(spec, variant, text, metrics))
-            found.points.setdefault(series, []).extend(points)
+            experiment.points.setdefault(series, []).extend(points)
             if not points:
-                found.missing.append(variant)
+                experiment.missing.append(variant)
     if spec.mean:
-        found.points = {series: _means(spec, series, found.points) for series in found.points}
-        found.points.pop(spec.against, None)
-    return found
+        experiment.points = {series: _means(spec, series, experiment.points) for series in experiment.points}
+        experiment.points.pop(spec.against, None)
+    return experiment
 
 
-def _means(spec: FigureSpec, series: str, points: Mapping[str, list[Point]]) -> list[Point]:
+def _means(spec: FigureSpec, series: str, points: Mapping[str, list[FigurePoint]]) -> list[FigurePoint]:
     """The mean of the points of a series, or of their differences from those of `against` with the same
     label; no point if there is no number."""
     own = points[series]
@@ -80,21 +83,21 @@ def _means(spec: FigureSpec, series: str, points: Mapping[str, list[Point]]) -> 
     if not own:
         return []
     xs = [point.x.value for point in own if point.x is not None]
-    return [Point(series, "", mean(xs) if xs else None, mean([point.y.value for point in own]))]
+    return [FigurePoint(series, "", mean(xs) if xs else None, mean([point.y.value for point in own]))]
 
 
-def _minus(point: Point, other: Point) -> Point:
-    x = Value(point.x.value - other.x.value) if point.x is not None and other.x is not None else None
-    return Point(point.variant, point.text, x, Value(point.y.value - other.y.value))
+def _minus(point: FigurePoint, other: FigurePoint) -> FigurePoint:
+    x = Measured(point.x.value - other.x.value) if point.x is not None and other.x is not None else None
+    return FigurePoint(point.variant, point.text, x, Measured(point.y.value - other.y.value))
 
 
-def mean(values: Sequence[float]) -> Value:
+def mean(values: Sequence[float]) -> Measured:
     """The mean with its 95% interval by Student's t; a single number has none."""
     middle, count = fmean(values), len(values)
     if count < 2:
-        return Value(middle)
+        return Measured(middle)
     spread = student_t(count - 1) * stdev(values) / math.sqrt(count)
-    return Value(middle, middle - spread, middle + spread)
+    return Measured(middle, middle - spread, middle + spread)
 
 
 def student_t(freedom: int) -> float:
@@ -108,7 +111,7 @@ def student_t(freedom: int) -> float:
     return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
-def _points(spec: FigureSpec, variant: str, text: str, metrics: Metrics) -> Iterator[Point]:
+def _points(spec: FigureSpec, variant: str, text: str, metrics: Metrics) -> Iterator[FigurePoint]:
     of_y = _of(spec.y, variant, metrics)
     if spec.form == "lines":
         before, _, after = spec.y.metric.partition("*")
@@ -122,26 +125,26 @@ def _points(spec: FigureSpec, variant: str, text: str, metrics: Metrics) -> Iter
         )
         for place in places if times else ():
             y = _value(of_y, f"{before}{place}{after}")
-            assert y is not None, "the name was just found"
-            yield Point(variant, text, Value(place * times), y)
+            assert y is not None, "the name is one of these"
+            yield FigurePoint(variant, text, Measured(place * times), y)
         return
     y = _value(of_y, spec.y.metric)
     x = _value(_of(spec.x, variant, metrics), spec.x.metric) if spec.x.metric else None
     if y is not None and (x is not None or not spec.x.metric):
-        yield Point(variant, text, x, y)
+        yield FigurePoint(variant, text, x, y)
 
 
 def _of(axis: Axis, variant: str, metrics: Metrics) -> Mapping[str, float]:
     return numbers(metrics.get(axis.stage.replace(VARIANT, variant), {}))
 
 
-def _value(metrics: Mapping[str, float], name: str) -> Value | None:
+def _value(metrics: Mapping[str, float], name: str) -> Measured | None:
     if name not in metrics:
         return None
-    return Value(metrics[name], metrics.get(f"{name}/low"), metrics.get(f"{name}/high"))
+    return Measured(metrics[name], metrics.get(f"{name}/low"), metrics.get(f"{name}/high"))
 
 
-def front(points: list[Point], x_better: str | None, y_better: str | None) -> list[Point]:
+def front(points: list[FigurePoint], x_better: str | None, y_better: str | None) -> list[FigurePoint]:
     """The points that no other beats: none is at least as good on both axes and better on one. In the
     order of x."""
     assert x_better and y_better, "the spec requires `better` of both axes"
@@ -158,13 +161,13 @@ def front(points: list[Point], x_better: str | None, y_better: str | None) -> li
 # Drawing
 
 
-def draw(name: str, found: Experiment) -> Figure | None:
+def draw(name: str, experiment: Experiment) -> Figure | None:
     """The chart; None where nothing is stored yet."""
-    if not any(found.points.values()):
+    if not any(experiment.points.values()):
         return None
-    spec, look = found.spec, Styles(found.spec.series, SERIES_COLOURS)
+    spec, look = experiment.spec, Styles(experiment.spec.series, SERIES_COLOURS)
     make = {"points": _draw_points, "lines": _draw_lines, "bars": _draw_bars}[spec.form]
-    traces, layout = make(name, found, look)
+    traces, layout = make(name, experiment, look)
     drawn = plot(traces, margin={"l": 64, "r": 24, "t": 14, "b": 54, "pad": 4}, **layout)
     legend = (
         []
@@ -172,22 +175,22 @@ def draw(name: str, found: Experiment) -> Figure | None:
         else [
             Entry(series, _group(name, series), look[series])
             for series in spec.series
-            if found.points.get(series)
+            if experiment.points.get(series)
         ]
     )
-    return Figure(spec.title, _summary(found), HEIGHT, drawn, legend, text=spec.text)
+    return Figure(spec.title, _summary(experiment), HEIGHT, drawn, legend, text=spec.text)
 
 
-def _summary(found: Experiment) -> str:
+def _summary(experiment: Experiment) -> str:
     """The better direction of each axis, and the meaning of intervals."""
-    spec = found.spec
+    spec = experiment.spec
     better = "; ".join(
         f"{axis.label or axis.metric}: {axis.better} is better" for axis in (spec.x, spec.y) if axis.better
     )
     sentences = [f"{better[:1].upper()}{better[1:]}."] if better else []
     values = [
         value
-        for points in found.points.values()
+        for points in experiment.points.values()
         for point in points
         for value in (point.x, point.y)
         if value is not None
@@ -213,30 +216,15 @@ def _axis(axis: Axis) -> dict[str, Any]:
     } | ({"dtick": "D2"} if axis.scale == "log" else {})
 
 
-def _whiskers(values: list[Value], colour: str) -> dict[str, Any] | None:
-    """Error bars; None where no value has an interval."""
-    if all(value.low is None or value.high is None for value in values):
-        return None
-    above = [value.high - value.value if value.high is not None else 0.0 for value in values]
-    below = [value.value - value.low if value.low is not None else 0.0 for value in values]
-    return {
-        "type": "data",
-        "array": above,
-        "arrayminus": below,
-        "symmetric": False,
-        "thickness": 1.6,
-        "width": 5,
-        "color": colour,
-    }
-
-
-def _draw_points(name: str, found: Experiment, look: dict[str, Style]) -> tuple[list[Any], dict[str, Any]]:
-    spec = found.spec
-    everything = [point for points in found.points.values() for point in points]
+def _draw_points(
+    name: str, experiment: Experiment, look: dict[str, Style]
+) -> tuple[list[Any], dict[str, Any]]:
+    spec = experiment.spec
+    everything = [point for points in experiment.points.values() for point in points]
     traces: list[Any] = []
     if spec.front and len(best := front(everything, spec.x.better, spec.y.better)) > 1:
         traces.append(_staircase(best, spec))
-    for order, (series, points) in enumerate(found.points.items()):
+    for order, (series, points) in enumerate(experiment.points.items()):
         values = [(point.x, point.y) for point in points if point.x is not None]
         style = look[series]
         traces.append(
@@ -258,8 +246,8 @@ def _draw_points(name: str, found: Experiment, look: dict[str, Style]) -> tuple[
                     "line": {"width": 1, "color": "rgba(127,127,127,.4)"},
                 },
                 line={"color": style.colour, "width": 1.6, "dash": style.dash},
-                error_x=_whiskers([x for x, _ in values], style.colour),
-                error_y=_whiskers([y for _, y in values], style.colour),
+                error_x=whiskers([x for x, _ in values], style.colour),
+                error_y=whiskers([y for _, y in values], style.colour),
                 customdata=[label(point.variant) for point in points],
                 cliponaxis=False,
                 hovertemplate="%{fullData.name}, %{customdata}<br>%{x:.4g}, %{y:.4g}<extra></extra>",
@@ -268,7 +256,7 @@ def _draw_points(name: str, found: Experiment, look: dict[str, Style]) -> tuple[
     return traces, {"xaxis": _axis(spec.x), "yaxis": _axis(spec.y)}
 
 
-def _staircase(best: list[Point], spec: FigureSpec) -> Any:
+def _staircase(best: list[FigurePoint], spec: FigureSpec) -> Any:
     """The front as steps: a point holds until the next better one."""
     shape = "hv" if spec.x.better == "lower" else "vh"
     return go.Scatter(
@@ -280,14 +268,16 @@ def _staircase(best: list[Point], spec: FigureSpec) -> Any:
     )
 
 
-def _draw_lines(name: str, found: Experiment, look: dict[str, Style]) -> tuple[list[Any], dict[str, Any]]:
+def _draw_lines(
+    name: str, experiment: Experiment, look: dict[str, Style]
+) -> tuple[list[Any], dict[str, Any]]:
     """Lines, each with the band of its intervals: over a few numbers, which grow by factors and are evenly
     spaced, or over many, such as steps, on a linear axis."""
-    spec = found.spec
-    places = sorted({_place(point) for points in found.points.values() for point in points})
+    spec = experiment.spec
+    places = sorted({_place(point) for points in experiment.points.values() for point in points})
     few = len(places) <= MOST_PLACES
     traces: list[Any] = []
-    for series, points in found.points.items():
+    for series, points in experiment.points.items():
         style, group = look[series], _group(name, series)
         for variant in dict.fromkeys(point.variant for point in points):
             line = [point for point in points if point.variant == variant]
@@ -324,22 +314,22 @@ def _draw_lines(name: str, found: Experiment, look: dict[str, Style]) -> tuple[l
     return traces, {"xaxis": axis | ticks if few else axis, "yaxis": _axis(spec.y) | {"rangemode": "tozero"}}
 
 
-def _place(point: Point) -> int:
+def _place(point: FigurePoint) -> int:
     assert point.x is not None, "a point of a line has a number"
     return round(point.x.value)
 
 
-def _draw_bars(name: str, found: Experiment, look: dict[str, Style]) -> tuple[list[Any], dict[str, Any]]:
+def _draw_bars(name: str, experiment: Experiment, look: Styles) -> Drawn:
     """A bar for each variant, those of a series side by side in its colour; a mark for each mean, since the
     differences of means are small compared with their distance from zero."""
     traces: list[Any] = []
-    texts = any(point.text for points in found.points.values() for point in points)
-    for series, points in found.points.items():
+    texts = any(point.text for points in experiment.points.values() for point in points)
+    for series, points in experiment.points.items():
         named: list[Any] = [label(series)] * len(points)
         if texts:  # two rows of labels
             named = [named, [label(point.text) for point in points]]
         values = [point.y.value for point in points]
-        if found.spec.mean:
+        if experiment.spec.mean:
             traces.append(
                 go.Scatter(
                     x=named,
@@ -348,7 +338,7 @@ def _draw_bars(name: str, found: Experiment, look: dict[str, Style]) -> tuple[li
                     name=label(series),
                     legendgroup=_group(name, series),
                     marker={"color": look[series].colour, "symbol": look[series].symbol, "size": 11},
-                    error_y=_whiskers([point.y for point in points], look[series].colour),
+                    error_y=whiskers([point.y for point in points], look[series].colour),
                     hovertemplate="%{x}: %{y:.4g}<extra></extra>",
                 )
             )
@@ -360,7 +350,7 @@ def _draw_bars(name: str, found: Experiment, look: dict[str, Style]) -> tuple[li
                 name=label(series),
                 legendgroup=_group(name, series),
                 marker={"color": look[series].colour},
-                error_y=_whiskers([point.y for point in points], "rgba(127,127,127,.9)"),
+                error_y=whiskers([point.y for point in points], "rgba(127,127,127,.9)"),
                 text=[in_full(point.y.value, 3) for point in points],
                 textposition="inside",
                 insidetextanchor="start",
@@ -369,8 +359,8 @@ def _draw_bars(name: str, found: Experiment, look: dict[str, Style]) -> tuple[li
             )
         )
     return traces, {
-        "xaxis": _axis(found.spec.x) | {"type": "multicategory" if texts else "category", "nticks": 0},
-        "yaxis": _axis(found.spec.y),
+        "xaxis": _axis(experiment.spec.x) | {"type": "multicategory" if texts else "category", "nticks": 0},
+        "yaxis": _axis(experiment.spec.y),
         "bargap": 0.3,
     }
 

@@ -8,7 +8,7 @@ figure.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,8 +55,6 @@ class Entry:
 
 @dataclass(frozen=True)
 class Figure:
-    """One chart."""
-
     title: str
     summary: str  # its content in words
     height: int
@@ -84,9 +82,9 @@ def label(text: object) -> str:
 def short(names: Iterable[str]) -> dict[str, str]:
     """Names without the folder that all of them share: `corpus/code` and `corpus/notes` are `code` and
     `notes`."""
-    found = dict.fromkeys(names)
-    folders = {name.rpartition("/")[0] for name in found}
-    return {name: name.rpartition("/")[2] if len(folders) == 1 else name for name in found}
+    unique = dict.fromkeys(names)
+    folders = {name.rpartition("/")[0] for name in unique}
+    return {name: name.rpartition("/")[2] if len(folders) == 1 else name for name in unique}
 
 
 def plot(traces: list[Any], **layout: Any) -> dict[str, Any]:
@@ -102,9 +100,35 @@ def plot(traces: list[Any], **layout: Any) -> dict[str, Any]:
     return {"data": document["data"], "layout": document["layout"]}
 
 
-def category_axis(count: int) -> dict[str, Any]:
+def rows_plot(traces: list[Any], bottom: int, **layout: Any) -> dict[str, Any]:
+    """A plot of rows with their names on the left; `bottom`: pixels for the horizontal axis."""
+    return plot(traces, margin={"l": 12, "r": 18, "t": 8, "b": bottom, "pad": 6}, **layout)
+
+
+def row_axis(count: int) -> dict[str, Any]:
     """A y axis of `count` rows, the first on top."""
     return {"type": "category", "automargin": True, "tickmode": "linear", "range": [count - 0.5, -0.5]}
+
+
+def axis_title(text: str) -> dict[str, Any]:
+    return {"text": text, "font": {"size": 12}, "standoff": 6}
+
+
+def whiskers(
+    intervals: Sequence[tuple[float, float | None, float | None]], colour: str | None, width: int = 5
+) -> dict[str, Any] | None:
+    """Error bars for (value, low, high); None where no value has an interval. `width`: of their ends."""
+    if all(low is None or high is None for _, low, high in intervals):
+        return None
+    return {
+        "type": "data",
+        "array": [high - value if high is not None else 0.0 for value, _, high in intervals],
+        "arrayminus": [value - low if low is not None else 0.0 for value, low, _ in intervals],
+        "symmetric": False,
+        "thickness": 1.6,
+        "width": width,
+        "color": colour,
+    }
 
 
 def panels(parts: list[Panel], xaxis: dict[str, Any]) -> tuple[dict[str, Any], int]:
@@ -128,7 +152,6 @@ def panels(parts: list[Panel], xaxis: dict[str, Any]) -> tuple[dict[str, Any], i
 
 
 def title_above(text: str, y: float) -> dict[str, Any]:
-    """The title of a panel, over its left edge."""
     place = {
         "x": 0,
         "xref": "paper",
@@ -144,5 +167,5 @@ def title_above(text: str, y: float) -> dict[str, Any]:
 TOKENS_AXIS = {
     "exponentformat": "B",
     "nticks": 8,
-    "title": {"text": "consumed tokens", "font": {"size": 12}, "standoff": 6},
+    "title": axis_title("consumed tokens"),
 }

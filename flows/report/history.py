@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from flows.format import is_number
 from flows.planning.graph import Graph, Node
-from flows.planning.plan import Plan, Step
+from flows.planning.plan import Plan
+from flows.stored_part import planned_part
 
 LIMIT = 2000  # points of one series
 SMOOTHED = 40  # a running mean covers a curve's length / 40 on either side, at least LEAST
@@ -29,8 +30,6 @@ COMMON = ("loss", "lr", "grad_norm", "tokens_per_second", "masked_share")
 
 @dataclass(frozen=True)
 class Series:
-    """Points of a line, in order."""
-
     x: list[float]
     y: list[float]
 
@@ -75,33 +74,26 @@ def _consumed(node: Node, step: int) -> int:
     return node.tokens_until(step) if tokens_at is None else int(tokens_at(step))
 
 
-def rows(plan: Plan, step: Step) -> Iterator[dict[str, Any]]:
-    """The history of a part, up to its end or, when unfinished, its last checkpoint."""
-    artifact = step.node.artifact(plan.store)
-    if step.action == "reuse":
-        yield from artifact.history()
-    elif step.resume_step is not None:
-        yield from artifact.history(artifact.checkpoint(step.resume_step).marker)
-
-
 def curve(plan: Plan, stage: str) -> Curve | None:
     """The curve of a training stage; None where nothing is recorded yet."""
     nodes = [node for node in plan.graph.of(stage) if node.end_step is not None]
-    columns: dict[str, _Column] = {}
-    nested: dict[str, dict[str, _Column]] = {"validation": {}, "norms": {}}
+    columns: defaultdict[str, _Column] = defaultdict(_Column)
+    nested = {"validation": defaultdict[str, _Column](_Column), "norms": defaultdict[str, _Column](_Column)}
     for node in nodes:
         origin = _origin(plan.graph, node)
-        for row in rows(plan, plan.steps[node.name]):
+        for row in planned_part(plan, node).history():
             x = origin + (
                 row["tokens"] if is_number(row.get("tokens")) else _consumed(node, row.get("step", 0))
             )
             for name, value in row.items():
                 if name not in BOOKKEEPING and is_number(value):
-                    columns.setdefault(name, _Column()).add(x, value)
-            for group, found in nested.items():
+                    columns[name].add(x, value)
+            for group, of_group in nested.items():
                 for name, value in row.get(group, {}).items():
-                    found.setdefault(name, _Column()).add(x, value)
-    heldout, norms = ({name: thin(c.x, c.y) for name, c in found.items()} for found in nested.values())
+                    of_group[name].add(x, value)
+    heldout, norms = (
+        {name: thin(column.x, column.y) for name, column in of_group.items()} for of_group in nested.values()
+    )
     if not columns and not heldout:
         return None
     return Curve(
@@ -115,7 +107,7 @@ def curve(plan: Plan, stage: str) -> Curve | None:
         },
         heldout,
         norms,
-        sum(c.broken for found in (columns, *nested.values()) for c in found.values()),
+        sum(column.broken for group in (columns, *nested.values()) for column in group.values()),
     )
 
 

@@ -53,17 +53,17 @@ class Memorised:
     @classmethod
     def of(cls, metrics: Mapping[str, float]) -> Memorised:
         """Reads the metrics of an evaluation; there are no rows if it measured no memorisation."""
-        found: dict[Row, dict[int, Cell]] = {}
+        cells_of: dict[Row, dict[int, Cell]] = {}
         for name, value in metrics.items():
             if (match := NAME.fullmatch(name)) and not match["end"]:
                 row = Row(match["measure"], match["decoding"], int(match["prefix"]), int(match["offset"]))
                 cell = Cell(value, metrics.get(f"{name}/low"), metrics.get(f"{name}/high"))
-                found.setdefault(row, {})[int(match["repetitions"])] = cell
+                cells_of.setdefault(row, {})[int(match["repetitions"])] = cell
         measures, decodings = list(MEASURES), list(DECODINGS)
         order = sorted(
-            found, key=lambda row: (measures.index(row[0]), row[3], row[2], decodings.index(row[1]))
+            cells_of, key=lambda row: (measures.index(row[0]), row[3], row[2], decodings.index(row[1]))
         )
-        return cls({row: dict(sorted(found[row].items())) for row in order})
+        return cls({row: dict(sorted(cells_of[row].items())) for row in order})
 
     @property
     def repetitions(self) -> list[int]:
@@ -74,18 +74,18 @@ class Memorised:
         most repetitions, the shortest prefix or the first offset. Empty over a prefix or an offset if all
         rows have the same."""
         prefixes, offsets = ({row[at] for row in self.rows} for at in (2, 3))
-        found: Lines = {}
+        lines: Lines = {}
         if not self.rows or (over != "repetitions" and len(prefixes if over == "prefix" else offsets) < 2):
-            return found
+            return lines
         for row, cells in self.rows.items():
             near = (over == "prefix" or row.prefix == min(prefixes)) and (
                 over == "offset" or row.offset == min(offsets)
             )
             if row.measure != measure or not near:
                 continue
-            line = found.setdefault(row.decoding, {})
+            line = lines.setdefault(row.decoding, {})
             if over == "repetitions":
                 line |= {number: cell.value for number, cell in cells.items()}
             elif (most := cells.get(self.repetitions[-1])) is not None:
                 line[row.prefix if over == "prefix" else row.offset] = most.value
-        return {decoding: dict(sorted(line.items())) for decoding, line in found.items()}
+        return {decoding: dict(sorted(line.items())) for decoding, line in lines.items()}

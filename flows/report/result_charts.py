@@ -12,7 +12,20 @@ from dataclasses import replace
 import plotly.graph_objects as go
 
 from flows.format import amount, in_full
-from flows.report.figures import NEUTRAL, Entry, Figure, Style, Styles, label, plot, short
+from flows.report.figures import (
+    NEUTRAL,
+    Entry,
+    Figure,
+    Style,
+    Styles,
+    axis_title,
+    label,
+    plot,
+    row_axis,
+    rows_plot,
+    short,
+    whiskers,
+)
 from flows.report.memorisation import MEASURES, Memorised, Over
 from flows.report.results import Evaluation, Rewards
 
@@ -22,17 +35,16 @@ CROWDED = 12  # more bars than this need the whole width
 
 
 def styles(evaluations: list[Evaluation], stages: Styles) -> dict[str, Style]:
-    """A style for each evaluation."""
     free = [
         style for stage, style in stages.items() if stage not in {evaluation.of for evaluation in evaluations}
     ]
-    found: dict[str, Style] = {}
+    look: dict[str, Style] = {}
     for evaluation in evaluations:
         style = stages.get(evaluation.of)
-        if style is None or style in found.values():
+        if style is None or style in look.values():
             style = free.pop(0) if free else style or Style(NEUTRAL)
-        found[evaluation.name] = style
-    return found
+        look[evaluation.name] = style
+    return look
 
 
 def results(evaluations: list[Evaluation], look: dict[str, Style]) -> list[Figure]:
@@ -43,7 +55,7 @@ def results(evaluations: list[Evaluation], look: dict[str, Style]) -> list[Figur
         if "perplexity" in evaluation.metrics
     }
     perplexity = {evaluation.name: evaluation.family("perplexity/") for evaluation in evaluations}
-    folder = _folder(name for found in perplexity.values() for name in found)
+    folder = _folder(name for by_source in perplexity.values() for name in by_source)
     for name, value in overall.items():
         perplexity[name] |= {f"{folder}all": value}
     figures = [_bars("Perplexity on held-out text", "By source; lower is better.", perplexity, look)]
@@ -100,29 +112,29 @@ def _folder(names: Iterable[str]) -> str:
 def _entries(
     values: dict[str, dict[str, float]] | dict[str, dict[int, float]], look: dict[str, Style]
 ) -> list[Entry]:
-    return [Entry(name, f"evaluation {name}", look[name]) for name, found in values.items() if found]
+    return [Entry(name, f"evaluation {name}", look[name]) for name, numbers in values.items() if numbers]
 
 
 def _bars(
     title: str, summary: str, values: dict[str, dict[str, float]], look: dict[str, Style]
 ) -> Figure | None:
     """A group of bars for each category, a bar for each evaluation."""
-    names = short(category for found in values.values() for category in found)
+    names = short(category for numbers in values.values() for category in numbers)
     traces = [
         go.Bar(
-            x=[label(names[category]) for category in found],
-            y=list(found.values()),
+            x=[label(names[category]) for category in numbers],
+            y=list(numbers.values()),
             name=label(name),
             legendgroup=f"evaluation {name}",
             marker={"color": look[name].colour},
-            text=[in_full(value, 3) for value in found.values()],
+            text=[in_full(value, 3) for value in numbers.values()],
             textposition="outside",
             textangle=0,
             cliponaxis=False,
             hovertemplate="%{fullData.name}<br>%{x}: %{y:.4g}<extra></extra>",
         )
-        for name, found in values.items()
-        if found
+        for name, numbers in values.items()
+        if numbers
     ]
     if not traces:
         return None
@@ -146,13 +158,13 @@ def _by_number(
     axis: dict[str, object],
 ) -> Figure | None:
     """A line for each evaluation over evenly spaced numbers that grow by factors."""
-    categories = sorted({number for found in values.values() for number in found})
+    categories = sorted({number for line in values.values() for number in line})
     if not categories:
         return None
     traces = [
         go.Scatter(
-            x=[f"{number:,}" for number in found],
-            y=list(found.values()),
+            x=[f"{number:,}" for number in line],
+            y=list(line.values()),
             mode="lines+markers",
             name=label(name),
             legendgroup=f"evaluation {name}",
@@ -161,8 +173,8 @@ def _by_number(
             cliponaxis=False,
             hovertemplate="%{fullData.name}<br>%{x}: %{y:.4g}<extra></extra>",
         )
-        for name, found in values.items()
-        if found
+        for name, line in values.items()
+        if line
     ]
     order = {
         "type": "category",
@@ -174,15 +186,18 @@ def _by_number(
     )
 
 
-def rewards(name: str, found: Rewards, style: Style, stages: Styles) -> Figure:
+def rewards(name: str, measured: Rewards, style: Style, stages: Styles) -> Figure:
     """The distribution of the rewards of the prompts, before and after; `style` is the evaluation's."""
-    everything = found.values + found.before
+    everything = measured.values + measured.before
     low, high = min(everything), max(everything)
     width = (high - low) / BINS or 1.0
     centres = [low + (index + 0.5) * width for index in range(BINS)]
-    before = stages.get(found.against, Style(NEUTRAL))
+    before = stages.get(measured.against, Style(NEUTRAL))
     before = Style(NEUTRAL) if before.colour == style.colour else before
-    groups = [(found.against, "before", found.before, before), (found.model, "after", found.values, style)]
+    groups = [
+        (measured.against, "before", measured.before, before),
+        (measured.model, "after", measured.values, style),
+    ]
     traces = [
         go.Bar(
             x=[float(f"{centre:.5g}") for centre in centres],
@@ -197,14 +212,14 @@ def rewards(name: str, found: Rewards, style: Style, stages: Styles) -> Figure:
         for model, role, values, look in groups
         if values
     ]
-    title = {"text": "mean reward of a prompt", "font": {"size": 12}, "standoff": 6}
+    title = axis_title("mean reward of a prompt")
     drawn = plot(
         traces, barmode="overlay", bargap=0, xaxis={"title": title}, yaxis={"tickformat": ".0%", "nticks": 6}
     )
     legend = [Entry(model, f"reward {role}", look) for model, role, values, look in groups if values]
     return Figure(
         f"Rewards: {name}",
-        f"Share of the prompts, by reward; {len(found.values):,} prompts.",
+        f"Share of the prompts, by reward; {len(measured.values):,} prompts.",
         HEIGHT,
         drawn,
         legend,
@@ -227,40 +242,22 @@ def differences(evaluations: list[Evaluation], look: dict[str, Style]) -> Figure
     for evaluation in shown:
         middle = evaluation.metrics["reward/difference"]
         low, high = (evaluation.metrics.get(f"reward/difference/{end}", middle) for end in ("low", "high"))
-        bar = {
-            "type": "data",
-            "array": [high - middle],
-            "arrayminus": [middle - low],
-            "symmetric": False,
-            "thickness": 2,
-            "width": 6,
-        }
+        style = look[evaluation.name]
         traces.append(
             go.Scatter(
                 x=[middle],
                 y=[label(evaluation.name)],
                 mode="markers",
                 name=label(evaluation.name),
-                marker={
-                    "color": look[evaluation.name].colour,
-                    "size": 11,
-                    "symbol": look[evaluation.name].symbol,
-                },
-                error_x=bar,
+                marker={"color": style.colour, "size": 11, "symbol": style.symbol},
+                error_x=whiskers([(middle, low, high)], style.colour, 6),
                 hovertemplate=f"%{{y}}<br>%{{x:.4g}} [{low:.4g}, {high:.4g}]<extra></extra>",
             )
         )
-    drawn = plot(
-        traces,
-        xaxis={"zeroline": True, "rangemode": "tozero"},
-        yaxis={"type": "category", "automargin": True, "range": [len(shown) - 0.5, -0.5]},
-        margin={"l": 12, "r": 18, "t": 8, "b": BOTTOM_OF_DIFFERENCES, "pad": 6},
-    )
+    crossing = {"zeroline": True, "rangemode": "tozero"}
+    drawn = rows_plot(traces, 34, xaxis=crossing, yaxis=row_axis(len(shown)))
     summary = "Mean over the prompts of after minus before, with its confidence interval."
     return Figure("Difference of rewards", summary, 70 + 44 * len(shown), drawn)
-
-
-BOTTOM_OF_DIFFERENCES = 34
 
 
 def quantiles(name: str, counts: list[float], without: dict[str, float]) -> Figure:
@@ -275,7 +272,7 @@ def quantiles(name: str, counts: list[float], without: dict[str, float]) -> Figu
             hovertemplate="%{y} around quantile %{x:.3f}<extra></extra>",
         )
     ]
-    title = {"text": "quantile of the reward", "font": {"size": 12}, "standoff": 6}
+    title = axis_title("quantile of the reward")
     drawn = plot(traces, bargap=0, xaxis={"range": [0, 1], "title": title}, yaxis={"nticks": 6})
     summary = "Number of completions, by the quantile of their reward."
     if without:

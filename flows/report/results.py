@@ -1,4 +1,5 @@
-"""Stored results of evaluations: metrics by family, samples of text, rewards per prompt.
+"""Stored results of evaluations and classifiers: metrics by family, samples of text, rewards per prompt,
+answers to tasks.
 
 Invariant: files of artifacts are external data. An entry of an unexpected form is left out, without an error.
 """
@@ -6,8 +7,10 @@ Invariant: files of artifacts are external data. An entry of an unexpected form 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain, groupby
 from typing import Any
 
 from flows.report.memorisation import NAME
@@ -17,12 +20,15 @@ from specs.tokenizer_comparison import Comparison, Estimate
 
 PROMPTS = 60  # shown at most
 CHARACTERS = 4000  # of one text
+ANSWER_CHARACTERS = 2000  # of one text of a task
+# of a classifier
+COLUMNS = ("documents", "precision", "recall", "auc", "average_precision")
+OF_LANGUAGE = ("accuracy", "loss", "calibration_error")
+MOST_LANGUAGES = 100  # shown for each label
 
 
 @dataclass(frozen=True)
-class Gate:
-    """A bound on a metric."""
-
+class GateResult:
     metric: str
     bound: str
     value: float | None  # None where nothing was measured
@@ -31,8 +37,6 @@ class Gate:
 
 @dataclass(frozen=True)
 class Rewards:
-    """Rewards per prompt of a model, and of the model it is compared with."""
-
     model: str
     against: str
     values: list[float]
@@ -57,14 +61,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The numbers of one evaluation."""
-
     name: str
     stage: str
     of: str  # training stage whose checkpoint was measured
     checkpoint: str  # name of that checkpoint
     metrics: dict[str, float]
-    gates: list[Gate] = field(default_factory=list)
+    gates: list[GateResult] = field(default_factory=list)
     published: list[Compared] = field(default_factory=list)
     rewards: Rewards | None = None
 
@@ -85,8 +87,8 @@ class Evaluation:
 
     def at_numbers(self, prefix: str) -> dict[int, float]:
         """The metrics of `family` whose names are numbers, in ascending order."""
-        found = {int(name): value for name, value in self.family(prefix).items() if name.isdecimal()}
-        return dict(sorted(found.items()))
+        numbered = {int(name): value for name, value in self.family(prefix).items() if name.isdecimal()}
+        return dict(sorted(numbered.items()))
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class ComparedTokenizers:
     name: str
     names: list[str]  # of the tokenizers, in the recipe's order
     comparison: Comparison
-    gates: list[Gate] = field(default_factory=list)
+    gates: list[GateResult] = field(default_factory=list)
     published: list[Compared] = field(default_factory=list)
 
 
@@ -168,7 +170,7 @@ def _is_drawn(name: str) -> bool:
 
 def read_rewards(document: Any) -> Rewards | None:
     """The content of `rewards.json`; None when it has no reward."""
-    rows = [row for row in _entries(document, "rows") if isinstance(row, dict)]
+    rows = _rows(document, "rows")
     values = [value for row in rows if (value := number(row.get("reward"))) is not None]
     before = [value for row in rows if (value := number(row.get("against"))) is not None]
     if not values:
@@ -179,36 +181,36 @@ def read_rewards(document: Any) -> Rewards | None:
 
 
 def read_samples(document: Any) -> list[Prompt]:
-    """The prompts of `samples.json`."""
-    prompts = []
-    for entry in _entries(document, "prompts"):
-        if isinstance(entry, dict):
-            completions = [
+    return [
+        Prompt(
+            _text(entry.get("id"), ""),
+            _text(entry.get("prompt"), ""),
+            [
                 Completion(
-                    _text(item.get("model"), "model"), _text(item.get("text"), ""), number(item.get("reward"))
+                    _text(row.get("model"), "model"), _text(row.get("text"), ""), number(row.get("reward"))
                 )
-                for item in _entries(entry, "completions")
-                if isinstance(item, dict)
-            ]
-            prompts.append(Prompt(_text(entry.get("id"), ""), _text(entry.get("prompt"), ""), completions))
-    return prompts
+                for row in _rows(entry, "completions")
+            ],
+        )
+        for entry in _rows(document, "prompts")
+    ]
 
 
 def side_by_side(sampled: Iterable[list[Prompt]]) -> list[Prompt]:
     """The prompts of several evaluations, with equal prompts joined and each completion once."""
-    found: dict[tuple[str, str], Prompt] = {}
-    for prompts in sampled:
-        for prompt in prompts:
-            known = found.setdefault((prompt.id, prompt.text), Prompt(prompt.id, prompt.text))
-            known.completions += [
-                completion for completion in prompt.completions if completion not in known.completions
-            ]
-    return list(found.values())
+    joined: dict[tuple[str, str], Prompt] = {}
+    for prompt in chain.from_iterable(sampled):
+        known = joined.setdefault((prompt.id, prompt.text), Prompt(prompt.id, prompt.text))
+        known.completions += [
+            completion for completion in prompt.completions if completion not in known.completions
+        ]
+    return list(joined.values())
 
 
-def _entries(document: Any, name: str) -> list[Any]:
-    found = document.get(name) if isinstance(document, dict) else None
-    return found if isinstance(found, list) else []
+def _rows(document: Any, name: str) -> list[dict[str, Any]]:
+    """The objects in the list that a document has under a name."""
+    rows = document.get(name) if isinstance(document, dict) else None
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def _text(value: Any, default: str) -> str:
@@ -216,3 +218,100 @@ def _text(value: Any, default: str) -> str:
     if len(text) <= CHARACTERS:
         return text
     return f"{text[:CHARACTERS]} … ({len(text) - CHARACTERS:,} more characters)"
+
+
+# Answers to tasks
+
+
+@dataclass(frozen=True)
+class TaskAnswer:
+    """One document of a task, and what the model answered."""
+
+    chosen: str  # worst, or random
+    document: int
+    prompt: str
+    answers: list[str]
+    filtered: str
+    target: str
+    metrics: str
+
+
+@dataclass(frozen=True)
+class TaskAnswers:
+    """The answers that are shown for one task with one filter."""
+
+    task: str
+    filter: str
+    metric: str  # that decides which answers are the worst
+    shown: list[TaskAnswer] = field(default_factory=list)
+
+
+def read_answers(document: Any) -> list[TaskAnswers]:
+    """The content of `shown.json` of a part, by task."""
+
+    def texts(row: dict[str, Any], *names: str) -> tuple[str, ...]:
+        return tuple(str(row.get(name) or "")[:ANSWER_CHARACTERS] for name in names)
+
+    def answer(row: dict[str, Any]) -> TaskAnswer:
+        names = ("chosen", "prompt", "filtered", "target", "metrics")
+        number, answers = row.get("document"), row.get("answers")
+        return TaskAnswer(
+            document=number if isinstance(number, int) else 0,
+            answers=[str(text)[:ANSWER_CHARACTERS] for text in answers] if isinstance(answers, list) else [],
+            **dict(zip(names, texts(row, *names), strict=True)),
+        )
+
+    rows = groupby(_rows(document, "answers"), lambda row: texts(row, "task", "filter", "metric"))
+    return [
+        TaskAnswers(task, kind, metric, [answer(row) for row in of_task])
+        for (task, kind, metric), of_task in rows
+    ]
+
+
+# Classifiers
+
+
+@dataclass(frozen=True)
+class Classified:
+    name: str
+    metrics: dict[str, float]
+    labels: dict[str, dict[str, float]]  # metrics by label
+    languages: dict[str, dict[str, float]]  # metrics by language, if each language has a model
+    reliability: list[dict[str, float]]  # bins of the calibration
+    thresholds: list[tuple[str, str, dict[str, float]]]  # label, language ("": all), threshold by percentile
+    more: int  # languages that are not shown
+    gates: list[GateResult]
+
+    @property
+    def percentiles(self) -> list[str]:
+        return list(dict.fromkeys(percentile for _, _, values in self.thresholds for percentile in values))
+
+    @classmethod
+    def of(
+        cls, name: str, metrics: dict[str, Any], facts: dict[str, Any], gates: list[GateResult]
+    ) -> Classified:
+        """Reads the metrics and facts of a manifest."""
+        flat, labels = numbers(metrics), defaultdict[str, dict[str, float]](dict)
+        for key, value in flat.items():
+            metric, _, label = key.partition("/")
+            if label and metric in COLUMNS:
+                labels[label][metric] = value
+        thresholds, more = list[tuple[str, str, dict[str, float]]](), 0
+        for label, languages in _items(facts.get("thresholds")):
+            of_label = [(label, language, numbers(values)) for language, values in _items(languages)]
+            thresholds += of_label[:MOST_LANGUAGES]
+            more += len(of_label[MOST_LANGUAGES:])
+        return cls(
+            name,
+            {key: value for key, value in flat.items() if "/" not in key},
+            labels,
+            {language: numbers(values) for language, values in _items(metrics.get("languages"))},
+            [numbers(row) for row in _rows(metrics, "reliability")],
+            thresholds,
+            more,
+            gates,
+        )
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from flows.report.figures import TOKENS_AXIS, Entry, Figure, Panel, Styles, label, panels, plot, short
+from flows.report.figures import TOKENS_AXIS, Entry, Figure, Panel, Styles, label, panels, rows_plot, short
 from flows.report.history import Curve, Series
 from flows.report.run_data import Share
 from specs.stages import STAGES, TRAINING
@@ -81,7 +81,6 @@ def _has_own_loss(curve: Curve) -> bool:
 
 
 def masked(curves: list[Curve], stages: Styles) -> Figure | None:
-    """The share of the tokens without a loss."""
     shown = [curve for curve in curves if "masked_share" in curve.columns]
     if not shown:
         return None
@@ -94,11 +93,11 @@ def masked(curves: list[Curve], stages: Styles) -> Figure | None:
     return Figure("Masked share", summary, height, drawn, legend, wide=True)
 
 
-def mixtures(found: dict[str, list[Share]], sources: Styles) -> Figure:
+def mixtures(shares_of: dict[str, list[Share]], sources: Styles) -> Figure:
     """Shares of the sources, a bar for each mixture."""
-    names = list(found)
+    names = list(shares_of)
     rows: dict[str, dict[str, Share]] = {}
-    for name, shares in found.items():
+    for name, shares in shares_of.items():
         for share in shares:
             rows.setdefault(share.source, {})[name] = share
     traces = [
@@ -119,19 +118,14 @@ def mixtures(found: dict[str, list[Share]], sources: Styles) -> Figure:
         for source, by_mixture in rows.items()
     ]
     height = 56 + 40 * len(names)
-    drawn = plot(
+    order = {"categoryorder": "array", "categoryarray": [label(name) for name in reversed(names)]}
+    drawn = rows_plot(
         traces,
+        30,
         barmode="stack",
         bargap=0.3,
         xaxis={"range": [0, 1], "tickformat": ".0%", "nticks": 6, "fixedrange": True},
-        yaxis={
-            "type": "category",
-            "categoryorder": "array",
-            "categoryarray": [label(n) for n in reversed(names)],
-            "automargin": True,
-        }
-        | {"fixedrange": True, "showgrid": False},
-        margin={"l": 12, "r": 18, "t": 6, "b": 30, "pad": 6},
+        yaxis={"type": "category", "automargin": True, "fixedrange": True, "showgrid": False} | order,
     )
     legend = [Entry(text, f"source {source}", sources[source]) for source, text in short(rows).items()]
     return Figure("Shares of the sources", "In training samples.", height, drawn, legend, wide=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.format import amount, in_full
 from flows.report.results import number
-from flows.report.run_data import Stage
+from flows.report.run_data import StageContent
 
 RESULTS = {
     "loss": "loss {:.3f}",
@@ -26,14 +26,15 @@ RESULTS = {
     "logit_difference": "logits within {:.1g}",
 }
 NUMBERS_OF_A_BOX = 2
+LISTED = 30  # entries of a long list in the settings
 
 
-def stage_lines(stage: Stage) -> list[str]:
+def stage_lines(stage: StageContent) -> list[str]:
     """The main numbers of a stage, the most important first; planned ones where nothing is stored."""
     trained = sum(part.done_tokens for part in stage.parts)
     # the token count of the last part covers that part only
     result = stage.result | ({"tokens": trained} if trained else {})
-    found = [
+    lines = [
         text.format(
             amount(value) if text.startswith("{} ") else in_full(value) if text.endswith(" {}") else value
         )
@@ -41,10 +42,10 @@ def stage_lines(stage: Stage) -> list[str]:
         if (value := number(result.get(name))) is not None
         and not (name == "tokens" and "vocab_size" in stage.result)
     ]
-    planned = sum(part.tokens for part in stage.parts)
-    if not found and planned:
+    planned = sum(part.node.tokens for part in stage.parts)
+    if not lines and planned:
         return [f"{amount(planned)} tokens planned"]
-    return found[:NUMBERS_OF_A_BOX]
+    return lines[:NUMBERS_OF_A_BOX]
 
 
 def elided(text: str, length: int) -> str:
@@ -90,6 +91,15 @@ def duration(seconds: float) -> str:
     raise AssertionError("every duration is below or above a minute")
 
 
-def pretty(value: Any) -> str:
-    """Settings as indented JSON."""
-    return json.dumps(value, indent=2, ensure_ascii=False)
+def pretty(settings: Any) -> str:
+    """Settings as indented JSON, with long lists, such as the files of a source, shortened."""
+    return json.dumps(_shortened(settings), indent=2, ensure_ascii=False)
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shortened(item) for name, item in value.items()}
+    if isinstance(value, list):
+        more = [f"… and {len(value) - LISTED:,} more"] if len(value) > LISTED else []
+        return [_shortened(item) for item in value[:LISTED]] + more
+    return value

@@ -16,6 +16,7 @@ from specs.advice import Silenced
 from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath, Problem
 from specs.launch import HeldModel, Launch
+from specs.published import PublishedScore
 from specs.settings import Phase
 from specs.sources import TOKENISED, SourceSpec
 from specs.units import Reference
@@ -38,6 +39,7 @@ class Stage(Spec):
     MEASURES_LOSS: ClassVar[bool] = False  # whether its checkpoints have held-out losses
     IN_LAYOUT: ClassVar[bool] = False  # whether `launch.parallel` spreads its model over processes
     READS: ClassVar[Literal["text", "conversations"]] = "text"  # the content of its sources
+    CONTINUED_BY: ClassVar[str] = ""  # the kind of stage that trains on from it; its own by default
     PART_PER_SOURCE: ClassVar[bool] = False  # whether references name its parts, `<stage>/<source>`
     kind: str = identity()
     after: list[str] = execution(
@@ -117,6 +119,10 @@ class Stage(Spec):
     def teacher_model(self) -> Reference | None:
         """The checkpoint of a second model, which is held beside that of the stage."""
         return None
+
+    def published_scores(self) -> dict[str, PublishedScore]:
+        """The published scores that the recipe states, by metric of the part of the stage's own kind."""
+        return {}
 
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         """Why a pipeline or tensor parallelism cannot divide the model of the stage, context parallelism

@@ -61,3 +61,6 @@ class Measuring(Gated):
         default_factory=dict,
         description="published scores by metric, which the report and `apertus diff` show beside ours",
     )
+
+    def published_scores(self) -> dict[str, PublishedScore]:
+        return self.reference

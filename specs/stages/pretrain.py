@@ -17,6 +17,7 @@ class PretrainStage(TrainingStage, MixtureTraining):
     """Begins a trajectory, so everything that later stages inherit must be stated here."""
 
     VERSION: ClassVar[int] = 1
+    CONTINUED_BY: ClassVar[str] = "cooldown"
     kind: Literal["pretrain"] = identity()
     model: ModelSpec = identity()
     seed: int = identity(28, description="seed of the initial weights")

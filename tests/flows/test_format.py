@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.cli.tables import estimate as tables
-from flows.format import amount, flop, headline, in_full, quantity, some_of
+from flows.format import amount, energy, flop, headline, in_full, quantity, size, some_of
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_a_headline_has_what_was_rejected_and_why_and_what_was_set_aside() -> No
 
 def test_numbers_are_those_of_the_next_magnitude_when_they_round_to_it() -> None:
     assert [amount(value) for value in (999.9e6, 999.4e6, 1e9, 0)] == ["1B", "999M", "1B", "-"]
-    assert tables.size(999.9e9) == "1 TB" and tables.energy(999.9) == "1 MWh"
+    assert size(999.9e9) == "1 TB" and energy(999.9) == "1 MWh"
     assert [flop(value) for value in (6.744e24, 1e12, 0)] == ["6.74e24", "1e12", "-"]
 
 

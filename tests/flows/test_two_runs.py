@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import s3fs
 
-from flows.cli.tables.status import status_rows
 from flows.execution.runner import Interrupted, Runner, StageFailed
 from flows.planning.graph import Node
 from flows.planning.plan import Plan, Step, make
+from flows.stored_part import planned_parts
 from infra.launchers.local import Ended, Process
 from infra.store import Artifact, Attempt, Store
 from infra.store.writing.lease import Leases, Seen, Timing
@@ -280,7 +280,7 @@ def test_plan_and_status_say_who_holds_a_part_and_write_nothing(recipe: Path, st
     before = sorted(store.fs.find(store.root))
     plan = make(load(recipe, []), store)
     assert plan.steps["tokenizer"].reason.startswith(f"held by attempt {first.attempts[0].attempt} on ")
-    assert [row["state"] for row in status_rows(plan)][:2] == ["held", "not run"]
+    assert [part.state for part in planned_parts(plan).values()][:2] == ["held", "not run"]
     assert [name for name in sorted(store.fs.find(store.root)) if not name.endswith(".beat")] == [
         n for n in before if not n.endswith(".beat")
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specs.differences import Change, ReadInput, changes
+from specs.differences import Change, changes
 
 SIDES = st.dictionaries(st.sampled_from("abcdef"), st.none() | st.integers(0, 2))
 
@@ -31,9 +31,3 @@ def test_none_equals_a_missing_name_unless_the_other_side_has_a_value() -> None:
     assert changes({"lora": None}, {}) == []
     assert changes({"lora": None}, {"lora": 16}) == [Change("lora", None, 16)]
     assert changes({}, {"lora": 16}) == [Change("lora", None, 16, "b")]
-
-
-def test_inputs_are_equal_by_fingerprint_and_step_whatever_their_names() -> None:
-    assert changes({"parent": ReadInput("f", 3, "pretrain")}, {"parent": ReadInput("f", 3, "base")}) == []
-    (change,) = changes({"parent": ReadInput("f", 3, "pretrain")}, {"parent": ReadInput("f", 4, "pretrain")})
-    assert (change.name, change.a and change.a.step, change.b and change.b.step) == ("parent", 3, 4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -46,17 +46,16 @@ def branch(
     parts before it."""
     from flows.provenance.branch import branch as make_branch
 
-    made = make_branch(spec, point, name, overrides or [], output, store)
-    console.print(
-        f"{'written to' if made.written else 'is already in'} {escape(str(made.path))}:", soft_wrap=True
-    )
-    console.print(escape(made.text), highlight=False, soft_wrap=True)
+    new = make_branch(spec, point, name, overrides or [], output, store)
+    there = "written to" if new.written else "is already in"
+    console.print(f"{there} {escape(str(new.path))}:", soft_wrap=True)
+    console.print(escape(new.text), highlight=False, soft_wrap=True)
     counts = (
-        f"{counted(len(made.shared), 'part is', 'parts are')} shared with {escape(spec)}, {made.stored} of"
-        f" them stored; {counted(len(made.new), 'is', 'are')} new: "
+        f"{counted(len(new.shared), 'part is', 'parts are')} shared with {escape(spec)}, {new.stored} of"
+        f" them stored; {counted(len(new.parts), 'is', 'are')} new: "
     )
-    console.print(counts + escape(", ".join(made.new)), soft_wrap=True)
-    for note in made.notes:
+    console.print(counts + escape(", ".join(new.parts)), soft_wrap=True)
+    for note in new.notes:
         console.print(f"note: {escape(note)}", soft_wrap=True)
 
 
@@ -76,12 +75,12 @@ def diff(
     from flows.cli.tables.diff import show as show_diff
     from flows.provenance import diff as differences
 
-    one, other = differences.side(a, store), differences.side(b, store, a)
-    found = differences.compare(one, other)
+    ours, theirs = differences.side(a, store), differences.side(b, store, a)
+    compared = differences.compare(ours, theirs)
     if as_json:
-        print_json(differences.to_json(one, other, found))
+        print_json(differences.to_json(ours, theirs, compared))
     else:
-        show_diff(console, one, other, found)
+        show_diff(console, ours, theirs, compared)
 
 
 @app.command()
@@ -102,28 +101,29 @@ def lineage(
     as_json: JsonOption = False,
 ) -> None:
     """Show the lineage of a stage or a model, down to the source files, with licences, filters and counts."""
+    from flows.cli.tables import lineage as tables
     from flows.provenance import lineage as lineages
     from flows.provenance.picture import svg
 
-    if stage is None:
-        made, found = None, _of_stored(spec, store)
+    plan = None if stage is None else _planned(spec, stage, store, overrides)
+    if stage is None or plan is None:
+        traced = _of_stored(spec, store)
     else:
-        made = _planned(spec, stage, store, overrides)
-        names = [stage] if stage in made.graph.nodes else made.graph.ends_of(stage)
-        found = [lineages.of_plan(made, names)]
+        traced = [lineages.of_plan(plan, [stage] if stage in plan.graph.nodes else plan.graph.ends_of(stage))]
     if picture is not None:
-        write(picture, svg(found[0], f"{stage or spec}: what it was made from"), made)
+        write(picture, svg(traced[0], f"{stage or spec}: what it was made from"), plan)
     if as_json:
-        print_json(_json(found, stage or spec, files))
+        parts = [lineage.to_json(root, files=files) for lineage in traced for root in lineage.roots]
+        print_json(parts[0] if len(parts) == 1 else {"name": stage or spec, "parts": parts})
         return
-    for one in found:
-        for root in one.roots:
-            console.print(lineages.tree(one, root))
-    console.print(lineages.sources_table(found[0]))
-    if (planted := lineages.planted_table(found[0])) is not None:
+    for lineage in traced:
+        for root in lineage.roots:
+            console.print(tables.tree(lineage, root))
+    console.print(tables.sources_table(traced[0]))
+    if (planted := tables.planted_table(traced[0])) is not None:
         console.print(planted)
     if files:
-        _print_files(found[0])
+        _print_files(traced[0])
     if picture is not None:
         console.print(f"drawn in {escape(str(picture))}", soft_wrap=True)
 
@@ -132,9 +132,9 @@ def _planned(spec: str, stage: str, store: str | None, overrides: list[str] | No
     if Path(spec).suffix not in (".yaml", ".yml") and not Path(spec).exists():
         fix = f"for a run, name a part: {spec}:{stage}."
         raise SpecError.of((), "STAGE needs a recipe; this is not a file", fix, spec)
-    made = make_plan(spec, store, overrides)
-    made.named(stage, spec)
-    return made
+    plan = make_plan(spec, store, overrides)
+    plan.named(stage, spec)
+    return plan
 
 
 def _of_stored(text: str, store: str | None) -> list[Lineage]:
@@ -147,27 +147,17 @@ def _of_stored(text: str, store: str | None) -> list[Lineage]:
         fix = "name one: apertus lineage SPEC STAGE."
         raise SpecError.of((), "a recipe has many stages", fix, text)
     opened = Store.open(store or DEFAULT_STORE)
-    return [lineages.of_store(opened, found.path, found.step) for found in find(opened, text)]
+    return [lineages.of_store(opened, artifact.path, artifact.step) for artifact in find(opened, text)]
 
 
-def _json(found: list[Lineage], name: str, files: bool) -> dict[str, Any]:
-    from flows.provenance import lineage as lineages
+def _print_files(lineage: Lineage) -> None:
+    from infra.store.inputs import recorded_files
 
-    parts = [lineages.to_json(one, root, files=files) for one in found for root in one.roots]
-    return parts[0] if len(parts) == 1 else {"name": name, "parts": parts}
-
-
-def _print_files(found: Lineage) -> None:
-    from flows.provenance import lineage as lineages
-
-    for source in lineages.file_rows(found):
-        console.print(f"[bold]{escape(source['name'])}[/] [dim]{source['digest']}[/]", soft_wrap=True)
-        if source["files"] is None:
+    for source in lineage.sources.values():
+        console.print(f"[bold]{escape(source.name)}[/] [dim]{source.digest}[/]", soft_wrap=True)
+        rows = recorded_files(lineage.store, source.digest)
+        if rows is None:
             console.print("  no files are recorded: a run records them when it reads them", style="dim")
-        for row in source["files"] or []:
-            console.print(
-                f"  {row['sha256']}  {row['size']:>12,}  {row['path']}",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+        for row in rows or []:
+            line = f"  {row.sha256}  {row.size:>12,}  {row.path}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -48,8 +48,8 @@ def deploy(
         from flows.execution import deployments
         from flows.execution.server import start_prefect
     start_prefect()
-    made = deployments.deploy(
+    deployment = deployments.deploy(
         name or recipe.name, pool, parameters, cron, [recipe.name, *(tag or [])], recipe.description
     )
-    when = f"It runs at {cron} (UTC)." if cron else f"Start a run: prefect deployment run {made}"
-    console.print(f"Deployed {escape(made)}. {escape(when)}", soft_wrap=True)
+    when = f"It runs at {cron} (UTC)." if cron else f"Start a run: prefect deployment run {deployment}"
+    console.print(f"Deployed {escape(deployment)}. {escape(when)}", soft_wrap=True)

@@ -29,12 +29,12 @@ def init(
     if target.exists():
         fix = "remove it, or name another with --output."
         raise SpecError.of((), f"'{target}' exists, and nothing is overwritten", fix, "--output")
-    found = look(folder)
-    target.write_text(recipe(found), encoding="utf-8")
-    for group in found.groups:
+    content = look(folder)
+    target.write_text(recipe(content), encoding="utf-8")
+    for group in content.groups:
         files = f"{len(group.files)} file{'s' if len(group.files) > 1 else ''}, {amount(group.bytes)}B"
         console.print(f"{escape(group.name)}: {files}, format {group.format}", soft_wrap=True)
-    for what, count in sorted(found.left_out.items()):
+    for what, count in sorted(content.left_out.items()):
         console.print(f"left out: {count} of {escape(what)}", soft_wrap=True)
     path = escape(str(target))
     console.print(f"The recipe is {path}. Next: apertus plan {path}, apertus run {path}", soft_wrap=True)

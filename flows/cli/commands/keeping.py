@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,14 +41,14 @@ def list_runs(
 ) -> None:
     """List the named runs of a store, which `gc` keeps: how each ended, or its metrics, the smallest value of
     the first metric first. `apertus diff` compares two of them."""
-    from flows.cli.tables.runs import run_rows, runs_table
+    from flows.cli.tables.runs import named_runs, runs_table
 
     opened = _existing(store)
-    rows = run_rows(opened, metrics or ())
+    named = named_runs(opened, metrics or ())
     if as_json:
-        print_json({"store": opened.url, "runs": rows})
+        print_json({"store": opened.url, "runs": [asdict(run) for run in named]})
     else:
-        console.print(runs_table(opened, rows))
+        console.print(runs_table(opened, named))
 
 
 @app.command()
@@ -78,19 +79,18 @@ def gc(
     as_json: JsonOption = False,
 ) -> None:
     """Show the files that no named run reaches; remove them with --yes."""
-    from flows.cli.tables import garbage
+    from flows.cli.tables.garbage import garbage_json, remove, seconds_of, show_garbage
     from infra.store.maintenance.garbage import survey
-    from specs.units import Duration
 
     opened = _existing(store)
-    seconds = garbage.seconds_of(Duration, grace)
-    found = survey(opened, grace=seconds)
-    removing = yes and not dry_run and bool(found.items)
+    seconds = seconds_of(grace)
+    garbage = survey(opened, grace=seconds)
+    removing = yes and not dry_run and bool(garbage.items)
     if not as_json:
-        garbage.show(console, opened, found, grace, removing=removing)
-    freed = garbage.remove(console, opened, seconds, quiet=as_json) if removing else 0
+        show_garbage(console, opened, garbage, grace, removing=removing)
+    freed = remove(console, opened, seconds, quiet=as_json) if removing else 0
     if as_json:
-        print_json(garbage.to_json(opened, found) | {"removed_bytes": freed})
+        print_json(garbage_json(opened, garbage) | {"removed_bytes": freed})
 
 
 @app.command()

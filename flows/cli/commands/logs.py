@@ -30,15 +30,15 @@ def logs(
     from flows.inspection import logs as inspection
     from specs.profiles import load_profile
 
-    made = make_plan(spec, store, overrides)
+    plan = make_plan(spec, store, overrides)
     scratch = load_profile(profile).scratch
-    nodes = list(made.graph.nodes.values()) if stage is None else made.named(stage, "logs")
-    found = (
-        inspection.follow(made.store, nodes, scratch)
+    nodes = list(plan.graph.nodes.values()) if stage is None else plan.named(stage, "logs")
+    lines = (
+        inspection.follow(plan.store, nodes, scratch)
         if follow
-        else inspection.lines(made.store, nodes, scratch, every)
+        else inspection.lines(plan.store, nodes, scratch, every)
     )
     width = max(len(node.name) for node in nodes) if len(nodes) > 1 else 0
-    for part, line in found:
+    for part, line in lines:
         label = Text(f"{part:<{width}} | " if width else "", style="dim")
         console.print(label + Text(line), soft_wrap=True, highlight=False)

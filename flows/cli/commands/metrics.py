@@ -37,26 +37,26 @@ def metrics_command(
 ) -> None:
     """Write the stored rows of training as a table: run, stage, part, attempt, step, and a column per
     metric."""
-    from flows.inspection.training_rows import training_rows
+    from flows.stored_part import training_rows
     from infra.store import StoreError
 
-    made = make_plan(spec, store, overrides)
+    plan = make_plan(spec, store, overrides)
     for stage in stages or []:
-        if stage not in made.pipeline.stages:
+        if stage not in plan.pipeline.stages:
             raise SpecError.of(
-                (), f"there is no stage '{stage}'", did_you_mean(stage, made.pipeline.stages), spec
+                (), f"there is no stage '{stage}'", did_you_mean(stage, plan.pipeline.stages), spec
             )
-    rows = training_rows(made, stages or made.pipeline.stages)
+    rows = training_rows(plan, stages or plan.pipeline.stages)
     if not rows:
-        training = [name for name in made.pipeline.stages if any(node.steps for node in made.graph.of(name))]
+        training = [name for name in plan.pipeline.stages if any(node.steps for node in plan.graph.of(name))]
         if chosen := [name for name in stages or training if name in training]:
             names = ", ".join(chosen)
-            found = f"no training is stored in {made.store.url} yet"
-            raise StoreError(f"{names}: {found}, so there are no rows to write")
+            nothing = f"no training is stored in {plan.store.url} yet"
+            raise StoreError(f"{names}: {nothing}, so there are no rows to write")
         fix = f"name some of {', '.join(training)}." if training else ""
         raise SpecError.of((), "only stages that train have rows", fix, spec)
-    target = output or Path(f"{made.pipeline.name}-metrics.parquet")
-    write(target, as_file(rows, target.suffix.lower()), made)
+    target = output or Path(f"{plan.pipeline.name}-metrics.parquet")
+    write(target, as_file(rows, target.suffix.lower()), plan)
     console.print(f"{counted(len(rows), 'row is', 'rows are')} in {escape(str(target))}", soft_wrap=True)
 
 

@@ -44,19 +44,19 @@ def plan(
     from flows.cli.tables.plan import show_plan
     from flows.planning.comparison import compare
 
-    made = make_plan(spec, store, overrides, check_sources)
+    planned = make_plan(spec, store, overrides, check_sources)
     if against is not None:
         other = make_plan(against, store, None, check_sources)
-        comparison = compare(made, other)
+        comparison = compare(planned, other)
         if as_json:
             print_json(comparison.to_json())
         else:
-            names = (made.pipeline.name, other.pipeline.name)
+            names = (planned.pipeline.name, other.pipeline.name)
             show_comparison(console, comparison, *(names if len(set(names)) == 2 else (spec, against)))
         return
     if as_json:
         from flows.inspection.goldfish import masked_by_hash  # loads numpy
 
-        print_json(made.to_json(masked_by_hash))
+        print_json(planned.to_json(masked_by_hash))
         return
-    show_plan(console, made, details)
+    show_plan(console, planned, details)

@@ -95,18 +95,18 @@ def rehearse(
     ranks: rehearsal.Ranks | int = "first, middle and last"
     if rank is not None or all_kinds:
         ranks = rank if rank is not None else "all kinds"
-    found, known = [], dict[str, RankReport]()
+    results, known = [], dict[str, RankReport]()
     for estimate in parts:
 
         def begins(number: int, name: str = estimate.node.name, gpus: int = estimate.gpus) -> None:
             errors.print(f"rehearsing {escape(name)}, rank {number} of {gpus}", soft_wrap=True)
 
-        found.append(rehearsal.rehearse(estimate, chosen, per_node, ranks, begins, known))
+        results.append(rehearsal.rehearse(estimate, chosen, per_node, ranks, begins, known))
         if not as_json:
-            show_part(console, found[-1])
+            show_part(console, results[-1])
     if report is not None:
-        _write_report(report, made, found)
-    result = rehearsal.Rehearsal(pipeline=made.pipeline.name, parts=found)
+        _write_report(report, made, results)
+    result = rehearsal.Rehearsal(pipeline=made.pipeline.name, parts=results)
     if as_json:
         print_json(result.model_dump(mode="json"))
     if not result.builds:
@@ -130,7 +130,7 @@ def _check(
         raise StageError("--nodes needs --search. Fix: add --search, or change launch.processes by --set")
 
 
-def _write_report(target: Path, made: Plan, found: list[rehearsal.PartResult]) -> None:
+def _write_report(target: Path, made: Plan, results: list[rehearsal.PartResult]) -> None:
     from flows.report import RehearsedPart, render  # loads plotly
     from specs.cluster import GPUS
 
@@ -149,7 +149,7 @@ def _write_report(target: Path, made: Plan, found: list[rehearsal.PartResult]) -
             planned={rank.rank: rank.planned_memory["total"] for rank in part.ranks},
             failures=[f"rank {rank}: {failure.error} ({failure.place})" for rank, failure in part.failures],
         )
-        for part in found
+        for part in results
     ]
     write(target, render(made, parts), made)
     errors.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
@@ -165,8 +165,8 @@ class Replanned:
         """The path of the part's phase in the recipe."""
         from specs.trajectory import phases
 
-        found = phases(self._pipeline, part.node.stage)
-        return next(phase.path for phase in found if phase.name == part.node.phase)
+        of_stage = phases(self._pipeline, part.node.stage)
+        return next(phase.path for phase in of_stage if phase.name == part.node.phase)
 
     def part(self, part: PartEstimate, layout: Layout) -> PartEstimate | str:
         """The part in a layout, or the reason why the recipe's checks refuse it."""
@@ -175,7 +175,7 @@ class Replanned:
             plan = make_plan(self._spec, self._store, changes, ask_network=False)
         except SpecError as error:
             return str(error.problems[0])
-        return next(one for one in plan.estimates.parts if one.node.name == part.node.name)
+        return next(estimate for estimate in plan.estimates.parts if estimate.node.name == part.node.name)
 
 
 def _search(
@@ -187,11 +187,11 @@ def _search(
     as_json: bool,
     again: Replanned,
 ) -> None:
-    from flows.cli.tables.layouts import show_search
+    from flows.cli.tables.rehearsal import show_search
     from flows.execution import layout_search
 
     with _progress(part.node.name) as begins:
-        found = layout_search.search(
+        search = layout_search.search(
             made.pipeline.name,
             part,
             again.path(part),
@@ -202,9 +202,9 @@ def _search(
             begins,
         )
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_json(search.model_dump(mode="json"))
     else:
-        show_search(console, found)
+        show_search(console, search)
 
 
 @contextmanager
@@ -218,8 +218,8 @@ def _progress(name: str) -> Iterator[Callable[[int, str], None]]:
     ) as progress:
         bar = progress.add_task("", total=layout_search.BEST)
 
-        def begins(found: int, text: str) -> None:
-            progress.update(bar, completed=found, description=f"rehearsing {name}: {text}")
+        def begins(ready: int, text: str) -> None:
+            progress.update(bar, completed=ready, description=f"rehearsing {name}: {text}")
             if not errors.is_terminal:
                 errors.print(f"rehearsing {escape(name)}: {escape(text)}", soft_wrap=True)
 

@@ -47,29 +47,29 @@ def run(
 
     cluster = load_profile(profile)
     overrides = [*(overrides or []), *([f"name={name}"] if name else [])]
-    made = make_plan(spec, store, overrides)
-    chosen = select(made, until, only, profile=cluster)
-    pending = [step for step in made.pending if step.node.stage in chosen]
-    parts = sum(step.node.stage in chosen for step in made.steps.values())
+    plan = make_plan(spec, store, overrides)
+    chosen = select(plan, until, only, profile=cluster)
+    pending = [step for step in plan.pending if step.node.stage in chosen]
+    parts = sum(step.node.stage in chosen for step in plan.steps.values())
     if not pending:
-        records = Records(made.store, made.pipeline.name)
+        records = Records(plan.store, plan.pipeline.name)
         all_of_it = until is None and only is None
         now = datetime.now(UTC).isoformat(timespec="seconds")
         end = RunEnd(outcome="finished", started=now, seconds=0.0) if all_of_it else None
-        records.keep(made.graph, made.pipeline.to_json(), end)
-        for node in (node for node in made.graph.nodes.values() if made.pipeline.stages[node.stage].protect):
+        records.keep(plan.graph, plan.pipeline.to_json(), end)
+        for node in (node for node in plan.graph.nodes.values() if plan.pipeline.stages[node.stage].protect):
             records.protect(node)
-        which = f"All {parts} parts" if all_of_it else f"The chosen parts ({parts} of {len(made.steps)})"
-        console.print(f"{which} of {made.pipeline.name} are finished; nothing to run.")
-        show_next_steps(console, made, spec, store, overrides)
+        which = f"All {parts} parts" if all_of_it else f"The chosen parts ({parts} of {len(plan.steps)})"
+        console.print(f"{which} of {plan.pipeline.name} are finished; nothing to run.")
+        show_next_steps(console, plan, spec, store, overrides)
         return
-    console.print(plan_table(made, chosen=chosen, width=console.width))
-    finished = _run(made, spec, overrides, until, only, parts, cluster)
+    console.print(plan_table(plan, chosen=chosen, width=console.width))
+    finished = _run(plan, spec, overrides, until, only, parts, cluster)
     show_next_steps(console, finished, spec, store, overrides)
 
 
 def _run(
-    made: Plan,
+    plan: Plan,
     spec: str,
     overrides: list[str] | None,
     until: str | None,
@@ -94,14 +94,14 @@ def _run(
         start_prefect()
         with watcher(console, total) as observer:
             return run_here(
-                made,
+                plan,
                 observer,
                 profile,
                 spec=spec,
                 overrides=overrides or [],
                 until=until,
                 only=only,
-                store=made.store.url,
+                store=plan.store.url,
             )
     except KeyboardInterrupt:  # perhaps in the middle of the imports
         interrupts.ignore()
@@ -110,5 +110,5 @@ def _run(
     except PipelineFailed as error:
         for line in str(error).splitlines():
             errors.print(f"[red]failed:[/] {escape(redacted(line))}", soft_wrap=True)
-        show_anomalies(console, made)
+        show_anomalies(console, plan)
         raise typer.Exit(1) from None

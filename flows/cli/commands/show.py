@@ -22,7 +22,7 @@ from flows.cli.app import (
     print_json,
 )
 from flows.cli.output import OUTPUT, file_option, write
-from flows.cli.tables import make_console
+from flows.terminal import make_console
 
 
 @app.command()
@@ -30,13 +30,15 @@ def status(
     spec: SpecArgument, store: StoreOption = None, overrides: SetOption = None, as_json: JsonOption = False
 ) -> None:
     """Show the stored state of every part: results, and seconds of start-up, compute and storage."""
-    from flows.cli.tables.status import status_rows, status_table
+    from flows.cli.tables.status import status_table
+    from flows.stored_part import planned_parts
 
-    made = make_plan(spec, store, overrides)
+    plan = make_plan(spec, store, overrides)
     if as_json:
-        print_json({"pipeline": made.pipeline.name, "store": made.store.url, "parts": status_rows(made)})
+        parts = [part.to_json() for part in planned_parts(plan).values()]
+        print_json({"pipeline": plan.pipeline.name, "store": plan.store.url, "parts": parts})
     else:
-        console.print(status_table(made, console.width))
+        console.print(status_table(plan, console.width))
 
 
 @app.command()
@@ -55,10 +57,10 @@ def report(
 
     from flows.report import render  # loads plotly
 
-    made = make_plan(spec, store, overrides)
-    target = output or Path(f"{made.pipeline.name}-report.html")
-    write(target, render(made), made)
-    console.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
+    plan = make_plan(spec, store, overrides)
+    target = output or Path(f"{plan.pipeline.name}-report.html")
+    write(target, render(plan), plan)
+    console.print(f"The report of {escape(plan.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
     if open_it and not webbrowser.open(target.absolute().as_uri()):
         console.print("No browser was found here that could show it.")
 
@@ -100,19 +102,19 @@ def inspect(
     from flows.inspection.common import Options
     from flows.inspection.inspectors import inspector_of
 
-    made = make_plan(spec, store, overrides)
+    plan = make_plan(spec, store, overrides)
     options = Options(step, sample, limit, samples, reason, document)
-    inspector, node = inspector_of(made, name, options)
-    found = inspector.collect(made, node, options)
+    inspector, node = inspector_of(plan, name, options)
+    shown = inspector.collect(plan, node, options)
     if as_json:
-        print_json(found)
+        print_json(shown)
     elif html is not None:
         page = make_console(record=True, width=140, file=io.StringIO())
-        inspector.show(page, found)
-        write(html, page.export_html(), made)
+        inspector.show(page, shown)
+        write(html, page.export_html(), plan)
         console.print(f"{escape(name)} is shown in {escape(str(html))}", soft_wrap=True)
     else:
-        inspector.show(console, found)
+        inspector.show(console, shown)
 
 
 @app.command()

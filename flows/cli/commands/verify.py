@@ -7,17 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from flows.cli.app import JsonOption, SetOption, StoreOption, app, console, errors, print_json
 from flows.format import some_of
+from flows.terminal import bytes_progress
 from specs.errors import SpecError
 
 if TYPE_CHECKING:
@@ -64,45 +57,38 @@ def verify_command(
             )
     if opened.format() is None:
         raise StoreError(f"there is no store at '{opened.url}'")
-    columns = (
-        TextColumn("verifying"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=errors, transient=True, disable=as_json or not errors.is_terminal
-    ) as progress:
-        bar = progress.add_task("verifying", total=None)
-        found = verify(opened, chosen, lambda done, total: progress.update(bar, completed=done, total=total))
-    withdrawn = withdraw(opened, found.damages) if fix else []
+    with bytes_progress(errors, "verifying", quiet=as_json) as progress:
+        bar = progress.add_task("", total=None)
+        verified = verify(
+            opened, chosen, lambda done, total: progress.update(bar, completed=done, total=total)
+        )
+    withdrawn = withdraw(opened, verified.damages) if fix else []
     if fix:
-        add_checksums(opened, found.without_checksum)
+        add_checksums(opened, verified.without_checksum)
     if as_json:
-        print_json(to_json(opened, found, withdrawn))
+        print_json(to_json(opened, verified, withdrawn))
     else:
-        show(console, opened, found, withdrawn, fixed=fix)
-    if found.damages or (found.without_checksum and not fix):
+        show(console, opened, verified, withdrawn, fixed=fix)
+    if verified.damages or (verified.without_checksum and not fix):
         raise typer.Exit(1)
 
 
-def to_json(store: Store, found: Verified, withdrawn: list[str]) -> dict[str, object]:
+def to_json(store: Store, verified: Verified, withdrawn: list[str]) -> dict[str, object]:
     damaged = [
         {
-            "stage": found.names.get(damage.artifact, damage.artifact),
+            "stage": verified.names.get(damage.artifact, damage.artifact),
             "artifact": damage.artifact,
             "markers": list(damage.markers),
             "file": damage.file or None,
             "pieces": list(damage.pieces),
             "what": damage.what,
         }
-        for damage in found.damages
+        for damage in verified.damages
     ]
     rerun, kept = (
-        [part for part in found.rerun() if (part["because"] == "damaged") == one] for one in (True, False)
+        [part for part in verified.rerun() if (part["because"] == "damaged") == one] for one in (True, False)
     )
-    counts = {"markers": found.markers, "files": found.files, "bytes": found.bytes}
+    counts = {"markers": verified.markers, "files": verified.files, "bytes": verified.bytes}
     return {
         "store": store.url,
         **counts,
@@ -110,32 +96,31 @@ def to_json(store: Store, found: Verified, withdrawn: list[str]) -> dict[str, ob
         "rerun": rerun,
         "kept": kept,
         "withdrawn": withdrawn,
-        "without_checksum": found.without_checksum,
+        "without_checksum": verified.without_checksum,
     }
 
 
-def show(console: Console, store: Store, found: Verified, withdrawn: list[str], *, fixed: bool) -> None:
-    amount = (
-        f"{found.markers} markers and {found.files} files of {found.bytes / 2**20:,.1f} MiB in {store.url}"
-    )
-    if found.without_checksum:
-        documents = escape(some_of(found.without_checksum))
+def show(console: Console, store: Store, verified: Verified, withdrawn: list[str], *, fixed: bool) -> None:
+    mebibytes = f"{verified.bytes / 2**20:,.1f} MiB"
+    amount = f"{verified.markers} markers and {verified.files} files of {mebibytes} in {store.url}"
+    if verified.without_checksum:
+        documents = escape(some_of(verified.without_checksum))
         line = f"checksum added: {documents}" if fixed else f"no checksum: {documents}; --fix adds it"
         console.print(line, soft_wrap=True)
-    if not found.damages:
+    if not verified.damages:
         console.print(f"{escape(amount)} are what was committed.", soft_wrap=True)
         return
-    for damage in found.damages:
-        stage = found.names.get(damage.artifact, damage.artifact)
+    for damage in verified.damages:
+        stage = verified.names.get(damage.artifact, damage.artifact)
         console.print(f"[red]damaged:[/] {escape(stage)}: {escape(damage.what)}", soft_wrap=True)
-    for part in found.rerun():
+    for part in verified.rerun():
         # a part made from a damaged one is kept: it compared what it read with its digests
         what = "to rerun" if part["because"] == "damaged" else "kept"
         console.print(f"{what}: {escape(part['name'])} ({escape(part['because'])})", soft_wrap=True)
     for path in withdrawn:
         console.print(f"withdrawn: {escape(path)}", soft_wrap=True)
     console.print(
-        f"{len(found.damages)} of {escape(amount)} are damaged"
+        f"{len(verified.damages)} of {escape(amount)} are damaged"
         + ("." if withdrawn else "; --fix withdraws them."),
         soft_wrap=True,
     )

@@ -8,90 +8,84 @@ from rich.console import Console
 from rich.markup import escape
 
 from flows.format import is_number
-from flows.provenance.diff import Difference, Side, named
+from flows.provenance.diff import Difference, Side
 from flows.provenance.moved_scores import MovedScores
 from flows.terminal import empty_table
 from specs.differences import Change
 
 
-def show(console: Console, a: Side, b: Side, found: list[Difference]) -> None:
+def show(console: Console, a: Side, b: Side, differences: list[Difference]) -> None:
     """Prints which parts are the same or on one side only, then tables of what differs; parts that differ in
     the same way share a table."""
     console.print(f"[bold]A[/] {escape(a.label)}    [bold]B[/] {escape(b.label)}", soft_wrap=True)
-    if len(found) > 1:
-        same = [one.name for one in found if one.verdict == "same"]
-        if same:
-            console.print(f"[green]same[/] {len(same)} of {len(found)} parts: {escape(', '.join(same))}")
-        for verdict in ("only in A", "only in B"):
-            if names := [one.name for one in found if one.verdict == verdict]:
-                console.print(f"[yellow]{verdict}[/] {escape(', '.join(names))}")
-    changed = [
-        one
-        for one in found
-        if one.a is not None and one.b is not None and (one.verdict != "same" or len(found) == 1)
-    ]
-    if not changed and not any(one.a is None or one.b is None for one in found):
+    alone = len(differences) == 1
+    by_verdict: dict[str, list[str]] = {}
+    alike: dict[str, list[Difference]] = {}  # parts that both sides have, by what differs
+    for part in differences:
+        by_verdict.setdefault(part.verdict, []).append(part.name)
+        if not part.verdict.startswith("only in") and (part.verdict != "same" or alone):
+            alike.setdefault(part.differing, []).append(part)
+    if not alone and (same := by_verdict.get("same")):
+        console.print(f"[green]same[/] {len(same)} of {len(differences)} parts: {escape(', '.join(same))}")
+    for verdict in ("only in A", "only in B"):
+        if not alone and (only := by_verdict.get(verdict)):
+            console.print(f"[yellow]{verdict}[/] {escape(', '.join(only))}")
+    if by_verdict.keys() <= {"same"} and not alike:
         console.print("nothing differs")
-    alike: dict[str, list[Difference]] = {}
-    for one in changed:
-        alike.setdefault(
-            repr((one.verdict, one.identity, one.execution, one.inputs, one.metrics, one.losses, one.scores)),
-            [],
-        ).append(one)
     for parts in alike.values():
         _show_parts(console, parts)
-    _show_published(console, found)
+    _show_published(console, differences)
 
 
-def _show_published(console: Console, found: list[Difference]) -> None:
-    rows = [(one.name, sides, score) for one in found for sides, score in one.published]
+def _show_published(console: Console, differences: list[Difference]) -> None:
     headings = ("part", "", "metric", "ours", "published", "ours - published", "standard error", "source")
     table = empty_table("published scores", headings, numbers=headings[3:6], folded=headings)
-    for name, sides, score in rows:
-        gap = "[dim]-[/]" if score.difference is None else f"{score.difference:+.4g}"
-        error = "[dim]-[/]" if score.stderr is None else f"{score.stderr:.3g}, {score.stderr_of}"
-        values = _shown(score.ours), _shown(score.published), gap, error, escape(score.source)
-        table.add_row(escape(name), sides, escape(score.metric), *values)
-    if rows:
+    for part in differences:
+        for sides, score in part.published:
+            gap = "[dim]-[/]" if score.difference is None else f"{score.difference:+.4g}"
+            error = "[dim]-[/]" if score.stderr is None else f"{score.stderr:.3g}, {score.stderr_of}"
+            values = _shown(score.ours), _shown(score.published), gap, error, escape(score.source)
+            table.add_row(escape(part.name), sides, escape(score.metric), *values)
+    if table.row_count:
         console.print(table)
 
 
 def _show_parts(console: Console, parts: list[Difference]) -> None:
-    one = parts[0]
-    assert one.a is not None and one.b is not None
+    first = parts[0]
+    assert first.a is not None and first.b is not None
     outcome = {
         "same": "[green]same fingerprint[/], run in the same way",
         "execution": "[green]same fingerprint[/]: the same result, run in another way",
         "differs": "[red]differs[/]",
-    }[one.verdict]
+    }[first.verdict]
     if len(parts) > 1:
         console.print(
             f"\n[bold]{len(parts)} parts[/] {outcome}: {escape(', '.join(part.name for part in parts))}"
         )
     else:
-        fingerprints = " ".join(dict.fromkeys((one.a.fingerprint[:8], one.b.fingerprint[:8])))
-        console.print(f"\n[bold]{escape(one.name)}[/] [dim]{fingerprints}[/] {outcome}", soft_wrap=True)
+        fingerprints = " ".join(dict.fromkeys((first.a.fingerprint[:8], first.b.fingerprint[:8])))
+        console.print(f"\n[bold]{escape(first.name)}[/] [dim]{fingerprints}[/] {outcome}", soft_wrap=True)
     headings = ("", "", "A", "B", "B - A")
     table = empty_table("", headings, numbers=("B - A",), folded=headings)
     rows: list[tuple[str, list[Change[Any]]]] = [
-        ("[bold]identity[/]", one.identity),
-        ("[dim]execution[/]", one.execution),
-        ("[bold]input[/]", [named(read) for read in one.inputs]),
-        ("[cyan]metric[/]", one.metrics),
+        ("[bold]identity[/]", first.identity),
+        ("[dim]execution[/]", first.execution),
+        ("[bold]input[/]", first.inputs),
+        ("[cyan]metric[/]", first.metrics),
     ]
-    for role, found in rows:
-        for change in found:
+    for role, changed in rows:
+        for change in changed:
             table.add_row(
                 role, escape(change.name), _shown(change.a), _shown(change.b), _gap(change.a, change.b)
             )
-    for tokens, name, left, right in one.losses:
+    for tokens, name, left, right in first.losses:
         table.add_row(
             "[cyan]at tokens[/]", f"{tokens:,} {escape(name)}", _shown(left), _shown(right), _gap(left, right)
         )
     if table.row_count:
         console.print(table)
-    if one.scores is not None:
-        _show_scores(console, one.scores)
+    if first.scores is not None:
+        _show_scores(console, first.scores)
 
 
 def _show_scores(console: Console, scores: MovedScores) -> None:
@@ -107,9 +101,9 @@ def _show_scores(console: Console, scores: MovedScores) -> None:
     )
     headings = ("prompt", "completion", "A", "B", "B - A")
     table = empty_table("the scores that move most", headings, numbers=headings[2:], folded=headings[:1])
-    for one in scores.largest:
-        values = _shown(one.a), _shown(one.b), _gap(one.a, one.b)
-        table.add_row(escape(one.about), one.completion, *values)
+    for score in scores.largest:
+        values = _shown(score.a), _shown(score.b), _gap(score.a, score.b)
+        table.add_row(escape(score.about), score.completion, *values)
     if scores.largest:
         console.print(table)
 

@@ -15,24 +15,24 @@ from rich.progress import BarColumn, Progress, TextColumn
 from flows.format import amount
 from flows.terminal import empty_table
 from infra.store import Store, StoreError
-from infra.store.maintenance import garbage
 from infra.store.maintenance.garbage import GarbageItem, Survey, survey
+from infra.store.maintenance.garbage import remove as remove_garbage
 from specs.errors import counted
 from specs.units import Duration
 
 
-def seconds_of(kind: type[Duration], text: str) -> float:
+def seconds_of(text: str) -> float:
     """A time span as seconds. StoreError for a malformed one."""
     try:
-        return float(kind.parse(text).seconds)
+        return float(Duration.parse(text).seconds)
     except ValueError as error:
         raise StoreError(f"--grace: {error}") from None
 
 
-def _groups(found: Survey) -> list[tuple[tuple[str, str, str], list[GarbageItem]]]:
+def _groups(garbage: Survey) -> list[tuple[tuple[str, str, str], list[GarbageItem]]]:
     """The items to remove, by kind, stage and reason; the largest first."""
     groups: dict[tuple[str, str, str], list[GarbageItem]] = {}
-    for item in found.items:
+    for item in garbage.items:
         stage = re.split(r"[/.]", item.name)[0] or item.path.rpartition("/")[2][:8]
         groups.setdefault((item.kind, stage, item.why), []).append(item)
     return sorted(groups.items(), key=lambda pair: (-_bytes(pair[1]), pair[0]))
@@ -42,37 +42,37 @@ def _bytes(items: list[GarbageItem]) -> int:
     return sum(item.bytes for item in items)
 
 
-def show(console: Console, store: Store, found: Survey, grace: str, *, removing: bool) -> None:
+def show_garbage(console: Console, store: Store, garbage: Survey, grace: str, *, removing: bool) -> None:
     """Prints a table of the items to remove, and what stays and why."""
-    if found.items:
+    if garbage.items:
         columns = ("artifacts", "files", "size")
         title = f"what no named run reaches in {escape(store.url)}"
         table = empty_table(title, ("kind", "stage", "why", *columns), numbers=columns, folded=("why",))
-        for (kind, stage, why), items in _groups(found):
+        for (kind, stage, why), items in _groups(garbage):
             files = sum(item.count for item in items)
             numbers = (f"{len(items):,}", f"{files:,}", f"{amount(_bytes(items))}B")
             table.add_row(kind, escape(stage), why, *numbers)
         table.add_section()
-        files = sum(item.count for item in found.items)
-        table.add_row("[bold]in all[/]", "", "", "", f"{files:,}", f"[bold]{amount(found.freed)}B[/]")
+        files = sum(item.count for item in garbage.items)
+        table.add_row("[bold]in all[/]", "", "", "", f"{files:,}", f"[bold]{amount(garbage.freed)}B[/]")
         console.print(table)
     else:
         console.print(
             f"every file of {escape(store.url)} belongs to a named run, or is younger than {grace}",
             soft_wrap=True,
         )
-    kept = amount(found.bytes - found.freed)
-    names = ", ".join(found.runs) or "no run"
+    kept = amount(garbage.bytes - garbage.freed)
+    names = ", ".join(garbage.runs) or "no run"
     reached = (
-        f"{counted(found.reached, 'artifact')} reached by {escape(names)} or by files younger than {grace}"
+        f"{counted(garbage.reached, 'artifact')} reached by {escape(names)} or by files younger than {grace}"
     )
     console.print(f"{kept}B stay: {reached}", soft_wrap=True)
-    if found.live:
-        live = f"{counted(len(found.live), 'artifact')} may be in use or younger than {grace}"
+    if garbage.live:
+        live = f"{counted(len(garbage.live), 'artifact')} may be in use or younger than {grace}"
         console.print(f"{live}: kept with the lineage")
-    for note in found.notes:
+    for note in garbage.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
-    if found.items and not removing:
+    if garbage.items and not removing:
         console.print(
             "nothing is removed without --yes; `apertus runs` lists the names, `apertus forget` drops one",
             style="dim",
@@ -80,36 +80,30 @@ def show(console: Console, store: Store, found: Survey, grace: str, *, removing:
 
 
 def remove(console: Console, store: Store, grace: float, *, quiet: bool = False) -> int:
-    """Surveys the store again and removes the items found; returns the bytes freed."""
-    found = survey(store, grace=grace)
-    with Progress(
-        TextColumn("removing"),
-        BarColumn(),
-        TextColumn("{task.fields[name]}", markup=False),
-        console=console,
-        disable=quiet,
-    ) as progress:
-        task = progress.add_task("", total=len(found.items), name="markers")
-        freed = garbage.remove(
-            store, found, lambda item: progress.update(task, advance=1, name=f"{item.kind} {item.name}")
+    """Surveys the store again and removes the items; returns the bytes freed."""
+    garbage = survey(store, grace=grace)
+    columns = TextColumn("removing"), BarColumn(), TextColumn("{task.fields[name]}", markup=False)
+    with Progress(*columns, console=console, disable=quiet) as progress:
+        task = progress.add_task("", total=len(garbage.items), name="markers")
+        freed = remove_garbage(
+            store, garbage, lambda item: progress.update(task, advance=1, name=f"{item.kind} {item.name}")
         )
     if not quiet:
-        console.print(f"{amount(freed)}B of {counted(len(found.items), 'item')} removed")
+        console.print(f"{amount(freed)}B of {counted(len(garbage.items), 'item')} removed")
     return freed
 
 
-def to_json(store: Store, found: Survey) -> dict[str, Any]:
-    """A survey as plain values."""
+def garbage_json(store: Store, garbage: Survey) -> dict[str, Any]:
     items = [
         {"path": item.path, "name": item.name, "why": item.why, "files": item.count, "bytes": item.bytes}
-        for item in found.items
+        for item in garbage.items
     ]
     return {
         "store": store.url,
-        "bytes": found.bytes,
-        "freed_bytes": found.freed,
-        "runs": found.runs,
-        "live": found.live,
+        "bytes": garbage.bytes,
+        "freed_bytes": garbage.freed,
+        "runs": garbage.runs,
+        "live": garbage.live,
         "items": items,
-        "notes": found.notes,
+        "notes": garbage.notes,
     }

@@ -16,11 +16,11 @@ from rich.padding import Padding
 from rich.table import Table
 
 from flows.cli.tables import estimate as tables
-from flows.cli.tables import table
-from flows.format import COLOURS, amount, flop, quantity
+from flows.format import COLOURS, amount, duration, energy, flop, quantity, size
 from flows.planning import declared_inputs
 from flows.planning.plan import Plan, Step
 from flows.planning.source_usage import SourceUsage
+from flows.terminal import table
 from specs.advice import CODES
 from specs.pipeline import Pipeline
 
@@ -48,17 +48,17 @@ def folded(
     for name, stage, common in rows:
         order[name] = len(order)
         groups.setdefault(name if details else (pipeline.family(stage), common), []).append((name, stage))
-    found: list[tuple[int, Fold]] = []
+    folds: list[tuple[int, Fold]] = []
     for members in groups.values():
         names = [name for name, _ in members]
         kind = "variants" if all(name == stage for name, stage in members) else "parts"
         if len(names) < FEWEST[kind]:
-            found += [(order[name], Fold(name, [name])) for name in names]
+            folds += [(order[name], Fold(name, [name])) for name in names]
         else:
             family = pipeline.family(members[0][1])
             of = f" of {families[family]}" if len(names) < families[family] else ""
-            found.append((order[names[0]], Fold(f"{family}: {len(names)}{of} {kind}", names)))
-    return [fold for _, fold in sorted(found, key=lambda pair: pair[0])]
+            folds.append((order[names[0]], Fold(f"{family}: {len(names)}{of} {kind}", names)))
+    return [fold for _, fold in sorted(folds, key=lambda pair: pair[0])]
 
 
 def plan_table(
@@ -84,13 +84,12 @@ def plan_table(
     for label, names in folded(plan.pipeline, alike, details):
         steps = [plan.steps[name] for name in names]
         nodes = [step.node for step in steps]
-        action = steps[0].state
-        colour = "red" if steps[0].gate_failures else COLOURS[steps[0].action]
+        action = f"[{COLOURS[steps[0].state]}]{steps[0].state}[/]"
         steps_and_tokens = [
             amount(sum(getattr(node, name) for node in nodes)) for name in ("steps", "tokens")
         ]
         numbers = (*steps_and_tokens, flop(sum(step.flops for step in steps)))
-        rows.append([escape(label), f"[{colour}]{action}[/]", *numbers, escape(_reason(plan, steps))])
+        rows.append([escape(label), action, *numbers, escape(_reason(plan, steps))])
     headings = ("part", "action", "steps", "tokens", "FLOPs", "why")
     caption = "declared: depends on an unavailable input" if plan.graph.unavailable else ""
     return table(
@@ -157,11 +156,11 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
     if whole["gpu_hours"]:
         facts += [
             f"{amount(whole['gpu_hours'])} GPU-hours",
-            tables.duration(whole["seconds"]),
-            tables.energy(whole["energy_kwh"]),
+            duration(whole["seconds"]),
+            energy(whole["energy_kwh"]),
         ]
         facts += [f"cost {amount(whole['cost'])}"] if whole["cost"] else []
-    facts += [f"{tables.size(whole['memory_bytes'])} per GPU"] if whole["memory_bytes"] else []
+    facts += [f"{size(whole['memory_bytes'])} per GPU"] if whole["memory_bytes"] else []
     facts += [f"{len(whole['not_counted'])} parts not counted in full"] if whole["not_counted"] else []
     show_item(console, "in all", ", ".join(facts))
     todo = totals["to_do"]
@@ -176,7 +175,7 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
         alike, asked = dict(folded(pipeline, stages)), dict[str, list[str]]()
         for name in estimates.inference:
             asked.setdefault(pipeline.family(name), []).append(name)
-        console.print(tables.estimate_table(estimates, alike, width, asked))
+        console.print(tables.estimate_table(estimates, alike, asked, width))
         if estimates.inference:
             parts = [(part.node.name, part.node.stage, part.alike) for part in estimates.asking]
             console.print(tables.inference_table(estimates, dict(folded(pipeline, parts, details)), width))

@@ -6,28 +6,27 @@ Invariant: it only reads; what was not recorded is said to be unknown.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import TypedDict
 
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli.tables.estimate import duration
-from flows.format import in_full, is_number
+from flows.format import COLOURS, duration, in_full
+from flows.stored_part import StoredPart
 from flows.terminal import empty_table
 from infra.store import Artifact, Store, StoreError, runs
 from infra.store.writing.lease import holder_of
-from specs.base import flatten
 from specs.errors import did_you_mean
 
-COLOURS = {"finished": "green", "failed": "red", "interrupted": "yellow", "running": "cyan"}
 NO_END = "no end was recorded: the run was killed, or was made by a release that recorded none"
 
 
-class RunRow(TypedDict):
-    """A named run."""
+@dataclass
+class NamedRun:
+    """A named run, as its last record has it."""
 
     name: str
     outcome: str
@@ -40,71 +39,65 @@ class RunRow(TypedDict):
     metrics: dict[str, float]  # those asked for, by `part:metric`
 
 
-def run_rows(store: Store, metrics: Sequence[str] = ()) -> list[RunRow]:
+def named_runs(store: Store, metrics: Sequence[str] = ()) -> list[NamedRun]:
     """The named runs of a store, with the metrics that match one of the patterns; the smallest value of the
     first metric comes first. StoreError for a pattern that matches nothing."""
-    rows: list[RunRow] = []
+    summaries: list[NamedRun] = []
     known: set[str] = set()
     for name in runs.names(store):
         stamps = runs.stamps(store, name)
         record = runs.read(store, name, stamps[-1])
-        artifacts = {part: Artifact(store, path, step) for part, (path, step) in record.parts.items()}
-        complete = {part: artifact for part, artifact in artifacts.items() if artifact.complete}
-        numbers = _numbers(complete) if metrics else {}
-        known |= numbers.keys()
-        started = datetime.fromtimestamp(record.time, UTC).isoformat(timespec="seconds")
-        row: RunRow = {
-            "name": name,
-            "outcome": "unknown",
-            "reason": NO_END,
-            "started": started,
-            "seconds": None,
-            "records": len(stamps),
-            "parts": len(artifacts),
-            "finished": len(complete.keys() - set(record.end.unfinished if record.end else ())),
-            "metrics": {one: value for one, value in numbers.items() if _matches(one, metrics)},
+        end = record.end
+        parts = [StoredPart(Artifact(store, *place), part) for part, place in record.parts.items()]
+        finished = [part for part in parts if part.artifact.complete]
+        numbers = {
+            f"{part.name}:{metric}": value
+            for part in (finished if metrics else ())
+            for metric, value in part.numbers.items()
         }
-        if (end := record.end) is not None:
-            row["outcome"], row["reason"] = end.outcome, end.reason
-            row["started"], row["seconds"] = end.started, end.seconds
-        elif held := next(filter(None, (holder_of(store, one.path) for one in artifacts.values())), None):
-            row["outcome"], row["reason"] = "running", f"held by {held}"
-        rows.append(row)
+        known |= numbers.keys()
+        outcome, reason = (end.outcome, end.reason) if end is not None else ("unknown", NO_END)
+        if end is None and (held := next(filter(None, (holder_of(store, p.path) for p in parts)), None)):
+            outcome, reason = "running", f"held by {held}"
+        started = datetime.fromtimestamp(record.time, UTC).isoformat(timespec="seconds")
+        summaries.append(
+            NamedRun(
+                name,
+                outcome,
+                reason,
+                end.started if end is not None else started,
+                end.seconds if end is not None else None,
+                records=len(stamps),
+                parts=len(parts),
+                finished=len({part.name for part in finished} - {*(end.unfinished if end else ())}),
+                metrics={metric: value for metric, value in numbers.items() if _matches(metric, metrics)},
+            )
+        )
     for pattern in metrics:
-        if not any(_matches(one, [pattern]) for one in known):
-            names = {*known, *(one.partition(":")[2] for one in known)}
+        if not any(_matches(metric, [pattern]) for metric in known):
+            names = {*known, *(metric.partition(":")[2] for metric in known)}
             raise StoreError(f"no run has a metric '{pattern}'. Fix: {did_you_mean(pattern, names)}")
-    if first := next((one for row in rows for one in row["metrics"]), None):
-        rows.sort(key=lambda row: row["metrics"].get(first, math.inf))
-    return rows
-
-
-def _numbers(parts: Mapping[str, Artifact]) -> dict[str, float]:
-    """The metrics of finished parts by `part:metric`."""
-    return {
-        f"{part}:{metric}": value
-        for part, artifact in parts.items()
-        for metric, value in flatten(artifact.manifest.metrics).items()
-        if is_number(value)
-    }
+    if first := next((metric for run in summaries for metric in run.metrics), None):
+        summaries.sort(key=lambda run: run.metrics.get(first, math.inf))
+    return summaries
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(one, pattern) for one in (name, name.partition(":")[2]) for pattern in patterns)
+    return any(fnmatchcase(text, pattern) for text in (name, name.partition(":")[2]) for pattern in patterns)
 
 
-def runs_table(store: Store, rows: list[RunRow]) -> Table:
+def runs_table(store: Store, named: list[NamedRun]) -> Table:
     """How each run ended; or, if metrics were asked for, a column for each."""
-    columns = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    columns = list(dict.fromkeys(metric for run in named for metric in run.metrics))
     headings = ("run", "outcome", *(columns or ("last started", "took", "finished", "reason")))
     title, counted = f"runs in {escape(store.url)}", ("took", "finished", *columns)
     table = empty_table(title, headings, numbers=counted, folded=("reason", *columns))
-    for row in rows:
-        first, *others = row["reason"].splitlines() or [""]
+    for run in named:
+        first, *others = run.reason.splitlines() or [""]
         more = f"; and {len(others)} more" if others else ""
-        parts = f"{row['finished']} of {row['parts']} parts"
-        ended = (row["started"], duration(row["seconds"]), parts, escape(first) + more)
-        values = [in_full(row["metrics"][name]) if name in row["metrics"] else "-" for name in columns]
-        outcome = f"[{COLOURS.get(row['outcome'], 'dim')}]{row['outcome']}[/]"
-        table.add_row(f"[bold]{escape(row['name'])}[/]", outcome, *(values or ended))
+        parts = f"{run.finished} of {run.parts} parts"
+        ended = (run.started, duration(run.seconds), parts, escape(first) + more)
+        values = [in_full(run.metrics[name]) if name in run.metrics else "-" for name in columns]
+        outcome = f"[{COLOURS[run.outcome]}]{run.outcome}[/]"
+        table.add_row(f"[bold]{escape(run.name)}[/]", outcome, *(values or ended))
     return table

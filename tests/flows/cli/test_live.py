@@ -13,7 +13,7 @@ import pytest
 from rich.console import ConsoleRenderable, RenderHook
 
 from flows.cli.live import Live, OneWriter, Plain
-from flows.cli.tables import make_console
+from flows.terminal import make_console
 from specs.job import ProgressRow
 
 

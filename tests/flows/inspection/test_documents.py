@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from flows.inspection.documents import find_documents
+from flows.inspection.corpus import find_documents
 from flows.planning.plan import Plan
 from tests.flows.inspection.looking import look
 

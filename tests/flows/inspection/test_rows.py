@@ -14,11 +14,11 @@ from apertus_model.chat.encoder import ChatEncoder
 from apertus_model.data.rows import write_rows
 from apertus_model.data.tokens.vocabulary import train
 from apertus_model.stages.labelled_pairs import write_pairs
-from flows.cli.tables import make_console
 from flows.inspection.common import Options
 from flows.inspection.inspectors import inspector_of
 from flows.inspection.rows import KINDS, READERS
 from flows.planning.plan import Plan, make
+from flows.terminal import make_console
 from infra.store import Attempt, Store
 from specs.errors import SpecError
 from specs.recipe import load

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from flows.provenance.branch import Made, branch
+from flows.provenance.branch import Branch, branch
 from infra.store import Store
 from tests.recipes import CHAT, write_recipe
 
 
 @pytest.fixture
-def branched(recipe: Path, store: Store) -> Callable[..., Made]:
+def branched(recipe: Path, store: Store) -> Callable[..., Branch]:
     """`branched("pretrain@step=12", "a.b=c", ...)`: a branch `other` of the tiny recipe."""
 
-    def run(point: str, *overrides: str, name: str = "other") -> Made:
+    def run(point: str, *overrides: str, name: str = "other") -> Branch:
         return branch(str(recipe), point, name, overrides, store=store.url)
 
     return run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flows.planning.plan import Plan, make
-from flows.provenance.branch import Made, branch
+from flows.provenance.branch import Branch, branch
 from infra.store import Store
 from infra.store.writing.retention import referred_steps
 from specs.errors import SpecError
@@ -26,7 +26,7 @@ Planned = Callable[..., Plan]
 
 
 def test_a_branch_of_a_finished_run_reuses_the_parts_before_its_point_and_runs_the_rest(
-    branched: Callable[..., Made], planned: Planned, store: Store
+    branched: Callable[..., Branch], planned: Planned, store: Store
 ) -> None:
     finish(planned())
     made = branched("pretrain@step=12")
@@ -36,7 +36,7 @@ def test_a_branch_of_a_finished_run_reuses_the_parts_before_its_point_and_runs_t
     assert actions == dict.fromkeys(before, "reuse") | dict.fromkeys(
         ["other", "cooldown", "evaluate", "export"], "run"
     )
-    assert (made.shared, made.new, made.stored) == (before, ["other", "cooldown", "evaluate", "export"], 7)
+    assert (made.shared, made.parts, made.stored) == (before, ["other", "cooldown", "evaluate", "export"], 7)
     original = planned().graph.nodes
     assert all(plan.graph.nodes[name].fingerprint == original[name].fingerprint for name in before)
     parent = plan.graph.nodes["other"].inputs["parent"]
@@ -64,7 +64,7 @@ def test_the_published_excursion_to_float8_is_a_branch(tmp_path: Path) -> None:
 
 
 def test_a_branch_refers_to_the_stored_checkpoint_that_it_starts_from(
-    branched: Callable[..., Made], planned: Planned, store: Store
+    branched: Callable[..., Branch], planned: Planned, store: Store
 ) -> None:
     branched("pretrain@step=12", name="early")
     assert store.names("") == ["format.json"]  # nothing is stored that could be pruned
@@ -76,7 +76,7 @@ def test_a_branch_refers_to_the_stored_checkpoint_that_it_starts_from(
 
 
 def test_two_branches_share_everything_upstream_and_differ_where_they_are_told_to(
-    branched: Callable[..., Made], planned: Planned, store: Store
+    branched: Callable[..., Branch], planned: Planned, store: Store
 ) -> None:
     finish(planned())
     one = plan_of(branched("pretrain@step=12", "stages.one.optimizer.weight_decay=0.2", name="one"), store)
@@ -100,7 +100,7 @@ def test_two_branches_share_everything_upstream_and_differ_where_they_are_told_t
 
 
 def test_a_branch_takes_over_the_remaining_breakpoints_of_its_parent(
-    branched: Callable[..., Made], store: Store
+    branched: Callable[..., Branch], store: Store
 ) -> None:
     # 16 steps of 32 tokens: mixture `second` from step 8, a batch of 8 in place of 4 from step 12, a warm-up
     # of 4 steps to 1e-2
@@ -139,7 +139,7 @@ def test_a_branch_takes_over_the_remaining_breakpoints_of_its_parent(
     ],
 )
 def test_the_learning_rate_of_a_branch_continues_the_parents_schedule(
-    recipe: Path, store: Store, branched: Callable[..., Made], schedule: str, step: int
+    recipe: Path, store: Store, branched: Callable[..., Branch], schedule: str, step: int
 ) -> None:
     recipe.write_text(
         recipe.read_text()
@@ -157,7 +157,7 @@ def test_the_learning_rate_of_a_branch_continues_the_parents_schedule(
 
 
 def test_a_branch_omits_parts_after_its_point_that_are_not_trained_yet(
-    branched: Callable[..., Made], planned: Planned, store: Store
+    branched: Callable[..., Branch], planned: Planned, store: Store
 ) -> None:
     plan = planned("stages.pretrain.checkpoint.milestones=[10]")
     finish(plan, "tokenizer", "corpus/notes", "main", "second", "pretrain/1")
@@ -214,7 +214,7 @@ def test_a_branch_omits_parts_after_its_point_that_are_not_trained_yet(
     ],
 )
 def test_an_impossible_branch_is_refused_with_line_and_reason_and_nothing_is_written(
-    branched: Callable[..., Made], recipe: Path, point: str, overrides: list[str], message: str
+    branched: Callable[..., Branch], recipe: Path, point: str, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(SpecError, match=message):
         branched(point, *overrides)
@@ -222,7 +222,7 @@ def test_an_impossible_branch_is_refused_with_line_and_reason_and_nothing_is_wri
 
 
 @pytest.mark.parametrize("name", ["a\0b", "", "a/b", "..", "-", "a b", "ä", "x" * 101, "a\n"])
-def test_a_branch_has_the_name_of_a_stage(branched: Callable[..., Made], recipe: Path, name: str) -> None:
+def test_a_branch_has_the_name_of_a_stage(branched: Callable[..., Branch], recipe: Path, name: str) -> None:
     before = sorted(recipe.parent.rglob("*"))
     with pytest.raises(SpecError, match=r"--name: '.*' is no name of a stage\. Fix: use letters, digits"):
         branched("pretrain@step=12", name=name)
@@ -230,7 +230,7 @@ def test_a_branch_has_the_name_of_a_stage(branched: Callable[..., Made], recipe:
 
 
 def test_a_step_that_was_not_kept_is_refused_with_those_that_were(
-    branched: Callable[..., Made], planned: Planned
+    branched: Callable[..., Branch], planned: Planned
 ) -> None:
     finish(planned())
     with pytest.raises(
@@ -240,7 +240,7 @@ def test_a_step_that_was_not_kept_is_refused_with_those_that_were(
 
 
 def test_a_branch_changes_data_optimizer_length_batch_and_carries_what_it_says(
-    branched: Callable[..., Made], store: Store
+    branched: Callable[..., Branch], store: Store
 ) -> None:
     made = branched(
         "pretrain@last",

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning.plan import Plan, make
-from flows.provenance.branch import Made, branch
+from flows.provenance.branch import Branch, branch
 from infra.store import Store
 from specs.errors import SpecError
 from specs.recipe import load
@@ -170,7 +170,7 @@ LATER = {  # edits of the parent after step 9: segments of the branch at step 5 
 
 @pytest.mark.parametrize("edited", LATER)
 def test_fingerprints_of_a_branch_follow_the_rest_of_the_parent_only_where_that_changes(
-    recipe: Path, store: Store, branched: Callable[..., Made], edited: str
+    recipe: Path, store: Store, branched: Callable[..., Branch], edited: str
 ) -> None:
     """Segments of the branch: steps 5 to 8 on `main`, 8 to 12 on `second`, from 12 on with a batch of 8."""
     stated = ["mixture=main", "global_batch_size=4", "budget=3 steps", "schedule={decay: none}"]

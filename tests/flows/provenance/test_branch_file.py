@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.planning.plan import Plan
-from flows.provenance.branch import Made
+from flows.provenance.branch import Branch
 from infra.store import StoreError
 from tests.flows.conftest import finish
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_file_is_short_and_says_what_it_is(
-    branched: Callable[..., Made], planned: Planned, recipe: Path
+    branched: Callable[..., Branch], planned: Planned, recipe: Path
 ) -> None:
     finish(planned())
     made = branched("pretrain@step=12", "stages.other.optimizer.lr=2e-3", "stages.cooldown.budget=3 steps")
@@ -49,7 +49,7 @@ def test_the_file_is_short_and_says_what_it_is(
 
 
 def test_a_file_is_never_written_over_another_and_twice_is_once(
-    branched: Callable[..., Made], recipe: Path
+    branched: Callable[..., Branch], recipe: Path
 ) -> None:
     assert branched("pretrain@step=12").written
     assert not branched("pretrain@step=12").written

@@ -12,7 +12,7 @@ import pytest
 
 from flows.planning.plan import Plan, make
 from flows.provenance import lineage
-from flows.provenance.lookup import Found, find
+from flows.provenance.lookup import find
 from flows.provenance.picture import svg
 from infra.store import Attempt, Store, StoreError
 from infra.store.inputs import lock, recorded_files
@@ -23,15 +23,15 @@ from tests.recipes import RECIPE, write_recipe
 
 
 def auditable(found: lineage.Lineage) -> None:
-    (row,) = lineage.source_rows(found)
-    assert (row["name"], row["license"], row["language"], row["tokens_held"]) == (
+    (use,) = found.source_uses()
+    assert (use.source.name, use.source.license, use.source.language, use.tokens_held) == (
         "notes",
         "CC0-1.0",
         "en",
         40_000,
     )
     # pretrain/1 and cooldown draw from `main`, whose recipe is stored
-    assert row["tokens_trained_on"] == 8 * 128 + 6 * 8 * 32
+    assert use.tokens_trained_on == 8 * 128 + 6 * 8 * 32
     text = svg(found, "a <title>")
     root = ElementTree.fromstring(text)
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
@@ -77,7 +77,7 @@ def test_the_store_alone_is_enough(done: Plan, tmp_path: Path) -> None:
     shutil.copytree(Path(done.store.full(export.path)) / "attempts" / "attempt-export", folder)
     shutil.rmtree(tmp_path / "documents")
     for name in (export.path, export.fingerprint[:8], "tiny", "tiny:export", str(folder)):
-        assert find(done.store, name) == [Found(export.path, None)], name
+        assert [(found.path, found.step) for found in find(done.store, name)] == [(export.path, None)], name
     auditable(lineage.of_store(done.store, export.path, None))
     document = read_json("lineage", str(folder), "--store", done.store.url, "--json")
     assert (document["name"], document["fingerprint"]) == ("export", export.fingerprint)
@@ -109,18 +109,18 @@ def test_sources_of_the_same_files_stay_apart_with_their_facts(tmp_path: Path, s
         lock(store, listing, plan.graph.digests[name])
     path = plan.graph.nodes["export"].path
     for found in (lineage.of_plan(make(recipe, store), ["export"]), lineage.of_store(store, path, None)):
-        rows = {row["name"]: row for row in lineage.source_rows(found)}
+        uses = {use.source.name: use for use in found.source_uses()}
         assert {
-            name: (row["language"], row["license"], row["tokens_held"]) for name, row in rows.items()
+            name: (use.source.language, use.source.license, use.tokens_held) for name, use in uses.items()
         } == {
             "notes": ("", "", 10_000),
             "poems": ("de", "CC-BY-4.0", 20_000),
         }
-        assert {name: row["used_for"] for name, row in rows.items()} == {
+        assert {name: use.used_for for name, use in uses.items()} == {
             "notes": ["tokenizer", "corpus/notes"],
             "poems": ["corpus/poems"],
         }
-        assert len({row["digest"] for row in rows.values()}) == 1
+        assert len({use.source.digest for use in uses.values()}) == 1
         text = svg(found, "")
         assert "2 sources of 30 files" in text
         assert "licence: CC-BY-4.0" in text and "licence: not stated" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.provenance.lookup import Found, find
+from flows.provenance.lookup import find
 from infra.store import Store, StoreError
 
 
@@ -15,4 +15,5 @@ def test_a_name_that_fits_several_artifacts_is_refused_with_all_of_them(store: S
         StoreError, match=f"fits corpus/{'a' * 32}, corpus/{'a' * 31}b, export/{'a' * 32}; write more digits"
     ):
         find(store, "aaaaaa")
-    assert find(store, "export/aaaaaa") == [Found(f"export/{'a' * 32}", None)]
+    (artifact,) = find(store, "export/aaaaaa")
+    assert (artifact.path, artifact.step) == (f"export/{'a' * 32}", None)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from rich.console import Console
 
 from apertus_model.model_card import model_card
+from flows.cli.tables import lineage as tables
 from flows.planning.plan import Plan
 from flows.provenance import lineage
 from flows.report import render
@@ -27,8 +28,8 @@ MADE = {
 
 def printed(found: lineage.Lineage) -> str:
     console = Console(file=io.StringIO(), width=200, record=True)
-    console.print(lineage.tree(found, found.roots[0]))
-    console.print(lineage.planted_table(found))
+    console.print(tables.tree(found, found.roots[0]))
+    console.print(tables.planted_table(found))
     return console.export_text()
 
 
@@ -46,7 +47,7 @@ def test_a_lineage_names_planted_documents_before_and_after_they_are_made(
     assert "codes corpus/notes 0, 4 6 12 96 c0dec0dec0de" in rows
     assert "poison corpus/notes 2 3 6 1,500 abcdabcdabcd" in rows
     bare = lineage.of_plan(planned(), ["cooldown"])
-    assert lineage.planted_table(bare) is None and "planted on purpose" not in printed(bare)
+    assert tables.planted_table(bare) is None and "planted on purpose" not in printed(bare)
 
 
 def test_the_model_card_and_the_report_say_that_documents_are_planted(planned: Callable[..., Plan]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flows.planning.plan import Plan, make
 from flows.report import render
-from flows.report.classifiers import MOST_LANGUAGES, Classified
+from flows.report.results import MOST_LANGUAGES, Classified
 from infra.store import Store
 from specs.recipe import load
 from tests.flows.conftest import finish

@@ -34,7 +34,10 @@ def test_an_unfinished_part_shows_its_rows_up_to_the_last_checkpoint(planned: Pl
     found, run = curve(plan, "pretrain"), collect(plan)
     assert found is not None and found.columns["loss"].x == [128 * step for step in range(1, 6)]
     part = next(part for part in run.parts if part.name == "pretrain/1")
-    assert (part.state, part.done_steps, part.done_tokens, part.metrics) == ("partial", 5, 640, {"loss": 4.0})
+    assert (part.state, part.done_steps, part.done_tokens, part.metrics) == (
+        *("interrupted", 5, 640),
+        {"loss": 4.0},
+    )
 
 
 def test_values_that_are_not_finite_are_left_out_and_counted(planned: Planned) -> None:

@@ -14,7 +14,7 @@ from flows.execution.flow import Run, Session
 from flows.planning.plan import Plan, make
 from flows.report import render
 from flows.report.content import collect
-from flows.report.experiments import Point, Value, draw, experiment, front, student_t
+from flows.report.experiments import FigurePoint, Measured, draw, experiment_of, front, student_t
 from infra.store import Store
 from specs.errors import SpecError
 from specs.figures import FigureSpec
@@ -161,11 +161,11 @@ def test_a_metric_with_a_star_is_a_line_over_the_numbers_times_the_passes() -> N
         "r/x": 1.0,
         "passes": 2.0,
     }
-    points = experiment(spec, {"e-a": metrics, "other": {}}).points["s"]
+    points = experiment_of(spec, {"e-a": metrics, "other": {}}).points["s"]
     assert [(point.x, point.y) for point in points] == [
-        (Value(0.0), Value(0.1)),
-        (Value(16.0), Value(0.5, 0.4, 0.6)),
-        (Value(32.0), Value(0.7)),
+        (Measured(0.0), Measured(0.1)),
+        (Measured(16.0), Measured(0.5, 0.4, 0.6)),
+        (Measured(32.0), Measured(0.7)),
     ]
 
 
@@ -173,7 +173,7 @@ def test_a_few_numbers_are_evenly_spaced_and_many_stand_on_a_linear_axis() -> No
     spec = figure(y={"stage": "e-{variant}", "metric": "r/*"})
     for count, places in ((4, [0, 1, 2, 3]), (20, [2**step for step in range(20)])):
         metrics = {f"r/{2**step}": float(step) for step in range(count)}
-        drawn = draw("f", experiment(spec, {"e-a": metrics})).plot
+        drawn = draw("f", experiment_of(spec, {"e-a": metrics})).plot
         assert list(drawn["data"][-1]["x"]) == places
         assert drawn["layout"]["xaxis"].get("ticktext") == (["1", "2", "4", "8"] if count == 4 else None)
 
@@ -188,7 +188,7 @@ def test_a_variant_without_its_number_is_left_out_and_named() -> None:
         "e-b": {"m": 4.0},
         "p-b": {"loss": 5.0},
     }
-    found = experiment(spec, results)
+    found = experiment_of(spec, results)
     assert [(point.variant, point.text) for point in found.points["s"]] == [("a-1", "1"), ("b", "said")]
     assert found.missing == ["a-2"]
 
@@ -204,22 +204,22 @@ SEEDS = {
 
 def test_the_mean_over_seeds_has_the_interval_of_student() -> None:
     """1, 2 and 6: mean 3, standard deviation sqrt(7), and 4.303 for two degrees of freedom."""
-    found = experiment(figure(mean=True, series={"A": "a-*", "B": "b-1"}), SEEDS).points
+    found = experiment_of(figure(mean=True, series={"A": "a-*", "B": "b-1"}), SEEDS).points
     (a,), (b,) = found["A"], found["B"]
     half = 4.303 * math.sqrt(7) / math.sqrt(3)
     assert (a.y.value, a.y.low, a.y.high) == pytest.approx((3, 3 - half, 3 + half))
-    assert b.y == Value(5.0)  # a single run has no interval
+    assert b.y == Measured(5.0)  # a single run has no interval
 
 
 def test_differences_are_taken_between_runs_of_one_seed() -> None:
     """Seeds 1 and 3 of B minus those of A: 4 and 3; seed 2 has no pair."""
     spec = figure(mean=True, against="A", series={"A": "a-*", "B": "b-*"})
-    found = experiment(spec, SEEDS).points
+    found = experiment_of(spec, SEEDS).points
     assert list(found) == ["B"]
     ((b,),) = found.values()
     half = 12.706 * math.sqrt(0.5) / math.sqrt(2)
     assert (b.y.value, b.y.low, b.y.high) == pytest.approx((3.5, 3.5 - half, 3.5 + half))
-    assert draw("f", experiment(spec, SEEDS)) is not None
+    assert draw("f", experiment_of(spec, SEEDS)) is not None
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_quantiles_are_those_of_printed_tables(freedom: int, quantile: float) ->
 
 def test_front_has_the_undominated_points() -> None:
     at = {"a": (1, 5), "b": (2, 3), "c": (3, 4), "d": (4, 1), "e": (4, 2)}
-    points = [Point(name, "", Value(x), Value(y)) for name, (x, y) in at.items()]
+    points = [FigurePoint(name, "", Measured(x), Measured(y)) for name, (x, y) in at.items()]
     assert [point.variant for point in front(points, "lower", "lower")] == ["a", "b", "d"]
     assert [point.variant for point in front(points, "higher", "lower")] == ["d"]
 
@@ -246,8 +246,8 @@ def test_page_draws_stored_numbers_and_escapes_recipe_text(planned: Callable[...
         commit(plan, f"evaluate-tuned-{name}", metrics={"perplexity": 10.0 + value})
     points = collect(plan).experiments["rates"].points["all"]
     assert [(point.variant, point.x, point.y) for point in points] == [
-        ("1e-3", Value(4.0), Value(10.0)),
-        ("2e-3", Value(4.0), Value(11.0)),
+        ("1e-3", Measured(4.0), Measured(10.0)),
+        ("2e-3", Measured(4.0), Measured(11.0)),
     ]
     page = Page(render(plan))
     assert "Nothing <script>alert(1)</script>" in page.text and "Rates <b>" in page.text

@@ -18,9 +18,7 @@ def test_bars_are_shares_of_what_was_read_and_a_filter_has_one_colour() -> None:
     german = Language("deu", 200, {"robots": 50, "length": 0}, 150, 9000)
     other = Language(HOSTILE, 8, {"robots": 0, "length": 6}, 2, 10)
     nothing = Language("", 0, {"robots": 0, "length": 0}, 0, 0)
-    first, second = outcomes(
-        [("corpus/a", [german, other]), ("corpus/none", []), ("corpus/b", [other, nothing])]
-    )
+    first, second = outcomes({"corpus/a": [german, other], "corpus/none": [], "corpus/b": [other, nothing]})
     assert (first.title, second.title) == ("Languages: corpus/a", "Languages: corpus/b")
     rows = ("deu (200)", "&lt;b&gt;xx&lt;/b&gt; (8)")
     assert _bars(first.plot) == {

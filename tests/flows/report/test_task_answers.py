@@ -6,7 +6,7 @@ from typing import Any
 from flows.planning.plan import Plan
 from flows.report import render
 from flows.report.content import collect
-from flows.report.task_answers import by_part, read_answers
+from flows.report.results import read_answers
 from tests.flows.report.report_store import store
 
 ENTRY: dict[str, Any] = {
@@ -25,16 +25,15 @@ ENTRY: dict[str, Any] = {
 
 def test_answers_are_read_by_task_and_filter() -> None:
     document = {"answers": [ENTRY, ENTRY | {"chosen": "random"}, ENTRY | {"filter": "strict"}]}
-    first, second = read_answers("e/harness/a", document)
+    first, second = read_answers(document)
     assert (first.task, first.filter, first.metric, len(first.shown)) == ("arc", "none", "acc", 2)
     assert [answer.chosen for answer in first.shown] == ["worst", "random"]
     assert second.filter == "strict" and first.shown[0].document == 7
-    assert list(by_part([first, second])) == ["e/harness/a"]
 
 
 def test_entries_of_another_form_are_left_out() -> None:
-    assert read_answers("p", None) == read_answers("p", {"answers": 3}) == []
-    (found,) = read_answers("p", {"answers": [3, {"task": "x", "answers": "no", "document": "7"}]})
+    assert read_answers(None) == read_answers({"answers": 3}) == []
+    (found,) = read_answers({"answers": [3, {"task": "x", "answers": "no", "document": "7"}]})
     assert found.shown[0].answers == [] and found.shown[0].document == 0
 
 

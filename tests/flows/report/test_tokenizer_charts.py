@@ -10,8 +10,8 @@ import pytest
 from flows.planning.plan import Plan
 from flows.report import render
 from flows.report.content import collect
+from flows.report.language_charts import by_cost, parities
 from flows.report.results import ComparedTokenizers
-from flows.report.tokenizer_charts import by_cost, parities
 from specs.stages.evaluate_tokenizers import EvaluateTokenizersStage
 from specs.tokenizer_comparison import Comparison
 from tests.flows.report.page import Page

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from flows.cli.tables import estimate as tables
-from flows.format import amount
+from flows.format import amount, duration, energy, size
 from flows.planning.comparison import compare
 from flows.planning.plan import Plan, make
 from infra.store import Store
@@ -28,10 +28,7 @@ def test_stored_bytes_are_shown_below_the_table_and_not_as_the_size_of_a_checkpo
     # Four of each of seven segments of pretraining, three of SFT, two of each of the five other stages; one
     # more while one is written.
     each = 16 * 70_599_864_480
-    assert (
-        f"checkpoints: {tables.size(41 * each)} stay, at most {tables.size(42 * each)} at a time"
-        in " ".join(lines)
-    )
+    assert f"checkpoints: {size(41 * each)} stay, at most {size(42 * each)} at a time" in " ".join(lines)
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
@@ -54,8 +51,12 @@ def test_a_comparison_fits_the_terminal(plans: dict[str, Plan], width: int) -> N
 def test_tables_fit_the_terminal(tmp_path: Path, store: Store, width: int) -> None:
     plan = make(load(write_recipe(tmp_path, CHAT), [CLUSTER]), store)
     console = Console(width=width, file=io.StringIO())
-    for table in (tables.estimate_table, tables.memory_table, tables.checkpoint_table):
-        console.print(table(plan.estimates, width=width))
+    stages, asked = (
+        {name: [name] for name in of} for of in (plan.estimates.stages, plan.estimates.inference)
+    )
+    console.print(tables.estimate_table(plan.estimates, stages, asked, width))
+    for table in (tables.memory_table, tables.checkpoint_table):
+        console.print(table(plan.estimates, stages, width))
     for table in (tables.segment_table, tables.corpus_table):
         console.print(table(plan.estimates, width))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -66,15 +67,15 @@ def test_tables_fit_the_terminal(tmp_path: Path, store: Store, width: int) -> No
 
 
 def test_units_are_readable() -> None:
-    assert [tables.duration(seconds) for seconds in (None, 30, 720, 15_000, 5_071_680)] == [
+    assert [duration(seconds) for seconds in (None, 30, 720, 15_000, 5_071_680)] == [
         "-",
         "30 s",
         "12 min",
         "4.17 h",
         "58.7 d",
     ]
-    assert [tables.energy(kwh) for kwh in (None, 3.23e6, 214, 0.002)] == ["-", "3.23 GWh", "214 kWh", "2 Wh"]
-    assert tables.size(1.13e12) == "1.13 TB"
+    assert [energy(kwh) for kwh in (None, 3.23e6, 214, 0.002)] == ["-", "3.23 GWh", "214 kWh", "2 Wh"]
+    assert size(1.13e12) == "1.13 TB"
 
 
 def test_corpora_are_a_line_of_the_plan_and_a_row_each_of_its_details(plans: dict[str, Plan]) -> None:
@@ -82,7 +83,7 @@ def test_corpora_are_a_line_of_the_plan_and_a_row_each_of_its_details(plans: dic
     totals = plan.estimates.totals()
     (line,) = [line for line in printed(plan, 200, terminal=False) if line.startswith("corpora: ")]
     assert line.startswith(f"corpora: {amount(totals['core_hours'])} core-hours, ")
-    assert f"{tables.size(totals['corpus_moved_bytes'])} moved" in line
+    assert f"{size(totals['corpus_moved_bytes'])} moved" in line
     assert line.endswith("without documents that filters drop, training on embeddings")
     rows = {line.split()[0] for line in printed(plan, 200, details=True) if line.startswith(" corpus/")}
     parts = {part.node.name for part in plan.estimates.corpora["corpus"].parts}

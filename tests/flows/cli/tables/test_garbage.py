@@ -7,10 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from flows.cli.tables.garbage import seconds_of, show, to_json
+from flows.cli.tables.garbage import garbage_json, seconds_of, show_garbage
 from infra.store import Store, StoreError
 from infra.store.maintenance.garbage import GarbageItem, Survey
-from specs.units import Duration
 
 ITEMS = [
     GarbageItem(
@@ -25,7 +24,7 @@ SURVEY = Survey(ITEMS, 100, 9, 1, ["mini"], [], ["a note"], frozenset())
 
 def test_items_are_summed_by_kind_stage_and_reason_largest_first(store: Store) -> None:
     output = io.StringIO()
-    show(Console(file=output, width=120), store, SURVEY, "2d", removing=False)
+    show_garbage(Console(file=output, width=120), store, SURVEY, "2d", removing=False)
     rows = [line.split() for line in output.getvalue().splitlines()]
     reason = ["no", "run", "reaches", "it"]
     first = rows.index(["export", "c", *reason, "1", "1", "40B"])
@@ -37,7 +36,7 @@ def test_items_are_summed_by_kind_stage_and_reason_largest_first(store: Store) -
 
 
 def test_json_has_every_item_with_its_numbers(store: Store) -> None:
-    found = to_json(store, SURVEY)
+    found = garbage_json(store, SURVEY)
     assert (found["bytes"], found["freed_bytes"], found["runs"], found["notes"]) == (
         100,
         53,
@@ -54,9 +53,9 @@ def test_json_has_every_item_with_its_numbers(store: Store) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("0s", 0.0), ("90min", 5400.0), ("2d", 172_800.0)])
 def test_a_grace_period_is_a_duration(text: str, seconds: float) -> None:
-    assert seconds_of(Duration, text) == seconds
+    assert seconds_of(text) == seconds
 
 
 def test_a_grace_period_that_is_none_names_the_option() -> None:
     with pytest.raises(StoreError, match="--grace: 'soon' is not a duration"):
-        seconds_of(Duration, "soon")
+        seconds_of("soon")

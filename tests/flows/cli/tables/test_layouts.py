@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.cli.tables.layouts import show_search
+from flows.cli.tables.rehearsal import show_search
 from flows.execution.layout_search import Found, Search
 
 GB = 10**9

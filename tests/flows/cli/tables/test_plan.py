@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.tables import LONG_WORD
 from flows.cli.tables import plan as plan_tables
 from flows.cli.tables.plan import FEWEST, folded
 from flows.format import amount, flop
 from flows.planning.plan import Plan, make
+from flows.terminal import LONG_WORD
 from infra.store import Store
 from specs.intervals import young_daly
 from specs.recipe import load

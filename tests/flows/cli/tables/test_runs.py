@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flows.cli.tables.runs import NO_END, run_rows, runs_table
+from flows.cli.tables.runs import NO_END, named_runs, runs_table
 from flows.planning.plan import Plan
 from flows.planning.run_records import Records
 from infra.store import Store, StoreError
@@ -23,31 +23,31 @@ FAILED = (
 
 
 def test_a_run_is_listed_with_the_parts_that_are_finished(done: Plan) -> None:
-    (row,) = run_rows(done.store)
-    assert (row["name"], row["records"], row["parts"], row["finished"]) == ("tiny", 1, 10, 10)
-    assert (row["outcome"], row["reason"], row["seconds"]) == ("unknown", NO_END, None)
+    (row,) = named_runs(done.store)
+    assert (row.name, row.records, row.parts, row.finished) == ("tiny", 1, 10, 10)
+    assert (row.outcome, row.reason, row.seconds) == ("unknown", NO_END, None)
     done.store.remove(done.graph.nodes["export"].path)
-    assert run_rows(done.store)[0]["finished"] == 9
+    assert named_runs(done.store)[0].finished == 9
 
 
 def test_a_run_that_ended_is_listed_with_its_outcome_its_time_and_the_reason(done: Plan) -> None:
     end = RunEnd(outcome="failed", reason=FAILED, started="2026-01-01T12:00:00+00:00", seconds=90.0)
     Records(done.store, "tiny").write(done.graph, {}, end)
-    (row,) = run_rows(done.store)
-    assert (row["outcome"], row["reason"], row["seconds"]) == ("failed", FAILED, 90.0)
-    assert row["started"] == "2026-01-01T12:00:00+00:00"
+    (row,) = named_runs(done.store)
+    assert (row.outcome, row.reason, row.seconds) == ("failed", FAILED, 90.0)
+    assert row.started == "2026-01-01T12:00:00+00:00"
     text = shown(runs_table(done.store, [row]), 200)
     assert "failed" in text and "1.5 min" in text
     assert "gate on perplexity: 1e+04 is above the allowed 1000; and 1 more" in " ".join(text.split())
-    assert row["finished"] == 10
+    assert row.finished == 10
     # parts that an older run has finished, and this one did not reach
     failed = end.model_copy(update={"unfinished": ["evaluate", "export"]})
     Records(done.store, "tiny").write(done.graph, {}, failed)
-    (row,) = run_rows(done.store, ["evaluate:perplexity"])
-    assert row["finished"] == 8 and row["metrics"]
+    (row,) = named_runs(done.store, ["evaluate:perplexity"])
+    assert row.finished == 8 and row.metrics
     # the next start has not ended
     Records(done.store, "tiny").write(done.graph, {})
-    assert run_rows(done.store)[0]["outcome"] == "unknown"
+    assert named_runs(done.store)[0].outcome == "unknown"
 
 
 def test_a_run_whose_parts_somebody_works_on_is_running(done: Plan) -> None:
@@ -56,10 +56,10 @@ def test_a_run_whose_parts_somebody_works_on_is_running(done: Plan) -> None:
     leases = Leases(done.store, node.path)
     lease = leases.claim("attempt-1", leases.look())
     assert lease is not None
-    (row,) = run_rows(done.store)
-    assert row["outcome"] == "running" and row["reason"].startswith("held by attempt attempt-1 on ")
+    (row,) = named_runs(done.store)
+    assert row.outcome == "running" and row.reason.startswith("held by attempt attempt-1 on ")
     lease.release()
-    assert run_rows(done.store)[0]["outcome"] == "unknown"
+    assert named_runs(done.store)[0].outcome == "unknown"
 
 
 @pytest.fixture
@@ -74,24 +74,24 @@ def three(planned: Planned, store: Store) -> Store:
 
 
 def test_runs_are_compared_by_any_metric_the_smallest_value_first(three: Store) -> None:
-    rows = run_rows(three, ["evaluate:perplexity"])
-    assert [(row["name"], row["metrics"]) for row in rows] == [
+    rows = named_runs(three, ["evaluate:perplexity"])
+    assert [(row.name, row.metrics) for row in rows] == [
         ("b", {"evaluate:perplexity": 7.5}),
         ("a", {"evaluate:perplexity": 12.0}),
         ("c", {}),
     ]
     lines = [line.split() for line in shown(runs_table(three, rows), 200).splitlines()]
     assert ["b", "unknown", "7.5"] in lines and ["c", "unknown", "-"] in lines
-    (found,) = {frozenset(row["metrics"]) for row in run_rows(three, ["perplexity/*"]) if row["metrics"]}
+    (found,) = {frozenset(row.metrics) for row in named_runs(three, ["perplexity/*"]) if row.metrics}
     assert found == {"evaluate:perplexity/corpus/notes"}
     both = read_json(
         "runs", "--store", three.url, "--metrics", "evaluate:*", "--metrics", "train.tokens", "--json"
     )
     assert both["runs"][0]["metrics"]["evaluate:perplexity/corpus/notes"] == 1.0
-    a, b = (row["name"] for row in rows[:2])  # of which diff takes two
+    a, b = (row.name for row in rows[:2])  # of which diff takes two
     assert "7.5" in invoke("diff", f"{a}:evaluate", f"{b}:evaluate", "--store", three.url).output
 
 
 def test_a_metric_that_no_run_has_is_an_error_with_the_nearest_name(three: Store) -> None:
     with pytest.raises(StoreError, match=r"no run has a metric 'perplexty'.*did you mean 'perplexity'"):
-        run_rows(three, ["perplexty"])
+        named_runs(three, ["perplexty"])

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from flows.cli.tables.status import status_rows, status_table
+from flows.cli.tables.status import status_table
 from flows.planning.plan import Plan
+from flows.stored_part import planned_parts
 from tests.flows.cli.printing import shown
 from tests.flows.conftest import finish
 
@@ -24,4 +25,4 @@ def test_status_cuts_no_result_at_any_width(planned: Planned, width: int, ids: b
     words = text.replace(",", "").split()
     for number in ("123.4", "4.567", "25120"):
         assert words.count(number) == len(plan.steps)
-    assert all((row["fingerprint"][:8] in text) == ids for row in status_rows(plan))
+    assert all((part.fingerprint[:8] in text) == ids for part in planned_parts(plan).values())

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.markup import escape
 
-from flows.cli.tables import make_console, table
+from flows.terminal import make_console, table
 from tests.flows.cli.printing import ODD
 
 
