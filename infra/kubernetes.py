@@ -152,5 +152,5 @@ def object_name(pipeline: str, node: str, attempt: str) -> str:
 
 def conditions(document: dict[str, Any] | None) -> list[dict[str, Any]]:
     """The conditions that an object has now."""
-    found: list[dict[str, Any]] = (document or {}).get("status", {}).get("conditions") or []
-    return found
+    listed: list[dict[str, Any]] = (document or {}).get("status", {}).get("conditions") or []
+    return listed

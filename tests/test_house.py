@@ -1,5 +1,5 @@
-"""What keeps the house readable: kinds are asked and not told apart, functions fit on a page, and values have the
-names of what they are."""
+"""What keeps the house readable: kinds are asked and not told apart, functions fit on a page, and values have
+the names of what they are."""
 
 from __future__ import annotations
 

@@ -77,10 +77,10 @@ def open_data(store: Store, inputs: Inputs, segment: Segment) -> TrainingData:
 def same_data(now: Mapping[str, Any], then: Mapping[str, Any], step: int) -> None:
     """Raises OtherDataError, naming the differences, when the data of a checkpoint are not the current
     ones."""
-    found = changes(flatten(dict(then)), flatten(dict(now)))
-    if found:
-        shown = "; ".join(f"{one.name}: {_or_none(one.a)} -> {_or_none(one.b)}" for one in found[:4])
-        shown += f"; and {len(found) - 4} more" if len(found) > 4 else ""
+    differing = changes(flatten(dict(then)), flatten(dict(now)))
+    if differing:
+        shown = "; ".join(f"{one.name}: {_or_none(one.a)} -> {_or_none(one.b)}" for one in differing[:4])
+        shown += f"; and {len(differing) - 4} more" if len(differing) > 4 else ""
         raise OtherDataError(
             f"the checkpoint of step {step} was trained on other data: {shown}. Fix: restore those data, or "
             "delete the artifact of this stage to train it again"

@@ -26,7 +26,7 @@ from torchtitan.distributed.activation_checkpoint import (
 from apertus_model.device import has_gpu
 from apertus_model.model.attention_choice import Choice, Setting, resolve_backend
 from apertus_model.model.float8 import linear_config
-from apertus_model.model.model import model_config
+from apertus_model.model.model import ApertusModel, model_config
 from apertus_model.model.parallelize import refuse_unsupported, titan_model
 from apertus_model.trainer.anomalies import AnomalyDetector
 from apertus_model.trainer.checkpoint import StoreCheckpoints
@@ -112,20 +112,8 @@ def trainer_config(
     objective = objective_of(segment)
     if isinstance(objective, SeparateGradients) and lifecycle.objective:
         objective.resume(lifecycle.objective)
-    model = model_config(
-        segment.model,
-        sequence_length=segment.sequence_length,
-        attention=attention_of(segment).backend,
-        seed=segment.new_weights_seed,
-        lora=segment.adapters,
-        trainable=segment.trainable,
-        linear_config=linear_config(segment.precision.linear, compiled=segment.compile),
-    )
-    # Long enough that a rank that hangs reports where it hangs before the others give up waiting for it.
-    hang_seconds = lifecycle.watch.seconds if lifecycle.watch is not None else HANG_SECONDS
-    timeout = int(2 * SLOW_FACTOR * hang_seconds)
     return ApertusTrainer.Config(
-        model_spec=titan_model(model),
+        model_spec=titan_model(_model(segment)),
         dump_folder=lifecycle.scratch,
         tokenizer=NoTokenizer.Config(),
         dataloader=SampleLoader.Config(
@@ -152,7 +140,7 @@ def trainer_config(
         ),
         activation_checkpoint=recomputation_config(segment),
         compile=CompileConfig(enable=segment.compile, enable_async_tensor_parallel=segment.parallel.async_tp),
-        comm=CommConfig(init_timeout_seconds=timeout, train_timeout_seconds=timeout),
+        comm=_timeouts(lifecycle),
         metrics=StepMetrics.Config(
             disable_color_printing=True,
             recorder=recorder,
@@ -185,6 +173,25 @@ def _refuse(segment: Segment, world_size: int) -> None:
         )
     if parallel.async_tp and not has_gpu():
         raise ValueError("launch.parallel.async_tp needs the symmetric memory of GPUs; there is no GPU here")
+
+
+def _model(segment: Segment) -> ApertusModel.Config:
+    return model_config(
+        segment.model,
+        sequence_length=segment.sequence_length,
+        attention=attention_of(segment).backend,
+        seed=segment.new_weights_seed,
+        lora=segment.adapters,
+        trainable=segment.trainable,
+        linear_config=linear_config(segment.precision.linear, compiled=segment.compile),
+    )
+
+
+def _timeouts(lifecycle: Lifecycle) -> CommConfig:
+    """Long enough that a rank that hangs reports where it hangs before the others give up waiting for it."""
+    seconds = lifecycle.watch.seconds if lifecycle.watch is not None else HANG_SECONDS
+    timeout = int(2 * SLOW_FACTOR * seconds)
+    return CommConfig(init_timeout_seconds=timeout, train_timeout_seconds=timeout)
 
 
 def _training(segment: Segment, micro_batch: int, world_size: int) -> TrainingConfig:

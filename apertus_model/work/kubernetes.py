@@ -101,19 +101,19 @@ class IndexedJobs:
                 print(f"{error}; trying again", flush=True)
             return None
         numbers = {self._name(number): number for number in self._sizes}
-        found: dict[str, str] = {}
+        of_workers: dict[str, str] = {}
         jobs = {item["metadata"]["name"]: item for item in items if item["kind"] == "Job"}
         for name in jobs.keys() & numbers.keys():
             number, status = numbers[name], jobs[name].get("status", {})
-            found |= {f"{number}-{index}": "PENDING" for index in range(self._sizes[number])}
+            of_workers |= {f"{number}-{index}": "PENDING" for index in range(self._sizes[number])}
             for field, state in (("completedIndexes", "SUCCEEDED"), ("failedIndexes", "FAILED")):
-                found |= {f"{number}-{index}": state for index in _indexes(status.get(field, ""))}
+                of_workers |= {f"{number}-{index}": state for index in _indexes(status.get(field, ""))}
         for pod in (item for item in items if item["kind"] == "Pod"):
             about = pod["metadata"]
             worker = f"{numbers.get(about['labels'].get('job-name', ''))}-{about['annotations'].get(INDEX)}"
-            if found.get(worker) == "PENDING" and pod["status"].get("phase") == "Running":
-                found[worker] = "RUNNING"
-        return found
+            if of_workers.get(worker) == "PENDING" and pod["status"].get("phase") == "Running":
+                of_workers[worker] = "RUNNING"
+        return of_workers
 
     def over(self, worker: str, state: str) -> bool:
         return state in OVER  # object storage shows at once what was written

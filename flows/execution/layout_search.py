@@ -69,7 +69,7 @@ def search(
     gpus_per_node: int,
     nodes: int | None,
     accept: Accept,
-    begins: Callable[[int, str], None] = lambda found, text: None,
+    begins: Callable[[int, str], None] = lambda fitting, text: None,
     number: int = BEST,
     run: Callable[..., PartResult] = rehearse,
 ) -> Search:
@@ -83,7 +83,7 @@ def search(
         gpus_per_node: of the cluster.
         nodes: number of nodes for the part; as many as it has by default.
         accept: plans the part in a layout.
-        begins: called with how many layouts are found, and what is rehearsed next.
+        begins: called with how many layouts fit, and what is rehearsed next.
         number: of layouts to find, each of a different kind.
         run: rehearses ranks of a part.
 
@@ -101,30 +101,10 @@ def search(
         raise StageError(_nothing(part, processes, limit, known, []))
     begins(0, f"the recipe's own layout, beside {len(known):,} others")
     own = _rehearsed(own_layout, path, part, run)
-    best, dropped, done = list[Found](), list[Found](), set[Any]()
-    for layout in known:
-        if len(best) == number or len(best) + len(dropped) == MOST_TRIED:
-            break
-        if layout.kind in done or layout.memory > limit:
-            continue
-        planned = accept(layout)
-        if isinstance(planned, str):
-            done.add(layout.kind)
-            continue
-        begins(len(best), described(layout.launch, layout.settings))
-        found = _rehearsed(layout, path, planned, run)
-        if found.dropped:
-            done.add(layout.kind)
-        elif (found.memory or 0) > limit:
-            found = found.model_copy(update={"dropped": "its peak is more than the GPU has"})
-        else:
-            done.add(layout.kind)
-            best.append(found)
-            continue
-        dropped.append(found)
+    best, dropped = _rehearse_kinds(known, limit, number, path, accept, begins, run)
     if not best:
         raise StageError(_nothing(part, processes, limit, known, dropped))
-    best = sorted(best, key=lambda found: -(found.tokens_per_second_per_gpu or 0.0))
+    best = sorted(best, key=lambda layout: -(layout.tokens_per_second_per_gpu or 0.0))
     everything = [one for one in (own, *best, *dropped) if one.tokens_per_second_per_gpu is not None]
     return Search(
         pipeline=pipeline,
@@ -147,6 +127,41 @@ def search(
             [_percents(one.tokens_per_second_per_gpu) for one in everything],
         ),
     )
+
+
+def _rehearse_kinds(
+    known: list[Layout],
+    limit: float,
+    number: int,
+    path: FieldPath,
+    accept: Accept,
+    begins: Callable[[int, str], None],
+    run: Callable[..., PartResult],
+) -> tuple[list[Found], list[Found]]:
+    """Rehearses layouts in their order until `number` of different kinds fit; returns these, and those that
+    were dropped."""
+    best, dropped, done = list[Found](), list[Found](), set[Any]()
+    for layout in known:
+        if len(best) == number or len(best) + len(dropped) == MOST_TRIED:
+            break
+        if layout.kind in done or layout.memory > limit:
+            continue
+        planned = accept(layout)
+        if isinstance(planned, str):
+            done.add(layout.kind)
+            continue
+        begins(len(best), described(layout.launch, layout.settings))
+        rehearsed = _rehearsed(layout, path, planned, run)
+        if rehearsed.dropped:
+            done.add(layout.kind)
+        elif (rehearsed.memory or 0) > limit:
+            rehearsed = rehearsed.model_copy(update={"dropped": "its peak is more than the GPU has"})
+        else:
+            done.add(layout.kind)
+            best.append(rehearsed)
+            continue
+        dropped.append(rehearsed)
+    return best, dropped
 
 
 def _in_float8(layout: Layout, accept: Accept) -> float | None:
