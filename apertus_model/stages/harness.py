@@ -98,17 +98,17 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     collector = Collector(folder, bool(suite.chat_template), answer)
     snapshots = Snapshots(datasets, attempt.workdir / "views")
     with collector.collecting():
-        found = evaluate(suite, collector, folder, snapshots, include, sandbox, classifier)
-    metrics = flat(found.results)
+        report = evaluate(suite, collector, folder, snapshots, include, sandbox, classifier)
+    metrics = flat(report.results)
     if not metrics:
         raise HarnessError(f"the tasks {', '.join(part.suite.tasks)} gave no metric")
-    rows = list(rows_of(found.samples))
+    rows = list(rows_of(report.samples))
     write_answers(attempt.workdir / "answers.parquet", rows)
     attempt.put(attempt.workdir / "answers.parquet", "answers.parquet")
-    attempt.write_json("shown.json", finite({"answers": shown(rows, found.higher_is_better)}))
+    attempt.write_json("shown.json", finite({"answers": shown(rows, report.higher_is_better)}))
     attempt.write_json(
         "results.json",
-        finite({"lm_eval": installed_version(), "results": found.results, "versions": found.versions}),
+        finite({"lm_eval": installed_version(), "results": report.results, "versions": report.versions}),
     )
     for name, value in metrics.items():
         progress.log(f"{name}: {value:.4g}")
