@@ -49,7 +49,7 @@ def test_the_published_models_have_the_published_number_of_weights(
 
 def test_the_plain_stack_is_neutral() -> None:
     plain, dense = ModelSpec(**SMALL), ModelSpec(**SMALL, depth_average={})
-    assert plain.schedule == [LayerStep(layer) for layer in range(6)]
+    assert plain.schedule == tuple(LayerStep(layer) for layer in range(6))
     assert plain.plain_stack and not dense.plain_stack
     assert "depth_average" not in plain.identity_fields()
     assert dense.identity_fields()["depth_average"] == {"dilation": 1, "period": 1}
