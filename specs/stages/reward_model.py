@@ -82,6 +82,10 @@ class RewardModelStage(PairTraining):
     def segment(cls) -> type[RewardSegment]:
         return RewardSegment
 
+    @property
+    def objective(self) -> str:
+        return "bradley-terry"
+
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         return NO_FLOAT8 if to == "float8" and self.lora is not None else super().obstacle(to)
 

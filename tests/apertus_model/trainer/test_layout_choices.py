@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,13 +54,16 @@ def test_changing_a_document_never_changes_the_logits_of_its_neighbours_on_other
 
     def check_logits(trainer: Any) -> None:
         evaluator = Evaluator(trainer.model_parts[0], trainer.parallel_dims, trainer.device, batch_size=1)
-        place = torch.arange(32)[None]
+        place = torch.arange(32)
 
         def logits(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            # what stands where labels do is split like them
+            row = SimpleNamespace(
+                input=tokens[0].numpy(), positions=positions[0].numpy(), labels=place.numpy()
+            )
             with torch.no_grad():
-                # what stands where labels do is split like them
-                found, places, _ = evaluator._forward(tokens, positions, place)
-            return (found.full_tensor() if hasattr(found, "full_tensor") else found), places
+                made, places, _ = evaluator._of_labels([row], None)
+            return (made.full_tensor() if hasattr(made, "full_tensor") else made), places
 
         before, places = logits(tokens)
         for begin, end in pairwise(borders):

@@ -24,7 +24,7 @@ STAGE = """\
         ("stages.judge.launch={processes: 2, parallel: {pp: 2}}", "'judge' cannot run in a pipeline (pp 2)"),
         (
             "stages.judge.optimizer={name: sophia, lr: 1e-4}",
-            "needs cross-entropy over the tokens of a step, and not reward_model",
+            "needs cross-entropy over the tokens of a step, and not bradley-terry",
         ),
         ("stages.cooldown.from=judge", "stage 'judge' is a reward_model"),
         ("stages.merged.checkpoints=[qrpo, judge]", "stage 'judge' is a reward_model"),
