@@ -100,7 +100,7 @@ def segment(model: ModelSpec) -> Segment:
         sequence_length=LENGTH,
         global_batch_size=ROWS,
         optimizer=OptimizerSpec(lr=1e-3, grad_clip=1.0).resolved({}),
-        schedule=Schedule(peak=1e-3),
+        schedule=Schedule(),
         precision=Precision(param="float32"),
         end_step=1_000_000,
         checkpoint={"interval": 2_000_000},

@@ -57,7 +57,7 @@ def run_of(choice: str, processes: int, **changes: Any) -> Any:
     )
     settings = {
         "optimizer": spec,
-        "schedule": Schedule(peak=spec.lr or 0.0),
+        "schedule": Schedule(),
         "parallel": layout,
         "end_step": STEPS,
     }
