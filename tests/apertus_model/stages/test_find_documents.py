@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from apertus_model.data.corpora.duplicates import text_hash
 from apertus_model.data.tokens.megatron import TokenFile
-from flows.inspection.documents import find_documents
+from flows.inspection.corpus import find_documents
 from infra.store import Artifact
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
