@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from flows.cli.next_steps import show_next_steps
+from flows.cli.tables.lineage import tree
 from flows.planning.plan import Plan, make
 from flows.provenance import lineage
 from flows.report import render
@@ -300,7 +301,7 @@ def test_an_id_is_looked_up_in_the_local_cache(
 def test_lineage_and_report_show_the_model_with_its_licence(planned: Planned, folder: Path) -> None:
     plan = planned()
     found = lineage.of_plan(plan, ["sft"])
-    source = lineage.to_json(found, found.roots[0])["inputs"]["parent"]["inputs"]["folder"]["source"]
+    source = found.to_json(found.roots[0])["inputs"]["parent"]["inputs"]["folder"]["source"]
     assert source == {
         "url": str(folder),
         "format": "Hugging Face model",
@@ -308,7 +309,7 @@ def test_lineage_and_report_show_the_model_with_its_licence(planned: Planned, fo
         "license": "apache-2.0",
     }
     console = Console(record=True, width=300, file=io.StringIO())
-    console.print(lineage.tree(found, found.roots[0]))
+    console.print(tree(found, found.roots[0]))
     assert "Hugging Face model, de, rm, apache-2.0, 4 files" in console.export_text()
     page = render(plan)
     assert "apache-2.0" in page and "sft/import" in page

@@ -134,9 +134,7 @@ def test_contents_identify_the_folder_and_its_place_does_not(
 def test_lineage_of_the_answers_names_the_folder_and_its_licence(planned: Planned, other: Path) -> None:
     plan = planned()
     found = lineage.of_plan(plan, ["other"])
-    read = lineage.to_json(found, found.roots[0])["inputs"]["completions"]["inputs"]["model"]["inputs"][
-        "folder"
-    ]
+    read = found.to_json(found.roots[0])["inputs"]["completions"]["inputs"]["model"]["inputs"]["folder"]
     assert read["source"] == {
         "url": str(other),
         "format": "Hugging Face model",
@@ -285,7 +283,7 @@ def test_answers_of_generators_are_parts_that_rewards_and_pairs_read(planned: Pl
     roles = {name: nodes[f"offline/{name}/completions"].inputs.keys() for name in ("big", "persona", "own")}
     assert roles["big"] == {"model", "prompts", "tokenizer"} and roles["own"] == {"model", "prompts"}
     assert roles["persona"] == roles["big"] | {"personas"}
-    found = lineage.to_json(lineage.of_plan(plan, ["offline/pairs"]), nodes["offline/pairs"].path)
+    found = lineage.of_plan(plan, ["offline/pairs"]).to_json(nodes["offline/pairs"].path)
     asked = found["inputs"]["generated:1"]["inputs"]
     assert asked["model"]["kind"] == "model_folder" and asked["personas"]["kind"] == "external"
     without = planned("stages.offline.generators={}", more=GENERATORS).graph.nodes
