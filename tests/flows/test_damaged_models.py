@@ -252,7 +252,7 @@ CARDS = [
     ("license: [", "README.md:3: not YAML"),
     ("license: " + "[" * 3000, "too deep to read"),
     ("license: " + "9" * 400, "does not fit into 64 bits"),
-    ('license: "\\ud800"', "half of a character"),
+    ('license: "\\ud800"', "README.md:2: not YAML"),
 ]
 
 
