@@ -1,8 +1,9 @@
 """What is known about each objective and each optimizer, and the constants of the engine on which memory and
 time depend. Checks, planner, estimates, rehearsal and engine read these tables; nothing here needs torch.
 
-Invariant: the registries of the engine (`registry` in `apertus_model.trainer` and `apertus_model.optimizers`)
-have exactly the names of these tables; tests compare them.
+Invariant: the registries of the engine (`apertus_model.trainer.objectives` and
+`apertus_model.optimizers.registry`) have exactly the names of these tables; tests compare them. The module of a
+kind can add its own objective.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ SPARSE_BLOCK = 128
 class ObjectiveFacts:
     """An objective of training, as `Segment.objective` names it."""
 
-    pipelined: bool = False  # the last process of a pipeline computes it from the rows of a micro-batch alone
+    # why a pipeline cannot have it; "" if its last process computes it from the rows of a micro-batch alone
+    pipeline_obstacle: str = "its loss needs the whole sequences of a batch at once"
     extra_pass: bool = False  # an optimizer can ask for a pass with cross-entropy over the tokens of a step
     # rows of tokens; or of pairs of completions, which are scored: by all their tokens, or by the last one
     rows: Literal["tokens", "completions", "rewards"] = "tokens"
@@ -34,20 +36,27 @@ class ObjectiveFacts:
     logit_accesses: float = 10.0  # float32 elements that the loss reads or writes, per logit
 
 
+_WEIGHTS = "the weights of its tokens ({}) do not reach the last process"
 _DISTILLED: dict[str, Any] = {"chunk_logits": 4.0, "logit_accesses": 46.0}
 OBJECTIVES: dict[str, ObjectiveFacts] = {
-    "cross-entropy": ObjectiveFacts(pipelined=True, extra_pass=True),
-    "weighted-cross-entropy": ObjectiveFacts(extra_pass=True, label_weights="one"),
-    "normalised-cross-entropy": ObjectiveFacts(label_weights="one per sum"),
-    "inverse-rl": ObjectiveFacts(label_weights="one per sum", recomputes_logits=True),
+    "cross-entropy": ObjectiveFacts(pipeline_obstacle="", extra_pass=True),
+    "weighted-cross-entropy": ObjectiveFacts(
+        pipeline_obstacle=_WEIGHTS.format("weighted-cross-entropy"), extra_pass=True, label_weights="one"
+    ),
+    "normalised-cross-entropy": ObjectiveFacts(
+        pipeline_obstacle=_WEIGHTS.format("normalised-cross-entropy"), label_weights="one per sum"
+    ),
+    "inverse-rl": ObjectiveFacts(
+        pipeline_obstacle=_WEIGHTS.format("inverse-rl"), label_weights="one per sum", recomputes_logits=True
+    ),
     "qrpo": ObjectiveFacts(rows="completions", recomputes_logits=True),
     "dpo": ObjectiveFacts(rows="completions", recomputes_logits=True),
     "bradley-terry": ObjectiveFacts(rows="rewards"),
-    "distillation": ObjectiveFacts(pipelined=True, **_DISTILLED),
-    "alignment": ObjectiveFacts(**_DISTILLED),
+    "distillation": ObjectiveFacts(pipeline_obstacle="", **_DISTILLED),
+    "alignment": ObjectiveFacts(pipeline_obstacle="each process must have whole layers", **_DISTILLED),
     # beside the teacher's words, a byte tensor that marks them
-    "stored-distillation": ObjectiveFacts(pipelined=True, **_DISTILLED | {"chunk_logits": 4.25}),
-    "domain-weights": ObjectiveFacts(),
+    "stored-distillation": ObjectiveFacts(pipeline_obstacle="", **_DISTILLED | {"chunk_logits": 4.25}),
+    "domain-weights": ObjectiveFacts(pipeline_obstacle="it needs a separate gradient for each source"),
 }
 
 

@@ -166,7 +166,7 @@ def _refuse(segment: Segment, world_size: int) -> None:
     name, parallel = segment.optimizer.name, segment.parallel
     for reason in refusals(name, segment.objective, segment.anomalies, parallel, world_size):
         raise StageError(reason)
-    if parallel.pp > 1 and not OBJECTIVES[segment.objective].pipelined:
+    if parallel.pp > 1 and OBJECTIVES[segment.objective].pipeline_obstacle:
         raise ValueError(
             f"the objective {segment.objective!r} cannot run in a pipeline (pp: {parallel.pp}); use another"
             " layout"

@@ -85,9 +85,6 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
     def objective(self) -> str:
         return "domain-weights"
 
-    def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
-        return "it needs a separate gradient for each source" if to == "pp" else super().obstacle(to)
-
     def phases(self, name: str) -> list[Phase]:
         return [Phase(name, name, ("stages", name), self, None, model=self.model, seed=self.seed)]
 

@@ -44,9 +44,6 @@ class PairTraining(FromParent, Training):
     def objective(self) -> str:
         return self.kind
 
-    def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
-        return "its loss needs the whole sequences of a batch at once" if to == "pp" else ""
-
 
 class PreferenceTraining(PairTraining):
     """Training against a reference model: `from`, with which the preference data were made. The stages of the

@@ -146,11 +146,9 @@ class SftStage(SftLoss, FromParent, Training):
         return SftSegment
 
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
-        if to == "pp" and self.objective != "cross-entropy":
-            return f"the weights of its tokens ({self.objective}) do not reach the last process"
         if to == "cp" and self.inverse_rl is not None:
             return "inverse_rl compares a place with the next"
-        return NO_FLOAT8 if to == "float8" and self.lora is not None else ""
+        return NO_FLOAT8 if to == "float8" and self.lora is not None else super().obstacle(to)
 
 
 class AdaptedSegment(Segment):

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator
 
 from specs.base import execution, identity, role_of
+from specs.capabilities import OBJECTIVES
 from specs.launch import Parallel
 from specs.model import ModelSpec
 from specs.schedule import Schedule
@@ -61,7 +62,7 @@ class TrainingStage(Stage):
         return "cross-entropy"
 
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
-        return ""
+        return OBJECTIVES[self.objective].pipeline_obstacle if to == "pp" else ""
 
 
 def _with_weights(carry: list[Carry]) -> list[Carry]:

@@ -19,6 +19,7 @@ from lm_eval.models.huggingface import HFLM
 
 from apertus_model.evaluation.harness.tasks import installed_version
 from apertus_model.model.hf_classes import register_own_classes
+from apertus_model.pretrained import own_device
 from apertus_model.prompt_format import config_of
 from apertus_model.tokenizer_files import open_folder
 from apertus_model.vllm_client import VllmProcess
@@ -38,7 +39,7 @@ def open_model(folder: Path, part: HarnessPart, gpus: int = 1) -> LM:
     return BatchedModel(
         pretrained=str(folder),
         tokenizer=open_folder(folder),
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=own_device(),
         dtype="auto",
         parallelize=gpus > 1,
         batch_size="auto",
