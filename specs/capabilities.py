@@ -2,8 +2,8 @@
 time depend. Checks, planner, estimates, rehearsal and engine read these tables; nothing here needs torch.
 
 Invariant: the registries of the engine (`apertus_model.trainer.objectives` and
-`apertus_model.optimizers.registry`) have exactly the names of these tables; tests compare them. The module of a
-kind can add its own objective.
+`apertus_model.optimizers.registry`) have exactly the names of these tables; tests compare them. The module of
+a kind can add its own objective.
 """
 
 from __future__ import annotations

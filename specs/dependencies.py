@@ -157,7 +157,7 @@ def excluded_by(pipeline: Pipeline, mixture: str) -> list[str]:
         stage = pipeline.stages.get(name)
         if stage is not None and name not in seen:
             seen.add(name)
-            excluded.update(dict.fromkeys(stage.excluded))
+            excluded.update(dict.fromkeys(stage.excluded_stages))
             for use in uses(name, stage):
                 if "mixture" in use.results:
                     visit(use.reference.stage)

@@ -33,7 +33,7 @@ def references(name: str, stage: Stage) -> list[tuple[FieldPath, Reference, tupl
     at: FieldPath = ("stages", name, "exclude")
     return [
         *used,
-        *(((*at, index), Reference.parse(ref), TRAINING) for index, ref in enumerate(stage.excluded)),
+        *(((*at, index), Reference.parse(ref), TRAINING) for index, ref in enumerate(stage.excluded_stages)),
     ]
 
 

@@ -187,9 +187,15 @@ class Stated(Spec):
 class Training(PhaseSettings, Stated):
     """Settings of training on one kind of data, as stated."""
 
-    def settings(self) -> dict[str, Any]:
+    def stated_settings(self) -> dict[str, Any]:
         """The settings of the phase, as stated or by default; None where the parent decides."""
-        return {name: getattr(self, name) for name in Training.model_fields if name in Settings.model_fields}
+        return self._settings_in(Training)
+
+    def _settings_in(self, declaring: type[Training]) -> dict[str, Any]:
+        """The values of the settings that a class declares: a kind may have fields of these names for its
+        own data."""
+        names = declaring.model_fields.keys() & Settings.model_fields.keys()
+        return {name: getattr(self, name) for name in names}
 
     def inherited(self, parent: Settings) -> Settings:
         """The settings of the parent, as far as this kind of training inherits them."""
@@ -241,9 +247,8 @@ class MixtureTraining(Training):
         ),
     )
 
-    def settings(self) -> dict[str, Any]:
-        names = MixtureTraining.model_fields.keys() & Settings.model_fields.keys()
-        return {name: getattr(self, name) for name in names}
+    def stated_settings(self) -> dict[str, Any]:
+        return self._settings_in(MixtureTraining)
 
     def inherited(self, parent: Settings) -> Settings:
         return parent

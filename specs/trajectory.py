@@ -108,13 +108,11 @@ class Trajectory:
 
     def lr_at(self, step: int) -> float:
         """The learning rate of the step after `step`, even if the phase ends before it."""
-        return (self.settings.optimizer.lr or 0.0) * self.factor_at(step)
-
-    def factor_at(self, step: int) -> float:
-        """`lr_at(step)` as a share of the peak."""
-        return self.segments[self.segment_of(step)].schedule.factor(self.tokens_at(step))
+        schedule = self.segments[self.segment_of(step)].schedule
+        return (self.settings.optimizer.lr or 0.0) * schedule.factor(self.tokens_at(step))
 
 
+Trajectories = dict[str, Trajectory]  # by phase
 # `@best:` reference -> the step that it means; name of a selection -> index of the candidate that it chose
 Best = Mapping[str, int]
 

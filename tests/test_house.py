@@ -31,7 +31,7 @@ def nodes(path: Path) -> Iterator[ast.AST]:
 def test_few_places_tell_stages_and_parts_apart_by_their_types() -> None:
     assert stages.STAGES, "imports every kind"
     kinds = {*subclasses(Stage), *subclasses(Part), "Stage", "Part", "Training", "MixtureTraining"}
-    found = [
+    type_tests = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in FILES
         if path.parent != ROOT / "specs" / "stages"
@@ -41,7 +41,7 @@ def test_few_places_tell_stages_and_parts_apart_by_their_types() -> None:
         and node.func.id == "isinstance"
         and any(isinstance(name, ast.Name) and name.id in kinds for name in ast.walk(node.args[1]))
     ]
-    assert len(found) <= MOST_TYPE_TESTS, "state the fact on the kind:\n" + "\n".join(found)
+    assert len(type_tests) <= MOST_TYPE_TESTS, "state the fact on the kind:\n" + "\n".join(type_tests)
 
 
 def test_functions_fit_on_a_page() -> None:

@@ -69,7 +69,7 @@ class TrainingData(Protocol):
 
 def open_data(store: Store, inputs: Inputs, segment: Segment) -> TrainingData:
     """The data of a segment, from its inputs by role."""
-    module, _, name = segment.data.rpartition(":")
+    module, _, name = segment.data_class.rpartition(":")
     opened: TrainingData = getattr(importlib.import_module(module or __name__), name)(store, inputs, segment)
     return opened
 

@@ -203,6 +203,18 @@ class Graph:
         """The parts of a stage, in order."""
         return [node for node in self.nodes.values() if node.stage == stage]
 
+    def part(self, ref: Reference) -> Node:
+        """The part that a reference names, which is no checkpoint; the last one of its stage if it names
+        none."""
+        nodes = self.of(ref.stage)
+        named = f"{ref.stage}/{ref.part}"
+        return next((node for node in nodes if ref.part is not None and node.name == named), nodes[-1])
+
+    def parent(self, node: Node) -> tuple[Node | None, int]:
+        """The part that makes the checkpoint from which a segment starts, and its step."""
+        read = node.inputs.get("parent")
+        return (self.nodes[read.node], read.step or 0) if read and read.node else (None, 0)
+
     def segments(self, phase: str) -> list[Node]:
         """The segments of a phase, in order."""
         return [node for node in self.nodes.values() if node.phase == phase]

@@ -113,9 +113,4 @@ def _limits(
         if pipeline.stages[ref.stage].kind == stage.kind:
             yield from _limits(graph, pipeline, ref.stage, limit)
         else:
-            parts = graph.of(ref.stage)
-            corpus = next(
-                (part for part in parts if ref.part is not None and part.name == f"{ref.stage}/{ref.part}"),
-                parts[-1],
-            )
-            yield corpus.fingerprint, limit or stage.max_repetition
+            yield graph.part(ref).fingerprint, limit or stage.max_repetition

@@ -319,8 +319,8 @@ def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Point) -> list[str
                 [draft.name if name == ref.stage else name for name in stage.after],
                 f"was {ref.stage}",
             )
-        if ref.stage in stage.excluded:
-            state(("stages", name, "exclude"), [*stage.excluded, draft.name], "")
+        if ref.stage in stage.excluded_stages:
+            state(("stages", name, "exclude"), [*stage.excluded_stages, draft.name], "")
     return list(left)
 
 

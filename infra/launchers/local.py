@@ -70,7 +70,7 @@ class Ended:
 
 
 class LimitedAttempt:
-    """An attempt at a part that is told to stop once, at its time limit at the latest. `distributed`: it runs
+    """An attempt at a part. It is told once to stop, by its time limit at the latest. `distributed`: it runs
     under torchrun."""
 
     def __init__(self, job: Job, launch: Launch, *, distributed: bool) -> None:

@@ -96,7 +96,7 @@ class Stage(Spec):
         return False
 
     @property
-    def excluded(self) -> list[str]:
+    def excluded_stages(self) -> list[str]:
         """The names of stages whose samples are not drawn again."""
         return []
 

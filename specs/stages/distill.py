@@ -152,7 +152,7 @@ class DistillSegment(Segment):
     mamba: NewMixers | None = identity(None, neutral=None)
 
     @property
-    def data(self) -> str:
+    def data_class(self) -> str:
         return "MixtureData" if self.top_k is None else "TaughtMixtureData"
 
     @property

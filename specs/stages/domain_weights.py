@@ -99,7 +99,7 @@ class DomainWeightsSegment(Segment):
     update: WeightUpdate = identity()
 
     @property
-    def data(self) -> str:
+    def data_class(self) -> str:
         return "EqualMixtureData"
 
     @property

@@ -141,7 +141,7 @@ class MixtureStage(Stage):
         return self.anneal is not None
 
     @property
-    def excluded(self) -> list[str]:
+    def excluded_stages(self) -> list[str]:
         return self.exclude
 
     def part_problems(self, at: FieldPath, part: Reference, of: Stage) -> Iterator[Problem]:

@@ -89,5 +89,5 @@ class PreferenceSegment(Segment):
     )
 
     @property
-    def data(self) -> str:
+    def data_class(self) -> str:
         return "PreferenceData"

@@ -100,7 +100,7 @@ class RewardSegment(AdaptedSegment):
     max_repetition: float = execution(1.0)
 
     @property
-    def data(self) -> str:
+    def data_class(self) -> str:
         return "RewardData"
 
     @property

@@ -175,5 +175,5 @@ class SftSegment(SftLoss, AdaptedSegment):
     longer: Literal["drop", "truncate"] = identity("drop", neutral="drop")
 
     @property
-    def data(self) -> str:
+    def data_class(self) -> str:
         return "ConversationData"

@@ -146,7 +146,7 @@ class Segment(Settings, Part):
         return "cross-entropy"
 
     @property
-    def data(self) -> str:
+    def data_class(self) -> str:
         """The class of its data: a name in `apertus_model.stages.training_data`, or `module:name`."""
         return "MixtureData"
 

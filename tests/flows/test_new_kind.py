@@ -110,7 +110,7 @@ class IpoSegment(DpoSegment):
         return "ipo"
 
     @property
-    def data(self):
+    def data_class(self):
         return "apertus_model.trainer.objectives.ipo:IpoData"
 '''
     ),

@@ -1,5 +1,5 @@
-"""Two tables of the documents of a source: their records, which are what the later passes need besides their
-tokens, and the rejects, which are the removed documents, with the step that removed each, and why.
+"""Two tables of the documents of a source. The records have what later passes need besides tokens; the
+rejects have the removed documents, each with the step that removed it, and why.
 
 A task writes `documents.parquet`, with a row for each document, in the order in which they were read. A unit
 of a `conversations` stage has a table of rejects, `rejects.parquet`; artifacts have `rejects-00000.parquet`,

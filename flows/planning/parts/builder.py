@@ -170,13 +170,7 @@ class Builder:
 
     def part(self, ref: Reference) -> Input:
         """An artifact that is not a checkpoint: the named part, or the stage's last one."""
-        nodes = self.graph.of(ref.stage)
-        return reads(
-            next(
-                (node for node in nodes if ref.part is not None and node.name == f"{ref.stage}/{ref.part}"),
-                nodes[-1],
-            )
-        )
+        return reads(self.graph.part(ref))
 
     def shortest(self, conversations: Iterable[Input], split: str, what: str = "shortest") -> int:
         """The tokens of the shortest conversation of a split, or of the shortest prompt (`shortest_prompt`);

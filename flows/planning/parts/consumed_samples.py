@@ -84,8 +84,7 @@ def ancestry_of(graph: Graph, node: Node | None, step: int) -> Ancestry:
                     ancestry += ancestry_of(graph, graph.nodes[read.node], read.step)
             break
         ancestry.append((node, step))
-        before = node.inputs.get("parent")
-        node, step = (graph.nodes[before.node], before.step or 0) if before and before.node else (None, 0)
+        node, step = graph.parent(node)
     return ancestry
 
 
@@ -104,8 +103,7 @@ def consumed_until(graph: Graph, node: Node, step: int) -> Counters:
         segment = cast(Segment, current.part)
         key = counter(current.inputs, segment.sequence_length, segment.packing)
         consumed.setdefault(key, segment.sample_at(step))
-        before = current.inputs.get("parent")
-        current, step = (graph.nodes[before.node], before.step or 0) if before and before.node else (None, 0)
+        current, step = graph.parent(current)
     return consumed
 
 

@@ -132,14 +132,14 @@ def add_labelled_pairs(
 def packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajectory) -> dict[str, Input]:
     """The rows of packed documents, for best-fit packing only: one part per corpus, shared by the phases of
     the stage."""
-    rows: dict[str, Input] = {}
-    for index, corpus in enumerate(
-        corpora(builder.graph, mixture.name) if trajectory.settings.packing == "best-fit" else []
-    ):
-        name = f"{phase.stage}/packing-{trajectory.settings.sequence_length}/{corpus.name}"
+    settings, rows = trajectory.settings, dict[str, Input]()
+    if settings.packing != "best-fit":
+        return rows
+    for index, corpus in enumerate(corpora(builder.graph, mixture.name)):
+        name = f"{phase.stage}/packing-{settings.sequence_length}/{corpus.name}"
         node = builder.graph.nodes.get(name)
         if node is None:
-            part = PackingPart(sequence_length=trajectory.settings.sequence_length)
+            part = PackingPart(sequence_length=settings.sequence_length)
             node = builder.node(name, phase.stage, part, {"corpus": corpus}, kind="packing")
         rows[f"packed:{index}"] = reads(node)
     return rows
