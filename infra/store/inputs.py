@@ -228,12 +228,12 @@ def _pattern(glob: str) -> tuple[str, ...]:
 
 def _glob(path: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
     """Whether a path matches a pattern: `**` is any number of folders, other parts match one name, as in
-    `fnmatch`."""
+    `fnmatch`. The names after the last `**` are compared first, which settles most files."""
     if not pattern:
         return not path
-    if pattern[0] == "**":
-        return any(_glob(path[skip:], pattern[1:]) for skip in range(len(path) + 1))
-    return bool(path) and fnmatchcase(path[0], pattern[0]) and _glob(path[1:], pattern[1:])
+    if pattern[-1] != "**":
+        return bool(path) and fnmatchcase(path[-1], pattern[-1]) and _glob(path[:-1], pattern[:-1])
+    return pattern == ("**",) or any(_glob(path[:kept], pattern[:-1]) for kept in range(len(path) + 1))
 
 
 def locked_digest(store: Store, listing: Listing) -> str | None:

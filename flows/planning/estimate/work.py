@@ -91,19 +91,23 @@ class Known:
 
     def __init__(self, graph: Graph, store: Store, records: Records) -> None:
         self.graph, self.store, self.records = graph, store, records
+        self._manifests: dict[str, Manifest | None] = {}  # by path
 
     def manifest(self, node: Node, *, same: bool = False) -> Manifest | None:
         """The manifest of the stored result of a part, or, unless `same`, of the part with its name in the
         last run; None if there is none, or if it is damaged."""
-        last = None if same else self.records.last(node.name)
-        for path in [node.path, *([last.path] if last is not None else [])]:
+        if (stored := self._stored(node.path)) is not None or same:
+            return stored
+        last = self.records.last(node.name)
+        return None if last is None else self._stored(last.path)
+
+    def _stored(self, path: str) -> Manifest | None:
+        if path not in self._manifests:
             try:
-                artifact = Artifact(self.store, path)
-                if artifact.complete:
-                    return artifact.manifest
+                self._manifests[path] = Artifact(self.store, path).manifest_if_complete()
             except StoreError:
-                continue
-        return None
+                self._manifests[path] = None
+        return self._manifests[path]
 
     def metric(self, node: Node, name: str, *, same: bool = False) -> float | None:
         """A number among the metrics of `manifest`."""

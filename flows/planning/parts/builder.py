@@ -56,7 +56,7 @@ class Builder:
         self.graph = Graph()
         self.suite_metrics: dict[str, list[str]] = {}  # by part of a suite whose tasks are known
         self.problems: list[Problem] = []
-        self._listings: dict[tuple[Any, ...], Listing] = {}  # by url, format and globs
+        self._listings: dict[tuple[Any, ...], Listing] = {}  # by url, globs and whether it is a saved data set
 
     def node(
         self,
@@ -158,7 +158,7 @@ class Builder:
     def listing(self, source: SourceSpec) -> Listing:
         """The files of a source, which are listed and read once for all sources with its url and globs.
         SourceError where they cannot be listed."""
-        chosen = (source.url, source.format, tuple(source.include), tuple(source.exclude))
+        chosen = (source.url, source.format == "arrow", tuple(source.include), tuple(source.exclude))
         if chosen not in self._listings:
             self._listings[chosen] = list_source(source)
         return self._listings[chosen]
