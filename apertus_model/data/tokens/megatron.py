@@ -325,7 +325,7 @@ class TokenFileWriter:
 def id_outside(tokens: NDArray[np.integer], vocab_size: int) -> int | None:
     """An id in `tokens` that is negative or at least `vocab_size`; None when there is no such id."""
     # Seen as unsigned, a negative id is larger than any other of its type: one pass instead of two.
-    limit = min(vocab_size, int(np.iinfo(tokens.dtype).max) + 1)
+    limit = min(vocab_size, 2 ** (8 * tokens.itemsize - (tokens.dtype.kind == "i")))
     if not tokens.size or tokens.view(f"<u{tokens.itemsize}").max() < limit:
         return None
     return int(tokens.min() if tokens.min() < 0 else tokens.max())

@@ -56,7 +56,7 @@ class Builder:
         self.graph = Graph()
         self.suite_metrics: dict[str, list[str]] = {}  # by part of a suite whose tasks are known
         self.problems: list[Problem] = []
-        self._listings: dict[tuple[Any, ...], Listing] = {}  # by url, globs and whether it is a saved data set
+        self._listings: dict[tuple[Any, ...], Listing] = {}  # by url, globs, and whether the format is arrow
 
     def node(
         self,
