@@ -9,7 +9,8 @@ TEST_READY := $(VENV)/.ready-for-tests
 DOCS_READY := $(VENV)/.ready-for-docs
 # The oldest release of transformers that opens exported models; LEAST_TRANSFORMERS of specs/hugging_face.py.
 OLDEST := $(abspath $(VENV)-transformers-4.56)
-INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+# On a terminal, pip shows what it downloads and installs.
+INSTALL = $(BIN)/python -m pip install $$([ -t 2 ] || echo --quiet) --constraint constraints.txt --editable
 
 .PHONY: setup run lint test test-all gpu-check docs numerics oldest-transformers clean
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from jinja2 import Template, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Environment, Template, TemplateError
 
 BEGIN = "<s>"
 TURN, END_OF_TURN = "<|assistant_start|>", "<|assistant_end|>"
@@ -50,8 +49,9 @@ def render(
 
 @functools.cache
 def _template() -> Template:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    # as in transformers; Jinja's own escapes for HTML and sorts keys
+    # as in transformers, but for its sandbox, which our own template does not need and which takes a fifth of
+    # the time of encoding; Jinja's own `tojson` escapes for HTML and sorts keys
+    environment = Environment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _refuse
     return environment.from_string(template_source())
