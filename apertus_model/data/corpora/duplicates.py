@@ -29,11 +29,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
+from datatrove.pipeline.dedup.minhash import MinhashConfig
 from datatrove.utils.hashing import create_hash_func
 from numpy.typing import NDArray
 
-from apertus_model.data.corpora.words import Words, simplified, split
+from apertus_model.data.corpora.words import simplified, split
 from apertus_model.data.order.permutation import mix_array
 from specs.filters import NearDuplicatesFilter
 
@@ -177,7 +177,8 @@ class MinHash:
 
     def __init__(self, spec: NearDuplicatesFilter) -> None:
         self._config = MinhashConfig(spec.ngram, spec.buckets, spec.hashes_per_bucket, spec.seed)
-        self._factors, self._summands = MinhashDedupSignature(".", self._config, language=Words()).parameters
+        random, size = np.random.RandomState(spec.seed), (1, spec.buckets * spec.hashes_per_bucket)
+        self._factors, self._summands = (random.randint(least, PRIME, size, np.uint64) for least in (1, 0))
         self._hash = create_hash_func(self._config.hash_config)
         self.buckets = spec.buckets
 

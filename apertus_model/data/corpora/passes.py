@@ -24,9 +24,7 @@ from apertus_model.data.corpora.plan import (
     CorpusPlan,
     Duplicate,
     Key,
-    RoundKey,
     Size,
-    StepKey,
     shards,
     step_name,
     table,
@@ -37,7 +35,7 @@ from apertus_model.data.corpora.records import read_line
 from apertus_model.data.corpora.scatter import EQUAL
 from apertus_model.data.corpora.selection import CHARACTERS, DROPPED
 from apertus_model.data.corpora.units import SHOWN, CorpusUnits
-from apertus_model.data.corpora.verdicts import NOTHING, Tally
+from apertus_model.data.corpora.verdicts import NOTHING, Tally, total
 from apertus_model.data.documents.parsed import fix_of
 from apertus_model.data.documents.readers import check_holdout
 from apertus_model.progress import Progress
@@ -115,14 +113,14 @@ class CorpusPasses:
         work = self.work
         left, shown = NOTHING, []
         for step in work.decided:
-            keys = [StepKey("resolve", step, number) for number in range(work.plan.ranges)]
+            keys = [Key("resolve", number, step) for number in range(work.plan.ranges)]
             if not self._is_done(*keys):
                 self._compare(step)
                 self._run(keys, here=work.plan.small)
             between = [f"{kind}-{step_name(step)}" for kind in ("groups", "components", "large", "small")]
-            self._remove([*work.signed_keys(step), *self._stored(*between), StepKey("labels", step)])
+            self._remove([*work.signed_keys(step), *self._stored(*between), Key("labels", step=step)])
             results = [work.unit(key).data for key in keys]
-            left = sum((Tally.of_json(*result["left"]) for result in results), NOTHING)
+            left = total(result["left"] for result in results)
             pairs = sorted(
                 {tuple(pair) for result in results for pair in result["shown"]},
                 key=lambda pair: mixed(pair[0]),
@@ -140,15 +138,15 @@ class CorpusPasses:
             return
         self._run(groups, here=here)
         edges = sum(work.unit(key).data["edges"] for key in groups)
-        labelled: Sequence[object] = groups if not edges else [StepKey("components", step)]
+        labelled: Sequence[object] = groups if not edges else [Key("components", step=step)]
         if edges and work.plan.fits(edges):
             self._run(labelled, here=here)
         elif edges:
             labelled = self._stars(step)
-        if not self._is_done(labels_key := StepKey("labels", step)):
+        if not self._is_done(labels_key := Key("labels", step=step)):
             self._attempt.commit_unit(str(labels_key), data=list(map(str, labelled)))
 
-    def _stars(self, step: int) -> list[RoundKey]:
+    def _stars(self, step: int) -> list[Key]:
         """Runs rounds until one changes nothing. Returns the keys of the units that hold the stars."""
         before, turn, here = None, 0, self.work.plan.small
         while True:
@@ -164,16 +162,16 @@ class CorpusPasses:
     def _check(self, left: Tally) -> None:
         """SourceError when no document is left, or as `check_holdout` says."""
         process, (train, held_out) = self.work.part.process, left.documents
-        total = train + held_out
-        if not total:
+        documents = train + held_out
+        if not documents:
             counts = self._dropped()
             fix = fix_of(counts["rejected"] | counts[DROPPED], "check the globs, the format or the filters")
             raise SourceError(
                 f"no document of {self.work.part.source.url} is left: {counts_line(counts)}. Fix: {fix}"
             )
         usual = type(process).model_fields["holdout"].default
-        least = left.least if total > 1 else None
-        check_holdout(process.holdout, usual, held_out, total, counted(total, "document"), least)
+        least = left.least if documents > 1 else None
+        check_holdout(process.holdout, usual, held_out, documents, counted(documents, "document"), least)
 
     def _dropped(self) -> dict[str, dict[str, int]]:
         """The counts of the documents that were read, rejected and dropped, when none is left to write."""
@@ -189,7 +187,7 @@ class CorpusPasses:
         work, plan, part = self.work, self.work.plan, self.work.part
         planted = summary(work.planted).values()
         copies, tokens = (sum(counts[name] for counts in planted) for name in ("copies", "tokens"))
-        left += Tally((copies, 0), (tokens, 0), 2**64)
+        left = total([left, Tally((copies, 0), (tokens, 0), 2**64)])
         outputs = {
             split: shards(documents, tokens, part.shard_tokens, work.dtype.itemsize, plan.memory)
             for split, documents, tokens in zip(SPLITS, left.documents, left.tokens, strict=True)
@@ -222,19 +220,17 @@ class CorpusPasses:
         spans = dict(zip(map(str, work.of_spans("scatter")), work.plan.spans, strict=True))
         self._run(list(spans), lambda key: self._remove(spans[key]), here=work.plan.small)
         self._remove(self._stored("resolve-", "probes-"))
-        total: dict[str, Counter[str]] = {
-            name: Counter() for name in (DROPPED, CHARACTERS, "replaced", EQUAL)
-        }
+        sums = {name: Counter[str]() for name in (DROPPED, CHARACTERS, "replaced", EQUAL)}
         for key in spans:
-            for name, values in self.work.unit(key).data.items():
-                total[name].update(values)
+            for name, values in work.unit(key).data.items():
+                sums[name].update(values)
         names = labels(work.steps)
         counts = {
             **self._read_counts(),
-            **{group: {step: total[group][step] for step in names} for group in (DROPPED, CHARACTERS)},
-            "replaced": {kind: total["replaced"][kind] for kind in work.part.process.replaced},
+            **{group: {step: sums[group][step] for step in names} for group in (DROPPED, CHARACTERS)},
+            "replaced": {kind: sums["replaced"][kind] for kind in work.part.process.replaced},
         }
-        return counts, total[EQUAL]["documents"]
+        return counts, sums[EQUAL]["documents"]
 
     def _read_counts(self) -> dict[str, dict[str, int]]:
         return {"read": self.work.plan.read, "rejected": self.work.plan.rejected}

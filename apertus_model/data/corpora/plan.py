@@ -49,51 +49,29 @@ RANGE_BYTES = 2 * 2**20
 
 @dataclass(frozen=True)
 class Key:
-    """The key of a unit that covers span, range or file `number`."""
+    """The key of a unit."""
 
     kind: str
-    number: int
+    number: int | None = None  # of its span, range or file; None if it covers a whole step
+    step: int | None = None
+    round: int | None = None  # of a step
 
     def __str__(self) -> str:
-        return f"{self.kind}-{self.number:05d}"
-
-
-@dataclass(frozen=True)
-class StepKey:
-    """The key of a unit of a step; `number` is None if the unit covers the whole step."""
-
-    kind: str
-    step: int
-    number: int | None = None
-
-    def __str__(self) -> str:
-        name = f"{self.kind}-{step_name(self.step)}"
+        name = self.kind if self.step is None else f"{self.kind}-{step_name(self.step)}"
+        name = name if self.round is None else f"{name}-{self.round:03d}"
         return name if self.number is None else f"{name}-{self.number:05d}"
 
 
-@dataclass(frozen=True)
-class RoundKey:
-    """The key of a unit of round `round` of a step."""
-
-    kind: str
-    step: int
-    round: int
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.kind}-{step_name(self.step)}-{self.round:03d}-{self.number:05d}"
-
-
-def parse(text: str) -> Key | StepKey | RoundKey:
+def parse(text: str) -> Key:
     """The key that a text spells, of any unit but the filter tasks."""
     kind, *fields = text.split("-")
-    if kind in (*FILES, "openings", "probes", "scatter"):
-        return Key(kind, int(fields[0]))
-    step, *numbers = fields
-    index = NUMBERED if step == step_name(NUMBERED) else int(step)
-    if len(numbers) == 2:
-        return RoundKey(kind, index, int(numbers[0]), int(numbers[1]))
-    return StepKey(kind, index, int(numbers[0]) if numbers else None)
+    step = None
+    if kind not in (*FILES, "openings", "probes", "scatter"):
+        name = fields.pop(0)
+        step = NUMBERED if name == step_name(NUMBERED) else int(name)
+    numbers = list(map(int, fields))
+    number = numbers.pop() if numbers else None
+    return Key(kind, number, step, *numbers)
 
 
 def step_name(step: int) -> str:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from apertus_model.data.corpora.exchange import CellWriter, read_cells
-from apertus_model.data.corpora.plan import NUMBERED, CorpusLayout, CorpusPlan, Key, StepKey, run_bytes
+from apertus_model.data.corpora.plan import NUMBERED, CorpusLayout, CorpusPlan, Key, run_bytes
 from apertus_model.data.corpora.planted import PlantedSets, from_json
 from apertus_model.data.corpora.records import column, near_steps, read_records, signature_column
 from apertus_model.data.corpora.selection import global_steps, not_in
@@ -224,7 +224,7 @@ class CorpusState:
         the steps before `before` (by default, of all)."""
         verdicts: dict[int, SpanVerdicts] = {}
         for step in self.decided if before is None else self.decided[: self.decided.index(before)]:
-            keys = [StepKey("resolve", step, place) for place in range(self.plan.ranges)]
+            keys = [Key("resolve", place, step) for place in range(self.plan.ranges)]
             rows = self.rows(keys, "verdicts", VERDICTS, len(self.plan.spans), number, number + 1)
             places, values = column(rows, "place"), column(rows, "value")
             order = np.argsort(places)

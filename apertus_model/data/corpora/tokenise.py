@@ -25,11 +25,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 import numpy as np
 from datatrove.data import Document
@@ -43,10 +41,11 @@ from apertus_model.data.corpora.scored import stored_scores, with_scores, with_t
 from apertus_model.data.corpora.selection import DocumentSelection
 from apertus_model.data.corpora.state import CorpusState
 from apertus_model.data.documents.parsed import Rejection, batches
-from apertus_model.data.documents.readers import open_source, read_documents
+from apertus_model.data.documents.readers import open_source, source_documents
 from apertus_model.data.tokens.megatron import TokenFile, TokenFileWriter, token_dtype
 from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work.units import Result
+from infra.store import Artifact
 from infra.store.inputs import SourceError
 from specs.sources import TABLES, TOKENISED, SourceSpec
 from specs.stages.corpus import needs_text
@@ -57,26 +56,16 @@ CHARACTERS_PER_BATCH = 2**20
 logger.disable("datatrove")  # it would write a line for every file
 
 
-@lru_cache(maxsize=1)
-def _open(path: Path) -> Tokenizer:
-    """A stored tokenizer, opened once per process: opening one for each task takes time, and memory that the
-    library does not give back."""
-    tokenizer = open_tokenizer(path)
-    tokenizer.encode_special_tokens = True
-    return tokenizer
-
-
 class CorpusTasks:
-    """The tasks of a source. `tasks`: the files of each, by the key of its unit."""
+    """The tasks of a source. `tasks`: the files of each, by the key of its unit. The tokenizer is opened once
+    for all: opening one takes time, and memory that the library does not give back."""
 
     def __init__(self, state: CorpusState, tasks: dict[str, list[str]]) -> None:
         self.source, self.tasks = state.part.source, tasks
         self.scores = stored_scores(state.attempt, state.steps)
         filters = with_thresholds(state.steps, self.scores)
         self.process = state.part.process.model_copy(update={"filters": filters})
-        self.tokenizer = state.tokenizer.local("tokenizer.json")
-        facts = state.tokenizer.manifest.facts
-        self.bos, self.eos = facts["bos_token"], facts["eos_token"]
+        self.vocabulary = Vocabulary(state.tokenizer)
         self.folder = state.attempt.workdir / "tasks"
         self.folder.mkdir(exist_ok=True)
 
@@ -86,10 +75,8 @@ class CorpusTasks:
         selection = DocumentSelection(self.process, self.folder, self._tokens_of)
         prefix = str(self.folder / f"{key}_")
         selected = selection.run(self._documents(key), prefix)
-        if self.source.format in TOKENISED:
-            write_ids(selected, f"{prefix}tokens", Vocabulary.open(self.tokenizer, self.bos, self.eos))
-        else:
-            self._write_texts(selected, f"{prefix}tokens")
+        with TokenFileWriter(f"{prefix}tokens", token_dtype(self.vocabulary.size)) as writer:
+            self._write(selected, writer)
         files = {path.name.removeprefix(f"{key}_"): path for path in self.folder.glob(f"{key}_*")}
         counts = {"read": dict(selection.read), "rejected": dict(selection.rejected)}
         records = selection.read["documents"] + selection.rejected.total()
@@ -101,27 +88,29 @@ class CorpusTasks:
         number = list(self.tasks).index(key)
         if self.source.format in TOKENISED:
             assert not needs_text(self.process), "the pipeline refuses it"
-            return read_tokens(self.source, files, number, self.tokenizer, (self.bos, self.eos), self.folder)
+            return read_tokens(self.source, files, number, self.vocabulary, self.folder)
         documents = read_texts(with_columns(self.source, self.process.columns()), files[number])
         for scores in self.scores:
             documents = with_scores(documents, scores.of_task(files, number))
         return documents
 
-    def _write_texts(self, documents: Iterator[Document], prefix: str) -> None:
-        """Writes `bos document eos` for each document to `<prefix>.bin/.idx`, with no special token inside a
-        document. The output is that of datatrove's Megatron writer, made in batches of bounded length."""
-        tokenizer = _open(self.tokenizer)
-        dtype = token_dtype(tokenizer.get_vocab_size())
-        bos, eos = (np.array([tokenizer.token_to_id(marker)], dtype) for marker in (self.bos, self.eos))
-        with TokenFileWriter(prefix, dtype) as writer:
-            for batch in batches(documents, DOCUMENTS_PER_BATCH, CHARACTERS_PER_BATCH):
-                ids = encode(tokenizer, [document.text for document in batch], dtype)
-                sizes = np.fromiter(map(len, ids), np.int32, len(ids)) + np.int32(2)
-                writer.write_many(np.concatenate([part for own in ids for part in (bos, own, eos)]), sizes)
+    def _write(self, documents: Iterator[Document], writer: TokenFileWriter) -> None:
+        """Writes `bos document eos` for each document, with no special token inside a document. The output is
+        that of datatrove's Megatron writer, made in batches of bounded length."""
+        bos, eos = (np.array([marker], writer.dtype) for marker in (self.vocabulary.bos, self.vocabulary.eos))
+        if self.source.format in TOKENISED:
+            for document in documents:
+                writer.write(np.concatenate([bos, document.metadata[TOKENS], eos]))
+            return
+        for batch in batches(documents, DOCUMENTS_PER_BATCH, CHARACTERS_PER_BATCH):
+            texts = [document.text for document in batch]
+            ids = encode(self.vocabulary.tokenizer, texts, writer.dtype)
+            sizes = np.fromiter(map(len, ids), np.int32, len(ids)) + np.int32(2)
+            writer.write_many(np.concatenate([part for own in ids for part in (bos, own, eos)]), sizes)
 
     def _tokens_of(self, text: str) -> int:
         """The number of tokens of a text, with its begin- and end-of-document token."""
-        return 2 + sum(map(len, encode(_open(self.tokenizer), [text], np.dtype(np.int64))))
+        return 2 + sum(map(len, encode(self.vocabulary.tokenizer, [text], np.dtype(np.int64))))
 
 
 def with_columns(source: SourceSpec, columns: list[str]) -> SourceSpec:
@@ -137,11 +126,9 @@ def read_texts(source: SourceSpec, files: Sequence[str]) -> Iterator[Document | 
     The metadata of a document are the columns that `source.metadata` names (for a web archive, `url` and
     `date`). Its identifier is the one in its source, or `<file>/<position in the file>`.
     """
-    fs, root = open_source(source)
     left = source.limit
     for path in files:
-        name = path or PurePosixPath(root).name
-        for index, document in enumerate(read_documents(source, fs, root, path)):
+        for name, index, document in source_documents(source, [path]):
             if isinstance(document, Rejection) or not document.text:
                 reason = document.reason if isinstance(document, Rejection) else "empty"
                 yield Rejection(reason, f"{name}/{index}")
@@ -203,50 +190,36 @@ TOKENS = "token_ids"
 """The metadata of a Document that hold its ids between the markers: shape (n,), in the file's dtype."""
 
 
-class Vocabulary(NamedTuple):
-    """The ids of a stored tokenizer."""
+class Vocabulary:
+    """A stored tokenizer, which encodes special tokens as text, and its ids. `size`: one more than the
+    highest id."""
 
-    tokenizer: Tokenizer
-    size: int  # one more than the highest id
-    bos: int
-    eos: int
-
-    @classmethod
-    def open(cls, path: Path, bos: str, eos: str) -> Vocabulary:
-        tokenizer = open_tokenizer(path)
-        bos_id, eos_id = tokenizer.token_to_id(bos), tokenizer.token_to_id(eos)
-        assert bos_id is not None and eos_id is not None, "the tokenizer stage states both tokens"
-        return cls(tokenizer, 1 + max(tokenizer.get_vocab().values()), bos_id, eos_id)
+    def __init__(self, stored: Artifact) -> None:
+        self.file = stored.local("tokenizer.json")
+        self.tokenizer = open_tokenizer(self.file)
+        self.tokenizer.encode_special_tokens = True
+        self.size = 1 + max(self.tokenizer.get_vocab().values())
+        self.bos: int = stored.manifest.facts["bos_id"]
+        self.eos: int = stored.manifest.facts["eos_id"]
 
 
 def read_tokens(
-    source: SourceSpec,
-    tasks: list[list[str]],
-    number: int,
-    tokenizer: Path,
-    markers: tuple[str, str],
-    folder: Path,
+    source: SourceSpec, tasks: list[list[str]], number: int, vocabulary: Vocabulary, folder: Path
 ) -> Iterator[Document | Rejection]:
-    """The documents and the rejections (`empty`, `marker_inside`) of the `.bin/.idx` pairs of a task, up to
-    the limit of the source.
+    """The documents and the rejections (`empty`, `marker_inside`) of the `.bin/.idx` pairs of task `number`,
+    up to the limit of the source. SourceError when the tokenizer is not the one that the source states.
 
     Args:
         tasks: files of each task, `.bin` and `.idx`; a pair belongs to the task that has its `.bin`.
-        number: that of the task.
-        tokenizer: tokenizer.json of the corpus. markers: its begin- and end-of-document token.
         folder: scratch, for copies.
-
-    Raises:
-        SourceError: when the tokenizer is not the one that the source states.
     """
     assert source.tokenizer is not None, "the spec asks for it"
-    digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+    digest = hashlib.sha256(vocabulary.file.read_bytes()).hexdigest()
     if source.tokenizer != "trusted" and not digest.startswith(source.tokenizer.removeprefix("sha256:")):
         raise SourceError(
             f"the tokens of {source.url} are of tokenizer {source.tokenizer}, the corpus's is"
             f" sha256:{digest}. Fix: use its tokenizer"
         )
-    vocabulary = Vocabulary.open(tokenizer, *markers)
     left = source.limit
     for path in _pairs(source, tasks, number):
         for index, ids in enumerate(_ids_of_documents(source, path, vocabulary, folder)):
@@ -321,10 +294,3 @@ def _copy(fs: AbstractFileSystem, full: str, folder: Path) -> list[Path]:
     except OSError as error:
         raise SourceError(f"cannot read '{full}' and its .idx: {type(error).__name__}: {error}") from error
     return copies
-
-
-def write_ids(documents: Iterable[Document], prefix: str, vocabulary: Vocabulary) -> None:
-    """Writes `bos tokens eos` for each document to `<prefix>.bin/.idx`."""
-    with TokenFileWriter(prefix, token_dtype(vocabulary.size)) as writer:
-        for document in documents:
-            writer.write(np.concatenate([[vocabulary.bos], document.metadata[TOKENS], [vocabulary.eos]]))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from apertus_model.data.corpora import duplicates as graph
 from apertus_model.data.corpora.duplicates import EDGES, SIGNED, Edges
 from apertus_model.data.corpora.exchange import CellWriter, cell_borders, cell_of, read_cell
-from apertus_model.data.corpora.plan import NUMBERED, SPLITS, Key, RoundKey, StepKey, parse
+from apertus_model.data.corpora.plan import NUMBERED, SPLITS, Key, parse
 from apertus_model.data.corpora.probes import OPENINGS, add_openings, choose
 from apertus_model.data.corpora.records import column, read_records, signature_column, signatures
 from apertus_model.data.corpora.scatter import Scatter
@@ -52,41 +52,41 @@ class CorpusUnits(CorpusState):
         _return_freed_memory()
         return result
 
-    def _run(self, key: Key | StepKey | RoundKey) -> Result:
+    def _run(self, key: Key) -> Result:
         match key:
-            case StepKey("records", step, int(number)):
+            case Key("records", int(number), int(step)):
                 return self._records(step, number)
-            case StepKey("others", step, int(number)):
+            case Key("others", int(number), int(step)):
                 return self._others(step, number)
-            case StepKey("groups", step, int(number)):
+            case Key("groups", int(number), int(step)):
                 return self._groups(step, number)
-            case StepKey("components", step):
+            case Key("components", None, int(step)):
                 edges = self._read_edges(self.group_keys(step), 0, self.plan.ranges)
                 return self._edges(graph.components(edges), both=False)
-            case RoundKey("large", step, turn, number):
+            case Key("large", int(number), int(step), int(turn)):
                 before = self.star_keys("small", step, turn - 1) if turn else self.group_keys(step)
                 edges = self._read_edges(before, number, number + 1)
                 return self._edges(graph.large_star(edges), both=False, digest=graph.digest(edges))
-            case RoundKey("small", step, turn, number):
+            case Key("small", int(number), int(step), int(turn)):
                 edges = self._read_edges(self.star_keys("large", step, turn), number, number + 1)
                 return self._edges(graph.small_star(edges))
-            case StepKey("resolve", step, int(number)):
+            case Key("resolve", int(number), int(step)):
                 return self._resolve(step, number)
-            case Key("openings", number):
+            case Key("openings", int(number)):
                 return self._openings(number)
-            case Key("probes", number):
+            case Key("probes", int(number)):
                 return self._probes(number)
-            case Key("scatter", number):
+            case Key("scatter", int(number)):
                 return Scatter(self).run(number)
-            case Key("rejects", number):
+            case Key("rejects", int(number)):
                 path = self.folder / f"{key}.parquet"
                 write_rejects(self._cells("rejects", number), path)
                 return Result({path.name: path})
-            case Key("kept", number):
+            case Key("kept", int(number)):
                 path = self.folder / f"{key}.parquet"
                 write_kept(self._cells("kept", number), path, self.schema("kept"))
                 return Result({path.name: path})
-            case Key(kind, number) if kind in SPLITS:
+            case Key(kind, int(number)) if kind in SPLITS:
                 tables = self._cells(kind, number)
                 files, documents, tokens = write_shard(tables, self.folder / str(key), self.dtype)
                 return Result(files, {"documents": documents, "tokens": tokens})
@@ -136,20 +136,20 @@ class CorpusUnits(CorpusState):
             add_signed(signed, np.full(len(values), graph.OTHER_CORPORA), values, near[1])
         return Result(signed.close())
 
-    def record_keys(self, step: int) -> list[StepKey]:
-        return [StepKey("records", step, number) for number in range(len(self.plan.spans))]
+    def record_keys(self, step: int) -> list[Key]:
+        return [Key("records", number, step) for number in range(len(self.plan.spans))]
 
-    def signed_keys(self, step: int) -> list[StepKey]:
+    def signed_keys(self, step: int) -> list[Key]:
         """The keys of the units that hold the members and signatures of a step."""
         others = range(len(self.other_files(step)) if self._signatures(step) else 0)
-        return [*self.record_keys(step), *(StepKey("others", step, number) for number in others)]
+        return [*self.record_keys(step), *(Key("others", number, step) for number in others)]
 
-    def group_keys(self, step: int) -> list[StepKey]:
+    def group_keys(self, step: int) -> list[Key]:
         near = self._signatures(step)
-        return [StepKey("groups", step, number) for number in range(near[1] if near else 0)]
+        return [Key("groups", number, step) for number in range(near[1] if near else 0)]
 
-    def star_keys(self, kind: str, step: int, turn: int) -> list[RoundKey]:
-        return [RoundKey(kind, step, turn, number) for number in range(self.plan.ranges)]
+    def star_keys(self, kind: str, step: int, turn: int) -> list[Key]:
+        return [Key(kind, number, step, turn) for number in range(self.plan.ranges)]
 
     def _groups(self, step: int, number: int) -> Result:
         near = self._signatures(step)
@@ -178,7 +178,7 @@ class CorpusUnits(CorpusState):
             labels = Edges(np.empty(0, np.uint64), np.empty(0, np.uint64))
             others: list[NDArray[np.uint64]] = []
             if self._signatures(step):
-                labelled = self.unit(StepKey("labels", step)).data
+                labelled = self.unit(Key("labels", step=step)).data
                 labels = graph.labels(self._read_edges(labelled, number, number + 1))
             else:
                 others = [kept_texts(other, *cell_borders(ranges, number)) for other in self.others(step)]

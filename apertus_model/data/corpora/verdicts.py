@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -93,23 +93,22 @@ def _is_in(values: NDArray[np.uint64], among: NDArray[np.uint64]) -> NDArray[np.
 class Tally(NamedTuple):
     """The documents that are left of one range, or of all ranges, by split."""
 
-    documents: tuple[int, int]  # training, held out
-    tokens: tuple[int, int]
+    documents: Sequence[int]  # training, held out
+    tokens: Sequence[int]
     least: int  # the smallest final hash; 2^64 without documents
-
-    @classmethod
-    def of_json(cls, documents: Sequence[int], tokens: Sequence[int], least: int) -> Tally:
-        return cls((documents[0], documents[1]), (tokens[0], tokens[1]), least)
-
-    def __add__(self, other: Tally) -> Tally:  # type: ignore[override]  # a sum of counts, not of tuples
-        return Tally(
-            (self.documents[0] + other.documents[0], self.documents[1] + other.documents[1]),
-            (self.tokens[0] + other.tokens[0], self.tokens[1] + other.tokens[1]),
-            min(self.least, other.least),
-        )
 
 
 NOTHING = Tally((0, 0), (0, 0), 2**64)
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    """The tally of several ranges together."""
+    documents, tokens, least = zip(NOTHING, *tallies, strict=True)
+    return Tally(_sums(documents), _sums(tokens), min(least))
+
+
+def _sums(counts: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(of_split) for of_split in zip(*counts, strict=True)]
 
 
 def is_held_out(final: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:

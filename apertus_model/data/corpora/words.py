@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import cache
 
 from datatrove.utils.text import TextNormConfig, simplify_text
-from datatrove.utils.word_tokenizers import WordTokenizer
 
 # Blocks of scripts that put no spaces between words: those of South East Asia, Chinese, Japanese, Yi.
 _UNSPACED = "".join(
@@ -69,24 +68,3 @@ def has_spaces(texts: Iterable[str]) -> bool:
 def words(text: str) -> list[str]:
     """The words of a text; numbers stay what they are (datatrove's default makes all of them 0)."""
     return list(split(simplified(text, _KEEP_NUMBERS)))
-
-
-class Words(WordTokenizer):
-    """The words of `split` as the tokenizer that datatrove's steps ask for. The steps
-    normalise the text themselves."""
-
-    def word_tokenize(self, text: str) -> list[str]:
-        return list(split(text))
-
-    def sent_tokenize(self, text: str) -> list[str]:
-        return text.splitlines()
-
-    def span_tokenize(self, text: str) -> list[tuple[int, int]]:
-        return list(_spans(text))
-
-
-def _spans(text: str) -> Iterator[tuple[int, int]]:
-    position = 0
-    for line in text.splitlines(keepends=True):
-        yield position, position + len(line)
-        position += len(line)
