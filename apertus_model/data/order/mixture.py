@@ -53,12 +53,9 @@ class MixtureOrder:
     """The order of a mixture.
 
     Args:
-        weights: one positive exact number per source; only their ratios matter.
+        weights: one positive number per source; only their ratios matter.
         windows: number of windows of each source.
-        seed: any integer.
-        keys: one per source; the order of its windows depends on seed and key alone. Mixtures with the same
-            seed see the windows of sources with the same key in the same order. By default the position of
-            the source.
+        keys: one per source, by default its position; the order of its windows depends on seed and key alone.
         starts: number of draws that each source skips; none by default.
 
     Raises:
@@ -179,10 +176,7 @@ class MixtureOrder:
 
 def _shuffled(seed: int, block: int) -> NDArray[np.int64]:
     """The numbers below BLOCK in the keyed order of a block: (BLOCK,), int64."""
-    digest = hashlib.blake2b(
-        json.dumps([seed, block]).encode(), digest_size=8, person=b"apertus-mixture"
-    ).digest()
-    keys = np.arange(1, BLOCK + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
-        int.from_bytes(digest, "little")
-    )
+    digest = hashlib.blake2b(json.dumps([seed, block]).encode(), digest_size=8, person=b"apertus-mixture")
+    start = np.uint64(int.from_bytes(digest.digest(), "little"))
+    keys = np.arange(1, BLOCK + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + start
     return np.argsort(mix_array(keys), kind="stable")

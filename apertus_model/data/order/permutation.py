@@ -2,8 +2,7 @@
 item of a source that is repeated any number of times.
 
 Invariants:
-- `KeyedPermutation(n, *key)` is a bijection of `range(n)`, the same on every machine and in every process;
-  `inverse` undoes it.
+- `KeyedPermutation(n, *key)` is a bijection of `range(n)`, the same on every machine and in every process.
 - Nothing that grows with `n` is ever built: a value costs a little over one pass of `ROUNDS` mixings on
   average.
 - Of n items with r repeats, an epoch shows exactly round(n r) (halves up, r the decimal number as it is
@@ -67,12 +66,10 @@ class KeyedPermutation:
         ).digest()
         self._keys: tuple[int, ...] = struct.unpack(f"<{ROUNDS}Q", digest)
 
-    def __len__(self) -> int:
-        return self.n
-
     def __call__(self, index: int) -> int:
         """The image of `index`. Raises IndexError outside of `range(n)`."""
-        self._check(index)
+        if not 0 <= index < self.n:
+            raise IndexError(f"index {index} is outside of a permutation of {self.n} items")
         value = index
         while True:
             column, row = divmod(value, self._rows)
@@ -85,25 +82,8 @@ class KeyedPermutation:
             if value < self.n:
                 return value
 
-    def inverse(self, index: int) -> int:
-        """The argument whose image is `index`. Raises IndexError outside of `range(n)`."""
-        self._check(index)
-        value = index
-        while True:
-            column, row = divmod(value, self._rows)
-            for number in range(ROUNDS - 1, -1, -1):
-                key = self._keys[number]
-                if number % 2:
-                    column = (column - _mix(row ^ key)) % self._columns
-                else:
-                    row = (row - _mix(column ^ key)) % self._rows
-            value = column * self._rows + row
-            if value < self.n:
-                return value
-
     def array(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The images of many indices at once: any shape, int64 -> the same shape, int64. Raises IndexError
-        like a call."""
+        """The images of many indices, of any shape. Raises IndexError like a call."""
         if indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < self.n):
             raise IndexError(
                 f"indices from {indices.min()} to {indices.max()} are outside of a permutation of {self.n}"
@@ -124,10 +104,6 @@ class KeyedPermutation:
             values[pending] = column * rows + row
             pending = pending[values[pending] >= self.n]
         return values.astype(np.int64).reshape(indices.shape)
-
-    def _check(self, index: int) -> None:
-        if not 0 <= index < self.n:
-            raise IndexError(f"index {index} is outside of a permutation of {self.n} items")
 
 
 cached_permutation = functools.lru_cache(maxsize=16)(KeyedPermutation)

@@ -26,11 +26,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.order.mixture import Draw, MixtureOrder
+from apertus_model.data.order.mixture import MixtureOrder
 from apertus_model.data.order.mixture_recipe import MixtureRecipe
 from apertus_model.data.tokens.best_fit import PackedRows
 from apertus_model.data.tokens.goldfish import goldfish_mask
-from apertus_model.data.tokens.stream import IGNORE_INDEX, Sample, Sequences, TokenPaths, TokenStream
+from apertus_model.data.tokens.stream import IGNORE_INDEX, Sample, TokenPaths, TokenStream
 from infra.store.inputs import SourceError
 from specs.settings import Goldfish
 
@@ -60,13 +60,12 @@ class Windows:
 
 
 class MixtureSamples:
-    """The endless sample sequence of a mixture: `samples[i]` for i = 0, 1, ...
+    """The endless sample sequence of a mixture: `samples[i]` for i = 0, 1, ... Picklable, and safe to share
+    between threads: reading has no state. `remote`: whether reading may wait for a network."""
 
-    Built by `open`. Picklable, and safe to share between threads: reading has no state. `remote`: whether
-    reading may wait for a network.
-    """
-
-    def __init__(self, sources: Sequence[Sequences], order: MixtureOrder, *, remote: bool = False) -> None:
+    def __init__(
+        self, sources: Sequence[Windows | PackedRows], order: MixtureOrder, *, remote: bool = False
+    ) -> None:
         self._sources = list(sources)
         self.order = order
         self.remote = remote
@@ -86,14 +85,11 @@ class MixtureSamples:
         """Opens the training split of a mixture.
 
         Args:
-            recipe: the recipe of the mixture.
-            bins: for each source of the recipe, in its order, the token file of its training split, or the
-                list of its shards (`apertus_model.data.tokens.stream.split_shards` gives it).
+            bins: for each source of the recipe, the token file of its training split, or the list of its
+                shards (`split_shards`).
             sequence_length: labels per sample.
-            seed: the seed of the order; the recipe's by default.
-            goldfish: parameters of the Goldfish loss; None masks nothing.
-            packed: with best-fit packing, the tables of each source
-                (`apertus_model.data.tokens.best_fit.packed_tables`).
+            seed: of the order; the recipe's by default.
+            packed: with best-fit packing, the tables of each source (`best_fit.packed_tables`).
             excluded: recipes with the same seed, each with its number of samples already drawn; the windows
                 that they have drawn come last.
 
@@ -109,7 +105,7 @@ class MixtureSamples:
                     f"the recipe has {len(sources)} sources, but {what} of {len(given)} were given"
                 )
         streams = [TokenStream(paths, recipe.vocab_size) for paths in bins]
-        eos_id, sequences = recipe.eos_id, list[Sequences]()
+        eos_id, sequences = recipe.eos_id, list[Windows | PackedRows]()
         for index, stream in enumerate(streams):
             if packed is not None:
                 sequences.append(PackedRows(stream, packed[index], sequence_length, eos_id, goldfish))
@@ -141,15 +137,10 @@ class MixtureSamples:
         """The sample of draw number `draw` of a source, counted from 0."""
         return self._sources[source].sample(self.order.draw(source, draw).window, source)
 
-    def draw(self, i: int) -> Draw:
-        """The origin of sample i."""
-        return self.order[i]
-
     def epochs(self, n: int) -> list[float]:
         """Passes over each source in the first n samples."""
-        return [
-            drawn / windows for drawn, windows in zip(self.order.drawn(n), self.order.windows, strict=True)
-        ]
+        counts = zip(self.order.drawn(n), self.order.windows, strict=True)
+        return [drawn / windows for drawn, windows in counts]
 
 
 def drawn_before(excluded: Sequence[tuple[MixtureRecipe, int]], seed: int) -> dict[str, int]:
@@ -170,11 +161,9 @@ def drawn_before(excluded: Sequence[tuple[MixtureRecipe, int]], seed: int) -> di
 
 class ValidationSamples:
     """Held-out sequences, source after source, in order, without Goldfish. Arguments and errors as in
-    `MixtureSamples.open`.
-
-    Every held-out token but the first of a source is a label exactly once (ends of documents as in training):
-    the last window of a source is filled up with end-of-document tokens whose labels are IGNORE_INDEX.
-    """
+    `MixtureSamples.open`. Every held-out token but the first of a source is a label exactly once (ends of
+    documents as in training): the last window of a source is filled up with end-of-document tokens whose
+    labels are IGNORE_INDEX."""
 
     def __init__(
         self, bins: Sequence[TokenPaths], *, vocab_size: int, eos_id: int, sequence_length: int
@@ -196,9 +185,8 @@ class ValidationSamples:
         start = (index - int(self._starts[source])) * length
         tokens = stream.read(start, min(start + length + 1, len(stream)))
         known = tokens.size - 1
-        sample = _sample(
-            np.pad(tokens, (0, length - known), constant_values=self._eos_id), source, self._eos_id, None
-        )
+        window = np.pad(tokens, (0, length - known), constant_values=self._eos_id)
+        sample = _sample(window, source, self._eos_id, None)
         sample.labels[known:] = IGNORE_INDEX
         return sample
 
@@ -213,20 +201,15 @@ def _sample(tokens: NDArray[np.int64], source: int, eos_id: int, goldfish: Goldf
     ends = np.flatnonzero(inputs == eos_id)
     positions = positions_within_documents(ends, inputs.size)
     if goldfish is not None:
-        masked = goldfish_mask(
-            labels, goldfish.k, goldfish.h, positions if goldfish.within_documents else None
-        )
-        np.copyto(labels, IGNORE_INDEX, where=masked)
+        within = positions if goldfish.within_documents else None
+        labels[goldfish_mask(labels, goldfish.k, goldfish.h, within)] = IGNORE_INDEX
     labels[ends] = IGNORE_INDEX
     return Sample(inputs, labels, positions, source)
 
 
 def positions_within_documents(ends: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """Distance of each token from the start of its document, int64 of shape (length,), from the positions of
-    the end-of-document tokens.
-
-    Example: ends [2, 4, 5] of 7 tokens -> [0 1 2 0 1 0 0].
-    """
+    """Distance of each token from the start of its document, (length,), from the positions of the
+    end-of-document tokens. Example: ends [2, 4, 5] of 7 tokens -> [0 1 2 0 1 0 0]."""
     positions = np.arange(length, dtype=np.int64)
     starts = np.append(ends, length - 1) + 1
     if starts.size <= MANY_DOCUMENTS:
@@ -237,12 +220,8 @@ def positions_within_documents(ends: NDArray[np.int64], length: int) -> NDArray[
 
 
 class EqualSamples:
-    """The sequence of samples: `samples[i]` for i = 0, 1, ...
-
-    Args:
-        samples: of the mixture, whose own shares are not used.
-        batch: number of samples of a batch, a multiple of the number of sources.
-    """
+    """The samples of a mixture, whose own shares are not used, in equal numbers in each `batch` of samples, a
+    multiple of the number of sources."""
 
     def __init__(self, samples: MixtureSamples, batch: int) -> None:
         self._samples = samples
@@ -251,7 +230,6 @@ class EqualSamples:
         self.remote = samples.remote
 
     def __getitem__(self, i: int) -> Sample:
-        """Sample i, i >= 0."""
         batch, place = divmod(i, self._batch)
         source, number = divmod(place, self._each)
         return self._samples.of_source(source, batch * self._each + number)

@@ -47,12 +47,9 @@ class NoPair(Exception):
 
 def quantiles(rewards: Sequence[float], reference: Sequence[float]) -> list[float]:
     """The share of the reference rewards that are no larger than each reward (arXiv 2507.08068, equation 7).
-
-    Example: rewards [3, 1, 2], reference [1, 2] -> [1, 0.5, 1].
-    """
-    places = np.searchsorted(
-        np.sort(np.asarray(reference, np.float64)), np.asarray(rewards, np.float64), side="right"
-    )
+    Example: rewards [3, 1, 2], reference [1, 2] -> [1, 0.5, 1]."""
+    ordered = np.sort(np.asarray(reference, np.float64))
+    places = np.searchsorted(ordered, np.asarray(rewards, np.float64), side="right")
     return (places / len(reference)).tolist()
 
 
@@ -79,10 +76,6 @@ def choose(candidates: Sequence[Candidate], random: Random, *, reference: int, w
         candidates: completions that are short enough.
         random: orders completions of equal quantile.
         reference: number of reference rewards.
-        worst_quantile: see above.
-
-    Raises:
-        NoPair: with the reason.
     """
     if reference < 2:
         raise NoPair("few_reference_rewards")

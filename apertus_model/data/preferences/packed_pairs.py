@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.tokens.packing import PackedRow, fill_row, load_array, pack
+from apertus_model.data.tokens.packing import PackedRow, complete_array, fill_row, load_array, pack
 from infra.store import StoreError
 from specs.errors import StageError
 
@@ -43,11 +42,8 @@ class PackedPairs:
         """`arrays`: tokens, lengths and prompt_lengths, as `pair_arrays` loads them. PreferenceDataError when
         a pair is longer than a row."""
         self.sides = sides
-        self._tokens, self._lengths, self._prompt_lengths = (
-            arrays["tokens"],
-            arrays["lengths"],
-            arrays["prompt_lengths"],
-        )
+        self._tokens, self._lengths = arrays["tokens"], arrays["lengths"]
+        self._prompt_lengths = arrays["prompt_lengths"]
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
         self._sequence_length, self._pad_id = sequence_length, pad_id
         pair_lengths = self._lengths.reshape(-1, sides).sum(axis=1)
@@ -60,6 +56,10 @@ class PackedPairs:
         self.rows = len(self._packed)
         self.sequences = int(self._lengths.size)
         self.width = 2 * max((row.size for row in self._packed), default=0)
+
+    def trained_rows(self) -> NDArray[np.int64]:
+        """The rows with a pair to train on, in stored order."""
+        return np.arange(self.rows)
 
     def pairs_of(self, row: int) -> NDArray[np.int64]:
         """The pairs of a row, in the order of its segments: (pairs of the row,) int64."""
@@ -94,11 +94,8 @@ def padded(values: NDArray[Any], width: int, step: int = 1) -> NDArray[Any]:
 def pair_arrays(
     folder: Any, names: tuple[str, ...], prefix: str = "", per_pair: tuple[str, ...] = (), sides: int = 2
 ) -> dict[str, NDArray[Any]]:
-    """The stored arrays `tokens`, `names` (a value per sequence) and `per_pair` of an artifact.
-
-    Raises:
-        StoreError: their sizes do not fit together.
-    """
+    """The stored arrays `tokens`, `names` (a value per sequence) and `per_pair` of an artifact. StoreError
+    when their sizes do not fit together."""
     arrays = {name: load_array(folder.local(f"{prefix}{name}.npy")) for name in ("tokens", *names, *per_pair)}
     sequences = arrays["lengths"].size
     fits = all(arrays[name].size == sequences for name in names)
@@ -138,12 +135,7 @@ class SequenceWriter:
     def finish(self) -> list[str]:
         """Writes the arrays and returns their names. Nothing can be added afterwards."""
         self._tokens.close()
-        raw = self._path("tokens.bin")
-        with open(self._path("tokens.npy"), "wb") as target, open(raw, "rb") as source:
-            header = {"descr": "<i4", "fortran_order": False, "shape": (sum(self.lengths),)}
-            np.lib.format.write_array_header_1_0(target, header)
-            shutil.copyfileobj(source, target)
-        raw.unlink()
+        complete_array(self._path("tokens.bin"), self._path("tokens.npy"), np.dtype("<i4"))
         for name, values in (("lengths", self.lengths), ("prompt_lengths", self._prompt_lengths)):
             np.save(self._path(f"{name}.npy"), np.array(values, np.int64), allow_pickle=False)
         return [f"{self._prefix}{name}.npy" for name in ("tokens", "lengths", "prompt_lengths")]

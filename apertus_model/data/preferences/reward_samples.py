@@ -43,12 +43,8 @@ class RewardSamples(PackedPairs):
 
     @classmethod
     def open(cls, pairs: Artifact, split: Split, *, sequence_length: int) -> RewardSamples:
-        """Opens a split of an artifact of kind `labelled_pairs`.
-
-        Raises:
-            PreferenceDataError: when a pair is longer than a row.
-            StoreError: when a file is damaged.
-        """
+        """Opens a split of an artifact of kind `labelled_pairs`. PreferenceDataError when a pair is longer
+        than a row, StoreError when a file is damaged."""
         arrays = pair_arrays(pairs, ("lengths", "prompt_lengths"), f"{split}-", ("margins", "sources"))
         pad_id = pairs.manifest.facts["pad_id"]
         return cls(arrays, sequence_length=sequence_length, pad_id=pad_id)
@@ -63,10 +59,6 @@ class RewardSamples(PackedPairs):
         width = self.width // 2
         margins, present = padded(self.margins[ids[::2] // 2], width), np.arange(width) < ids.size // 2
         return RewardSample(filled.input, labels, filled.positions, segments, margins, present)
-
-    def trained_rows(self) -> NDArray[np.int64]:
-        """All rows, in stored order."""
-        return np.arange(self.rows)
 
     def of_source(self, source: int) -> RewardSamples:
         """The pairs of one source alone."""

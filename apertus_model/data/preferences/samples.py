@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apertus_model.data.order.permutation import cached_permutation, times_seen
 from apertus_model.data.preferences.packed_pairs import PackedPairs, padded, pair_arrays
+from apertus_model.data.preferences.reward_samples import RewardSamples
 from apertus_model.data.tokens.packing import load_array
 from apertus_model.data.tokens.stream import IGNORE_INDEX
 from infra.store import Artifact, StoreError
@@ -74,8 +75,6 @@ class PreferenceSamples(PackedPairs):
             pairs: artifact of kind `pairs`, `labelled_pairs` (those to train on, with rewards of 0) or, if
                 `sides` is 1, `rewarded_completions`.
             log_probabilities: those of the same pairs under the reference model; None stands for zeros.
-            sequence_length: L, tokens of a row.
-            pad_id: token that fills rows up.
 
         Raises:
             PreferenceDataError: when a pair is longer than a row.
@@ -102,7 +101,6 @@ class PreferenceSamples(PackedPairs):
         self._kept = kept
 
     def trained_rows(self) -> NDArray[np.int64]:
-        """The rows with a pair to train on, in stored order."""
         return np.array([row for row in range(self.rows) if self._kept[self.pairs_of(row)].any()], np.int64)
 
     def row(self, row: int) -> PreferenceSample:
@@ -121,23 +119,16 @@ class PreferenceSamples(PackedPairs):
         return PreferenceSample(filled.input, labels, filled.positions, segments, rewards, reference, present)
 
 
-class StoredRows(Protocol):
-    """Rows of one set, in stored order."""
-
-    width: int
-
-    def trained_rows(self) -> NDArray[np.int64]: ...
-    def row(self, row: int) -> Any: ...
-
-
 class PreferenceSets:
-    """`samples[i]` for i = 0, 1, ..., from sets of `PreferenceSamples` or `RewardSamples`.
+    """`samples[i]` for i = 0, 1, ..., from sets of pairs. `rows`: number of samples in an epoch."""
 
-    Attributes:
-        rows: number of samples in an epoch.
-    """
-
-    def __init__(self, sets: Sequence[StoredRows], repeats: Sequence[Fraction], *, seed: int) -> None:
+    def __init__(
+        self,
+        sets: Sequence[PreferenceSamples | RewardSamples],
+        repeats: Sequence[Fraction],
+        *,
+        seed: int,
+    ) -> None:
         """Raises StageError when no row is left to train on."""
         self.sets = list(sets)
         self._trained = [pairs.trained_rows() for pairs in self.sets]

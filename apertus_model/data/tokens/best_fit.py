@@ -20,6 +20,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -28,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apertus_model.data.tokens.goldfish import goldfish_mask
-from apertus_model.data.tokens.packing import assign_rows, by_rows, fill_row, load_array
+from apertus_model.data.tokens.packing import assign_rows, by_rows, complete_array, fill_row, load_array
 from apertus_model.data.tokens.stream import IGNORE_INDEX, Sample, TokenStream
 from infra.store import Artifact, StoreError
 from specs.settings import Goldfish
@@ -57,16 +58,9 @@ class Packed(NamedTuple):
 def pack_shard(
     sizes: NDArray[np.int32], length: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-    """Packs the documents of one shard.
-
-    Args:
-        sizes: (documents,), int32: the tokens of each document; empty documents are in no row.
-        length: L >= 2, tokens of a row.
-
-    Returns:
-        The first piece of each row, (rows,), then the first token and the number of tokens of each piece,
-        row by row, (pieces,) each.
-    """
+    """Packs the documents of one shard in rows of `length` >= 2 tokens; empty documents are in no row.
+    `sizes`: (documents,), in tokens. Returns the first piece of each row, (rows,), then the first token and
+    the number of tokens of each piece, row by row, (pieces,) each."""
     sizes64 = sizes.astype(np.int64)
     starts = np.cumsum(sizes64) - sizes64
     # Each further piece adds L - 1 tokens, since it repeats the last token of the one before.
@@ -87,56 +81,39 @@ class RowsWriter:
         self._folder = folder
         self._length = length
         self._parts: dict[str, IO[bytes]] = {name: (folder / f"{name}.part").open("wb") for name in TABLES}
-        self._counts = dict.fromkeys(TABLES, 0)
-        self._documents = self._tokens = self._used = self._cut = self._cropped = self._cut_by_windows = (
-            self._cropped_by_windows
-        ) = 0
+        self._counts = Counter(dict.fromkeys(Packed._fields, 0))
 
     def add(self, sizes: NDArray[np.int32]) -> None:
         """Packs the next shard, given the sizes of its documents: (documents,), int32."""
         rows, begins, lengths = pack_shard(sizes, self._length)
-        self._write("rows", rows + self._counts["begins"])
-        self._write("begins", begins + self._tokens)
+        self._write("rows", rows + self._counts["pieces"])
+        self._write("begins", begins + self._counts["tokens"])
         self._write("lengths", lengths)
         sizes64 = sizes.astype(np.int64)
-        ends = np.cumsum(sizes64) + self._tokens
+        ends = np.cumsum(sizes64) + self._counts["tokens"]
         windows = (ends - sizes64) // self._length != (ends - 1) // self._length  # a window ends inside
-        self._cut += int((sizes64 > self._length).sum())
-        self._cropped += int(sizes64[sizes64 > self._length].sum())
-        self._cut_by_windows += int(windows[sizes64 > 0].sum())
-        self._cropped_by_windows += int(sizes64[windows].sum())
-        self._documents += sizes64.size
-        self._tokens += int(sizes64.sum())
-        self._used += int(lengths.sum(dtype=np.int64))
+        longer = sizes64 > self._length
+        self._counts.update(
+            documents=sizes64.size,
+            tokens=int(sizes64.sum()),
+            rows=rows.size,
+            pieces=begins.size,
+            cut_documents=int(longer.sum()),
+            cropped_tokens=int(sizes64[longer].sum()),
+            padding=rows.size * self._length - int(lengths.sum(dtype=np.int64)),
+            cut_by_windows=int(windows[sizes64 > 0].sum()),
+            cropped_by_windows=int(sizes64[windows].sum()),
+        )
 
     def close(self) -> Packed:
-        rows, pieces = self._counts["rows"], self._counts["begins"]
-        self._write("rows", np.array([pieces]))
+        self._write("rows", np.array([self._counts["pieces"]]))
         for name, part in self._parts.items():
             part.close()
-            _complete(
-                self._folder / f"{name}.part", self._folder / f"{name}.npy", TABLES[name], self._counts[name]
-            )
-        return Packed(
-            self._documents, self._tokens, rows, pieces, self._cut, self._cropped,
-            rows * self._length - self._used,
-            self._cut_by_windows, self._cropped_by_windows,
-        )  # fmt: skip
+            complete_array(self._folder / f"{name}.part", self._folder / f"{name}.npy", TABLES[name])
+        return Packed(**self._counts)
 
     def _write(self, name: str, values: NDArray[np.integer]) -> None:
         self._parts[name].write(values.astype(TABLES[name]).tobytes())
-        self._counts[name] += values.size
-
-
-def _complete(part: Path, target: Path, dtype: np.dtype, count: int) -> None:
-    """Turns raw values into an .npy file without holding them in memory."""
-    with target.open("wb") as file, part.open("rb") as values:
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
-        )
-        while chunk := values.read(2**24):
-            file.write(chunk)
-    part.unlink()
 
 
 def packed_tables(artifact: Artifact) -> dict[str, Path]:
@@ -145,10 +122,8 @@ def packed_tables(artifact: Artifact) -> dict[str, Path]:
 
 
 class PackedRows:
-    """The rows of a source as training sequences (`apertus_model.data.tokens.stream.Sequences`). Picklable.
-
-    Raises StoreError for tables that do not belong to the stream.
-    """
+    """The rows of a source as training sequences. Picklable. StoreError for tables that do not belong to the
+    stream."""
 
     def __init__(
         self,

@@ -85,15 +85,13 @@ def goldfish_mask(labels: Any, k: int, h: int, positions: Any = None) -> Any:
     """True where the loss leaves a label out.
 
     Args:
-        labels: token ids, integers of shape (seq_len,) or (batch, seq_len), as array or tensor on any device;
-            the mask is of the same kind. They must be the true ids: compute the mask before any label is
-            replaced by -100.
+        labels: true token ids (none replaced by -100), (seq_len,) or (batch, seq_len), as array or tensor on
+            any device; the mask is of the same kind.
         k: about one label in k is dropped.
         h: number of labels that decide, the dropped one included. The first h - 1 labels of each row are
             never dropped.
-        positions: position, within its document, of the input before each label, from 0; same shape and kind
-            as `labels`. With them, only windows whose h inputs are in one document count: the first h - 1
-            labels of each document are never dropped.
+        positions: position, within its document, of the input before each label, from 0; shape and kind of
+            `labels`. With them, the first h - 1 labels of each document are never dropped.
 
     Raises:
         ValueError: k or h is below 1, or the labels have another shape.

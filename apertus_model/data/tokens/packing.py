@@ -11,6 +11,7 @@ number of different lengths and rooms, not of items: about a second for a millio
 
 from __future__ import annotations
 
+import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,15 +126,9 @@ class PackedRow(NamedTuple):
 def fill_row(
     sequences: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_]]], length: int, pad_id: int
 ) -> PackedRow:
-    """Lays sequences one after the other; none sees another: positions restart at each sequence, and in the
-    padding at the end of the row.
-
-    Args:
-        sequences: (tokens, trained) of each sequence, both (n,); a label is the next token of the same
-            sequence if that token is trained.
-        length: tokens of the row, at least those of all sequences.
-        pad_id: token that fills the end of the row.
-    """
+    """Lays sequences one after the other in a row of `length` tokens; none sees another: positions restart at
+    each sequence, and in the padding at the end of the row. `sequences`: (tokens, trained) of each, both
+    (n,); a label is the next token of the same sequence if that token is trained."""
     inputs = np.full(length, pad_id, dtype=np.int64)
     labels = np.full(length, IGNORE_INDEX, dtype=np.int64)
     positions = np.empty(length, dtype=np.int64)
@@ -148,6 +143,16 @@ def fill_row(
         begin = end
     positions[begin:] = np.arange(length - begin)
     return PackedRow(inputs, labels, positions, starts)
+
+
+def complete_array(raw: Path, target: Path, dtype: np.dtype) -> None:
+    """Turns a file of raw values into an .npy file without holding them in memory."""
+    with raw.open("rb") as values, target.open("wb") as file:
+        shape = (raw.stat().st_size // dtype.itemsize,)
+        header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        shutil.copyfileobj(values, file)
+    raw.unlink()
 
 
 def load_array(path: Path) -> NDArray[Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,6 @@ class TokenShard:
     """The tokens of one `.bin`, all documents back to back. Picklable when its files are.
 
     Args:
-        data, index: the two files.
         dtype: type of a token; None reads it from the header of the index.
         vocab_size: when given, ids that are read are checked against it.
 
@@ -145,15 +144,6 @@ class TokenStream:
         return max(0, (len(self) - 1) // sequence_length)
 
 
-class Sequences(Protocol):
-    """The training sequences of one source."""
-
-    def __len__(self) -> int: ...
-
-    def sample(self, index: int, source: int) -> Sample:
-        """Sequence `index` as a sample of source number `source`."""
-
-
 def _files(path: TokenPath) -> tuple[LocalFile, LocalFile]:
     """The `.bin` and the `.idx` of a token file."""
     if isinstance(path, tuple):
@@ -170,11 +160,8 @@ def split_files(corpus: Artifact, split: Split) -> list[tuple[Path, Path]]:
 
 def split_shards(corpus: Artifact, split: Split, cache: BlockCache | None = None) -> list[TokenShard]:
     """The shards of a split, as `MixtureSamples.open` takes them for one source. Nothing is read or copied
-    before a shard is used, however large the split is.
-
-    Args:
-        cache: the cache for blocks of a large split in a remote store; None copies the split whole.
-    """
+    before a shard is used. `cache`: for blocks of a large split in a remote store; None copies the split
+    whole."""
     facts, files = corpus.manifest.facts, corpus.manifest.files
     pairs = [(f"{shard}.bin", f"{shard}.idx") for shard in facts[split]]
     small = sum(files[name].size for pair in pairs for name in pair) <= WHOLE_SPLIT_BYTES

@@ -54,7 +54,7 @@ def test_labels_are_the_next_tokens_but_nothing_is_predicted_from_an_end_of_docu
     samples = MixtureSamples.open(_recipe(1), bins[:1], sequence_length=16)
     for i in range(20):
         sample = samples[i]
-        start = samples.draw(i).window * 16
+        start = samples.order[i].window * 16
         expected = [IGNORE_INDEX if text[t] == EOS else text[t + 1] for t in range(start, start + 16)]
         assert sample.labels.tolist() == expected
         assert [array.dtype for array in sample[:3]] == [np.int64] * 3
@@ -79,7 +79,7 @@ def test_goldfish_sees_the_true_ids_across_documents(bins: list[Path]) -> None:
     stream = TokenStream(bins[0])
     dropped = 0
     for i in range(8):
-        start = plain.draw(i).window * 64
+        start = plain.order[i].window * 64
         mask = goldfish_mask(stream.read(start + 1, start + 65), 3, 5)
         assert masked[i].labels.tolist() == np.where(mask, IGNORE_INDEX, plain[i].labels).tolist()
         dropped += int(mask.sum())
@@ -94,7 +94,7 @@ def test_goldfish_within_documents_gives_each_document_the_mask_that_it_has_alon
     stream = TokenStream(bins[0])
     dropped = 0
     for i in range(8):
-        start = plain.draw(i).window * 64
+        start = plain.order[i].window * 64
         labels, expected = stream.read(start + 1, start + 65), plain[i].labels.copy()
         borders = [*np.flatnonzero(plain[i].positions == 0), 64]
         assert len(borders) > 2
@@ -124,7 +124,7 @@ def test_sources_are_mixed_by_their_weights(bins: list[Path]) -> None:
     assert [sum(samples[i].source == source for i in range(512)) for source in (0, 1)] == [384, 128]
     windows = [TokenStream(path).windows(16) for path in bins]
     assert samples.epochs(512) == pytest.approx([384 / windows[0], 128 / windows[1]])
-    draws = [samples.draw(i) for i in range(128)]
+    draws = [samples.order[i] for i in range(128)]
     expected = [(0, k) for k in range(96)] + [(1, k) for k in range(32)]
     assert sorted((draw.source, draw.draw) for draw in draws) == expected
 
