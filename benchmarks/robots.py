@@ -91,13 +91,13 @@ def addresses(hosts: int, count: int, per_host: int) -> Iterator[str]:
 
 def ours(folder: Path, hosts: int, *asked: int) -> dict[str, float]:
     from apertus_model.data.documents.addresses import parse
-    from apertus_model.data.robots.snapshots import SnapshotRobots
+    from apertus_model.data.robots.snapshots import load_snapshots
     from specs.robots import RobotsFilter
 
     source = {"url": str(folder / "robots.jsonl"), "format": "jsonl", "status_column": "status"}
     spec = RobotsFilter.model_validate({"filter": "robots", "agents": AGENTS, "snapshots": [source]})
     begun = time.process_time()
-    robots = SnapshotRobots.load(spec, folder)
+    robots = load_snapshots(spec.model_dump_json(), folder)
     build = time.process_time() - begun
     begun = time.process_time()
     excluded = 0

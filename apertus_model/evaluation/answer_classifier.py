@@ -55,10 +55,7 @@ class AnswerClassifier(SequenceClassifier):
             return
         new = sorted(tokens, key=lambda text: (len(tokens[text]), text))
         logits = self.logits([tokens[text] for text in new])
-        if self._independent:
-            probabilities = torch.sigmoid(logits)
-        else:
-            probabilities = torch.softmax(logits, dim=-1)
+        probabilities = torch.sigmoid(logits) if self._independent else torch.softmax(logits, dim=-1)
         self._known |= dict(zip(new, probabilities[:, self._index].tolist(), strict=True))
 
     def probability(self, text: str) -> float:

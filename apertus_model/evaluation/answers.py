@@ -67,13 +67,9 @@ class Answers:
         """The first `count` answers, for people: `{"prompts": [{"id", "prompt", "completions": [{"model",
         "text", "reward"}]}]}`."""
         models = [(name, self)] + ([(other_name, other)] if other is not None else [])
-        rows = []
+        prompts = []
         for index, prompt in enumerate(self.prompts[:count]):
-            documented = [
-                {"model": "documented", "text": answer["text"], "reward": None}
-                for answer in prompt["completions"][:1]
-            ]
-            answers = [
+            completions = [
                 {
                     "model": model,
                     "text": answers.completions[index]["completions"][0]["text"],
@@ -81,14 +77,11 @@ class Answers:
                 }
                 for model, answers in models
             ]
-            rows.append(
-                {
-                    "id": prompt["id"],
-                    "prompt": prompt["messages"][-1]["content"],
-                    "completions": [*answers, *documented],
-                }
-            )
-        return {"prompts": rows}
+            for answer in prompt["completions"][:1]:
+                completions.append({"model": "documented", "text": answer["text"], "reward": None})
+            question = prompt["messages"][-1]["content"]
+            prompts.append({"id": prompt["id"], "prompt": question, "completions": completions})
+        return {"prompts": prompts}
 
     def sequences(self) -> Iterable[tuple[list[int], int]]:
         """Yields (tokens, number of prompt tokens) of every answer."""
@@ -137,16 +130,9 @@ def divergence(
 def answer_rows(sequences: list[tuple[list[int], int]], sequence_length: int, pad_id: int) -> list[Sample]:
     """Packed rows whose labels are the tokens of the answers: `sequences` are (tokens, number of prompt
     tokens)."""
-    lengths = np.array([len(tokens) for tokens, _ in sequences], dtype=np.int64)
-    return [
-        _row([sequences[index] for index in row.tolist()], sequence_length, pad_id)
-        for row in pack(lengths, sequence_length)
-    ]
-
-
-def _row(sequences: list[tuple[list[int], int]], length: int, pad_id: int) -> Sample:
     pieces = [
         (np.array(tokens, dtype=np.int64), np.arange(len(tokens)) >= prompt) for tokens, prompt in sequences
     ]
-    row = fill_row(pieces, length, pad_id)
-    return Sample(row.input, row.labels, row.positions, 0)
+    packed = pack(np.array([tokens.size for tokens, _ in pieces], dtype=np.int64), sequence_length)
+    rows = (fill_row([pieces[index] for index in row], sequence_length, pad_id) for row in packed)
+    return [Sample(row.input, row.labels, row.positions, 0) for row in rows]

@@ -50,15 +50,9 @@ class ExposureTexts:
         eos_id: int,
         row_multiple: int,
     ) -> None:
-        """
-        Args:
-            canaries: the generator of the documents.
-            documents: as they are stored, with their secrets.
-            spec: number of alternatives, and the seed of their draw.
-            encode: from text to the tokens of a document without its end.
-            eos_id: the end of a document.
-            row_multiple: the number of tokens in a row is a multiple of this, for ranks that share rows.
-        """
+        """`canaries`: the generator of the stored `documents`. `encode`: from text to the tokens of a
+        document without its end. `row_multiple`: the number of tokens in a row is a multiple of this, for
+        ranks that share rows."""
         self._eos_id = eos_id
         self._buckets = np.array([document.bucket for document in documents])
         self._texts: list[list[list[int]]] = []  # of each canary, its own first

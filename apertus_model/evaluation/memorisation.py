@@ -35,14 +35,9 @@ Tokens = NDArray[np.int64]
 def memorisation(
     probes: Sequence[StoredProbe], continuations: Mapping[str, Iterable[Row]], spec: Memorisation
 ) -> dict[str, float]:
-    """Metrics of the continuations of probes, by repetitions in training.
-
-    Args:
-        probes: those that are too short, or whose true continuation repeats itself (`min_type_token_ratio`),
-            are left out.
-        continuations: rows of a `continuations` artifact, by decoding.
-        spec: prefixes and offsets.
-    """
+    """Metrics of the continuations of probes, by repetitions in training. Probes that are too short, or whose
+    true continuation repeats itself (`min_type_token_ratio`), are left out. `continuations`: rows of a
+    `continuations` artifact, by decoding."""
     buckets = np.array([probe.bucket for probe in probes])
     answers = {
         (decoding, row["prefix"], row["offset"], row["probe"]): row["tokens"]

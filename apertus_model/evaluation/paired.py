@@ -1,4 +1,4 @@
-"""PairedComparison of two models by their scores on the same prompts.
+"""Comparison of two models by their scores on the same prompts.
 
 Invariant: the same scores give the same interval, on every machine.
 """
@@ -30,10 +30,7 @@ class PairedComparison:
 
 
 def compare(
-    first: Sequence[float] | NDArray[np.float64],
-    second: Sequence[float] | NDArray[np.float64],
-    *,
-    seed: int = 0,
+    first: Sequence[float] | NDArray[np.float64], second: Sequence[float] | NDArray[np.float64]
 ) -> PairedComparison:
     """Compares two models by per-prompt scores, prompt by prompt.
 
@@ -42,9 +39,7 @@ def compare(
     between the 2.5% and 97.5% quantiles of the mean differences.
 
     Args:
-        first: (prompts,) scores of the one model; several completions of a prompt are averaged before.
-        second: (prompts,) scores of the other one, in the same order.
-        seed: of the draws.
+        first, second: (prompts,) scores in the same order; several completions of a prompt are averaged.
 
     Raises:
         ValueError: the numbers of scores differ, there are no scores, or one is not finite.
@@ -55,7 +50,7 @@ def compare(
     differences = ours - theirs
     if not np.isfinite(differences).all():
         raise ValueError("a score is not a finite number")
-    low, high = interval(differences, seed=seed)
+    low, high = interval(differences)
     wins = float(np.mean((differences > 0) + 0.5 * (differences == 0)))
     return PairedComparison(float(differences.mean()), low, high, wins, int(differences.size))
 
@@ -79,10 +74,8 @@ def bootstrap_means(
     """Means of `values` drawn with replacement: (n,) -> (resamples,)."""
     random = np.random.default_rng(seed)
     at_once = max(1, CHUNK // values.size)
-    chunks = [
-        values[
-            random.integers(values.size, size=(min(at_once, resamples - begin), values.size), dtype=np.int32)
-        ].mean(axis=1)
-        for begin in range(0, resamples, at_once)
-    ]
-    return np.concatenate(chunks)
+    means = []
+    for begin in range(0, resamples, at_once):
+        size = min(at_once, resamples - begin), values.size
+        means.append(values[random.integers(values.size, size=size, dtype=np.int32)].mean(axis=1))
+    return np.concatenate(means)

@@ -32,12 +32,8 @@ def held_out(corpus: Artifact, *, sequence_length: int, samples: int) -> list[Sa
             f"'{corpus.identity.name}' holds out no document, so there is nothing to evaluate on."
             " Fix: set its holdout, or leave it out of sources"
         )
-    sequences = ValidationSamples(
-        [shards],
-        vocab_size=facts["vocab_size"],
-        eos_id=facts["eos_id"],
-        sequence_length=sequence_length,
-    )
+    ids = {name: facts[name] for name in ("vocab_size", "eos_id")}
+    sequences = ValidationSamples([shards], sequence_length=sequence_length, **ids)
     return [sequences[i] for i in range(min(samples, len(sequences)))]
 
 
@@ -75,21 +71,15 @@ def loss_by_position(
             (nats + more, tokens + count)
             for (nats, tokens), (more, count) in zip(totals, of_corpus, strict=True)
         ]
-    return {
-        f"loss/position/{edge}": nats / tokens
-        for edge, (nats, tokens) in zip(edges, totals, strict=False)
-        if tokens
-    }
+    means = {edge: nats / tokens for edge, (nats, tokens) in zip(edges, totals, strict=False) if tokens}
+    return {f"loss/position/{edge}": mean for edge, mean in means.items()}
 
 
 def forgetting(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
     """Rise of the loss of every source that both evaluations measured, and over all sources if both measured
     the same ones."""
-    names = [name for name in now if name.split("/")[0] == "perplexity" and name in before]
-    if {name for name in now if name.startswith("perplexity/")} != {
-        name for name in before if name.startswith("perplexity/")
-    }:
-        names = [name for name in names if name != "perplexity"]
+    own, other = ({name for name in of if name.startswith("perplexity/")} for of in (now, before))
+    names = [name for name in now if name in own & other or (name == "perplexity" and own == other)]
     return {
         name.replace("perplexity", "forgetting", 1): math.log(now[name]) - math.log(before[name])
         for name in names

@@ -45,11 +45,9 @@ STEP = 1e-3
 
 
 class WeightCopy(NamedTuple):
-    """A parameter, its name, and a copy of this rank's part of it."""
-
     name: str
     parameter: torch.Tensor
-    original: torch.Tensor
+    original: torch.Tensor  # copy of this rank's part
 
 
 def sharpness(
@@ -61,16 +59,9 @@ def sharpness(
     progress: Progress,
     step: float = STEP,
 ) -> dict[str, float]:
-    """Estimates the trace. Collective; 2 x `probes` forward and backward passes over all samples.
-
-    Args:
-        evaluator: the model; needs memory for its weights twice and their gradients.
-        samples: the same on every rank.
-        probes: random vectors.
-        seed: of the vectors.
-        progress: updated after each probe.
-        step: distance of the difference, relative to the root mean square of the weights.
-    """
+    """Estimates the trace with `probes` random vectors. Collective; 2 x `probes` forward and backward passes
+    over all samples, which are the same on every rank; needs memory for the weights twice and their
+    gradients. `step`: distance of the difference, relative to the root mean square of the weights."""
     weights = [
         WeightCopy(canonical_fqn(name), p, local_part(p).detach().clone())
         for name, p in evaluator.model.named_parameters()
@@ -82,7 +73,8 @@ def sharpness(
     loss = evaluator.loss(samples).nats
     products = []
     for probe in range(probes):
-        products.append(_curvature(evaluator, samples, weights, _seed(seed, probe), distance))
+        vector = zlib.crc32(f"{seed}/{probe}".encode())
+        products.append(_curvature(evaluator, samples, weights, vector, distance))
         progress.update(probe + 1, probes, "probes")
     trace = float(np.mean(products))
     low, high = interval(np.array(products) / parameters)
@@ -140,14 +132,9 @@ def signs(parameter: torch.Tensor, name: str, seed: int) -> torch.Tensor:
     index = torch.zeros(sizes, dtype=torch.int32, device=local.device)
     stride = 1
     for dimension in reversed(range(len(sizes))):
-        places = torch.arange(
-            offsets[dimension], offsets[dimension] + sizes[dimension], dtype=torch.int32, device=local.device
-        )
+        begin, end = offsets[dimension], offsets[dimension] + sizes[dimension]
+        places = torch.arange(begin, end, dtype=torch.int32, device=local.device)
         index += (places * stride).view([-1] + [1] * (len(sizes) - dimension - 1))
         stride = signed(stride * parameter.shape[dimension])
     bits = hashed(index, signed(zlib.crc32(f"{seed}/{name}".encode())))
     return (bits & 1).to(local.dtype).mul_(2).sub_(1)
-
-
-def _seed(seed: int, probe: int) -> int:
-    return zlib.crc32(f"{seed}/{probe}".encode())

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,34 +56,22 @@ class Counts:
     def add(self, language: str, ids: Sequence[str], texts: Sequence[str]) -> None:
         """Counts the lines of one language. SourceError for a line of which the tokenizer makes no token."""
         for begin in range(0, len(texts), LINES_AT_ONCE):
-            batch = texts[begin : begin + LINES_AT_ONCE]
+            names, batch = (values[begin : begin + LINES_AT_ONCE] for values in (ids, texts))
             encoded = self.tokenizer.encode_batch(list(batch), add_special_tokens=False)
-            decoded = self.tokenizer.decode_batch(
-                [encoding_of_line.ids for encoding_of_line in encoded], skip_special_tokens=False
-            )
-            together = np.asarray(
-                [id_ for encoding_of_line in encoded for id_ in encoding_of_line.ids], np.int64
-            )
+            tokens = [encoding.ids for encoding in encoded]
+            decoded = self.tokenizer.decode_batch(tokens, skip_special_tokens=False)
+            together = np.asarray(list(chain.from_iterable(tokens)), np.int64)
             self._occurrences += np.bincount(together, minlength=len(self._occurrences))
-            for id_, text, encoding, restored in zip(
-                ids[begin : begin + LINES_AT_ONCE], batch, encoded, decoded, strict=True
-            ):
-                tokens = np.asarray(encoding.ids, np.int64)
-                if not tokens.size:
+            for name, text, encoding, restored in zip(names, batch, encoded, decoded, strict=True):
+                if not encoding.ids:
                     raise SourceError(
-                        f"the tokenizer makes no token of line '{id_}' in '{language}': it drops what it does"
-                        " not know. Fix: leave this tokenizer out, or the language"
+                        f"the tokenizer makes no token of line '{name}' in '{language}': it drops what it"
+                        " does not know. Fix: leave this tokenizer out, or the language"
                     )
-                row = (
-                    language,
-                    id_,
-                    len(tokens),
-                    whole_words(text, encoding),
-                    int(np.count_nonzero(tokens == self._unknown)),
-                    restored == text,
-                )
-                for name, value in zip(SCHEMA.names, row, strict=True):
-                    self.columns[name].append(value)
+                whole, unknown = whole_words(text, encoding), encoding.ids.count(self._unknown)
+                row = (language, name, len(encoding.ids), whole, unknown, restored == text)
+                for column, value in zip(self.columns.values(), row, strict=True):
+                    column.append(value)
 
     def of_vocabulary(self) -> dict[str, float]:
         """Measures over all text: `OF_VOCABULARY` of `specs.stages.evaluate_tokenizers`."""

@@ -85,9 +85,10 @@ class Measured:
     over_languages: dict[str, Draws]  # (1 + RESAMPLES,)
 
 
-def measure(text: Text, tokens: Counts, whole_words: Counts) -> Measured:
+def measure(text: Text, counted: Counted) -> Measured:
     """The measures of a tokenizer, which do not depend on other tokenizers."""
-    columns = [counts[language] for counts in (tokens, whole_words) for language in text.languages]
+    names = ("tokens", "whole_words")
+    columns = [counted.columns[language][name] for name in names for language in text.languages]
     sums = resampled(np.stack(columns, axis=1), text.seed)
     of_tokens, of_whole = np.split(sums, 2, axis=1)
     of_bytes, of_words = text.sums
@@ -121,18 +122,14 @@ class Counted:
     columns: Mapping[str, Mapping[str, NDArray[np.int64]]]  # of each language (`token_counts.read_counts`)
     vocabulary: dict[str, int | float]  # its size, and measures of it
 
-    def of(self, name: str) -> Counts:
-        """One column of all languages."""
-        return {language: columns[name] for language, columns in self.columns.items()}
-
 
 def compare(text: Text, tokenizers: Mapping[str, Counted], against: str) -> Comparison:
     """Compares all tokenizers, in the order of their names."""
-    baseline = _measure(text, tokenizers[against])
+    baseline = measure(text, tokenizers[against])
     results = {}
     for name in sorted(tokenizers):
         other = None if name == against else baseline
-        own = baseline if other is None else _measure(text, tokenizers[name])
+        own = baseline if other is None else measure(text, tokenizers[name])
         results[name] = _result(text, tokenizers[name], own, other)
     return Comparison(
         lines=text.lines,
@@ -142,10 +139,6 @@ def compare(text: Text, tokenizers: Mapping[str, Counted], against: str) -> Comp
         against=against,
         tokenizers=results,
     )
-
-
-def _measure(text: Text, counted: Counted) -> Measured:
-    return measure(text, counted.of("tokens"), counted.of("whole_words"))
 
 
 def _result(text: Text, counted: Counted, own: Measured, other: Measured | None) -> TokenizerResult:

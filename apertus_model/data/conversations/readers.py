@@ -70,10 +70,7 @@ Row = dict[str, Any]
 
 def read_conversations(source: SourceSpec, fs: AbstractFileSystem, root: str, path: str) -> Parsed:
     """The conversations and rejections of one file; `path` is relative to `root`, "" when the source is a
-    single file.
-
-    Raises SourceError when the file cannot be read, its format is unknown, or its columns are.
-    """
+    single file. SourceError when the file cannot be read, its format is unknown, or its columns are."""
     full = f"{root}/{path}" if path else root
     try:
         if source.reader is not None:
@@ -122,10 +119,8 @@ def _rows(raw: BinaryIO, full: str, most: int) -> Iterator[Row | Rejection]:
 
 def conversation_of(row: Row) -> Conversation:
     """The conversation of a row. By default `id` is a digest of the content, and `group` a digest of the
-    messages before the first answer.
-
-    ConversationError when the row is malformed, UnicodeEncodeError when its text cannot be stored.
-    """
+    messages before the first answer. ConversationError when the row is malformed, UnicodeEncodeError when its
+    text cannot be stored."""
     columns = _form(row)
     completions: list[str] = []
     match columns:

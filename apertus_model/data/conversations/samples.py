@@ -81,19 +81,16 @@ class ConversationSamples:
     Args:
         shards: the training split of each source.
         repeats: how often each source is seen per epoch.
-        sequence_length: tokens per row.
         seed: decides the order of the rows, and which part of a source is seen once more.
         loss: decides the weights of the labels.
         packing: whether a row has several conversations (`best-fit`) or one (`none`).
         longer: whether conversations that do not fit into a row are dropped or cut at its end.
-        pad_id: token that fills the end of a row.
 
     Attributes:
         dropped: the number of conversations that are too long for a sequence, or have nothing to train
             within it; each is counted once.
 
     Raises:
-        ValueError: when `shards` and `repeats` differ in length, or are empty.
         SourceError: when no conversation fits into a sequence, or the repeats round to none.
     """
 
@@ -141,9 +138,8 @@ class ConversationSamples:
 
     def __getitem__(self, i: int) -> PackedSample:
         """Sample i, i >= 0. Raises IndexError for a negative index."""
-        return _sample(
-            [(self._shards[source], index) for source, index in self.conversations(i)], self._layout
-        )
+        chosen = [(self._shards[source], index) for source, index in self.conversations(i)]
+        return _sample(chosen, self._layout)
 
     def conversations(self, i: int) -> list[tuple[int, int]]:
         """(source, number in its split) of each conversation of sample i, in order. Raises IndexError like
@@ -187,12 +183,8 @@ class ConversationSamples:
 
     def _rows_of(self, epoch: int) -> _Epoch:
         chosen = [self._items(source, epoch) for source in range(len(self._shards))]
-        items = np.concatenate(
-            [
-                np.stack([np.full(indices.size, source), indices], axis=1)
-                for source, indices in enumerate(chosen)
-            ]
-        )
+        sources = np.repeat(np.arange(len(chosen)), [indices.size for indices in chosen])
+        items = np.stack([sources, np.concatenate(chosen)], axis=1)
         if self._packing == "none" or not len(items):
             return _Epoch(items, np.arange(len(items) + 1))
         length = self._layout.sequence_length
@@ -207,17 +199,10 @@ class ConversationSamples:
 
 
 def heldout(
-    shards: Sequence[ConversationShards],
-    *,
-    sequence_length: int,
-    longer: Longer,
-    pad_id: int,
+    shards: Sequence[ConversationShards], *, sequence_length: int, longer: Longer, pad_id: int
 ) -> list[PackedSample]:
     """The rows of the given (held-out) splits: each conversation once, in stored order, source after source,
-    with labels for answers only.
-
-    The arguments are those of `ConversationSamples`.
-    """
+    with labels for answers only. The arguments are those of `ConversationSamples`."""
     layout = _Layout(sequence_length, SftLoss(), pad_id)
     samples: list[PackedSample] = []
     row: list[tuple[ConversationShards, int]] = []
@@ -250,9 +235,8 @@ def _sample(conversations: Sequence[tuple[ConversationShards, int]], layout: _La
         (mask == TRAINED) | ((mask != UNTRAINED) & (loss.prompt_weight > 0)) | (loss.inverse_rl is not None)
         for _, mask in pieces
     ]
-    row = fill_row(
-        [(tokens, kept) for (tokens, _), kept in zip(pieces, trained, strict=True)], length, layout.pad_id
-    )
+    sequences = [(tokens, kept) for (tokens, _), kept in zip(pieces, trained, strict=True)]
+    row = fill_row(sequences, length, layout.pad_id)
     if loss.objective == "cross-entropy":
         return PackedSample(row.input, row.labels, row.positions, None)
     of_conversations = [label_weights(mask, loss) for _, mask in pieces]
@@ -273,11 +257,8 @@ class LabelWeights(NamedTuple):
 
 
 def label_weights(mask: NDArray[np.uint8], loss: SftLoss) -> LabelWeights:
-    """The weights and counts of the labels, which are all tokens except the first.
-
-    Args:
-        mask: (tokens,): kinds of the tokens, as in `ConversationShards.mask`.
-    """
+    """The weights and counts of the labels, which are all tokens except the first. `mask`: (tokens,), kinds
+    of the tokens, as in `ConversationShards.mask`."""
     answers, prompts = ((mask[1:] == kind).astype(np.float64) for kind in (TRAINED, PROMPT))
     if loss.average == "tokens":
         columns = [answers, loss.prompt_weight * prompts]

@@ -89,9 +89,8 @@ def _kept_file(step: FilterSpec, part: Artifact) -> tuple[Path, str]:
 
 class Resolution(NamedTuple):
     gone: NDArray[np.int16]  # (records,): the step over the whole source that drops each, else -1
-    group: NDArray[
-        np.int64
-    ]  # (records,): size of the group of similar records where `gone`; 0 if a part under `not_in` has one
+    # (records,): size of the group of similar records where `gone`; 0 if a part under `not_in` has one
+    group: NDArray[np.int64]
     alive: NDArray[np.bool_]  # (records,): whether each passes all steps
     dropped: dict[str, int]  # number of records, by label of the step
 
@@ -138,12 +137,8 @@ def resolve(
 def chosen(
     process: ConversationSource, places: NDArray[np.uint64], contents: NDArray[np.uint64]
 ) -> NDArray[np.bool_]:
-    """(n,): whether `share` or `count` chooses each of n conversations, which differ in content.
-
-    Args:
-        places: (n,): hash of seed and content.
-        contents: (n,): hash of the content, which decides between equal places.
-    """
+    """(n,): whether `share` or `count` chooses each of n conversations, which differ in content. `places`:
+    hashes of seed and content; `contents`: of the content, which decides between equal places."""
     if process.share is not None:
         below: NDArray[np.bool_] = places < int(Fraction(repr(process.share)) * 2**64)
         return below

@@ -194,9 +194,8 @@ class AllConversations:
         with rejects_writer(scratch) as writer:
             for row in self._removed():
                 writer.add(row)
-        tables = [
-            read_rejects(path) for path in (*(task["rejects.parquet"] for task in self._files), scratch)
-        ]
+        files = [*(task["rejects.parquet"] for task in self._files), scratch]
+        tables = list(map(read_rejects, files))
         scratch.unlink()
         table = pa.concat_tables(tables).sort_by([(name, "ascending") for name in ORDER])
         names: list[str] = []

@@ -62,20 +62,14 @@ class Conversation:
 
 
 class ConversationShards:
-    """The conversations of one split. Pickled by its paths.
-
-    Attributes:
-        lengths: (conversations,), int64: tokens of each.
-
-    Raises:
-        ConversationFileError: when the files of a shard do not fit together.
-    """
+    """The conversations of one split. Pickled by its paths. `lengths`: (conversations,), int64: tokens of
+    each. ConversationFileError when the files of a shard do not fit together."""
 
     def __init__(self, artifact: Artifact, split: Split) -> None:
         facts = artifact.manifest.facts
-        names = [[f"{shard}{suffix}" for suffix in SHARD_SUFFIXES] for shard in facts[split]]
         self._shards = [
-            _Shard([artifact.local(name) for name in shard], facts["vocab_size"]) for shard in names
+            _Shard([artifact.local(f"{shard}{suffix}") for suffix in SHARD_SUFFIXES], facts["vocab_size"])
+            for shard in facts[split]
         ]
         sizes = [np.asarray(shard.tokens.sizes, dtype=np.int64) for shard in self._shards]
         self.lengths: NDArray[np.int64] = np.concatenate(sizes) if sizes else np.empty(0, dtype=np.int64)

@@ -192,10 +192,8 @@ class _TaskWriter:
         self._masks.close()
         self._lines.close()
         self._tokens.close()
-        np.save(
-            self.files["index.npy"],
-            np.array(self._records, dtype=record_type(len(self._replacer.kinds))),
-        )
+        kinds = len(self._replacer.kinds)
+        np.save(self.files["index.npy"], np.array(self._records, record_type(kinds)))
         for step, values in self._compared.items():
             shape = len(values), buckets_of(self._filters[step])
             by_bucket = np.array(values, np.uint64).reshape(shape).T

@@ -24,9 +24,7 @@ from specs.filters import DecontaminateFilter
 
 
 class Overlap(NamedTuple):
-    """The share of a question's words that a document covers."""
-
-    share: float
+    share: float  # of the question's words that a document covers
     question: str
 
 
@@ -45,11 +43,6 @@ class Contamination:
             for gram in set(_ngrams(split, size)):
                 grams.setdefault(gram, []).append(len(self._questions))
             self._questions.append((question, split))
-
-    @staticmethod
-    def load(spec: DecontaminateFilter) -> Contamination:
-        """Reads the questions once per process. SourceError when there are none, or a file cannot be read."""
-        return _load(spec.model_dump_json())
 
     def worst(self, text: str) -> Overlap | None:
         """The question that a document covers most, among those that share an n-gram with it; None when
@@ -84,7 +77,9 @@ def _ngrams(split: list[str], size: int) -> Iterator[tuple[str, ...]]:
 
 
 @lru_cache(maxsize=4)
-def _load(spec: str) -> Contamination:
+def load_questions(spec: str) -> Contamination:
+    """Reads the questions of a filter, which is given as JSON, once per process. SourceError when there are
+    none, or a file cannot be read."""
     parsed = DecontaminateFilter.model_validate_json(spec)
     questions = [question for source in parsed.against for question in texts_of(source)]
     if not questions:

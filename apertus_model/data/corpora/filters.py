@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from datatrove.data import Document
 from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
 
-from apertus_model.data.corpora.decontamination import Contamination
+from apertus_model.data.corpora.decontamination import Contamination, load_questions
 from apertus_model.data.corpora.language import LanguageIdentifier
 from apertus_model.data.documents.addresses import parse
 from apertus_model.data.robots import Robots
@@ -60,11 +60,7 @@ Cutoff = TypeVar("Cutoff", float, float | None)
 def make_check(spec: FilterSpec, scratch: Path) -> Check:
     """The step of a filter's spec: a function of a document that returns the reason for dropping it, or None,
     and raises SourceError for a document that lacks a column. `scratch` holds local copies of remote
-    models, and snapshots of robots.txt.
-
-    Raises:
-        SourceError: when a file that the spec names cannot be read.
-    """
+    models, and snapshots of robots.txt. SourceError when a file that the spec names cannot be read."""
     check = _check(spec, scratch)
     if not (only := getattr(spec, "only", {})):
         return check
@@ -85,7 +81,7 @@ def _check(spec: FilterSpec, scratch: Path) -> Check:
         case LanguageFilter():
             return partial(_language, spec, LanguageIdentifier.load(spec, scratch))
         case DecontaminateFilter():
-            return partial(_contamination, spec, Contamination.load(spec))
+            return partial(_contamination, spec, load_questions(spec.model_dump_json()))
     return partial(_OF_DOCUMENTS[type(spec)], spec)
 
 
@@ -225,18 +221,16 @@ def _cutoff(spec: CutoffFilter, document: Document, general: Cutoff) -> float | 
 def _column(document: Document, column: str, missing: Missing) -> Any:
     """The value in a column, or None if there is none. SourceError if `missing` makes that an error."""
     value = document.metadata.get(column)
-    if value is None or value == "":
-        if missing == "error":
-            there = (
-                ", ".join(sorted(name for name, other in document.metadata.items() if other is not None))
-                or "none"
-            )
-            raise SourceError(
-                f"document {document.id} has nothing in column '{column}', which a filter needs; it has"
-                f" {there}. Fix: correct the name of the column, or set missing: keep or drop"
-            )
-        return None
-    return value
+    if value not in (None, ""):
+        return value
+    if missing == "error":
+        filled = sorted(name for name, other in document.metadata.items() if other is not None)
+        raise SourceError(
+            f"document {document.id} has nothing in column '{column}', which a filter needs; it has"
+            f" {', '.join(filled) or 'none'}. Fix: correct the name of the column, or set missing: keep or"
+            " drop"
+        )
+    return None
 
 
 def _number(document: Document, column: str, missing: Missing) -> float | None:

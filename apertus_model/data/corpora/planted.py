@@ -69,12 +69,8 @@ _STORED = TypeAdapter(PlantedSets)
 
 
 def planted_documents(part: CorpusPart) -> PlantedSets:
-    """The planted documents of a part by name, without their tokens.
-
-    Raises:
-        SourceError: two documents are equal, one is empty or cannot be read, or there are fewer documents
-            than buckets.
-    """
+    """The planted documents of a part by name, without their tokens. SourceError when two documents are
+    equal, one is empty or cannot be read, or there are fewer documents than buckets."""
     sets: PlantedSets = {}
     seen: dict[str, str] = {}
     for name, planted in sorted(part.process.planted.items()):
@@ -161,16 +157,8 @@ def secrets(canaries: Canaries) -> list[str]:
 
 
 def alternatives(canaries: Canaries, number: int, drawn: str, count: int, seed: int) -> list[str]:
-    """Texts that the canary with this number could have been: `count` drawn without repetition, or all of
-    them if there are fewer.
-
-    Args:
-        canaries: the generator.
-        number: the canary's number, from 1.
-        drawn: the canary's secret, which is not among the alternatives.
-        count: the largest number of alternatives.
-        seed: the seed of the draw.
-    """
+    """Texts that the canary with this number, from 1, could have been: `count` drawn without repetition, or
+    all of them if there are fewer. `drawn`: its secret, which is not among them; `seed`: of the draw."""
     order = KeyedPermutation(canaries.space, seed, "alternatives", number)
     candidates = (canaries.secret(order(index)) for index in range(min(canaries.space, count + 1)))
     return [canaries.text(number, secret) for secret in candidates if secret != drawn][:count]

@@ -39,23 +39,11 @@ COUNTS = ("documents", "characters", "tokens")
 def added(
     so_far: pa.Table, outcomes: pa.Array, records: pa.RecordBatch, tokens: NDArray[np.int64]
 ) -> pa.Table:
-    """The groups with more documents added.
-
-    Args:
-        so_far: the groups before, with the columns of `SCHEMA`.
-        outcomes: (documents,) labels.
-        records: the records of the documents (`apertus_model.data.corpora.records`).
-        tokens: (documents,), 0 for those that are neither kept nor excluded.
-    """
+    """The groups so far with more documents added: their outcomes, records (`records.py`) and tokens, 0 for
+    those that are neither kept nor excluded."""
     ones = pa.array(np.ones(len(tokens), np.int64))
-    named = [records.column(name) for name in ("language", "excluded", "agents")]
-    columns = [
-        outcomes,
-        *(values.cast(pa.string()) for values in named),
-        ones,
-        records.column("characters"),
-        pa.array(tokens),
-    ]
+    keys = [records.column(name).cast(pa.string()) for name in ("language", "excluded", "agents")]
+    columns = [outcomes, *keys, ones, records.column("characters"), pa.array(tokens)]
     return _grouped(pa.concat_tables([so_far, pa.Table.from_arrays(columns, schema=SCHEMA)]))
 
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
 from apertus_model.data.documents.addresses import parse
-from apertus_model.data.documents.parsed import NotAsStated, SourceDocument
+from apertus_model.data.documents.parsed import FoundDocuments, NotAsStated, SourceDocument
 from apertus_model.data.documents.readers import TABLE_PARSERS, open_source, read_file
 from apertus_model.data.documents.web import records
 from apertus_model.data.robots.rules import READ_BYTES, read_part
@@ -65,18 +65,7 @@ def _answer(url: str, status: int | None, date: int, content: bytes | None) -> R
 
 def _table(source: RobotsSource, file: BinaryIO, files: SourceSpec) -> Iterator[RobotsAnswer | None]:
     """The answers in the rows of a table; the text of a row is the address."""
-    rows = TABLE_PARSERS[files.format](file, files)
-    number = 0
-    while True:
-        try:
-            row = next(rows, None)
-        except NotAsStated as error:
-            raise NotAsStated(
-                error.problem, f"correct {', '.join(COLUMNS[:-1])} or {COLUMNS[-1]}", error.place
-            ) from error
-        if row is None:
-            return
-        number += 1
+    for row in _rows(file, files):
         if not isinstance(row, SourceDocument):
             yield None
             continue
@@ -88,6 +77,14 @@ def _table(source: RobotsSource, file: BinaryIO, files: SourceSpec) -> Iterator[
         status = _whole_number(source.status_column, row.metadata)
         date = _date(source.date_column, row.metadata)
         yield _answer(row.text, status, date, None if content is None else content.encode())
+
+
+def _rows(file: BinaryIO, files: SourceSpec) -> FoundDocuments:
+    try:
+        yield from TABLE_PARSERS[files.format](file, files)
+    except NotAsStated as error:
+        fix = f"correct {', '.join(COLUMNS[:-1])} or {COLUMNS[-1]}"
+        raise NotAsStated(error.problem, fix, error.place) from error
 
 
 def _whole_number(column: str | None, values: dict[str, Any]) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import PurePosixPath
 
@@ -28,12 +28,6 @@ class ListedDomains:
     def __init__(self, domains: frozenset[str]) -> None:
         self.domains = domains
 
-    @staticmethod
-    def load(url: str, agents: Sequence[str]) -> ListedDomains:
-        """Reads the file once per process. SourceError when it cannot be read, lacks the columns `domain` and
-        `agent`, or lists no domain for the agents."""
-        return _load(url, tuple(agents))
-
     def excluded(self, address: Address) -> Exclusion | None:
         """The exclusion of an address by a listed domain, or None."""
         parts = address.host.split(".")
@@ -44,7 +38,9 @@ class ListedDomains:
 
 
 @lru_cache(maxsize=4)
-def _load(url: str, agents: tuple[str, ...]) -> ListedDomains:
+def load_domains(url: str, agents: tuple[str, ...]) -> ListedDomains:
+    """Reads the file once per process. SourceError when it cannot be read, lacks the columns `domain` and
+    `agent`, or lists no domain for the agents."""
     wanted = {product(agent) for agent in agents}
     try:
         with fsspec.open(resolve_url(url), "rb") as file:

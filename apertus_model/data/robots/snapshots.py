@@ -123,11 +123,6 @@ class SnapshotRobots:
         self._parsed: OrderedDict[bytes, tuple[int, Rules]] = OrderedDict()
         self._size = 0
 
-    @staticmethod
-    def load(spec: RobotsFilter, scratch: Path) -> SnapshotRobots:
-        """Opens the index once per process. SourceError when a snapshot cannot be read."""
-        return _load(spec.model_dump_json(), scratch)
-
     def excluded(self, address: Address) -> Exclusion | None:
         """Why an address is excluded, or None."""
         failed = False
@@ -183,7 +178,9 @@ def _origins(address: Address, scope: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=4)
-def _load(spec: str, scratch: Path) -> SnapshotRobots:
+def load_snapshots(spec: str, scratch: Path) -> SnapshotRobots:
+    """Opens the index of a filter, which is given as JSON, once per process. SourceError when a snapshot
+    cannot be read."""
     parsed = RobotsFilter.model_validate_json(spec)
     sources = json.dumps([source.to_json() for source in parsed.snapshots], sort_keys=True)
     name = f"robots-{hashlib.sha256(sources.encode()).hexdigest()[:16]}.sqlite"

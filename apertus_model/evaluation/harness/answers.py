@@ -107,12 +107,8 @@ def read_answers(path: Path) -> list[Row]:
 
 def shown(rows: Iterable[Row], higher: Mapping[str, bool]) -> list[dict[str, Any]]:
     """The worst answers for each task and filter, and others chosen by a hash of their index, as plain values
-    for the report.
-
-    Args:
-        rows: the rows that `rows_of` yields.
-        higher: for each metric, whether a larger value is better.
-    """
+    for the report. `rows`: those of `rows_of`; `higher`: for each metric, whether a larger value is
+    better."""
     tasks: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         tasks[row["task"], row["filter"]].append(row)
@@ -132,14 +128,10 @@ def shown(rows: Iterable[Row], higher: Mapping[str, bool]) -> list[dict[str, Any
 
 def _scored(row: Row) -> str:
     """The first metric of a row that is a number; "" if there is none."""
-    return next(
-        (
-            name
-            for name, value in json.loads(row["metrics"]).items()
-            if isinstance(value, int | float) or (isinstance(value, list) and value)
-        ),
-        "",
-    )
+    for name, value in json.loads(row["metrics"]).items():
+        if isinstance(value, int | float) or (isinstance(value, list) and value):
+            return str(name)
+    return ""
 
 
 def _score(row: Row, metric: str, higher: bool) -> tuple[float, int]:

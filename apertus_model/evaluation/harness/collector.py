@@ -70,18 +70,12 @@ class Collector(LM):
             yield
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
-        return self._take(requests)
-
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
-        return self._take(requests)
-
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
-        return self._take(requests)
-
-    def _take(self, requests: list[Instance]) -> list[Any]:
+        """The answers to requests of any type."""
         if not self._answers:
             asked = [Asked(some[0].request_type, [one.args for one in some]) for some in self._asked]
             for some, answers in zip(self._asked, self._answering(asked), strict=True):
                 for request, answer in zip(some, answers, strict=True):
                     self._answers.setdefault(id(request), deque()).append(answer)
         return [self._answers[id(request)].popleft() for request in requests]
+
+    loglikelihood_rolling = generate_until = loglikelihood

@@ -11,6 +11,7 @@ Invariants: nothing is fetched; no code of a data set is run, since Python files
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -100,9 +101,14 @@ class Snapshots:
                 f" Fix: replace its files in {self.folder}"
             ) from error
 
-    def get(self, url: str, **_: Any) -> _Response:
+    def get(self, url: str, **_: Any) -> Any:
         """`requests.get` of a web file that is stored beside the data sets."""
-        return _Response(self._file(url).read_bytes())
+        import requests
+
+        response = requests.Response()
+        response.status_code, response.encoding = 200, "utf-8"
+        response.raw = io.BytesIO(self._file(url).read_bytes())
+        return response
 
     def _view(self, dataset: str) -> Path:
         """A folder with links to the files of a data set that are not code."""
@@ -128,25 +134,6 @@ class Snapshots:
         if isinstance(files, dict):
             return {split: self._placed(value) for split, value in files.items()}
         return [self._placed(value) for value in files] if isinstance(files, list | tuple) else files
-
-
-class _Response:
-    """The part of a response of `requests` that tasks use."""
-
-    status_code = 200
-
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-
-    @property
-    def text(self) -> str:
-        return self.content.decode()
-
-    def json(self) -> Any:
-        return json.loads(self.content)
-
-    def raise_for_status(self) -> None:
-        """Does nothing: the file was there."""
 
 
 def lay_out(view: Path, files: Iterable[tuple[str, Path | bytes]]) -> None:
@@ -186,7 +173,7 @@ def card_subsets(view: Path) -> list[str]:
     except yaml.YAMLError as error:
         raise HarnessError(f"{CARD} of the data set {view.name} is not YAML: {error}") from error
     configs = values.get("configs") if isinstance(values, dict) else None
-    return [str(one.get("config_name")) for one in configs or [] if isinstance(one, dict)]
+    return [str(config.get("config_name")) for config in configs or [] if isinstance(config, dict)]
 
 
 class Snapshot:
@@ -199,20 +186,19 @@ class Snapshot:
     @property
     def script(self) -> str | None:
         """The loading script of a data set whose repository has one in place of data."""
-        return next(
-            (one.path for one in self.listing.files if one.path == f"{Path(self.listing.url).name}.py"), None
-        )
+        name = f"{Path(self.listing.url).name}.py"
+        return name if self._has(name) else None
 
     def missing(self, reads: Reads) -> str | None:
         """A description of what a task needs and the data set lacks; None when it lacks nothing."""
-        if (file := dict(reads.arguments).get("file")) is not None:
-            name = str(file).split("/", 2)[-1]
+        if (web_file := dict(reads.arguments).get("file")) is not None:
+            name = str(web_file).split("/", 2)[-1]
             return None if self._has(name) else f"there is no file {name}"
         import datasets
 
         with temporary_folder("dataset") as scratch:
             view = scratch / "view"
-            lay_out(view, ((one.path, self._content(one.path)) for one in self.listing.files))
+            lay_out(view, ((file.path, self._content(file.path)) for file in self.listing.files))
             try:
                 arguments = library_arguments(view, reads.subset, dict(reads.arguments))
                 builder = datasets.load_dataset_builder(
@@ -239,7 +225,7 @@ class Snapshot:
         return None
 
     def _has(self, name: str) -> bool:
-        return any(one.path == name for one in self.listing.files)
+        return any(file.path == name for file in self.listing.files)
 
     def _content(self, name: str) -> bytes:
         """The content of a small file that the library reads to find the others; empty for other files."""

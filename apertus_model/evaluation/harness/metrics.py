@@ -28,12 +28,7 @@ Scored = tuple[str, str]  # a metric and a filter of the answers
 def metric_names(suite: Suite, tasks: Iterable[Task]) -> list[str]:
     """`<task>/<metric>`, or `<task>/<metric>/<filter>` for a filter other than `none`, of tasks and of the
     groups that aggregate them; `<metric>_stderr` too, which not every metric has. `<task>/` is a task whose
-    metrics only its class knows.
-
-    Args:
-        suite: with its settings.
-        tasks: those that its names stand for.
-    """
+    metrics only its class knows. `tasks`: those that the names of the suite stand for."""
     tasks = list(tasks)
     classes = {f"{task.name}/" for task in tasks if "class" in task.config}
     scored: dict[str, set[Scored]] = {}

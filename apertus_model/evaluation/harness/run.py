@@ -60,7 +60,6 @@ def evaluate(
         suite: with every setting resolved.
         model: a model of the harness (`lm_eval.api.model.LM`).
         folder: the exported model, whose tokenizer some tasks write their prompts with.
-        snapshots: the data of the tasks.
         include: local folder of own task files; paths of data in them are relative to it.
         sandbox: for code that the model writes; without one, tasks that need it are refused.
         classifier: reads every generated answer; without one, tasks that ask a service are refused.
@@ -143,9 +142,9 @@ def _check_scored(catalogue: Catalogue, suite: Suite, sandbox: bool, classifier:
     a sandbox, or ask that service: what the plan checks, again for the harness that is installed here."""
     check_release()
     needs = [needs_of(task) for tasks in resolve(catalogue, suite.tasks).values() for task in tasks]
-    if unsafe := [one.task for one in needs if one.runs_code and (one.refusal or not sandbox)]:
+    if unsafe := [need.task for need in needs if need.runs_code and (need.refusal or not sandbox)]:
         raise HarnessError(f"{', '.join(unsafe)} would run code of the model outside of a sandbox")
-    asking = {one.task for one in needs if one.classified}
+    asking = {need.task for need in needs if need.classified}
     if asking and not classifier:
         raise HarnessError(f"{', '.join(sorted(asking))} would ask a web service. Fix: set classifier")
     return asking
@@ -194,12 +193,27 @@ def own_randomness(seed: int, numpy_seed: int) -> Iterator[None]:
     made."""
     from lm_eval.api.task import ConfigurableTask, Task
 
-    turns = _Turns(seed, numpy_seed)
+    turn: Any = None  # the task whose turn it is
+    states: dict[int, Any] = {}  # of the generators of the other tasks
 
-    def in_turn(function: Any, *, first: bool = False) -> Any:
+    def give_turn(task: Any, first: bool) -> None:
+        nonlocal turn
+        if task is turn:
+            return
+        states[id(turn)] = random.getstate(), np.random.get_state()
+        turn = task
+        if first:
+            random.seed(seed)
+            np.random.seed(numpy_seed)
+        else:
+            state, numpy_state = states[id(task)]
+            random.setstate(state)
+            np.random.set_state(numpy_state)
+
+    def in_turn(function: Any, *, first: bool) -> Any:
         @functools.wraps(function)  # the harness looks at the arguments of `__init__`
         def called(task: Any, *arguments: Any, **named: Any) -> Any:
-            turns.take(task, first=first)
+            give_turn(task, first)
             return function(task, *arguments, **named)
 
         return called
@@ -214,26 +228,3 @@ def own_randomness(seed: int, numpy_seed: int) -> Iterator[None]:
             wrapped = in_turn(getattr(kind, name), first=name == "__init__")
             stack.enter_context(mock.patch.object(kind, name, wrapped))
         yield
-
-
-class _Turns:
-    """The task whose turn it is, and the states of the generators of the other tasks."""
-
-    def __init__(self, seed: int, numpy_seed: int) -> None:
-        self._seeds = seed, numpy_seed
-        self._task: Any = None
-        self._states: dict[int, Any] = {}
-
-    def take(self, task: Any, *, first: bool) -> None:
-        """Gives this task its turn, for the `first` time or again."""
-        if task is self._task:
-            return
-        self._states[id(self._task)] = random.getstate(), np.random.get_state()
-        self._task = task
-        if first:
-            random.seed(self._seeds[0])
-            np.random.seed(self._seeds[1])
-        else:
-            state, numpy_state = self._states[id(task)]
-            random.setstate(state)
-            np.random.set_state(numpy_state)

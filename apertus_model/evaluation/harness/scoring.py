@@ -55,13 +55,8 @@ class CodeEval:
     def compute(
         self, *, references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int] = (1,)
     ) -> tuple[dict[str, float], list[list[Outcome]]]:
-        """`pass@k` over problems, and the outcome of each program.
-
-        Args:
-            references: tests of each problem.
-            predictions: programs for each problem.
-            k: values that exceed the number of programs of a problem are left out.
-        """
+        """`pass@k` over problems, and the outcome of each program. `references`: tests of each problem;
+        `predictions`: its programs; a `k` above the number of programs of a problem is left out."""
         if self._sandbox is None:
             raise HarnessError("code that a model wrote runs in a sandbox only. Fix: set sandbox: bubblewrap")
         programs = [
@@ -97,13 +92,8 @@ _CODE_EVAL = CodeEval()
 def scoring(
     sandbox: Sandbox | None, classifier: AnswerClassifier | None, asking: Collection[str] = ()
 ) -> Iterator[None]:
-    """Within the block, the harness scores answers as this module says.
-
-    Args:
-        sandbox: None if no task runs code.
-        classifier: reads every generated answer; None: no classifier.
-        asking: names of the tasks that would ask a service in place of the classifier.
-    """
+    """Within the block, the harness scores answers as this module says. `sandbox`: None if no task runs code;
+    `classifier`: reads every generated answer; `asking`: the tasks that would ask a service in its place."""
     from lm_eval.api.task import ConfigurableTask
 
     own = ConfigurableTask.process_results
