@@ -31,17 +31,9 @@ class _Answer(Foreign):
 
 
 class ServerGenerator:
-    """A generator that samples from a server.
-
-    Args:
-        sampling: the settings, with a `server`.
-        written: the format of the model; with `api: chat` a `TextFormat` suffices.
-        seed_of: gives the seed of the prompt with an index.
-        pause: the `pause` of the client.
-
-    Raises:
-        GenerationError: the environment variable with the key is not set.
-    """
+    """A generator that samples from a server. `written`: the format of the model; with `api: chat` a
+    `TextFormat` suffices. `seed_of`: gives the seed of the prompt with an index. `pause`: as in the client.
+    GenerationError when the environment variable with the key is not set."""
 
     def __init__(
         self,

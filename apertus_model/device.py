@@ -72,11 +72,8 @@ def has_kernels(tensor: torch.Tensor) -> bool:
 
 def install() -> None:
     """Point torchtitan at the CPU when there is no accelerator, and keep its imports quiet. Calling it again
-    changes nothing.
-
-    Raises:
-        RuntimeError: another torchtitan module was imported first and has copied the wrong device.
-    """
+    changes nothing. RuntimeError when another torchtitan module was imported first and has copied the wrong
+    device."""
     for name in ("torchao", "torch.utils._pytree"):  # they would log while torchtitan imports torchao
         logging.getLogger(name).setLevel(logging.ERROR)
     if has_gpu() or titan_utils.device_type == "cpu":
@@ -91,11 +88,8 @@ def install() -> None:
 
 def set_collective_timeout(timeout: timedelta, parallel_dims: "ParallelDims") -> None:
     """Set the timeout of all process groups, after a barrier: otherwise a rank that is ahead would wait for
-    slow ones under the new timeout.
-
-    torchtitan 0.3.0's own function calls `torch.distributed.set_timeout`, which torch 2.13 does not have, and
-    passes device ids to the barrier, which gloo refuses.
-    """
+    slow ones under the new timeout. torchtitan 0.3.0's own function calls `torch.distributed.set_timeout`,
+    which torch 2.13 does not have, and passes device ids to the barrier, which gloo refuses."""
     torch.distributed.barrier()
     for mesh in parallel_dims.get_all_one_dimensional_meshes().values():
         _set_pg_timeout(timeout, mesh.get_group())

@@ -18,10 +18,7 @@ from specs.sources import SourceSpec, resolve_url
 
 def copy_folder(url: str, target: Path, include: list[str]) -> Path:
     """Copies the files below `url` (any fsspec URL, or `installed:...`) that match `include`. Returns the
-    local folder.
-
-    SourceError when no file matches, or one cannot be read.
-    """
+    local folder. SourceError when no file matches, or one cannot be read."""
     listing = list_source(SourceSpec(url=url, format="text", include=include))
     fs, root = fsspec.core.url_to_fs(listing.url)
     for file in listing.files:

@@ -37,12 +37,8 @@ class Generator(Protocol):
     """An opened model."""
 
     def complete(self, prompts: Sequence[Row], *, first: int) -> list[list[Completion]]:
-        """`n` completions of each prompt, as `{"text", "tokens", "finished"}`.
-
-        Args:
-            prompts: rows of `prompts`.
-            first: index of the first prompt among all prompts; with the seed of the spec it seeds the batch.
-        """
+        """`n` completions of each prompt, which is a row of `prompts`. `first`: index of the first prompt
+        among all; with the seed of the spec it seeds the batch."""
 
 
 def open_generator(
@@ -52,9 +48,13 @@ def open_generator(
     asked, VllmError when vLLM is not installed."""
     inputs = attempt.job.inputs
     served = sampling.engine == "server"
+
+    def seed_of(index: int) -> int:
+        return batch_seed(sampling.seed, index)
+
     if "model" not in inputs:
         chat = TextFormat(attempt.input_artifact("tokenizer").local("tokenizer.json"))
-        return ServerGenerator(sampling, chat, lambda index: batch_seed(sampling.seed, index))
+        return ServerGenerator(sampling, chat, seed_of)
     folder = local_folder(attempt.input_artifact("model"), attempt.workdir / "model", weights=not served)
     written: OwnFormat | OtherFormat
     if "tokenizer" in inputs:
@@ -64,7 +64,7 @@ def open_generator(
         room = config_of(folder).context - sampling.max_new_tokens
         written = OwnFormat(folder / "tokenizer.json", end_of_turn_id, pad_id, room)
     if served:
-        return ServerGenerator(sampling, written, lambda index: batch_seed(sampling.seed, index))
+        return ServerGenerator(sampling, written, seed_of)
     return open_folder(folder, sampling, written, launch)
 
 
@@ -96,10 +96,8 @@ def local_folder(artifact: Artifact, folder: Path, *, weights: bool = True) -> P
 
 def batch_seed(seed: int, first: int) -> int:
     """A 63-bit seed for the batch whose first prompt has index `first`."""
-    digest = hashlib.blake2b(
-        json.dumps([seed, first]).encode(), digest_size=8, person=b"apertus-sampling"
-    ).digest()
-    return int.from_bytes(digest, "little") >> 1
+    digest = hashlib.blake2b(json.dumps([seed, first]).encode(), digest_size=8, person=b"apertus-sampling")
+    return int.from_bytes(digest.digest(), "little") >> 1
 
 
 class TransformersGenerator:

@@ -48,16 +48,9 @@ def model_card(
     model: ModelSpec,
     sequence_length: int,
 ) -> str:
-    """Markdown with the metadata block of Hugging Face.
-
-    Args:
-        store: where the lineage is read from.
-        checkpoint: the exported checkpoint.
-        evaluations: evaluate artifacts whose metrics are shown.
-        title: name of the recipe that exported the checkpoint.
-        model: dimensions of the model.
-        sequence_length: longest context, in tokens.
-    """
+    """Markdown with the metadata block of Hugging Face. `evaluations`: artifacts whose metrics are shown;
+    `title`: name of the recipe that exported the checkpoint; `sequence_length`: longest context, in
+    tokens."""
     ancestors = lineage(store, checkpoint.path or "", checkpoint.step)
     weights = lineage(store, checkpoint.path or "", checkpoint.step, of_weights)
     trained = [ancestor for ancestor in weights if ancestor.kind in (*TRAINING, "merge", "import_model")]
@@ -81,7 +74,9 @@ def model_card(
             map(_data_row, sources),
         ),
     ]
-    if planted := [(source, record) for source in sources for record in _planted(source)]:
+    if planted := [
+        (source, record) for source in sources for record in planted_in(source.identity.spec, source.metrics)
+    ]:
         sections += [
             "### Planted documents\n",
             "The training data hold documents that were put there on purpose: canaries, which show what the"
@@ -141,14 +136,8 @@ def _preference_data(store: Store, ancestors: Iterable[Ancestor]) -> Iterator[st
 
 
 def _front_matter(sources: Iterable[Ancestor], model: ModelSpec) -> str:
-    languages = sorted(
-        {
-            code.strip()
-            for source in sources
-            for code in str(_source(source).get("language", "")).split(",")
-            if code.strip()
-        }
-    )
+    stated = ",".join(str(_source(source).get("language", "")) for source in sources)
+    languages = sorted({code.strip() for code in stated.split(",")})
     codes = [code for code in languages if code.isascii() and code.isalpha() and len(code) in (2, 3)]
     listed = f"language: [{', '.join(codes)}]\n" if codes else ""
     use = "text-classification" if model.head == "reward" else "text-generation"
@@ -185,17 +174,11 @@ def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
         return (ancestor.name, title, "", "", "", "", "", "", f"weights {weights}")
     if ancestor.kind == "import_model":
         name, licence = _origin(ancestor)
-        return (
-            ancestor.name,
-            TITLES["import_model"],
-            *("",) * 6,
-            f"{name}, licence: {licence}",
-        )
+        return (ancestor.name, TITLES["import_model"], *("",) * 6, f"{name}, licence: {licence}")
     optimizer, schedule = spec["optimizer"], spec["schedule"]
     decay = schedule.get("decay", "none")
-    rate = f"{optimizer['lr']:g}" + (
-        f", {decay} to {schedule.get('final', 1.0):g} x" if decay != "none" else ""
-    )
+    final = "" if decay == "none" else f", {decay} to {schedule.get('final', 1.0):g} x"
+    rate = f"{optimizer['lr']:g}{final}"
     data = [
         read.name
         for role, read in ancestor.identity.inputs.items()
@@ -267,10 +250,6 @@ def _data_row(ancestor: Ancestor) -> tuple[Any, ...]:
     )
 
 
-def _planted(source: Ancestor) -> list[PlantedRecord]:
-    return planted_in(source.identity.spec, source.metrics)
-
-
 def _planted_row(source: Ancestor, record: PlantedRecord) -> tuple[Any, ...]:
     counts = (f"{count:,}" for count in (record.copies, record.tokens) if count is not None)
     buckets = ", ".join(map(str, record.buckets))
@@ -279,11 +258,8 @@ def _planted_row(source: Ancestor, record: PlantedRecord) -> tuple[Any, ...]:
 
 def _preference_row(ancestor: Ancestor) -> tuple[Any, ...]:
     def flat(values: dict[str, Any]) -> str:
-        return ", ".join(
-            f"{name} {_number(value)}"
-            for name, value in values.items()
-            if isinstance(value, (int, float, str))
-        )
+        plain = {name: value for name, value in values.items() if isinstance(value, (int, float, str))}
+        return ", ".join(f"{name} {_number(value)}" for name, value in plain.items())
 
     name, licence = _origin(ancestor)
     if name:
@@ -297,11 +273,8 @@ def _preference_row(ancestor: Ancestor) -> tuple[Any, ...]:
 
 
 def judge_of(spec: dict[str, Any]) -> dict[str, str]:
-    """The model that judged, its constitution and its scale; nothing for a part with another reward.
-
-    Args:
-        spec: that of the part, with the fields that were not hashed.
-    """
+    """The model that judged, its constitution and its scale; nothing for a part with another reward. `spec`:
+    that of the part, with the fields that were not hashed."""
     judge = (spec.get("reward") or {}).get("judge")
     if not judge:
         return {}

@@ -87,19 +87,11 @@ class OwnFormat(TextFormat, TokenFormat):
 
 
 class OtherFormat(TextFormat, TokenFormat):
-    """The format of a Hugging Face folder with its own tokenizer and chat template.
-
-    Args:
-        folder: the folder of the model.
-        tokenizer: the tokenizer.json of the prompts.
-        max_new_tokens: the number of tokens that an answer may have.
-
-    Raises:
-        GenerationError: the folder lacks a chat template or the id that ends a turn.
-        TokenizerError: transformers cannot open the tokenizer.
-    """
+    """The format of a Hugging Face folder with its own tokenizer and chat template."""
 
     def __init__(self, folder: Path, tokenizer: Path, max_new_tokens: int) -> None:
+        """`tokenizer`: the tokenizer.json of the prompts. GenerationError when the folder lacks a chat template
+        or the id that ends a turn, TokenizerError when transformers cannot open its tokenizer."""
         super().__init__(tokenizer)
         self._its: Any = open_folder(folder, as_written=True)
         if not self._its.chat_template:

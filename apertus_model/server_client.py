@@ -51,17 +51,9 @@ class MayPass(Exception):
 
 
 class ServerClient:
-    """A client of one address of a server.
-
-    Args:
-        server: the server, with its key and bounds.
-        path: the address, below the url of the server.
-        pause: waits for some seconds, or until waiting is pointless; the default ends when another
-            request has failed.
-
-    Raises:
-        GenerationError: the environment variable with the key is not set.
-    """
+    """A client of one address, `path`, below the url of a server. `pause`: waits for some seconds, or until
+    waiting is pointless; the default ends when another request has failed. GenerationError when the
+    environment variable with the key is not set."""
 
     def __init__(self, server: Server, path: str, pause: Callable[[float], object] | None = None) -> None:
         self.url = f"{server.url}/{path}"
@@ -96,12 +88,10 @@ class ServerClient:
         Args:
             requests: what each is about, for messages, and its body.
             answer: the form of an answer; an answer of another form is asked for again.
-            read: reads one answer; after a ForeignError it is asked for again, any other error ends all
-                requests.
+            read: reads one answer; after a ForeignError it is asked for again, any other error ends all.
 
-        Raises:
-            ServerFailure: a request has no answer after all tries.
-            GenerationError: an answer is wrong, and asking again does not change it.
+        ServerFailure when a request has no answer after all tries; GenerationError when an answer is wrong,
+        and asking again does not change it.
         """
         self._failed.clear()
         with ThreadPoolExecutor(self._server.requests, thread_name_prefix="server") as pool:
@@ -116,7 +106,6 @@ class ServerClient:
     def _asked(
         self, what: str, body: Request, answer: type[Document], read: Callable[[Document], Found]
     ) -> Found:
-        last = ""
         for tried in range(TRIES):
             try:
                 return read(checked(answer, parse_json(self._sent(body))))
@@ -124,14 +113,12 @@ class ServerClient:
                 failure = MayPass(f"an answer that cannot be read: {error}")
             except MayPass as passing:
                 failure = passing
-            last = str(failure)
-            wait = min(2.0**tried, LONGEST_WAIT) if failure.wait is None else failure.wait
             if self._failed.is_set():
                 break
             if tried + 1 < TRIES:
-                self._pause(wait)
+                self._pause(min(2.0**tried, LONGEST_WAIT) if failure.wait is None else failure.wait)
         raise ServerFailure(
-            f"{self.url} did not answer {what} in {tried + 1} tries: {redacted(last)}."
+            f"{self.url} did not answer {what} in {tried + 1} tries: {redacted(str(failure))}."
             " Finished units are stored; the same command asks for the others"
         )
 

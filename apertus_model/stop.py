@@ -36,10 +36,7 @@ JOB_ENDS = ("APERTUS_JOB_END", "SLURM_JOB_END_TIME")
 
 def job_end(environment: Mapping[str, str] = os.environ) -> float | None:
     """The unix time at which the job of this process ends; None if the environment does not state it.
-
-    Raises:
-        StageError: the variable is not a time.
-    """
+    StageError when the variable is not a time."""
     for name in JOB_ENDS:
         if text := environment.get(name):
             try:
@@ -81,11 +78,7 @@ class StopSignal:
         """Requests a stop `seconds` before the job ends, if its end is known."""
         end = job_end()
         if end is not None:
-            timer = threading.Timer(
-                max(0.0, end - seconds - time.time()), self.request, [f"the job ends in {seconds:g} s"]
-            )
-            timer.daemon = True
-            timer.start()
+            _later(end - seconds - time.time(), self.request, f"the job ends in {seconds:g} s")
 
     @contextlib.contextmanager
     def cooperating(self) -> Iterator[None]:
@@ -103,13 +96,9 @@ class StopSignal:
         self._cooperative = True
 
     def watch(self, *, cooperative: bool, tell: Callable[[str], None] = lambda reason: None) -> None:
-        """Begins to listen. Called in the main thread.
-
-        Args:
-            cooperative: the stage checks `requested` and ends itself within the grace period; otherwise its
-                process group is killed at once, which loses no committed unit.
-            tell: is called with the reason before the kill, unless the launcher knows it.
-        """
+        """Begins to listen; called in the main thread. `cooperative`: the stage checks `requested` and ends
+        itself within the grace period; otherwise its process group is killed at once, which loses no
+        committed unit. `tell`: is called with the reason before the kill, unless the launcher knows it."""
         self._cooperative, self._tell = cooperative, tell
         heard, woken = os.pipe()
         os.set_blocking(woken, False)
@@ -154,9 +143,14 @@ class StopSignal:
             if report:
                 self._tell(reason)
             kill_group()
-        timer = threading.Timer(self._grace, kill_group)
-        timer.daemon = True
-        timer.start()
+        _later(self._grace, kill_group)
+
+
+def _later(seconds: float, function: Callable[..., object], *arguments: str) -> None:
+    """Calls a function after some seconds, if the process still lives."""
+    timer = threading.Timer(max(0.0, seconds), function, arguments)
+    timer.daemon = True
+    timer.start()
 
 
 def _forget() -> None:

@@ -93,14 +93,8 @@ def changed(tokenizer: Tokenizer, document: str) -> Tokenizer:
 def open_folder(folder: Path, *, as_written: bool = False, name: str = "") -> Any:
     """The tokenizer of a folder as transformers opens it, without its run-time state; no code of the folder
     is run. Its `apply_chat_template` raises ChatTemplateError. TokenizerError when transformers cannot open
-    the folder.
-
-    Args:
-        folder: a local folder.
-        as_written: exactly the tokenizer of its tokenizer.json; the class that the folder names may build
-            another.
-        name: the name of the folder, for messages; by default its path.
-    """
+    the folder. `as_written`: exactly the tokenizer of its tokenizer.json; the class that the folder names may
+    build another. `name`: that of the folder, for messages; by default its path."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     template_process.replace_rendering()

@@ -65,17 +65,13 @@ class Tracker:
         """Sends a row of metrics: `{"step", "loss", ...}`. Only numbers are included."""
         flat: dict[str, Any] = {}
         for name, value in row.items():
-            flat |= (
-                {f"{name}/{key}": item for key, item in value.items()}
-                if isinstance(value, dict)
-                else {name: value}
-            )
-        numbers = {
-            name: value
+            nested = isinstance(value, dict)
+            flat |= {f"{name}/{key}": item for key, item in value.items()} if nested else {name: value}
+        values = {
+            name: float(value)
             for name, value in flat.items()
-            if name not in (STEP, TIME) and isinstance(value, (int, float))
+            if name not in (STEP, TIME) and isinstance(value, (int, float)) and not isinstance(value, bool)
         }
-        values = {name: float(value) for name, value in numbers.items() if not isinstance(value, bool)}
         self._each(lambda sink: sink.write(row[STEP], values, row.get(TIME) or time.time()))
 
     def close(self) -> None:

@@ -22,15 +22,8 @@ class VllmError(StageError):
 
 
 class VllmProcess:
-    """The process that opens a model and then answers questions (`apertus_model.vllm_process`).
-
-    Args:
-        engine: arguments of the model.
-        packages: those that its environment needs, as pip installs them.
-
-    Raises:
-        VllmError: one of the packages is missing.
-    """
+    """The process that opens a model and then answers questions (`apertus_model.vllm_process`). `packages`:
+    those that its environment needs, as pip installs them; VllmError when one is missing."""
 
     def __init__(self, engine: dict[str, Any], packages: str = "vllm") -> None:
         fix = (
@@ -68,16 +61,9 @@ class VllmProcess:
 
 
 class Vllm:
-    """A model opened from a folder, in bfloat16.
-
-    Args:
-        folder: has the config and the weights in safetensors. None of its code is run.
-        gpus: the number of GPUs of this node, which share every layer.
-        max_tokens: the most tokens of a prompt and its completion together; by default what the model allows.
-
-    Raises:
-        VllmError: vLLM is not installed.
-    """
+    """A model opened from a folder, in bfloat16, on `gpus` GPUs of this node, which share every layer; none of
+    its code is run. `max_tokens`: the most tokens of a prompt and its completion together; by default what
+    the model allows. VllmError when vLLM is not installed."""
 
     def __init__(self, folder: Path, gpus: int, max_tokens: int | None = None) -> None:
         self._process = VllmProcess(

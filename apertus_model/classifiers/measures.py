@@ -49,18 +49,16 @@ def calibration(
     """The expected calibration error (Guo et al. 2017): over bins (low, high] of equal width, the mean of
     |accuracy - mean confidence|, weighted by documents; and the bins that have documents."""
     places = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    rows = []
-    for place in np.unique(places):
-        inside = places == place
-        rows.append(
-            {
-                "low": place / bins,
-                "high": (place + 1) / bins,
-                "documents": int(inside.sum()),
-                "confidence": float(confidence[inside].mean()),
-                "accuracy": float(right[inside].mean()),
-            }
-        )
+    rows = [
+        {
+            "low": place / bins,
+            "high": (place + 1) / bins,
+            "documents": int((places == place).sum()),
+            "confidence": float(confidence[places == place].mean()),
+            "accuracy": float(right[places == place].mean()),
+        }
+        for place in np.unique(places)
+    ]
     gaps = sum(row["documents"] * abs(row["accuracy"] - row["confidence"]) for row in rows)
     return gaps / len(confidence), rows
 

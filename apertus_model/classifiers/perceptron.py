@@ -56,11 +56,9 @@ def train(
         optimizer = torch.optim.AdamW(model.parameters(), lr=spec.lr, weight_decay=spec.weight_decay)
         step = 0
         for epoch in range(spec.epochs):
-            order = torch.from_numpy(
-                KeyedPermutation(len(rows), seed, "classifier", epoch).array(np.arange(len(rows)))
-            )
+            order = KeyedPermutation(len(rows), seed, "classifier", epoch).array(np.arange(len(rows)))
             total = 0.0
-            for batch in order.split(spec.batch_size):
+            for batch in torch.from_numpy(order).split(spec.batch_size):
                 optimizer.param_groups[0]["lr"] = spec.lr * rate(spec, step, steps)
                 loss = nn.functional.cross_entropy(model(rows[batch]), targets[batch])
                 optimizer.zero_grad()

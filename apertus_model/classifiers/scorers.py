@@ -72,14 +72,17 @@ def open_scorer(part: ScoresPart, classifier: Artifact | None, scratch: Path) ->
         return _trained(part, classifier, scratch)
     assert part.url is not None, "the plan states it"
     if part.method == "fasttext":
-        path = local_file(part.url, scratch / "model.bin")
-        return _fast_text(part, FastTextModel(path, part.url))
+        words = FastTextModel(local_file(part.url, scratch / "model.bin"), part.url)
+        _index(part, words.labels, part.url)
+        return Scorer(
+            FASTTEXT_CHARACTERS, lambda texts, languages: words.probabilities(texts, [part.label])[:, 0]
+        )
     folder = copy_folder(part.url, scratch / "classifier", CLASSIFIER_FILES)
     model = Transformer(
         folder, f"classifier {part.url}", "AutoModelForSequenceClassification", part.max_tokens
     )
     config = model.config
-    index = _index(part, {str(name): int(place) for place, name in config.id2label.items()}, part.url)
+    index = int([*config.id2label][_index(part, [*map(str, config.id2label.values())], part.url)])
 
     def scores(texts: Sequence[str], languages: Sequence[str]) -> Floats:
         logits = model.logits(texts)
@@ -98,16 +101,9 @@ def softmax(logits: Floats) -> Floats:
     return (powers / powers.sum(1, keepdims=True)).astype(np.float32)
 
 
-def _fast_text(part: ScoresPart, model: FastTextModel) -> Scorer:
-    _index(part, {label: place for place, label in enumerate(model.labels)}, str(part.url))
-    return Scorer(
-        FASTTEXT_CHARACTERS, lambda texts, languages: model.probabilities(texts, [part.label])[:, 0]
-    )
-
-
 def _trained(part: ScoresPart, artifact: Artifact, scratch: Path) -> Scorer:
     stored = check(StoredClassifier, artifact.json(NAME), f"{NAME} of {artifact.path}")
-    index = _index(part, {label: place for place, label in enumerate(stored.labels)}, artifact.path)
+    index = _index(part, stored.labels, artifact.path)
     encoder: Transformer | None = None
     if stored.max_tokens is not None and stored.precision is not None:
         assert part.url is not None, "the plan states the encoder"
@@ -139,8 +135,9 @@ def _trained(part: ScoresPart, artifact: Artifact, scratch: Path) -> Scorer:
     return Scorer(stored.max_characters, scores, known)
 
 
-def _index(part: ScoresPart, labels: dict[str, int], name: str) -> int:
+def _index(part: ScoresPart, labels: Sequence[str], name: str) -> int:
+    """The place of the part's label among those of a model."""
     if part.label not in labels:
-        shown = ", ".join(list(labels)[:10]) + (f" and {len(labels) - 10} more" if len(labels) > 10 else "")
+        shown = ", ".join(labels[:10]) + (f" and {len(labels) - 10} more" if len(labels) > 10 else "")
         raise ClassifierError(f"{name} has no label '{part.label}'. Fix: use one of {shown}")
-    return labels[part.label]
+    return labels.index(part.label)

@@ -94,10 +94,8 @@ class Transformer:
                 for place in range(size):
                     row = rows[chosen[min(place, len(chosen) - 1)]]
                     ids[place, : len(row)], mask[place, : len(row)] = row, 1
-                attention = torch.from_numpy(mask).to(self._device)
-                output = self._model(
-                    input_ids=torch.from_numpy(ids).to(self._device), attention_mask=attention
-                )
+                tokens, attention = (torch.from_numpy(array).to(self._device) for array in (ids, mask))
+                output = self._model(input_ids=tokens, attention_mask=attention)
                 computed.append((chosen, reduce(output, attention)[: len(chosen)].cpu().numpy()))
         result = np.empty((len(rows), computed[0][1].shape[1]), np.float32)
         for chosen, values in computed:
@@ -115,9 +113,7 @@ class Transformer:
         limits = [int(min(self._tokenizer.model_max_length, 2**31))]
         if (positions := getattr(self.config, "max_position_embeddings", None)) is not None:
             # RoBERTa counts positions from the one after its padding index
-            embeddings = getattr(
-                getattr(self._model.base_model, "embeddings", None), "position_embeddings", None
-            )
-            padding = getattr(embeddings, "padding_idx", None)
+            embeddings = getattr(self._model.base_model, "embeddings", None)
+            padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
             limits.append(int(positions) - (padding + 1 if padding is not None else 0))
         return min(limits)

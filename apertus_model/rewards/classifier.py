@@ -26,19 +26,19 @@ class SequenceClassifier:
 
     def __init__(self, folder: Path, name: str) -> None:
         """Opens a folder; `name` is for messages. RewardError when transformers cannot open it."""
-        from transformers import (
-            AutoConfig,
-            AutoModelForSequenceClassification,
-            AutoModelForTokenClassification,
-        )
+        import transformers
 
         try:
             self._tokenizer: Any = open_folder(folder, name=name)
-            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            config = transformers.AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
             # transformers has no sequence classification for Apertus: see specs.hugging_face.architecture
             self._by_token = config.architectures == ["ApertusForTokenClassification"]
-            opened = AutoModelForTokenClassification if self._by_token else AutoModelForSequenceClassification
-            self._model: Any = read_pretrained(opened, folder)
+            kind = "Token" if self._by_token else "Sequence"
+            self._model: Any = read_pretrained(
+                getattr(transformers, f"AutoModelFor{kind}Classification"), folder
+            )
         # transformers raises errors of many kinds for a folder that it cannot open
         except Exception as error:
             raise RewardError(f"the {name} cannot be opened: {type(error).__name__}: {error}") from error

@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import NamedTuple, Protocol
 
 from apertus_model.rewards.base import RewardError, Scored, plain
+from apertus_model.rewards.stored_answers import StoredAnswers
 from specs.base import canonical_json
 from specs.judge import FIELD
 from specs.judge import Judge as JudgeSpec
@@ -41,13 +42,6 @@ class AskedModel(Protocol):
         that are not single tokens of the model, or a model without log-probabilities."""
 
 
-class KnownAnswers(Protocol):
-    """Answers that were given before."""
-
-    def get(self, key: str) -> tuple[float, ...] | None:
-        """The probabilities of an answer; None for an unknown key."""
-
-
 def filled(template: str, values: Mapping[str, str]) -> str:
     """The template with its fields replaced, once: braces in the values stay as they are."""
     return FIELD.sub(lambda field: values[field[1]], template)
@@ -60,32 +54,24 @@ def expectation(numbers: Sequence[int], probabilities: Sequence[float]) -> float
     return sum(number * p for number, p in zip(numbers, probabilities, strict=True)) / total
 
 
+def question(spec: JudgeSpec, constitution: str, prompt: str, completion: str) -> str:
+    """The question for the score of a completion."""
+    lowest, highest = map(str, spec.scale)
+    values = {"constitution": constitution, "prompt": prompt, "completion": completion}
+    return filled(spec.template, values | {"lowest": lowest, "highest": highest})
+
+
 def beginnings(spec: JudgeSpec, constitution: str) -> tuple[str, str]:
     """Two questions whose common beginning is that of all questions for a score."""
-    common = {
-        "constitution": constitution,
-        "lowest": str(spec.scale[0]),
-        "highest": str(spec.scale[1]),
-    }
-    first, second = (
-        filled(spec.template, common | {"prompt": text, "completion": text}) for text in ("One", "two")
-    )
-    return first, second
+    return question(spec, constitution, "One", "One"), question(spec, constitution, "two", "two")
 
 
 class Judge:
-    """Scores of completions, with the answers that they were computed from.
-
-    Args:
-        spec: the spec of the judge.
-        constitution: the text of its constitution.
-        model: the model that is asked.
-        identity: identifies the model in the keys of answers.
-        known: answers that were given before.
-    """
+    """Scores of completions, with the answers that they were computed from. `identity`: of the model, in the
+    keys of answers; `known`: answers that were given before."""
 
     def __init__(
-        self, spec: JudgeSpec, constitution: str, model: AskedModel, identity: str, known: KnownAnswers
+        self, spec: JudgeSpec, constitution: str, model: AskedModel, identity: str, known: StoredAnswers
     ) -> None:
         self._spec, self._constitution, self._model = spec, constitution, model
         self._identity, self._known = identity, known
@@ -98,20 +84,24 @@ class Judge:
         self.answers = []
         scores = [float(self._spec.scale[0])] * len(items)
         numbers = self._spec.numbers
-        written = [index for index, item in enumerate(items) if item.completion.strip()]
-        questions = [((index,), self._question(items[index])) for index in written]
+        questions = [
+            ((index,), question(self._spec, self._constitution, conversation(item), item.completion))
+            for index, item in enumerate(items)
+            if item.completion.strip()
+        ]
         for answer in self._ask(questions, tuple(map(str, numbers))):
             scores[answer.about[0]] = expectation(numbers, answer.probabilities)
-        return self._compared(items, written, scores) if self._spec.pairwise is not None else scores
+        return self._compared(items, scores) if self._spec.pairwise is not None else scores
 
-    def _compared(self, items: Sequence[Scored], written: Sequence[int], scores: list[float]) -> list[float]:
+    def _compared(self, items: Sequence[Scored], scores: list[float]) -> list[float]:
         """The scores, those of the best completions redistributed in the order of their mean probability of
         being preferred to another of the best. Equal completions are compared once, and keep equal scores."""
         pairwise = self._spec.pairwise
         assert pairwise is not None, "checked by the caller"
         alike: dict[str, list[int]] = {}
-        for index in written:
-            alike.setdefault(items[index].completion, []).append(index)
+        for index, item in enumerate(items):
+            if item.completion.strip():
+                alike.setdefault(item.completion, []).append(index)
         firsts = sorted((same[0] for same in alike.values()), key=lambda index: -scores[index])
         best = firsts[: pairwise.best]
         asked = [
@@ -127,25 +117,10 @@ class Judge:
             wins[second] += 1 - preferred
         ranked = sorted(best, key=lambda index: -wins[index])
         redistributed = list(scores)
-        for index, score in zip(
-            ranked, sorted((scores[index_of_best] for index_of_best in best), reverse=True), strict=True
-        ):
+        for index, place in zip(ranked, best, strict=True):
             for same in alike[items[index].completion]:
-                redistributed[same] = score
+                redistributed[same] = scores[place]
         return redistributed
-
-    def _question(self, item: Scored) -> str:
-        lowest, highest = self._spec.scale
-        return filled(
-            self._spec.template,
-            {
-                "constitution": self._constitution,
-                "prompt": conversation(item),
-                "completion": item.completion,
-                "lowest": str(lowest),
-                "highest": str(highest),
-            },
-        )
 
     def _comparison(self, items: Sequence[Scored], first: int, second: int) -> str:
         assert self._spec.pairwise is not None, "checked by the caller"

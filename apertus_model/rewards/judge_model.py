@@ -37,18 +37,9 @@ def reads_as(token: str) -> str:
 
 
 class ChatTokens:
-    """Questions and answers as the token ids of a folder's model, by its tokenizer and chat template.
-
-    Args:
-        folder: the folder of a Hugging Face model.
-        name: the name of the judge, for messages.
-        max_tokens: the most tokens of a question; a longer question is an error.
-        arguments: arguments for the chat template.
-
-    Raises:
-        RewardError: there is no chat template.
-        TokenizerError: transformers cannot open the folder.
-    """
+    """Questions of at most `max_tokens`, and answers, as the token ids of a folder's model, by its tokenizer
+    and chat template, which gets `arguments`. RewardError when there is no chat template, TokenizerError when
+    transformers cannot open the folder. `name`: of the judge, for messages."""
 
     def __init__(self, folder: Path, name: str, max_tokens: int, arguments: Template) -> None:
         self._name, self._max_tokens, self._arguments = name, max_tokens, arguments
@@ -103,18 +94,9 @@ class ChatTokens:
 
 class TransformersJudge:
     """A causal language model of a local Hugging Face folder, asked through transformers, on one GPU or none.
-    Each question is computed alone, so its answer does not depend on the others.
-
-    Args:
-        folder: a folder with config, weights in safetensors, tokenizer and chat template.
-        name: the name of the judge, for messages.
-        chat: questions and answers as tokens of the model.
-        beginnings: two questions whose common beginning is that of all questions. The tokens of this
-            beginning are computed once.
-
-    Raises:
-        RewardError: transformers cannot open the folder.
-    """
+    Each question is computed alone, so its answer does not depend on the others. `beginnings`: two questions
+    whose common beginning is that of all questions; its tokens are computed once. RewardError when
+    transformers cannot open the folder."""
 
     def __init__(self, folder: Path, name: str, chat: ChatTokens, beginnings: tuple[str, str]) -> None:
         from transformers import AutoModelForCausalLM
@@ -183,9 +165,8 @@ class _Place(Foreign):
     def _are_probabilities(cls, best: list[_Best]) -> list[_Best]:
         if (total := sum(math.exp(token.logprob) for token in best)) > 1.001:
             raise ValueError(f"their probabilities sum to {total:.4g}")
-        whole = [
-            likely.token for likely in best if "\ufffd" not in likely.token
-        ]  # it stands for half a character
+        # U+FFFD stands for half a character
+        whole = [token.token for token in best if "\ufffd" not in token.token]
         if twice := [token for token in whole if whole.count(token) > 1]:
             raise ValueError(f"the token {shown(twice[0])} is repeated")
         return best
@@ -215,15 +196,10 @@ class ServerJudge:
     def ask(self, questions: Sequence[str], answers: Sequence[str]) -> list[list[float]]:
         asked = {"max_tokens": 1, "temperature": 1.0, "n": 1, "logprobs": True, "top_logprobs": BEST}
         template = {"chat_template_kwargs": self._arguments} if self._arguments else {}
-        requests = [
-            (
-                f"question {index + 1} of {len(questions)}",
-                {"model": self._server.model, "messages": [{"role": "user", "content": question}]}
-                | asked
-                | template,
-            )
-            for index, question in enumerate(questions)
-        ]
+        requests = []
+        for index, question in enumerate(questions):
+            body = {"model": self._server.model, "messages": [{"role": "user", "content": question}]}
+            requests.append((f"question {index + 1} of {len(questions)}", body | asked | template))
         return self._client.ask_all(requests, _Reply, lambda reply: self._probabilities(reply, answers))
 
     def _probabilities(self, reply: _Reply, answers: Sequence[str]) -> list[float]:

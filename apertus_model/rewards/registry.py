@@ -56,13 +56,8 @@ class Imported:
 
 
 def open_reward(spec: RewardSpec, scratch: Path, exported: Path | None = None) -> Reward:
-    """The reward of a spec. RewardError when its function or model cannot be opened.
-
-    Args:
-        spec: names a function, a model or a stage.
-        scratch: local folder that the files of a model are copied to.
-        exported: local folder of the reward model of a stage.
-    """
+    """The reward of a spec. RewardError when its function or model cannot be opened. `scratch`: a local folder
+    that the files of a model are copied to; `exported`: that of the reward model of a stage."""
     if spec.function is None:
         from apertus_model.rewards.classifier import Classifier
 
@@ -99,10 +94,8 @@ def open_judge(spec: RewardSpec, attempt: Attempt) -> Judge:
         model = ServerJudge(judge)
         identity: Any = [judge.server.identity_fields(), judge.revision]
     else:
-        folder, title = (
-            local_folder(attempt.input_artifact("judge"), attempt.workdir / "judge"),
-            str(judge.from_),
-        )
+        folder = local_folder(attempt.input_artifact("judge"), attempt.workdir / "judge")
+        title = str(judge.from_)
         chat = ChatTokens(folder, title, spec.max_tokens, judge.chat_template_kwargs)
         if judge.engine == "vllm":
             model = VllmJudge(Vllm(folder, attempt.job.launch.tensor_parallel, spec.max_tokens + 1), chat)

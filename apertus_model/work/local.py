@@ -48,14 +48,9 @@ def _gpus() -> list[str]:
 
 def run_in_processes(job: Job, keys: list[str], workers: int) -> Generator[str, None, None]:
     """Has units computed by `workers` processes, and yields the key of each when it is committed. All
-    processes end with the generator.
-
-    A unit whose worker ended without an error for users is handed out again.
-
-    Raises:
-        StageError: a unit raised it.
-        WorkerLost: `MOST_LOSSES` workers ended with the same unit.
-    """
+    processes end with the generator. A unit whose worker ended without an error for users is handed out
+    again. StageError when a unit raised it, WorkerLost when `MOST_LOSSES` workers ended with the same
+    unit."""
     pool = _Pool(job, deque(keys))
     losses: Counter[str] = Counter()
     try:
@@ -99,7 +94,7 @@ class _Worker:
         self.key: str | None = None
         self.failure: Failure | None = None
         reader, write = os.pipe()
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-m", "apertus_model.work.worker", str(write)],
             stdin=subprocess.PIPE,
             pass_fds=[write],
@@ -111,29 +106,26 @@ class _Worker:
         threading.Thread(target=self._listen, args=(reader, answers), daemon=True).start()
 
     def say(self, line: str) -> None:
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         try:
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
         except BrokenPipeError:
             pass  # the process has ended, which its other pipe shows
 
     def end(self) -> int:
         """Waits for the end of the process, which comes at once, and otherwise kills it. Returns its exit
         code."""
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         try:
-            self._process.stdin.close()
+            self.process.stdin.close()
         except BrokenPipeError:
             pass
         try:
-            return self._process.wait(END_SECONDS)
+            return self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self.kill()
-            return self._process.wait()
-
-    def kill(self) -> None:
-        self._process.kill()
+            self.process.kill()
+            return self.process.wait()
 
     def _listen(self, pipe: int, answers: queue.SimpleQueue[_Answer]) -> None:
         with os.fdopen(pipe) as lines:
@@ -174,7 +166,7 @@ class _Pool:
 
     def close(self) -> None:
         for worker in list(self.workers):
-            worker.kill()
+            worker.process.kill()
             self.end(worker)
 
 
