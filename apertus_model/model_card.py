@@ -74,17 +74,17 @@ def model_card(
             map(_data_row, sources),
         ),
     ]
-    if planted := [
-        (source, record) for source in sources for record in planted_in(source.identity.spec, source.metrics)
-    ]:
+    planted = [
+        _planted_row(source, record)
+        for source in sources
+        for record in planted_in(source.identity.spec, source.metrics)
+    ]
+    if planted:
         sections += [
             "### Planted documents\n",
             "The training data hold documents that were put there on purpose: canaries, which show what the"
             " model memorises, or texts whose effect is studied.\n",
-            _table(
-                ("name", "in", "documents", "copies of each", "copies", "tokens", "SHA-256"),
-                (_planted_row(source, record) for source, record in planted),
-            ),
+            _table(("name", "in", "documents", "copies of each", "copies", "tokens", "SHA-256"), planted),
         ]
     sections += _preference_data(store, ancestors)
     if evaluations:

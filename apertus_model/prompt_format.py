@@ -90,8 +90,8 @@ class OtherFormat(TextFormat, TokenFormat):
     """The format of a Hugging Face folder with its own tokenizer and chat template."""
 
     def __init__(self, folder: Path, tokenizer: Path, max_new_tokens: int) -> None:
-        """`tokenizer`: the tokenizer.json of the prompts. GenerationError when the folder lacks a chat template
-        or the id that ends a turn, TokenizerError when transformers cannot open its tokenizer."""
+        """`tokenizer`: the tokenizer.json of the prompts. GenerationError when the folder lacks a chat
+        template or the id that ends a turn, TokenizerError when transformers cannot open its tokenizer."""
         super().__init__(tokenizer)
         self._its: Any = open_folder(folder, as_written=True)
         if not self._its.chat_template:

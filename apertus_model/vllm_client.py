@@ -61,8 +61,8 @@ class VllmProcess:
 
 
 class Vllm:
-    """A model opened from a folder, in bfloat16, on `gpus` GPUs of this node, which share every layer; none of
-    its code is run. `max_tokens`: the most tokens of a prompt and its completion together; by default what
+    """A model opened from a folder, in bfloat16, on `gpus` GPUs of this node, which share every layer; none
+    of its code is run. `max_tokens`: the most tokens of a prompt and its completion together; by default what
     the model allows. VllmError when vLLM is not installed."""
 
     def __init__(self, folder: Path, gpus: int, max_tokens: int | None = None) -> None:

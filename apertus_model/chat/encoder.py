@@ -67,16 +67,9 @@ class _Run(NamedTuple):
 
 
 class ChatEncoder:
-    """An encoder of conversations for one tokenizer, which is copied.
-
-    Attributes:
-        end_of_turn_id: id of `<|assistant_end|>`.
-        vocab_size: the largest id and one.
-
-    Raises:
-        ChatError: the tokenizer lacks a control token of the chat format, would find one in plain text, or
-            has one that changes the text beside it.
-    """
+    """An encoder of conversations for one tokenizer, which is copied. `end_of_turn_id`: that of
+    `<|assistant_end|>`; `vocab_size`: the largest id and one. ChatError when the tokenizer lacks a control
+    token of the chat format, would find one in plain text, or has one that changes the text beside it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         # what begins a text is marked as such; here a control token precedes every text
@@ -127,9 +120,8 @@ class ChatEncoder:
 
     def completion(self, text: str) -> NDArray[np.int64]:
         """The tokens of the assistant's plain-text answer and the end of its turn, as (n,) int64."""
-        return np.array(
-            [*self._tokenizer.encode(text, add_special_tokens=False).ids, self.end_of_turn_id], dtype=np.int64
-        )
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return np.array([*ids, self.end_of_turn_id], dtype=np.int64)
 
     def decode(self, tokens: NDArray[np.integer] | Sequence[int]) -> str:
         """The text of a completion; special tokens are left out."""
@@ -145,10 +137,7 @@ class ChatEncoder:
                 continue
             encoded = self._tokenizer.encode(run.text, add_special_tokens=False)
             tokens += encoded.ids
-            if run.border:
-                mask += [run.kind if start >= run.border else run.before for start, _ in encoded.offsets]
-            else:
-                mask += [run.kind] * len(encoded.ids)
+            mask += [run.kind if start >= run.border else run.before for start, _ in encoded.offsets]
         return Encoded(np.array(tokens, dtype=np.int64), np.array(mask, dtype=np.uint8))
 
 

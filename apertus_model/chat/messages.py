@@ -56,10 +56,7 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     Accepted besides the normal form: contents as lists of `{"type": "text", "text"}`; an assistant's
     `tool_calls` or `function_call` (`{"id", "function": {"name", "arguments"}}` or the inner mapping,
     arguments as a mapping or as JSON text) and `THOUGHTS`; messages of role `tool` or `function` after them,
-    which become tool outputs of the assistant's turn; `TRAINS`.
-
-    Raises:
-        ConversationError: for anything else.
+    which become tool outputs of the assistant's turn; `TRAINS`. ConversationError for anything else.
     """
     if (
         not isinstance(messages, Sequence)
@@ -84,7 +81,9 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
                     raise ConversationError("bad_tool_result", "tool calls with ids have no results")
                 normal.append(_assistant(blocks))
                 blocks = []
-            normal.append({"role": "user", "content": _filled(_text(first.get("content")), "user")})
+            if not (text := _text(first.get("content"))).strip():
+                raise ConversationError("empty", "a message of role user has no text")
+            normal.append({"role": "user", "content": text})
         elif role == "assistant":
             blocks += _blocks(first)
         else:
@@ -133,9 +132,8 @@ def blocks_of(message: Message) -> list[Block]:
 
 def response_of(message: Message) -> str | None:
     """The text of an assistant's message in normal form that is plain text, else None."""
-    return (
-        message["content"] if message["role"] == "assistant" and isinstance(message["content"], str) else None
-    )
+    plain = message["role"] == "assistant" and isinstance(message["content"], str)
+    return message["content"] if plain else None
 
 
 def _head(messages: list[Mapping[str, Any]]) -> tuple[list[Message], list[Mapping[str, Any]]]:
@@ -230,9 +228,8 @@ def known_keys(value: Mapping[str, Any], keys: Sequence[str], what: str) -> dict
 
 def _is_trained(value: Mapping[str, Any]) -> bool | None:
     """Whether a message or block is trained; None if it does not say so."""
-    trained: bool | None = one_value(
-        "weights", [truth("weight", value[key]) for key in TRAINS if key in value]
-    )
+    stated = [truth("weight", value[key]) for key in TRAINS if key in value]
+    trained: bool | None = one_value("weights", stated)
     return trained
 
 
@@ -263,17 +260,11 @@ def _block(block: Any) -> Block:
         value = _calls(filled.get(key)) if key == "calls" else _text(filled.get(key))
         untrained = {"train": False} if _is_trained(filled) is False else {}
         return {"type": "response" if kind == "text" else kind, key: value, **untrained}
-    if (
-        kind == "tool_outputs"
-        and isinstance(block.get("outputs"), Sequence)
-        and not isinstance(block["outputs"], str)
-    ):
+    outputs = block.get("outputs") if kind == "tool_outputs" else None
+    if isinstance(outputs, Sequence) and not isinstance(outputs, str):
         known_keys(block, ("type", "outputs"), f"a block {kind}")
-        outputs = [
-            output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-            for output in block["outputs"]
-        ]
-        return {"type": "tool_outputs", "outputs": outputs}
+        texts = [text if isinstance(text, str) else json.dumps(text, ensure_ascii=False) for text in outputs]
+        return {"type": "tool_outputs", "outputs": texts}
     raise ConversationError(
         "bad_block", f"blocks are thoughts, tool_calls, tool_outputs and response, not {_shown(block)}"
     )
@@ -364,12 +355,6 @@ def _text(content: Any) -> str:
         parts = [known_keys(part, ("type", "text"), "a text") for part in content]
         return "".join(_text(part.get("text")) for part in parts)
     raise ConversationError("not_text", f"a content is text, not {_shown(content)}")
-
-
-def _filled(text: str, role: str) -> str:
-    if not text.strip():
-        raise ConversationError("empty", f"a message of role {role} has no text")
-    return text
 
 
 def _json(text: str, reason: str) -> Any:

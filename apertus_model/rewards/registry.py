@@ -56,8 +56,8 @@ class Imported:
 
 
 def open_reward(spec: RewardSpec, scratch: Path, exported: Path | None = None) -> Reward:
-    """The reward of a spec. RewardError when its function or model cannot be opened. `scratch`: a local folder
-    that the files of a model are copied to; `exported`: that of the reward model of a stage."""
+    """The reward of a spec. RewardError when its function or model cannot be opened. `scratch`: a local
+    folder that the files of a model are copied to; `exported`: that of the reward model of a stage."""
     if spec.function is None:
         from apertus_model.rewards.classifier import Classifier
 

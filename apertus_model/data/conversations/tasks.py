@@ -23,7 +23,7 @@ from apertus_model.chat.messages import ConversationError
 from apertus_model.data.conversations.readers import read_conversations
 from apertus_model.data.conversations.selection import HASHES, buckets_of
 from apertus_model.data.conversations.stored import Conversation
-from apertus_model.data.conversations.text import TEXTS, PersonalData, messages_of
+from apertus_model.data.conversations.text import TEXTS, messages_of, without_personal_data
 from apertus_model.data.corpora.duplicates import text_hash
 from apertus_model.data.corpora.filters import limited_to
 from apertus_model.data.corpora.pii import Replacer
@@ -104,7 +104,6 @@ class _TaskWriter:
         self._scores = [scores.of_task(files, number) for scores in tasks.scores]
         self._replacer = Replacer(tasks.process.replaced)
         self._replaces = limited_to(tasks.process.replaced_only)
-        self._without_personal_data = PersonalData(self._replacer)
         self._encoder = ChatEncoder(open_tokenizer(tasks.tokenizer))
         self._records: list[tuple[Any, ...]] = []
         self._compared: dict[int, list[NDArray[np.uint64]]] = {
@@ -167,7 +166,7 @@ class _TaskWriter:
         replaced = (0,) * len(self._replacer.kinds)
         if judged.drop is None:
             if replaces:
-                conversation, replaced = self._without_personal_data(conversation)
+                conversation, replaced = without_personal_data(conversation, self._replacer)
             encoded = self._encoder.encode(conversation.messages, conversation.tools)
             self._tokens.write(encoded.tokens)
             self._masks.write(encoded.mask.tobytes())

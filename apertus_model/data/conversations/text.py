@@ -54,27 +54,25 @@ def _texts_of_block(block: Block) -> list[str]:
     return list(block["outputs"]) if block["type"] == "tool_outputs" else [block["text"]]
 
 
-class PersonalData:
-    def __init__(self, replacer: Replacer) -> None:
-        self._replacer = replacer
+def without_personal_data(
+    conversation: Conversation, replacer: Replacer
+) -> tuple[Conversation, tuple[int, ...]]:
+    """The conversation with placeholders, and the number of placeholders of each kind in its messages.
 
-    def __call__(self, conversation: Conversation) -> tuple[Conversation, tuple[int, ...]]:
-        """The conversation with placeholders, and the number of placeholders of each kind in its messages.
+    Values of arguments are replaced like the user's text, so that a call still repeats what the user said.
+    Roles, names of tools, keys of arguments, and definitions of tools stay."""
+    counts = [0] * len(replacer.kinds)
+    if not counts:
+        return conversation, ()
 
-        Values of arguments are replaced like the user's text, so that a call still repeats what the user
-        said. Roles, names of tools, keys of arguments, and definitions of tools stay."""
-        counts = [0] * len(self._replacer.kinds)
-        if not counts:
-            return conversation, ()
+    def counted(text: str) -> str:
+        text, replaced = replacer(text)
+        counts[:] = [total + number for total, number in zip(counts, replaced, strict=True)]
+        return text
 
-        def counted(text: str) -> str:
-            text, replaced = self._replacer(text)
-            counts[:] = [total + number for total, number in zip(counts, replaced, strict=True)]
-            return text
-
-        messages = [_replaced(message, counted) for message in normalise(conversation.messages)]
-        completions = [self._replacer(text)[0] for text in conversation.completions]
-        return replace(conversation, messages=messages, completions=completions), tuple(counts)
+    messages = [_replaced(message, counted) for message in normalise(conversation.messages)]
+    completions = [replacer(text)[0] for text in conversation.completions]
+    return replace(conversation, messages=messages, completions=completions), tuple(counts)
 
 
 def _replaced(message: Message, put: Callable[[str], str]) -> Message:

@@ -19,15 +19,17 @@ from apertus_model.data.corpora.plan import (
     KEPT_ROWS,
     REJECT_BYTES,
     REJECT_ROWS,
+    SIDE_BYTES,
     SPLITS,
     CorpusLayout,
     CorpusPlan,
     Duplicate,
     Key,
+    Output,
     Size,
-    shards,
+    output,
+    parts,
     step_name,
-    table,
 )
 from apertus_model.data.corpora.planted import encoder, planted_documents, summary, to_json, tokenised
 from apertus_model.data.corpora.probes import probes_of
@@ -188,15 +190,17 @@ class CorpusPasses:
         planted = summary(work.planted).values()
         copies, tokens = (sum(counts[name] for counts in planted) for name in ("copies", "tokens"))
         left = total([left, Tally((copies, 0), (tokens, 0), 2**64)])
-        outputs = {
-            split: shards(documents, tokens, part.shard_tokens, work.dtype.itemsize, plan.memory)
-            for split, documents, tokens in zip(SPLITS, left.documents, left.tokens, strict=True)
-        }
+        outputs: dict[str, Output] = {}
+        for split, documents, tokens in zip(SPLITS, left.documents, left.tokens, strict=True):
+            size = work.dtype.itemsize * tokens + SIDE_BYTES * documents
+            outputs[split] = output(documents, parts(tokens, part.shard_tokens), size, plan.memory)
         kept = sum(left.documents)
-        row = work.schema("kept")
-        signature_bytes = sum(8 * field.type.list_size for field in row if field.name != "hash")
-        outputs["kept"] = table(kept, KEPT_ROWS, 16 + signature_bytes, plan.memory)
-        outputs["rejects"] = table(plan.documents - kept, REJECT_ROWS, REJECT_BYTES, plan.memory)
+        signatures = (field.type.list_size for field in work.schema("kept") if field.name != "hash")
+        for name, rows, most, row_bytes in (
+            ("kept", kept, KEPT_ROWS, 16 + 8 * sum(signatures)),
+            ("rejects", plan.documents - kept, REJECT_ROWS, REJECT_BYTES),
+        ):
+            outputs[name] = output(rows, parts(rows, most), row_bytes * rows, plan.memory)
         probes = []
         if part.process.repeats is not None:
             openings = work.of_spans("openings")

@@ -126,7 +126,7 @@ class CorpusPlan(Strict):
         tokenised = sum(size.tokenised for size in tasks.values())
         weights = {key: size.bytes + MEMBER_BYTES * size.documents for key, size in tasks.items()}
         run, total = run_bytes(memory), sum(weights.values())
-        least = max(run, _parts(total, run) * range_bytes(memory))
+        least = max(run, parts(total, run) * range_bytes(memory))
         spans: list[list[str]] = [[]]
         held = 0
         for key, weight in weights.items():
@@ -141,7 +141,7 @@ class CorpusPlan(Strict):
             spans=spans,
             documents=documents,
             tokenised=tokenised,
-            ranges=_parts(MEMBER_BYTES * documents, run),
+            ranges=parts(MEMBER_BYTES * documents, run),
             read=read,
             rejected=rejected,
         )
@@ -152,7 +152,7 @@ class CorpusPlan(Strict):
         return self.bytes <= run_bytes(self.memory)
 
     def signature_ranges(self, buckets: int) -> int:
-        return _parts(24 * buckets * self.documents, run_bytes(self.memory))
+        return parts(24 * buckets * self.documents, run_bytes(self.memory))
 
     def fits(self, edges: int) -> bool:
         """Whether one unit can hold the edges as stored, as numbers, and while it joins them."""
@@ -190,23 +190,12 @@ def range_bytes(memory: int) -> int:
     return min(RANGE_BYTES, max(1, run_bytes(memory) // 8))
 
 
-def shards(documents: int, tokens: int, shard_tokens: int, itemsize: int, memory: int) -> Output:
-    """The shards of a split; there are none without documents."""
-    return _output(
-        documents, _parts(tokens, shard_tokens), itemsize * tokens + SIDE_BYTES * documents, memory
-    )
-
-
-def table(rows: int, rows_per_file: int, row_bytes: int, memory: int) -> Output:
-    """The files of a table; there are none without rows."""
-    return _output(rows, _parts(rows, rows_per_file), row_bytes * rows, memory)
-
-
-def _output(rows: int, files: int, size: int, memory: int) -> Output:
+def output(rows: int, files: int, size: int, memory: int) -> Output:
+    """The files of some rows of `size` bytes; there are none without rows."""
     if not rows:
         return Output(files=0, cells=1)
-    return Output(files=files, cells=_parts(size // files, run_bytes(memory)))
+    return Output(files=files, cells=parts(size // files, run_bytes(memory)))
 
 
-def _parts(size: int, most: int) -> int:
+def parts(size: int, most: int) -> int:
     return max(1, -(-size // most))

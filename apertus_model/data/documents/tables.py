@@ -41,6 +41,18 @@ JSON_TYPES: dict[str, tuple[set[type], str]] = {
 }
 """What a column of JSON may hold beside null, by the field that names the column; and the end of the message
 about another value."""
+ARROW_TYPES: dict[str, tuple[Callable[[pyarrow.DataType], bool], str]] = {
+    "text_column": (lambda kind: is_text(kind) or types.is_null(kind), ", not text"),
+    "id_column": (
+        lambda kind: is_text(kind) or types.is_integer(kind),
+        "; an identifier is text or an integer",
+    ),
+    "metadata": (
+        lambda kind: (is_text(kind) and not is_binary(kind)) or _is_number(kind) or types.is_temporal(kind),
+        "; metadata are text, numbers, truth values or times",
+    ),
+}
+"""The same for a column of Parquet or Arrow."""
 ROWS_WITHOUT = 1000
 """A file none of whose first rows, of this number, has the columns that are read ends the stage."""
 
@@ -68,18 +80,12 @@ def json_lines(file: BinaryIO, source: SourceSpec) -> FoundDocuments:
 
 
 def _json_document(row: dict[str, Any], source: SourceSpec, place: str) -> SourceDocument | Rejection:
-    _require(list(row), source, place)
-    metadata = {name: row[name] for name in source.metadata}
-    identifier = None if source.id_column is None else row[source.id_column]
-    for field, name, value in (
-        ("text_column", source.text_column, row[source.text_column]),
-        ("id_column", source.id_column, identifier),
-        *(("metadata", name, value) for name, value in metadata.items()),
-    ):
-        kinds, required = JSON_TYPES[field]
+    for field, name in _require(list(row), source, place):
+        value, (kinds, required) = row[name], JSON_TYPES[field]
         if value is not None and type(value) not in kinds:
             raise NotAsStated(f"column '{name}' holds {shown(value)}{required}", f"correct {field}", place)
-    return _document(row[source.text_column], identifier, metadata)
+    identifier = None if source.id_column is None else row[source.id_column]
+    return _document(row[source.text_column], identifier, {name: row[name] for name in source.metadata})
 
 
 def json_rows(
@@ -169,8 +175,9 @@ class _WatchedEnd:
         return data
 
 
-def _require(present: list[str], source: SourceSpec, place: str = "") -> list[str]:
-    """The columns that the spec names. NotAsStated when one is not `present`, or occurs twice."""
+def _require(present: list[str], source: SourceSpec, place: str = "") -> list[tuple[str, str]]:
+    """The columns that the spec names, each with its field. NotAsStated when one is not `present`, or occurs
+    twice."""
     asked = [("text_column", source.text_column), *(("metadata", name) for name in source.metadata)]
     if source.id_column is not None:
         asked.append(("id_column", source.id_column))
@@ -183,30 +190,19 @@ def _require(present: list[str], source: SourceSpec, place: str = "") -> list[st
             )
         if present.count(name) > 1:
             raise NotAsStated(f"there are {present.count(name)} columns '{name}'", f"correct {field}", place)
-    return list(dict.fromkeys(name for _, name in asked))
+    return asked
 
 
 def _columns(schema: pyarrow.Schema, source: SourceSpec) -> list[str]:
     """The columns that the spec names. NotAsStated when one is missing, or its type is not text or a
     single value, as its role requires."""
-    columns = _require(schema.names, source)
-    for name in columns:
+    asked = _require(schema.names, source)
+    for field, name in asked:
         kind = schema.field(name).type
-        value = kind.value_type if types.is_dictionary(kind) else kind
-        if name == source.text_column and not (is_text(value) or types.is_null(value)):
-            raise NotAsStated(f"column '{name}' holds {kind}, not text", "correct text_column")
-        if name in source.metadata and not (
-            (is_text(value) and not is_binary(value)) or _is_number(value) or types.is_temporal(value)
-        ):
-            raise NotAsStated(
-                f"column '{name}' holds {kind}; metadata are text, numbers, truth values or times",
-                "correct metadata",
-            )
-        if name == source.id_column and not (is_text(value) or types.is_integer(value)):
-            raise NotAsStated(
-                f"column '{name}' holds {kind}; an identifier is text or an integer", "correct id_column"
-            )
-    return columns
+        fits, required = ARROW_TYPES[field]
+        if not fits(kind.value_type if types.is_dictionary(kind) else kind):
+            raise NotAsStated(f"column '{name}' holds {kind}{required}", f"correct {field}")
+    return list(dict.fromkeys(name for _, name in asked))
 
 
 def _is_number(kind: pyarrow.DataType) -> bool:

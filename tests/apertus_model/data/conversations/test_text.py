@@ -8,7 +8,7 @@ import pytest
 
 from apertus_model.chat.messages import normalise
 from apertus_model.data.conversations.stored import Conversation
-from apertus_model.data.conversations.text import PersonalData, answer_text, conversation_text
+from apertus_model.data.conversations.text import answer_text, conversation_text, without_personal_data
 from apertus_model.data.corpora.pii import Replacer
 
 CALL = {"name": "send", "arguments": {"to": "ada@maths.example", "cc": ["bob@maths.example", 7]}}
@@ -46,7 +46,7 @@ def test_answer_is_the_responses_of_the_last_message_or_its_calls() -> None:
 def test_personal_data_are_replaced_in_texts_and_values_and_nowhere_else() -> None:
     tools = [{"name": "send", "description": "As root@maths.example."}]
     conversation = Conversation("1", MESSAGES, tools, ["Sent to ada@maths.example."])
-    found, counts = PersonalData(Replacer(["email", "ip"]))(conversation)
+    found, counts = without_personal_data(conversation, Replacer(["email", "ip"]))
     call = {"name": "send", "arguments": {"to": "<email-pii>", "cc": ["<email-pii>", 7]}}
     assert found.messages == [
         {"role": "system", "content": "Be brief."},
@@ -69,7 +69,9 @@ def test_personal_data_are_replaced_in_texts_and_values_and_nowhere_else() -> No
 
 def test_a_message_of_nothing_but_an_address_keeps_a_placeholder() -> None:
     messages = [{"role": "user", "content": "a@b.example"}, {"role": "assistant", "content": "c@d.example"}]
-    found, _ = PersonalData(Replacer(["email"]))(Conversation("1", messages, completions=["c@d.example"]))
+    found, _ = without_personal_data(
+        Conversation("1", messages, completions=["c@d.example"]), Replacer(["email"])
+    )
     assert [message["content"] for message in found.messages] == ["<email-pii>"] * 2
     assert normalise(found.messages) == found.messages
 
@@ -77,4 +79,4 @@ def test_a_message_of_nothing_but_an_address_keeps_a_placeholder() -> None:
 @pytest.mark.parametrize("kinds", [[], ["phone"]])
 def test_a_conversation_without_personal_data_is_unchanged(kinds: Any) -> None:
     conversation = Conversation("1", normalise(MESSAGES))
-    assert PersonalData(Replacer(kinds))(conversation)[0] == conversation
+    assert without_personal_data(conversation, Replacer(kinds))[0] == conversation
