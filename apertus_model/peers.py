@@ -18,7 +18,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 IDLE_SECONDS, PROBE_SECONDS, PROBES = 15, 5, 9
 LOST_SECONDS = IDLE_SECONDS + PROBE_SECONDS * PROBES
@@ -27,18 +27,12 @@ LONGEST = 1000  # bytes that a rank sends
 WHERE = "apertus/peers"
 
 
-class Addresses(Protocol):
-    """A store of torch.distributed: `get` waits until the key is set."""
-
-    def set(self, key: str, value: str) -> object: ...
-    def get(self, key: str) -> bytes: ...
-
-
 class Peers:
     """A watch over the other ranks: inside the block, calls `lost` in a thread when another rank ends without
-    having left the block, or its node cannot be reached. `host`: the node of rank 0."""
+    having left the block, or its node cannot be reached. `addresses`: a store of torch.distributed, whose
+    `get` waits until the key is set; `host`: the node of rank 0."""
 
-    def __init__(self, addresses: Addresses, rank: int, host: str, lost: Callable[[str], object]) -> None:
+    def __init__(self, addresses: Any, rank: int, host: str, lost: Callable[[str], object]) -> None:
         self._addresses = addresses
         self._rank = rank
         self._host = host

@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from specs.job import Job
 from specs.tracking import WandbSpec
@@ -28,13 +28,6 @@ logger = logging.getLogger(__name__)
 STEP, TIME = "step", "time"
 FLUSH_SECONDS = 1.0  # between writes to files; a killed attempt loses at most these rows
 WANDB_HEADER, WANDB_BLOCK = b":W&B\xe1\xbe\x00", 32_768
-
-
-class MetricsSink(Protocol):
-    """A destination of rows."""
-
-    def write(self, step: int, values: dict[str, float], seconds: float) -> None: ...
-    def close(self) -> None: ...
 
 
 class Tracker:
@@ -165,6 +158,9 @@ class WeightsAndBiases:
 
         self._run.finish()
         wandb.teardown()  # its own process writes the end of the file after `finish` has returned
+
+
+MetricsSink = TensorBoard | WeightsAndBiases
 
 
 def last_kept_step(folder: Path, name: str) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from apertus_model.work.units import CommittedUnit, Result, Span
-from infra.store import Artifact, Attempt, StoreError
+from infra.store import Artifact, Attempt
 
 ROWS_PER_FILE = 1024
 
@@ -51,13 +51,8 @@ class Rows(Sequence[Row]):
 
 
 def same_rows(first: Rows, *others: Rows) -> int:
-    """The number of rows of artifacts that belong together. StoreError when the numbers differ, which the
-    planner prevents."""
-    for other in others:
-        if len(other) != len(first):
-            raise StoreError(
-                f"{other.artifact.path} has {len(other)} rows, {first.artifact.path} has {len(first)}"
-            )
+    """The number of rows of artifacts that belong together."""
+    assert all(len(other) == len(first) for other in others), "the plan joins artifacts of the same prompts"
     return len(first)
 
 

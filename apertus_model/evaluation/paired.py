@@ -36,20 +36,10 @@ def compare(
 
     The interval is that of the paired bootstrap with percentiles (Efron & Tibshirani 1993, "An introduction
     to the bootstrap", chapter 13): prompts are drawn with replacement 10,000 times, and the interval is that
-    between the 2.5% and 97.5% quantiles of the mean differences.
-
-    Args:
-        first, second: (prompts,) scores in the same order; several completions of a prompt are averaged.
-
-    Raises:
-        ValueError: the numbers of scores differ, there are no scores, or one is not finite.
-    """
-    ours, theirs = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    if ours.shape != theirs.shape or ours.ndim != 1 or not ours.size:
-        raise ValueError(f"scores of equal shapes are needed, not {ours.shape} and {theirs.shape}")
-    differences = ours - theirs
-    if not np.isfinite(differences).all():
-        raise ValueError("a score is not a finite number")
+    between the 2.5% and 97.5% quantiles of the mean differences. `first`, `second`: finite scores, (prompts,)
+    in the same order; several completions of a prompt are averaged."""
+    differences = np.asarray(first, np.float64) - np.asarray(second, np.float64)
+    assert len(first) == len(second) and np.isfinite(differences).all()
     low, high = interval(differences)
     wins = float(np.mean((differences > 0) + 0.5 * (differences == 0)))
     return PairedComparison(float(differences.mean()), low, high, wins, int(differences.size))

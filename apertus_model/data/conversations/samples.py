@@ -106,10 +106,7 @@ class ConversationSamples:
         longer: Longer,
         pad_id: int,
     ) -> None:
-        if len(shards) != len(repeats) or not shards:
-            raise ValueError(
-                f"a number of repeats per source is needed, not {len(repeats)} for {len(shards)} sources"
-            )
+        assert len(shards) == len(repeats) > 0
         self._shards = list(shards)
         self._kept = [_kept(source, sequence_length, longer) for source in shards]
         self._repeats = [exact(number) for number in repeats]

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from heapq import heappush, heappushpop
 from typing import Any
 
 CANDIDATES = 8
@@ -41,34 +40,20 @@ class Examples:
 
     def __init__(self, *, wanted: bool = True) -> None:
         self.wanted = wanted
-        self._heaps: dict[str, list[tuple[int, int, Row]]] = {}
+        self._rows: dict[str, dict[Key, Row]] = {}  # by reason
 
     def offer(self, reason: str, key: Key, row: Callable[[], Row]) -> None:
         """Adds a new document if it is among the smallest; `row` is called only then."""
-        if not self.wanted:
+        some = self._rows.setdefault(reason, {}) if self.wanted else {key: {}}
+        if key in some or (len(some) == CANDIDATES and _place(key) > max(map(_place, some))):
             return
-        heap = self._heaps.setdefault(reason, [])
-        entry = (-mixed(key[0]), -key[1])
-        if len(heap) == CANDIDATES and entry < heap[0][:2]:
-            return
-        if any(entry == other[:2] for other in heap):
-            return
-        candidate = (
-            *entry,
-            {"reason": reason, "hash": f"{key[0]:016x}", "columns": f"{key[1]:016x}", **row()},
-        )
-        if len(heap) < CANDIDATES:
-            heappush(heap, candidate)
-        else:
-            heappushpop(heap, candidate)
+        some[key] = {"reason": reason, "hash": f"{key[0]:016x}", "columns": f"{key[1]:016x}", **row()}
+        if len(some) > CANDIDATES:
+            del some[max(some, key=_place)]
 
     def rows(self) -> list[Row]:
         """All candidates, by reason, smallest first."""
-        return [
-            entry[2]
-            for reason in sorted(self._heaps)
-            for entry in sorted(self._heaps[reason], reverse=True, key=lambda e: e[:2])
-        ]
+        return _ordered(self._rows)
 
 
 def joined(rows: Iterable[Row]) -> list[Row]:
@@ -81,7 +66,7 @@ def joined(rows: Iterable[Row]) -> list[Row]:
         before["alive"] = before["alive"] or row["alive"]
         if len(some) > CANDIDATES:
             del some[max(some, key=_place)]
-    return [some[key] for _, some in sorted(by_reason.items()) for key in sorted(some, key=_place)]
+    return _ordered(by_reason)
 
 
 def choose(rows: Iterable[Row], reasons: list[str]) -> list[Row]:
@@ -100,6 +85,10 @@ def choose(rows: Iterable[Row], reasons: list[str]) -> list[Row]:
 
 def _place(key: Key) -> Key:
     return mixed(key[0]), key[1]
+
+
+def _ordered(by_reason: dict[str, dict[Key, Row]]) -> list[Row]:
+    return [some[key] for _, some in sorted(by_reason.items()) for key in sorted(some, key=_place)]
 
 
 def cut(text: str) -> str:

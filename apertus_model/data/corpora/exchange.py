@@ -117,14 +117,8 @@ class CellWriter:
                 yield pieces
 
 
-def read_cell(files: Iterable[RangeFile], schema: pa.Schema, cells: int, cell: int) -> pa.Table:
-    """The rows of one cell in all files of a group of `cells` cells; `cell` counts from the first of the
-    group."""
-    return read_cells(files, schema, cells, cell, cell + 1)
-
-
 def read_cells(files: Iterable[RangeFile], schema: pa.Schema, cells: int, first: int, end: int) -> pa.Table:
-    """The rows of the cells [first, end), file by file."""
+    """The rows of the cells [first, end) of a group of `cells` cells, file by file."""
     batches: list[pa.RecordBatch] = []
     for file in files:
         at = file.size - (cells + 1) * OFFSET.itemsize

@@ -31,12 +31,6 @@ class StoredScores(NamedTuple):
     step: int  # index of the filter
     column: str
 
-    @property
-    def thresholds(self) -> dict[str, dict[str, float]]:
-        """The thresholds, by language and name of the percentile."""
-        thresholds: dict[str, dict[str, float]] = self.artifact.manifest.facts["thresholds"]
-        return thresholds
-
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, float | None]]:
         """Hashes and scores of the documents in the files [start, stop) of the listing, in order."""
         for shard in self.artifact.manifest.facts["shards"]:
@@ -105,7 +99,7 @@ def with_thresholds(filters: list[FilterSpec], scores: Sequence[StoredScores]) -
                 continue
             stored = {
                 language: values[percentile_name(float(name[1:]))]
-                for language, values in model_scores.thresholds.items()
+                for language, values in model_scores.artifact.manifest.facts["thresholds"].items()
             }
             every = stored.pop("")
             numbers |= {bound: every} if chosen.by is None else {bound: None, others: stored}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from apertus_model.data.corpora import duplicates as graph
 from apertus_model.data.corpora.duplicates import EDGES, SIGNED, Edges
-from apertus_model.data.corpora.exchange import CellWriter, cell_borders, cell_of, read_cell
+from apertus_model.data.corpora.exchange import CellWriter, cell_borders, cell_of, read_cells
 from apertus_model.data.corpora.plan import NUMBERED, SPLITS, Key, parse
 from apertus_model.data.corpora.probes import OPENINGS, add_openings, choose
 from apertus_model.data.corpora.records import column, read_records, signature_column, signatures
@@ -213,8 +213,8 @@ class CorpusUnits(CorpusState):
         group, within = divmod(number, output.files_per_group)
         cells = output.borders[group + 1] - output.borders[group]
         files = list(self.files(self.of_spans("scatter"), f"{kind}-{group:05d}"))
-        first = within * output.cells
-        return (read_cell(files, self.schema(kind), cells, first + cell) for cell in range(output.cells))
+        own = range(within * output.cells, (within + 1) * output.cells)
+        return (read_cells(files, self.schema(kind), cells, cell, cell + 1) for cell in own)
 
 
 def _return_freed_memory() -> None:

@@ -57,10 +57,6 @@ class MixtureOrder:
         windows: number of windows of each source.
         keys: one per source, by default its position; the order of its windows depends on seed and key alone.
         starts: number of draws that each source skips; none by default.
-
-    Raises:
-        ValueError: there are no sources, the lists differ in length, or a weight, a number of windows or a
-            start is out of range.
     """
 
     def __init__(
@@ -72,18 +68,7 @@ class MixtureOrder:
         keys: Sequence[str | int] | None = None,
         starts: Sequence[int] | None = None,
     ) -> None:
-        if not weights or len(weights) != len(windows):
-            raise ValueError(
-                f"a mixture needs one weight and one number of windows per source, not {len(weights)} and"
-                f" {len(windows)}"
-            )
-        for source, (weight, count) in enumerate(zip(weights, windows, strict=True)):
-            if weight <= 0:
-                raise ValueError(
-                    f"source {source} has weight {weight}; leave a source out instead of weighting it 0"
-                )
-            if count < 1:
-                raise ValueError(f"source {source} has {count} windows; it needs one at least")
+        assert min(weights) > 0 and min(windows) > 0, "recipes have sources of these"
         exact = [Fraction(weight) for weight in weights]
         scale = lcm(*(weight.denominator for weight in exact))
         whole = [int(weight * scale) for weight in exact]
@@ -91,10 +76,7 @@ class MixtureOrder:
         self.seed = seed
         self.keys = tuple(range(len(whole)) if keys is None else keys)
         self.starts = tuple([0] * len(whole) if starts is None else starts)
-        if not len(self.keys) == len(self.starts) == len(whole) or min(self.starts) < 0:
-            raise ValueError(
-                f"{len(whole)} sources need as many keys and starts from 0, not {self.keys} and {self.starts}"
-            )
+        assert len(self.keys) == len(self.starts) == len(windows) == len(whole) and min(self.starts) >= 0
         self._cumulative = tuple(accumulate(whole, initial=0))
         self.shares = tuple(Fraction(weight, self._cumulative[-1]) for weight in whole)
         self._whole = tuple(whole)

@@ -94,16 +94,12 @@ class MixtureSamples:
                 that they have drawn come last.
 
         Raises:
-            ValueError: the numbers of sources, or the seeds, differ.
+            ValueError: the seeds differ.
             SourceError: a source is too short for a single window.
             TokenFileError: a token file is damaged.
         """
         sources = recipe.sources
-        for what, given in (("token files", bins), ("packed rows", packed)):
-            if given is not None and len(given) != len(sources):
-                raise ValueError(
-                    f"the recipe has {len(sources)} sources, but {what} of {len(given)} were given"
-                )
+        assert len(bins) == len(sources) == len(bins if packed is None else packed)
         streams = [TokenStream(paths, recipe.vocab_size) for paths in bins]
         eos_id, sequences = recipe.eos_id, list[Windows | PackedRows]()
         for index, stream in enumerate(streams):

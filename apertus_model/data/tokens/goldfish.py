@@ -92,12 +92,7 @@ def goldfish_mask(labels: Any, k: int, h: int, positions: Any = None) -> Any:
             never dropped.
         positions: position, within its document, of the input before each label, from 0; shape and kind of
             `labels`. With them, the first h - 1 labels of each document are never dropped.
-
-    Raises:
-        ValueError: k or h is below 1, or the labels have another shape.
     """
-    if k < 1 or h < 1:
-        raise ValueError(f"goldfish needs k >= 1 and h >= 1, not k = {k} and h = {h}")
     torch = sys.modules.get("torch")  # data are read without torch
     if torch is not None and isinstance(labels, torch.Tensor):
         values, mask = labels.long(), torch.zeros(labels.shape, dtype=torch.bool, device=labels.device)
@@ -105,10 +100,6 @@ def goldfish_mask(labels: Any, k: int, h: int, positions: Any = None) -> Any:
     else:
         values = np.asarray(labels).astype(np.int64, copy=False)
         mask, dropping = np.zeros(values.shape, dtype=np.bool_), _dropping(k)
-    if values.ndim not in (1, 2):
-        raise ValueError(
-            f"goldfish labels have shape (seq_len,) or (batch, seq_len), not {tuple(values.shape)}"
-        )
     if values.shape[-1] >= h:
         products = window_products(values, h)
         if isinstance(products, np.ndarray):  # the floor-mod without `%`, in place, is faster

@@ -55,13 +55,7 @@ def special_tokens(reserved: int) -> list[str]:
 
 
 def train(texts: Iterable[str], vocab_size: int, reserved: int) -> Tokenizer:
-    """Trains byte-level BPE; a vocabulary that the text cannot fill is filled up with `<UNUSED_n>`.
-    ValueError when `vocab_size` has no room for special tokens and bytes."""
-    if vocab_size < reserved + 256:
-        raise ValueError(
-            f"vocab_size {vocab_size} has no room for {reserved} special tokens and 256 bytes; take"
-            f" {reserved + 256} or more"
-        )
+    """Trains byte-level BPE; a vocabulary that the text cannot fill is filled up with `<UNUSED_n>`."""
     tokenizer = guarded(Tokenizer(models.BPE()), "of this stage")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

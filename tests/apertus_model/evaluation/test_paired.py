@@ -62,9 +62,3 @@ def test_the_interval_covers_the_truth_about_95_times_of_100(skewed: bool) -> No
         found = compare(differences + 0.3, np.zeros(60))
         covered += found.low <= 0.3 <= found.high
     assert 0.90 <= covered / 300 <= 0.98
-
-
-@pytest.mark.parametrize(("first", "second"), [([1.0], [1.0, 2.0]), ([], []), ([float("nan")], [1.0])])
-def test_scores_that_cannot_be_compared_are_refused(first: list[float], second: list[float]) -> None:
-    with pytest.raises(ValueError, match="score"):
-        compare(first, second)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from apertus_model.data.corpora.exchange import CellWriter, cell_borders, cell_of, read_cell, read_cells
+from apertus_model.data.corpora.exchange import CellWriter, cell_borders, cell_of, read_cells
 from infra.store.reading.ranges import LocalFile
 
 SCHEMA = pa.schema([pa.field("key", pa.uint64()), pa.field("text", pa.large_string())])
@@ -24,7 +24,7 @@ def test_a_cell_has_its_rows_whatever_the_memory(memory: int, tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files) == ["rows-00000", "rows-00001"]
     for cell in range(7):
         name, cells, within = ("rows-00000", 4, cell) if cell < 4 else ("rows-00001", 3, cell - 4)
-        found = read_cell([LocalFile(files[name])], SCHEMA, cells, within)
+        found = read_cells([LocalFile(files[name])], SCHEMA, cells, within, within + 1)
         first, end = cell_borders(7, cell)
         assert found.column("key").to_pylist() == [int(key) for key in keys if first <= key < end]
         assert found.column("text").to_pylist() == [str(int(key)) for key in keys if first <= key < end]

@@ -7,7 +7,6 @@ from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -170,24 +169,6 @@ def test_the_order_is_fixed_for_ever() -> None:
         (1, 9),
         (0, 5),
     ]
-
-
-@pytest.mark.parametrize(
-    ("weights", "windows", "message"),
-    [
-        ([], [], "one weight"),
-        ([1], [1, 2], "not 1 and 2"),
-        ([1, 0], [3, 3], "source 1 has weight 0"),
-        ([1], [0], "source 0 has 0 windows"),
-    ],
-)
-def test_mixtures_that_cannot_be_drawn_are_refused(
-    weights: list[int], windows: list[int], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        MixtureOrder(weights, windows, seed=1)
-    with pytest.raises(ValueError, match="as many keys and starts"):
-        MixtureOrder([1, 1], [1, 1], seed=1, starts=[0])
 
 
 def test_halving_is_exact_at_the_borders_of_equal_shares() -> None:

@@ -168,8 +168,3 @@ def test_a_source_that_is_too_short_is_refused_with_its_numbers(tmp_path: Path, 
         SourceError, match=f"source 0 .* has {tokens} training tokens; .* length 5000 takes 5001"
     ):
         MixtureSamples.open(_recipe(1), bins[:1], sequence_length=5000)
-
-
-def test_token_files_must_match_the_recipe(bins: list[Path]) -> None:
-    with pytest.raises(ValueError, match="3 sources, but token files of 2"):
-        MixtureSamples.open(_recipe(1, 1, 1), bins, sequence_length=16)

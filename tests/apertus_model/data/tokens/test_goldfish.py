@@ -167,10 +167,3 @@ def test_products_by_doubling_are_the_products(h: int) -> None:
 def test_about_one_label_in_fifty_is_dropped() -> None:
     labels = np.random.default_rng(4).integers(0, 65_536, size=400_000) | 1
     assert goldfish_mask(labels, 50, 50).mean() == pytest.approx(0.0199009, abs=0.001)
-
-
-@pytest.mark.parametrize(("k", "h", "shape"), [(0, 50, (4,)), (50, 0, (4,)), (50, 50, (1, 2, 3))])
-@pytest.mark.parametrize("make", [np.ones, torch.ones])
-def test_meaningless_settings_are_refused(make: Any, k: int, h: int, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="goldfish"):
-        goldfish_mask(make(shape, dtype=np.int64 if make is np.ones else torch.int64), k, h)
