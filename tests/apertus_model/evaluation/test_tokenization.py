@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from apertus_model.evaluation.paired import RESAMPLES
-from apertus_model.evaluation.tokenization import Counted, Text, compare, gini, resampled
+from apertus_model.evaluation.tokenization import Counted, Counts, Text, compare, gini, resampled
 from specs.stages.evaluate_tokenizers import OF_VOCABULARY, EvaluateTokenizersPart
 
 RANDOM = np.random.default_rng(0)
@@ -34,6 +34,10 @@ def counted(low: int, high: int) -> Counted:
     return Counted(columns, dict.fromkeys(("vocabulary", *OF_VOCABULARY), 1.0))
 
 
+def column(tokenizer: Counted, name: str) -> Counts:
+    return {language: columns[name] for language, columns in tokenizer.columns.items()}
+
+
 TOKENIZERS = {"short": counted(5, 20), "long": counted(10, 40)}
 FOUND = compare(TEXT, TOKENIZERS, "long")
 
@@ -44,7 +48,7 @@ def sums(counts: dict[str, NDArray[np.int64]], lines: NDArray[np.int64]) -> dict
 
 def by_hand(tokenizer: Counted, lines: NDArray[np.int64]) -> dict[str, float]:
     """The measures of some lines, by their formulas."""
-    tokens, whole = sums(tokenizer.of("tokens"), lines), sums(tokenizer.of("whole_words"), lines)  # type: ignore[arg-type]
+    tokens, whole = sums(column(tokenizer, "tokens"), lines), sums(column(tokenizer, "whole_words"), lines)  # type: ignore[arg-type]
     size, words = sums(TEXT.bytes, lines), sums(TEXT.words, lines)  # type: ignore[arg-type]
     cost = [tokens[one] / LINES for one in LANGUAGES]
     pairs = sum(abs(a - b) for a in cost for b in cost)
@@ -65,7 +69,7 @@ def test_measures_are_their_formulas() -> None:
         own = {measure: estimate.value for measure, estimate in result.measures.items()}
         assert own == pytest.approx(by_hand(TOKENIZERS[name], np.arange(LINES)), rel=1e-12)
     german = FOUND.tokenizers["short"].languages["de"]
-    tokens = TOKENIZERS["short"].of("tokens")
+    tokens = column(TOKENIZERS["short"], "tokens")
     assert german.measures["parity"] is not None
     assert german.measures["parity"].value == pytest.approx(tokens["de"].sum() / tokens["en"].sum())
     assert (german.unknown_tokens, german.changed_lines) == (66, 6)
@@ -74,10 +78,10 @@ def test_measures_are_their_formulas() -> None:
 def test_intervals_are_quantiles_over_the_same_drawn_lines_for_both_tokenizers() -> None:
     drawn = np.random.default_rng(TEXT.seed).integers(LINES, size=(RESAMPLES, LINES), dtype=np.int32)
     some = drawn[:400]  # of which the rows are compared one by one
-    tokens = np.stack([TOKENIZERS["short"].of("tokens")[one] for one in LANGUAGES], axis=1)
+    tokens = np.stack([column(TOKENIZERS["short"], "tokens")[one] for one in LANGUAGES], axis=1)
     assert np.array_equal(resampled(tokens, TEXT.seed)[1:401], tokens[some].sum(axis=1))
     cost = {
-        name: np.stack([counts.of("tokens")[one][drawn].sum(axis=1) for one in LANGUAGES], axis=1)
+        name: np.stack([column(counts, "tokens")[one][drawn].sum(axis=1) for one in LANGUAGES], axis=1)
         for name, counts in TOKENIZERS.items()
     }
     for measure, values in (
