@@ -87,8 +87,7 @@ class ServerGenerator:
         return [self._completion(choice) for choice in ordered] * (self._sampling.n // count)
 
     def _completion(self, choice: _Choice) -> Completion:
-        """The completion by its sampled ids if the server gives them, else by its text, which is encoded
-        again."""
+        """The completion by its sampled ids if the server gives them, else by its text, encoded again."""
         finished, most = choice.finish_reason == "stop", self._sampling.max_new_tokens
         if choice.token_ids is not None and isinstance(self._format, TokenFormat):
             if (number := len(choice.token_ids)) > most:

@@ -71,9 +71,8 @@ def has_kernels(tensor: torch.Tensor) -> bool:
 
 
 def install() -> None:
-    """Point torchtitan at the CPU when there is no accelerator, and keep its imports quiet. Calling it again
-    changes nothing. RuntimeError when another torchtitan module was imported first and has copied the wrong
-    device."""
+    """Point torchtitan at the CPU when there is no accelerator, and keep its imports quiet. RuntimeError when
+    another torchtitan module was imported first and has copied the wrong device."""
     for name in ("torchao", "torch.utils._pytree"):  # they would log while torchtitan imports torchao
         logging.getLogger(name).setLevel(logging.ERROR)
     if has_gpu() or titan_utils.device_type == "cpu":

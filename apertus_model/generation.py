@@ -76,9 +76,8 @@ def open_folder(folder: Path, sampling: Sampling, written: TokenFormat, launch: 
 
 
 def prompts_at_once(sampling: Sampling, unit: int) -> int:
-    """The number of prompts of a unit of work that one call of `complete` is given. For transformers it is
-    the batch size, which changes the results; the other engines have a seed for every prompt, and are given
-    all prompts of the unit at once."""
+    """The number of prompts of a unit of work that one call of `complete` is given: for transformers the
+    batch size, which changes the results; other engines have a seed for every prompt, and get all at once."""
     return sampling.batch_size if sampling.engine == "transformers" else max(1, unit)
 
 

@@ -49,8 +49,7 @@ def model_card(
     sequence_length: int,
 ) -> str:
     """Markdown with the metadata block of Hugging Face. `evaluations`: artifacts whose metrics are shown;
-    `title`: name of the recipe that exported the checkpoint; `sequence_length`: longest context, in
-    tokens."""
+    `title`: name of the recipe; `sequence_length`: longest context, in tokens."""
     ancestors = lineage(store, checkpoint.path or "", checkpoint.step)
     weights = lineage(store, checkpoint.path or "", checkpoint.step, of_weights)
     trained = [ancestor for ancestor in weights if ancestor.kind in (*TRAINING, "merge", "import_model")]
@@ -201,8 +200,7 @@ def _origin(ancestor: Ancestor) -> tuple[str, str]:
 
 
 def _asked(store: Store, part: Ancestor) -> tuple[str, str] | None:
-    """Name and licence of the model that made completions or rewards; None for anything else, and when a
-    function scored."""
+    """Name and licence of the model that made completions or rewards; None for others, and for a function."""
     read = part.inputs.get("model" if part.kind == "completions" else "reward_model")
     if part.kind == "completions" and read is None:
         return f"{part.spec['sampling']['server']['model']}, of a server", NOT_STATED
@@ -307,8 +305,7 @@ def _number(value: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Text that stays in its cell and is shown as text: without line breaks, and with pipes, tags and links
-    escaped."""
+    """Text that stays in its cell: without line breaks, and with pipes, tags and links escaped."""
     text = " ".join(str(value).split())
     for sign in ("\\", "|", "<", "[", "]"):
         text = text.replace(sign, f"\\{sign}")

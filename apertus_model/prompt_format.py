@@ -110,8 +110,7 @@ class OtherFormat(TextFormat, TokenFormat):
         self.vocab_size = 1 + max(self._its.get_vocab().values())
 
     def tokens(self, prompt: Row) -> list[int]:
-        """See `TokenFormat.tokens`. GenerationError when the template refuses the messages, or the prompt
-        leaves no room."""
+        """See `TokenFormat.tokens`. GenerationError when the template refuses it, or it leaves no room."""
         try:
             text = self._its.apply_chat_template(
                 usual_messages(prompt["messages"]),

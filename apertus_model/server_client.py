@@ -83,16 +83,11 @@ class ServerClient:
         answer: type[Document],
         read: Callable[[Document], Found],
     ) -> list[Found]:
-        """The results of `read` for the answers to requests, several of which are sent at a time.
-
-        Args:
-            requests: what each is about, for messages, and its body.
-            answer: the form of an answer; an answer of another form is asked for again.
-            read: reads one answer; after a ForeignError it is asked for again, any other error ends all.
-
-        ServerFailure when a request has no answer after all tries; GenerationError when an answer is wrong,
-        and asking again does not change it.
-        """
+        """The results of `read` for the answers to requests (what each is about, for messages, and its body),
+        several of which are sent at a time. An answer that has not the form `answer`, or for which `read`
+        raises ForeignError, is asked for again; any other error ends all. ServerFailure when a request has no
+        answer after all tries; GenerationError when an answer is wrong, and asking again does not change
+        it."""
         self._failed.clear()
         with ThreadPoolExecutor(self._server.requests, thread_name_prefix="server") as pool:
             asked = [pool.submit(self._asked, what, body, answer, read) for what, body in requests]

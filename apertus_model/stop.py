@@ -49,9 +49,7 @@ def job_end(environment: Mapping[str, str] = os.environ) -> float | None:
 
 class StopSignal:
     """A request to stop: `requested` becomes true at the first of `STOP_SIGNALS` or at the end of standard
-    input, and stays true.
-
-    `orphaned`: standard input ended, so the launcher need not be told."""
+    input, and stays true. `orphaned`: standard input ended, so the launcher need not be told."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -91,8 +89,7 @@ class StopSignal:
             self._cooperative = before
 
     def cooperate(self) -> None:
-        """Declares that from now on the stage checks `requested` and ends itself within the grace period,
-        since it may commit results."""
+        """From now on the stage checks `requested` and ends itself in time, since it may commit results."""
         self._cooperative = True
 
     def watch(self, *, cooperative: bool, tell: Callable[[str], None] = lambda reason: None) -> None:
@@ -134,10 +131,9 @@ class StopSignal:
         self._stop("the launcher asked for it, or the job is about to end")
 
     def _stop(self, reason: str, *, report: bool = True) -> None:
-        """Requests a stop, and kills the process group at once or after the grace period.
-
-        `report`: whether to tell the launcher. Not for SIGTERM to a rank: torchrun also sends it when a
-        peer has died, and reports its signals itself."""
+        """Requests a stop, and kills the process group at once or after the grace period. `report`: whether
+        to tell the launcher. Not for SIGTERM to a rank: torchrun also sends it when a peer has died, and
+        reports its signals."""
         self.request(reason)
         if not self._cooperative:
             if report:

@@ -31,8 +31,7 @@ WANDB_HEADER, WANDB_BLOCK = b":W&B\xe1\xbe\x00", 32_768
 
 
 class Tracker:
-    """All sinks of an attempt. A sink that fails is reported once and then left out: tracking never ends a
-    stage."""
+    """All sinks of an attempt. One that fails is reported once and left out: tracking never ends a stage."""
 
     def __init__(self, sinks: dict[str, MetricsSink]) -> None:
         self._sinks = sinks
@@ -84,8 +83,7 @@ class Tracker:
 
 
 class TensorBoard:
-    """One event file per attempt in the folder of the part. `after`: the last step of earlier attempts that
-    stays."""
+    """One event file per attempt in the folder of the part. `after`: the last earlier step that stays."""
 
     def __init__(self, folder: Path, attempt: str, after: int | None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -178,11 +176,8 @@ def last_kept_step(folder: Path, name: str) -> int:
 
 def _wandb_records(path: Path) -> Iterator[bytes]:
     """The records of a file in LevelDB's log format, up to the first incomplete one. Records are in pieces
-    that do not cross blocks: CRC-32, length, kind (1 whole, 2 first, 3 middle, 4 last), bytes.
-
-    Raises:
-        ValueError: the file is of another version.
-    """
+    that do not cross blocks: CRC-32, length, kind (1 whole, 2 first, 3 middle, 4 last), bytes. ValueError for
+    a file of another version."""
     data, place, record = path.read_bytes(), len(WANDB_HEADER), b""
     if not WANDB_HEADER.startswith(data[:place]):
         raise ValueError(

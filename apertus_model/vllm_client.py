@@ -81,8 +81,7 @@ class Vllm:
     def complete(
         self, prompts: Sequence[list[int]], seeds: Sequence[int], sampling: dict[str, Any]
     ) -> list[list[list[int]]]:
-        """The ids of the completions of each prompt, which has its own seed. `sampling`: arguments of vLLM's
-        `SamplingParams`."""
+        """The ids of the completions of each prompt. `sampling`: arguments of vLLM's `SamplingParams`."""
         completions: list[list[list[int]]] = self._process.ask(
             {"prompts": prompts, "sampling": [sampling | {"seed": seed} for seed in seeds]}
         )

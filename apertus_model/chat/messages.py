@@ -51,13 +51,11 @@ class ConversationError(ValueError):
 
 
 def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The messages in normal form.
-
-    Accepted besides the normal form: contents as lists of `{"type": "text", "text"}`; an assistant's
-    `tool_calls` or `function_call` (`{"id", "function": {"name", "arguments"}}` or the inner mapping,
-    arguments as a mapping or as JSON text) and `THOUGHTS`; messages of role `tool` or `function` after them,
-    which become tool outputs of the assistant's turn; `TRAINS`. ConversationError for anything else.
-    """
+    """The messages in normal form. Accepted as well: contents as lists of `{"type": "text", "text"}`; an
+    assistant's `tool_calls` or `function_call` (`{"id", "function": {"name", "arguments"}}` or the inner
+    mapping, arguments as a mapping or as JSON text) and `THOUGHTS`; messages of role `tool` or `function`
+    after them, which become tool outputs of the assistant's turn; `TRAINS`. ConversationError for anything
+    else."""
     if (
         not isinstance(messages, Sequence)
         or isinstance(messages, str)
@@ -137,8 +135,7 @@ def response_of(message: Message) -> str | None:
 
 
 def _head(messages: list[Mapping[str, Any]]) -> tuple[list[Message], list[Mapping[str, Any]]]:
-    """The system and the developer message, and the messages after them. An empty system message is
-    ignored."""
+    """The system (unless it is empty) and the developer message, and the messages after them."""
     head: list[Message] = []
     if messages and messages[0]["role"] == "system":
         text = _text(messages[0].get("content"))

@@ -21,8 +21,7 @@ Row = dict[str, Any]
 
 
 class Rows(Sequence[Row]):
-    """The rows of an artifact written by `write_rows`, read in order or by range; one file at a time is
-    held in memory."""
+    """The rows that `write_rows` has written to an artifact; one file at a time is held in memory."""
 
     def __init__(self, artifact: Artifact) -> None:
         facts = artifact.manifest.facts

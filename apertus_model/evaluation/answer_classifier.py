@@ -23,8 +23,7 @@ class AnswerClassifier(SequenceClassifier):
     """Probabilities of the label `label` for texts."""
 
     def __init__(self, folder: Path, spec: ClassifierSpec) -> None:
-        """Raises RewardError for a folder that transformers cannot open, or whose classifier has no such
-        label."""
+        """RewardError for a folder that transformers cannot open, or a classifier without the label."""
         super().__init__(folder, f"classifier {spec.model}")
         config = self._model.config
         labels = {str(name): int(index) for index, name in config.id2label.items()}

@@ -37,8 +37,7 @@ from infra.store import Artifact
 
 @dataclass(frozen=True)
 class Answers:
-    """Prompts, a model's completions, and their rewards (None without a reward); rows with the same index
-    belong together."""
+    """Prompts, a model's completions, and their rewards (None without a reward), by the same indices."""
 
     prompts: list[Row]
     completions: list[Row]

@@ -65,10 +65,7 @@ def memorisation(
 def compare(truths: Tokens, answers: Tokens) -> dict[str, NDArray[np.float64]]:
     """Scores of continuations, (rows,) each: `exact` (1 if equal), `rouge_l` (F1), `common_substring`
     (longest common contiguous run as a share of the truth), `type_token_ratio`. `truths` and `answers`:
-    (rows, tokens) ids.
-
-    Example: truth 1 2 3 4, answer 1 2 9 4 -> 0, 0.75, 0.5, 1.
-    """
+    (rows, tokens) ids. Example: truth 1 2 3 4, answer 1 2 9 4 -> 0, 0.75, 0.5, 1."""
     rows, length = truths.shape
     # the usual tables, row by row; column j stands for the first j tokens of the answers
     subsequence, run = np.zeros((rows, length + 1), np.int32), np.zeros((rows, length + 1), np.int32)

@@ -46,8 +46,7 @@ def compare(
 
 
 def interval(values: NDArray[np.float64], *, seed: int = 0) -> tuple[float, float]:
-    """The 95% confidence interval of the mean of `values`, (n,), by the bootstrap with percentiles;
-    `seed`: of the draws."""
+    """The 95% interval of the mean of `values`, (n,), by the bootstrap with percentiles; `seed`: of draws."""
     low, high = np.quantile(bootstrap_means(values, seed=seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 

@@ -60,8 +60,7 @@ def perplexity(
 def loss_by_position(
     evaluator: Evaluator, corpora: Sequence[Artifact], positions: ByPosition
 ) -> dict[str, float]:
-    """Mean loss by position in the document. A bucket in which no held-out document has a token is left
-    out."""
+    """Mean loss by position in the document, of buckets in which a held-out document has a token."""
     edges = positions.edges
     totals = [(0.0, 0)] * positions.buckets
     for corpus in corpora:
@@ -76,8 +75,7 @@ def loss_by_position(
 
 
 def forgetting(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    """Rise of the loss of every source that both evaluations measured, and over all sources if both measured
-    the same ones."""
+    """Rise of the loss of every source that both measured, and over all if both measured the same ones."""
     own, other = ({name for name in of if name.startswith("perplexity/")} for of in (now, before))
     names = [name for name in now if name in own & other or (name == "perplexity" and own == other)]
     return {

@@ -117,8 +117,7 @@ class Sandbox:
             raise SandboxError(f"bubblewrap does not isolate programs on this machine: {outcome.reason}")
 
     def run(self, program: str) -> Outcome:
-        """Runs a Python program, with its tests, and waits for its end. SandboxError if it was not
-        started."""
+        """Runs a Python program, with its tests, to its end. SandboxError if it was not started."""
         token = secrets.token_hex(32)
         request = {
             "program": program,

@@ -115,8 +115,7 @@ def _along(weight: WeightCopy, seed: int) -> torch.Tensor:
 
 
 def _sum(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """The sum, over all elements of all parameters, of scalars that each belong to this rank's part of a
-    parameter."""
+    """The sum, over all parameters, of scalars that each belong to this rank's part of a parameter."""
     total = 0.0
     for parameter, own in parts:
         if isinstance(parameter, DTensor):

@@ -111,8 +111,7 @@ def words(text: str) -> int:
 
 
 def whole_words(text: str, encoding: Encoding) -> int:
-    """The number of words that are whole: a single token covers any of their characters. It may also cover
-    white space and other words."""
+    """The number of words that are whole: one token covers them, and may cover other text too."""
     spans = np.asarray([match.span() for match in _WORD.finditer(text)], np.int64).reshape(-1, 2)
     tokens = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
     tokens = tokens[tokens[:, 0] < tokens[:, 1]]
@@ -122,8 +121,7 @@ def whole_words(text: str, encoding: Encoding) -> int:
 
 
 def renyi_efficiency(occurrences: NDArray[np.int64], vocabulary: int) -> float:
-    """The Rényi entropy of tokens by their occurrences, relative to the logarithm of the vocabulary's
-    size."""
+    """The Rényi entropy of tokens by their occurrences, relative to the logarithm of the size."""
     shares = occurrences[occurrences > 0] / occurrences.sum()
     entropy = float(np.log(np.sum(shares**ORDER)) / (1 - ORDER))
     return entropy / float(np.log(vocabulary))

@@ -59,8 +59,7 @@ def plain(content: str | list[dict[str, Any]]) -> str:
 
 
 def check_vocabulary(name: str, tokenizer: Any, model: Any) -> None:
-    """Raises RewardError when a transformers tokenizer has more tokens than its model embeds. `name` is that
-    of the model, for the message."""
+    """RewardError when a transformers tokenizer has more tokens than its model, `name`, embeds."""
     tokens, embedded = len(tokenizer), model.get_input_embeddings().num_embeddings
     if tokens > embedded:
         raise RewardError(

@@ -84,8 +84,7 @@ class Classifier(SequenceClassifier):
 
     @classmethod
     def open(cls, url: str, scratch: Path, max_tokens: int) -> Classifier:
-        """Copies the folder to `scratch` and loads it. RewardError for one that transformers cannot open,
-        or with several outputs."""
+        """Copies the folder to `scratch` and loads it. RewardError for a folder that is no reward model."""
         return cls(copy_folder(url, scratch / "reward-model", CLASSIFIER_FILES), url, max_tokens)
 
     def tokens(self, item: Scored) -> list[int]:

@@ -185,8 +185,7 @@ class _Reply(Foreign):
 
 
 class ServerJudge:
-    """A model on a server. The probability of an answer that is not among the `BEST` likeliest tokens counts
-    as 0."""
+    """A model on a server. An answer that is not among the `BEST` likeliest tokens has probability 0."""
 
     def __init__(self, judge: Judge) -> None:
         assert judge.server is not None, "checked by the caller"

@@ -62,14 +62,9 @@ class ClusterJobs(Protocol):
 def run_on_cluster(
     jobs: ClusterJobs, keys: list[str], attempt: Attempt, stop: StopSignal, progress: UnitProgress
 ) -> Generator[str, None, None]:
-    """Has units computed on a cluster, and yields the key of each when it is seen to be committed. No job
-    is left when the generator ends.
-
-    Raises:
-        StageError: a unit raised it, or this machine cannot reach the cluster.
-        WorkerLost: `MOST_LOSSES` workers ended with the same unit.
-        Stopped: `stop` was requested.
-    """
+    """Has units computed on a cluster, and yields the key of each when it is seen to be committed. No job is
+    left when the generator ends. StageError when a unit raised it, or this machine cannot reach the cluster;
+    WorkerLost when `MOST_LOSSES` workers ended with the same unit; Stopped when `stop` was requested."""
     if not keys:
         return
     shared = _Workers(jobs, attempt)

@@ -114,8 +114,7 @@ class _Worker:
             pass  # the process has ended, which its other pipe shows
 
     def end(self) -> int:
-        """Waits for the end of the process, which comes at once, and otherwise kills it. Returns its exit
-        code."""
+        """Waits for the end of the process, which comes at once, or kills it. Returns its exit code."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.close()

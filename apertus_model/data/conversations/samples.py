@@ -139,8 +139,7 @@ class ConversationSamples:
         return _sample(chosen, self._layout)
 
     def conversations(self, i: int) -> list[tuple[int, int]]:
-        """(source, number in its split) of each conversation of sample i, in order. Raises IndexError like
-        `samples[i]`."""
+        """(source, number in its split) of each conversation of sample i. IndexError like `samples[i]`."""
         if i < 0:
             raise IndexError(f"sample {i}: samples are counted from 0")
         epoch, place = self._find(i)

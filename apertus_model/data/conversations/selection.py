@@ -101,12 +101,8 @@ def resolve(
     order: NDArray[np.int64],
     compared: ComparedValues,
 ) -> Resolution:
-    """Decides the steps over the whole source.
-
-    Args:
-        step_of: (records,): the step that dropped each in its task, or the number of steps.
-        order: (records,): indices of the records, sorted by the hash of their content.
-    """
+    """Decides the steps over the whole source. `step_of`: (records,), the step that dropped each in its task,
+    or the number of steps; `order`: (records,), indices sorted by the hash of the content."""
     alive = np.ones(len(step_of), bool)
     gone, group = np.full(len(step_of), -1, np.int16), np.zeros(len(step_of), np.int64)
     dropped: dict[str, int] = {}

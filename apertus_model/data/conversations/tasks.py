@@ -76,8 +76,7 @@ class ConversationTasks:
         self.folder.mkdir(exist_ok=True)
 
     def run(self, key: str) -> Result:
-        """Reads, judges, renders and tokenises the conversations of one task, up to the limit of the
-        source."""
+        """Reads, judges, renders and tokenises the conversations of one task, up to the source's limit."""
         fs, root = open_source(self.source)
         files = (read_conversations(self.source, fs, root, path) for path in self.units[key])
         with _TaskWriter(self, key) as writer:

@@ -29,8 +29,7 @@ def conversation_text(messages: Sequence[Message]) -> str:
 
 
 def answer_text(messages: Sequence[Message]) -> str:
-    """The responses of the last message, which is the assistant's, or all of its texts when it only calls
-    tools."""
+    """The responses of the last message, the assistant's, or all of its texts when it only calls tools."""
     responses = [block["text"] for block in blocks_of(messages[-1]) if block["type"] == "response"]
     return SEPARATOR.join(responses or _texts(messages[-1]))
 

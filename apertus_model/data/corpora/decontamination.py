@@ -78,8 +78,7 @@ def _ngrams(split: list[str], size: int) -> Iterator[tuple[str, ...]]:
 
 @lru_cache(maxsize=4)
 def load_questions(spec: str) -> Contamination:
-    """Reads the questions of a filter, which is given as JSON, once per process. SourceError when there are
-    none, or a file cannot be read."""
+    """Reads the questions of a filter, given as JSON, once per process. SourceError when there are none."""
     parsed = DecontaminateFilter.model_validate_json(spec)
     questions = [question for source in parsed.against for question in texts_of(source)]
     if not questions:

@@ -221,12 +221,9 @@ class MinHash:
 
 
 def first_alike(count: int, buckets: Iterable[NDArray[np.uint64]]) -> NDArray[np.int64]:
-    """(count,): for each document the smallest index in its group.
-
-    Two documents are alike when they have the same value in one of the `buckets`, each of shape (count,).
-    Memory: 8 bytes per document for the result and 32 for a bucket (its values, their order, and the pairs of
-    equal neighbours in it).
-    """
+    """(count,): for each document the smallest index in its group. Two are alike when they have the same
+    value in one of the `buckets`, (count,) each. Memory: 8 bytes per document for the result and 32 for a
+    bucket (its values, their order, and the pairs of equal neighbours in it)."""
     parent = np.arange(count, dtype=np.int64)
     for values in buckets:
         order = np.argsort(values, kind="stable")

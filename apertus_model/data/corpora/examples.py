@@ -70,8 +70,7 @@ def joined(rows: Iterable[Row]) -> list[Row]:
 
 
 def choose(rows: Iterable[Row], reasons: list[str]) -> list[Row]:
-    """The examples of all rows: for each of the `reasons`, in their order, at most `SHOWN` candidates that
-    are alive."""
+    """At most `SHOWN` candidates that are alive for each of the `reasons`, in their order."""
     candidates = joined(rows)
     chosen: list[Row] = []
     for reason in reasons:

@@ -27,13 +27,8 @@ CHUNK = 2**22
 
 
 class CellWriter:
-    """A writer that sorts rows into cells.
-
-    Args:
-        folder, name: the files are `<folder>/<name>-<group>`.
-        borders: cells of the groups: group g has the cells [borders[g], borders[g + 1]).
-        memory: bytes of rows to hold.
-    """
+    """A writer that sorts rows into the cells of `<folder>/<name>-<group>`; group g has the cells
+    [borders[g], borders[g + 1]). `memory`: bytes of rows to hold."""
 
     def __init__(
         self, folder: Path, name: str, schema: pa.Schema, borders: Sequence[int], memory: int

@@ -95,8 +95,7 @@ def record_schema(process: CorpusSource) -> pa.Schema:
 
 
 class RecordWriter:
-    """A context manager that writes rows of a table as they come. `repeated`: the columns whose values
-    repeat."""
+    """A context manager that writes rows of a table. `repeated`: the columns whose values repeat."""
 
     def __init__(self, path: Path, schema: pa.Schema, repeated: Sequence[str]) -> None:
         self._schema = schema

@@ -84,14 +84,8 @@ def read_span(
     steps: int,
     columns: list[str] | None,
 ) -> Iterator[SpanBatch]:
-    """The documents of a span.
-
-    Args:
-        tasks: the files of its tasks, in order.
-        verdicts: by step; those of `NUMBERED` are the numbers of copies.
-        steps: number of steps of the spec.
-        columns: those of the records that are read; None for all.
-    """
+    """The documents of a span. `tasks`: the files of its tasks, in order; `verdicts`: by step, those of
+    `NUMBERED` are the numbers of copies; `steps`: number of steps of the spec; `columns`: None reads all."""
     place = 0
     for files in tasks:
         tokens = TaskTokens(files["tokens.bin"], files["tokens.idx"])

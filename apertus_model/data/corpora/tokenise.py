@@ -70,8 +70,7 @@ class CorpusTasks:
         self.folder.mkdir(exist_ok=True)
 
     def run(self, key: str) -> Result:
-        """Runs one task in this process: its files are `tokens.bin`, `tokens.idx`, and those of
-        `DocumentSelection`."""
+        """Runs one task: its files are `tokens.bin`, `tokens.idx`, and those of `DocumentSelection`."""
         selection = DocumentSelection(self.process, self.folder, self._tokens_of)
         prefix = str(self.folder / f"{key}_")
         selected = selection.run(self._documents(key), prefix)
@@ -121,11 +120,9 @@ def with_columns(source: SourceSpec, columns: list[str]) -> SourceSpec:
 
 
 def read_texts(source: SourceSpec, files: Sequence[str]) -> Iterator[Document | Rejection]:
-    """The documents and rejections of files of any text format, up to the limit of the source.
-
-    The metadata of a document are the columns that `source.metadata` names (for a web archive, `url` and
-    `date`). Its identifier is the one in its source, or `<file>/<position in the file>`.
-    """
+    """The documents and rejections of files of any text format, up to the limit of the source. Their metadata
+    are the columns that `source.metadata` names (for a web archive, `url` and `date`); an identifier is that
+    of the source, or `<file>/<position in the file>`."""
     left = source.limit
     for path in files:
         for name, index, document in source_documents(source, [path]):
@@ -191,8 +188,7 @@ TOKENS = "token_ids"
 
 
 class Vocabulary:
-    """A stored tokenizer, which encodes special tokens as text, and its ids. `size`: one more than the
-    highest id."""
+    """A stored tokenizer, which encodes special tokens as text, and its ids; `size`: the highest and one."""
 
     def __init__(self, stored: Artifact) -> None:
         self.file = stored.local("tokenizer.json")
@@ -207,12 +203,8 @@ def read_tokens(
     source: SourceSpec, tasks: list[list[str]], number: int, vocabulary: Vocabulary, folder: Path
 ) -> Iterator[Document | Rejection]:
     """The documents and the rejections (`empty`, `marker_inside`) of the `.bin/.idx` pairs of task `number`,
-    up to the limit of the source. SourceError when the tokenizer is not the one that the source states.
-
-    Args:
-        tasks: files of each task, `.bin` and `.idx`; a pair belongs to the task that has its `.bin`.
-        folder: scratch, for copies.
-    """
+    up to the limit of the source. A pair belongs to the task that has its `.bin`; `folder`: scratch, for
+    copies. SourceError when the tokenizer is not the one that the source states."""
     assert source.tokenizer is not None, "the spec asks for it"
     digest = hashlib.sha256(vocabulary.file.read_bytes()).hexdigest()
     if source.tokenizer != "trusted" and not digest.startswith(source.tokenizer.removeprefix("sha256:")):
@@ -234,8 +226,7 @@ def read_tokens(
 
 
 def _pairs(source: SourceSpec, tasks: list[list[str]], number: int) -> list[str]:
-    """The `.bin` of each pair of a task. SourceError for a file without its counterpart: a corpus depends on
-    both."""
+    """The `.bin` of each pair of a task. SourceError for a file without its counterpart."""
     every_file = {path for task in tasks for path in task}
     if "" in every_file:
         raise SourceError(

@@ -64,11 +64,8 @@ def files_of_tasks(part: DocumentsPart, what: str) -> dict[str, list[str]]:
 
 def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: str) -> FoundDocuments:
     """The documents and rejections of one file; `path` is relative to `root`, "" when the source is a single
-    file.
-
-    A file without rows or records is one rejection, `empty_file`. Raises SourceError when the file cannot be
-    read to its end, or no row has the columns that the spec names.
-    """
+    file. A file without rows or records is one rejection, `empty_file`. SourceError when the file cannot be
+    read to its end, or no row has the columns that the spec names."""
     name = path or PurePosixPath(root).name
 
     def parse(content: BinaryIO, source: SourceSpec) -> Parsed:
@@ -85,14 +82,10 @@ def read_documents(source: SourceSpec, fs: AbstractFileSystem, root: str, path: 
 
 
 def check_holdout(share: float, usual: float, held_out: int, total: int, of: str, least: int | None) -> None:
-    """SourceError when nothing is left to train on, or a stated share holds out none. A share of 0 may hold
-    out none, and so may the default share, `usual`, of few.
-
-    Args:
-        held_out, total: numbers of documents or conversations.
-        of: what the share is of, with its number: `60 documents`.
-        least: the smallest hash, of 64 bits, by which a share would hold something out; None if no share can.
-    """
+    """SourceError when nothing is left to train on, or a stated share holds out none of `total` documents or
+    conversations. A share of 0 may hold out none, and so may the default share, `usual`, of few. `of`: what
+    the share is of, with its number: `60 documents`; `least`: the smallest hash, of 64 bits, by which a share
+    would hold something out; None if no share can."""
     if held_out < total and (held_out or share in (0, usual)):
         return
     fix = f"set holdout: 0, which holds out none, or add {of.rpartition(' ')[2].removesuffix('s')}s"

@@ -176,8 +176,7 @@ class _WatchedEnd:
 
 
 def _require(present: list[str], source: SourceSpec, place: str = "") -> list[tuple[str, str]]:
-    """The columns that the spec names, each with its field. NotAsStated when one is not `present`, or occurs
-    twice."""
+    """The columns that the spec names, each with its field. NotAsStated for one that is not there once."""
     asked = [("text_column", source.text_column), *(("metadata", name) for name in source.metadata)]
     if source.id_column is not None:
         asked.append(("id_column", source.id_column))

@@ -50,14 +50,9 @@ class Draw(NamedTuple):
 
 
 class MixtureOrder:
-    """The order of a mixture.
-
-    Args:
-        weights: one positive number per source; only their ratios matter.
-        windows: number of windows of each source.
-        keys: one per source, by default its position; the order of its windows depends on seed and key alone.
-        starts: number of draws that each source skips; none by default.
-    """
+    """The order of a mixture, by one positive weight per source, of which only the ratios matter, and one
+    number of windows. The order of a source's windows depends on the seed and its key alone (by default its
+    position); `starts`: numbers of draws that the sources skip."""
 
     def __init__(
         self,

@@ -34,8 +34,7 @@ _MASK = 2**64 - 1
 
 
 def _mix(value: int) -> int:
-    """The finaliser of splitmix64 (Steele, Lea & Flood 2014): a bijection of 64-bit integers that spreads
-    every bit."""
+    """The finaliser of splitmix64 (Steele, Lea & Flood 2014), a bijection that spreads every bit."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
@@ -49,10 +48,7 @@ def mix_array(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 class KeyedPermutation:
     """The permutation of `range(n)` that belongs to `key`, a tuple of integers and strings (`(seed,
-    "documents")`).
-
-    Raises ValueError unless 1 <= n <= 2**48.
-    """
+    "documents")`). ValueError unless 1 <= n <= 2**48."""
 
     def __init__(self, n: int, *key: int | str) -> None:
         if not 1 <= n <= MAX_SIZE:

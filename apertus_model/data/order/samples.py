@@ -82,22 +82,12 @@ class MixtureSamples:
         packed: Sequence[Mapping[str, Path]] | None = None,
         excluded: Sequence[tuple[MixtureRecipe, int]] = (),
     ) -> MixtureSamples:
-        """Opens the training split of a mixture.
-
-        Args:
-            bins: for each source of the recipe, the token file of its training split, or the list of its
-                shards (`split_shards`).
-            sequence_length: labels per sample.
-            seed: of the order; the recipe's by default.
-            packed: with best-fit packing, the tables of each source (`best_fit.packed_tables`).
-            excluded: recipes with the same seed, each with its number of samples already drawn; the windows
-                that they have drawn come last.
-
-        Raises:
-            ValueError: the seeds differ.
-            SourceError: a source is too short for a single window.
-            TokenFileError: a token file is damaged.
-        """
+        """Opens the training split of a mixture. `bins`: for each source of the recipe, the token file of its
+        training split, or the list of its shards (`split_shards`); `seed`: of the order, the recipe's by
+        default; `packed`: with best-fit packing, the tables of each source (`packed_tables`); `excluded`:
+        recipes with the same seed, each with its number of samples already drawn, whose windows come last.
+        ValueError when seeds differ, SourceError for a source that is too short for a window, TokenFileError
+        for a damaged token file."""
         sources = recipe.sources
         assert len(bins) == len(sources) == len(bins if packed is None else packed)
         streams = [TokenStream(paths, recipe.vocab_size) for paths in bins]
@@ -141,9 +131,8 @@ class MixtureSamples:
 
 def drawn_before(excluded: Sequence[tuple[MixtureRecipe, int]], seed: int) -> dict[str, int]:
     """The number of windows of each corpus, by fingerprint, that the excluded samples have drawn; an upper
-    bound where the excluded recipes draw the same windows.
-
-    Raises ValueError for a recipe with another seed, whose windows come in another order."""
+    bound where their recipes draw the same windows. ValueError for a recipe with another seed, and so another
+    order."""
     drawn: dict[str, int] = {}
     for recipe, samples in excluded:
         if recipe.seed != seed:
@@ -156,10 +145,9 @@ def drawn_before(excluded: Sequence[tuple[MixtureRecipe, int]], seed: int) -> di
 
 
 class ValidationSamples:
-    """Held-out sequences, source after source, in order, without Goldfish. Arguments and errors as in
-    `MixtureSamples.open`. Every held-out token but the first of a source is a label exactly once (ends of
-    documents as in training): the last window of a source is filled up with end-of-document tokens whose
-    labels are IGNORE_INDEX."""
+    """Held-out sequences, source after source, in order, without Goldfish; arguments and errors as in
+    `MixtureSamples.open`. Every token but the first of a source is a label exactly once (ends of documents as
+    in training): the last window is filled up with end-of-document tokens without labels."""
 
     def __init__(
         self, bins: Sequence[TokenPaths], *, vocab_size: int, eos_id: int, sequence_length: int

@@ -130,13 +130,8 @@ def generated_by(attempt: Attempt) -> list[Rows]:
 def offline_completions(
     prompt: Row, generated: Sequence[Row] = (), models: Sequence[str] = ()
 ) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Yields each completion with its `model` and `persona`, where they are known.
-
-    Args:
-        prompt: a row of `prompts`.
-        generated: each generator's row for that prompt.
-        models: the name of each generator; empty where names do not matter.
-    """
+    """Yields each completion of a row of `prompts`, and of each generator's row for it, with its `model` and
+    `persona`, where they are known. `models`: names of the generators; empty where they do not matter."""
     yield from ((completion, {}) for completion in prompt["completions"])
     for number, row in enumerate(generated):
         assert row["id"] == prompt["id"]

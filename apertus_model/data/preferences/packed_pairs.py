@@ -39,8 +39,7 @@ class PackedPairs:
     def __init__(
         self, arrays: dict[str, NDArray[Any]], *, sequence_length: int, pad_id: int, sides: int = 2
     ) -> None:
-        """`arrays`: tokens, lengths and prompt_lengths, as `pair_arrays` loads them. PreferenceDataError when
-        a pair is longer than a row."""
+        """`arrays`: those of `pair_arrays`. PreferenceDataError when a pair is longer than a row."""
         self.sides = sides
         self._tokens, self._lengths = arrays["tokens"], arrays["lengths"]
         self._prompt_lengths = arrays["prompt_lengths"]

@@ -30,12 +30,8 @@ class RewardSample:
 
 
 class RewardSamples(PackedPairs):
-    """The rows of labelled pairs, in stored order. `PreferenceSets` has the order of training.
-
-    Attributes:
-        margins: (pairs,) float32.
-        sources: (pairs,) int32, index of the conversations that each pair is from.
-    """
+    """The rows of labelled pairs, in stored order, which `PreferenceSets` changes for training. `margins`:
+    (pairs,) float32; `sources`: (pairs,) int32, index of the conversations that each pair is from."""
 
     def __init__(self, arrays: dict[str, NDArray[Any]], *, sequence_length: int, pad_id: int) -> None:
         super().__init__(arrays, sequence_length=sequence_length, pad_id=pad_id)

@@ -69,17 +69,10 @@ class PreferenceSamples(PackedPairs):
         pad_id: int,
         sides: int = 2,
     ) -> PreferenceSamples:
-        """Opens stored pairs.
-
-        Args:
-            pairs: artifact of kind `pairs`, `labelled_pairs` (those to train on, with rewards of 0) or, if
-                `sides` is 1, `rewarded_completions`.
-            log_probabilities: those of the same pairs under the reference model; None stands for zeros.
-
-        Raises:
-            PreferenceDataError: when a pair is longer than a row.
-            StoreError: when a file is damaged, or the log-probabilities are of other pairs.
-        """
+        """Opens stored pairs: an artifact of kind `pairs`, `labelled_pairs` (those to train on, with rewards
+        of 0) or, if `sides` is 1, `rewarded_completions`. `log_probabilities`: those of the same pairs under
+        the reference model; None stands for zeros. PreferenceDataError when a pair is longer than a row,
+        StoreError when a file is damaged, or the log-probabilities are of other pairs."""
         if pairs.manifest.kind == "labelled_pairs":
             arrays = pair_arrays(pairs, ("lengths", "prompt_lengths"), "train-")
             arrays["rewards"] = np.zeros(arrays["lengths"].size, np.float32)

@@ -122,8 +122,7 @@ def packed_tables(artifact: Artifact) -> dict[str, Path]:
 
 
 class PackedRows:
-    """The rows of a source as training sequences. Picklable. StoreError for tables that do not belong to the
-    stream."""
+    """The rows of a source as training sequences. Picklable. StoreError for tables of another stream."""
 
     def __init__(
         self,

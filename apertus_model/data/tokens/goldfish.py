@@ -50,10 +50,8 @@ def _dropping_on(k: int, device: Any) -> Tensor:
 
 def window_products(values: Any, h: int) -> Any:
     """Products of h consecutive values along the last axis, wrapping around in 64 bits: (..., n) -> (..., n -
-    h + 1), int64; an array for an array, a tensor for a tensor.
-
-    Uses products of 1, 2, 4, ... values, so that h = 50 = 32 + 16 + 2 costs 7 multiplications instead of 49.
-    """
+    h + 1), int64, array or tensor. Products of 1, 2, 4, ... values make h = 50 = 32 + 16 + 2 cost 7
+    multiplications."""
     length = values.shape[-1] - h + 1
     power, width, start = values, 1, 0
     product = None

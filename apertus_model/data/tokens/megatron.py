@@ -91,15 +91,9 @@ def read_header(header: bytes, index: Path | str) -> IndexHeader:
 def check_index(
     read: Callable[[int, int], bytes], index_bytes: int, data_bytes: int, index: Path | str, data: Path | str
 ) -> IndexHeader:
-    """Compares the header and the first and last entries of an `.idx` with the lengths of both files.
-
-    Args:
-        read: returns the bytes [start, stop) of the index.
-        index, data: the names of the two files in errors.
-
-    Raises:
-        TokenFileError: when they do not fit together.
-    """
+    """Compares the header and the first and last entries of an `.idx` with the lengths of both files. `read`:
+    returns the bytes [start, stop) of the index; `index`, `data`: the names of the files in errors.
+    TokenFileError when they do not fit together."""
     header = read_header(read(0, min(HEADER_BYTES, index_bytes)), index)
     count, boundaries = header.sequences, header.boundaries
     if index_bytes != header.end:
@@ -133,22 +127,14 @@ def check_index(
 
 
 class TokenFile:
-    """A read-only view of a `.bin` and its `.idx`, pickled by their paths.
+    """A read-only view of a `.bin` (or the path of both without suffix) and its `.idx` (by default the one
+    beside it), pickled by their paths. Ids that are read are compared with `vocab_size`, if it is given.
+    TokenFileError when header, file lengths and counts do not fit together, FileNotFoundError for a missing
+    file.
 
-    Args:
-        path: the `.bin`, or the path of both without suffix.
-        index: the `.idx`; by default the file of the same name beside the `.bin`.
-        vocab_size: when given, ids that are read are checked against it.
-
-    Attributes:
-        tokens: (number of tokens,), `dtype`, memory-mapped: all documents back to back.
-        sizes: (number of sequences,), int32: lengths of the sequences in tokens.
-        document_indices: (number of documents + 1,), int64: first sequence of each document, and the end.
-
-    Raises:
-        TokenFileError: when header, file lengths and counts do not fit together.
-        FileNotFoundError: when one of the two files is missing.
-    """
+    `tokens`: (number of tokens,), memory-mapped: all documents back to back. `sizes`: (number of sequences,),
+    int32, in tokens. `document_indices`: (number of documents + 1,), int64: first sequence of each, and the
+    end."""
 
     def __init__(
         self, path: Path | str, index: Path | str | None = None, *, vocab_size: int | None = None
@@ -192,16 +178,14 @@ class TokenFile:
         return len(self.document_indices) - 1
 
     def document(self, index: int) -> NDArray[np.integer]:
-        """The tokens of all sequences of one document: (size,), `dtype`. Correct only for a file that
-        `verify` has accepted."""
+        """The tokens of all sequences of a document. Correct only for a file that `verify` has accepted."""
         first, end = int(self.document_indices[index]), int(self.document_indices[index + 1])
         start = int(self._pointers[first]) // self.dtype.itemsize
         stop = int(self._pointers[end]) // self.dtype.itemsize if end < len(self) else self.tokens.size
         return self.read(start, stop)
 
     def read(self, start: int, stop: int) -> NDArray[np.integer]:
-        """The tokens [start, stop) of the stream: (stop - start,), `dtype`. Raises TokenFileError for an id
-        outside of the vocabulary."""
+        """The tokens [start, stop) of the stream. TokenFileError for an id outside of the vocabulary."""
         tokens = self.tokens[start:stop]
         if self.vocab_size is not None and (worst := id_outside(tokens, self.vocab_size)) is not None:
             raise TokenFileError(
@@ -247,12 +231,9 @@ class TokenFile:
 
 
 class TokenFileWriter:
-    """A writer of `<prefix>.bin`, document by document, that completes `<prefix>.idx` at the end; a context
-    manager. Its memory does not grow with the number of documents.
-
-    Raises ValueError for a token id that the dtype cannot hold, and for a document of more than 2**31 - 1
-    tokens.
-    """
+    """A context manager that writes `<prefix>.bin`, document by document, in bounded memory, and completes
+    `<prefix>.idx` at the end. ValueError for an id that the dtype cannot hold, and for a document of more
+    than 2**31 - 1 tokens."""
 
     def __init__(self, prefix: Path | str, dtype: DTypeLike) -> None:
         self.prefix = Path(prefix)

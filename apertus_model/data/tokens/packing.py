@@ -24,8 +24,7 @@ from apertus_model.data.tokens.stream import IGNORE_INDEX
 
 
 def pack(lengths: NDArray[np.int64], capacity: int) -> list[NDArray[np.int64]]:
-    """Rows of item indices, each ascending, whose lengths sum to at most `capacity`. Arguments and errors
-    as for `assign_rows`."""
+    """Rows of item indices, each ascending, whose lengths sum to at most `capacity`; see `assign_rows`."""
     if not len(lengths):
         return []
     by_row, starts = by_rows(assign_rows(lengths, capacity))
@@ -34,14 +33,7 @@ def pack(lengths: NDArray[np.int64], capacity: int) -> list[NDArray[np.int64]]:
 
 def assign_rows(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
     """The row of each item: (items,), int64, rows counted from 0 without gaps. Memory: about 50 bytes per
-    item.
-
-    Args:
-        lengths: (items,), int64, each from 1 to `capacity`.
-
-    Raises:
-        ValueError: a length is out of that range; the caller must drop or cut such items first.
-    """
+    item. ValueError for a length that is not from 1 to `capacity`: the caller must drop or cut such items."""
     lengths = np.asarray(lengths, dtype=np.int64)
     if not lengths.size:
         return np.empty(0, dtype=np.int64)

@@ -49,20 +49,10 @@ class Sample(NamedTuple):
 
 
 class TokenShard:
-    """The tokens of one `.bin`, all documents back to back. Picklable when its files are.
-
-    Args:
-        dtype: type of a token; None reads it from the header of the index.
-        vocab_size: when given, ids that are read are checked against it.
-
-    Attributes:
-        tokens: number of tokens.
-        remote: whether reading may wait for a network.
-
-    Raises:
-        TokenFileError: on reading, when header, lengths and counts do not fit together, or an id is outside
-            the vocabulary.
-    """
+    """The `tokens` tokens of one `.bin`, all documents back to back. Picklable when its files are. `dtype`:
+    type of a token; None reads it from the index. Ids that are read are compared with `vocab_size`, if it is
+    given. `remote`: whether reading may wait for a network. Reading raises TokenFileError when header,
+    lengths and counts do not fit together, or an id is outside the vocabulary."""
 
     def __init__(
         self, data: RangeFile, index: RangeFile, dtype: np.dtype | None = None, vocab_size: int | None = None
@@ -103,10 +93,7 @@ TokenPaths = TokenPath | list[tuple[Path, Path]] | list[Path] | list[TokenPath] 
 
 class TokenStream:
     """The token files of one split of one source, one after the other; each is opened and checked when it is
-    first read.
-
-    Raises ValueError if there are no files, FileNotFoundError for a missing file, and what TokenShard raises.
-    """
+    first read. ValueError without files, FileNotFoundError for a missing file, and what TokenShard raises."""
 
     def __init__(self, paths: TokenPaths, vocab_size: int | None = None) -> None:
         self._shards: list[TokenShard] = []
@@ -159,9 +146,8 @@ def split_files(corpus: Artifact, split: Split) -> list[tuple[Path, Path]]:
 
 
 def split_shards(corpus: Artifact, split: Split, cache: BlockCache | None = None) -> list[TokenShard]:
-    """The shards of a split, as `MixtureSamples.open` takes them for one source. Nothing is read or copied
-    before a shard is used. `cache`: for blocks of a large split in a remote store; None copies the split
-    whole."""
+    """The shards of a split, for `MixtureSamples.open`. Nothing is read or copied before a shard is used.
+    `cache`: for blocks of a large split in a remote store; None copies the split whole."""
     facts, files = corpus.manifest.facts, corpus.manifest.files
     pairs = [(f"{shard}.bin", f"{shard}.idx") for shard in facts[split]]
     small = sum(files[name].size for pair in pairs for name in pair) <= WHOLE_SPLIT_BYTES

@@ -106,9 +106,8 @@ def read_answers(path: Path) -> list[Row]:
 
 
 def shown(rows: Iterable[Row], higher: Mapping[str, bool]) -> list[dict[str, Any]]:
-    """The worst answers for each task and filter, and others chosen by a hash of their index, as plain values
-    for the report. `rows`: those of `rows_of`; `higher`: for each metric, whether a larger value is
-    better."""
+    """The worst answers for each task and filter, and others chosen by a hash of their index, for the report.
+    `rows`: those of `rows_of`; `higher`: for each metric, whether a larger value is better."""
     tasks: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         tasks[row["task"], row["filter"]].append(row)

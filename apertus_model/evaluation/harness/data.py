@@ -84,8 +84,7 @@ class Snapshots:
             yield
 
     def load_dataset(self, path: str, name: str | None = None, **arguments: Any) -> Any:
-        """`datasets.load_dataset` on a snapshot. HarnessError for a data set that is missing, or lacks what
-        is asked for."""
+        """`datasets.load_dataset` on a snapshot. HarnessError for a missing data set, subset or split."""
         assert self._load is not None, "called in place"
         kept = {key: value for key, value in arguments.items() if key not in NOT_DATA}
         kept["cache_dir"] = str(self.scratch / ".prepared")
@@ -137,8 +136,7 @@ class Snapshots:
 
 
 def lay_out(view: Path, files: Iterable[tuple[str, Path | bytes]]) -> None:
-    """Makes a folder with links to files, or with files of the given contents. Code and hidden files are left
-    out."""
+    """Makes a folder with links to files, or files of the given contents, without code and hidden files."""
     view.mkdir(parents=True)
     for name, content in files:
         hidden = any(part.startswith(".") and part != ".huggingface.yaml" for part in name.split("/"))

@@ -49,8 +49,7 @@ def open_model(folder: Path, part: HarnessPart, gpus: int = 1) -> LM:
 
 
 def rows_in(longest: int, vocab_size: int) -> int:
-    """The number of requests, the longest of `longest` tokens, that are computed in one batch: a power of
-    two, at most `MOST_ROWS`."""
+    """The requests of one batch, the longest of `longest` tokens: a power of two, at most `MOST_ROWS`."""
     tokens = LOGITS // (2 * 4 * vocab_size)
     rows = max(1, min(MOST_ROWS, tokens // max(1, longest)))
     return 1 << (rows.bit_length() - 1)
@@ -77,8 +76,7 @@ class BatchedModel(HFLM):
         return self._rows_in(min(longest + 1, self.max_length))
 
     def _batch_scheduler(self, pos: int, n_reordered_requests: Sequence[Any]) -> int:
-        """The size of the batch that request `pos` is in. Called for one request after the other, the longest
-        first."""
+        """The size of the batch that request `pos` is in. Called for every request, the longest first."""
         if pos == 0:
             self._next = 0
         if pos == self._next:

@@ -54,18 +54,11 @@ def evaluate(
     sandbox: Sandbox | None = None,
     classifier: AnswerClassifier | None = None,
 ) -> Results:
-    """Asks a model the questions of a suite.
-
-    Args:
-        suite: with every setting resolved.
-        model: a model of the harness (`lm_eval.api.model.LM`).
-        folder: the exported model, whose tokenizer some tasks write their prompts with.
-        include: local folder of own task files; paths of data in them are relative to it.
-        sandbox: for code that the model writes; without one, tasks that need it are refused.
-        classifier: reads every generated answer; without one, tasks that ask a service are refused.
-
-    HarnessError for tasks that do not exist, whose data are missing, or that cannot be run.
-    """
+    """Asks `model` (`lm_eval.api.model.LM`) the questions of a suite with every setting resolved. `folder`:
+    the exported model, whose tokenizer some tasks write their prompts with; `include`: local folder of own
+    task files, to which paths of data in them are relative; `sandbox`: for code that the model writes,
+    `classifier`: reads every generated answer; without them, tasks that need them are refused. HarnessError
+    for tasks that do not exist, whose data are missing, or that cannot be run."""
     import lm_eval.evaluator
     import lm_eval.utils
     from jinja2 import TemplateError
@@ -189,8 +182,7 @@ def finite(value: Any) -> Any:
 
 @contextlib.contextmanager
 def own_randomness(seed: int, numpy_seed: int) -> Iterator[None]:
-    """Within the block, each task of the harness has generators of its own, which are seeded when the task is
-    made."""
+    """Within the block, each task of the harness has generators of its own, seeded when it is made."""
     from lm_eval.api.task import ConfigurableTask, Task
 
     turn: Any = None  # the task whose turn it is

@@ -148,9 +148,8 @@ def _declare(task: Any, metric: str, aggregate: Callable[[Iterable[Any]], Any], 
 def _classified(
     classifier: AnswerClassifier, task: Any, results: Sequence[Any], asked: bool
 ) -> dict[str, float]:
-    """`<label>`, the mean probability of the label over the answers to a document, and `<label>_rate`, the
-    share of probabilities at or above the threshold; for a task that would ask a service (`asked`), also its
-    `score`."""
+    """`<label>`, the mean probability of the label over the answers to a document, `<label>_rate`, the share
+    at or above the threshold, and for a task that would ask a service (`asked`) its `score`."""
     from lm_eval.api.metrics import mean
 
     if not classifier.has(_texts(results)):
