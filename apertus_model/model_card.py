@@ -37,6 +37,7 @@ TITLES = {
     "import_model": "weights of another model",
 }
 NOT_STATED = "not stated"
+NO_DATA = ("parent", "tokenizer", "log_probabilities", "distinct_prompts")  # roles of inputs
 
 
 def model_card(
@@ -178,11 +179,8 @@ def _training_row(ancestor: Ancestor) -> tuple[Any, ...]:
     decay = schedule.get("decay", "none")
     final = "" if decay == "none" else f", {decay} to {schedule.get('final', 1.0):g} x"
     rate = f"{optimizer['lr']:g}{final}"
-    data = [
-        read.name
-        for role, read in ancestor.identity.inputs.items()
-        if role.partition(":")[0] not in ("parent", "tokenizer", "log_probabilities", "distinct_prompts")
-    ]
+    inputs = ancestor.identity.inputs.items()
+    data = [read.name for role, read in inputs if role.partition(":")[0] not in NO_DATA]
     return (
         ancestor.name,
         TITLES[ancestor.kind],
@@ -229,15 +227,10 @@ def _source(ancestor: Ancestor) -> dict[str, Any]:
 def _data_row(ancestor: Ancestor) -> tuple[Any, ...]:
     source, metrics = _source(ancestor), ancestor.metrics
     process = ancestor.spec.get("process", {})
-    filters = [str(entry["filter"]) for entry in process.get("filters", [])] + (
-        ["personal data replaced"] if process.get("pii") else []
-    )
-    out = {
-        name: count
-        for group in ("rejected", "dropped")
-        for name, count in (metrics.get(group) or {}).items()
-        if count
-    }
+    filters = [str(entry["filter"]) for entry in process.get("filters", [])]
+    filters += ["personal data replaced"] if process.get("pii") else []
+    counts = (metrics.get("rejected") or {}) | (metrics.get("dropped") or {})
+    out = {name: count for name, count in counts.items() if count}
     train = metrics.get("train", {})
     documents = train.get("documents", train.get("conversations", ""))
     return (
@@ -313,9 +306,5 @@ def _cell(value: Any) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [
-        " | ".join(head),
-        " | ".join("---" for _ in head),
-        *(" | ".join(map(_cell, row)) for row in rows),
-    ]
-    return "\n".join(f"| {line} |" for line in lines) + "\n"
+    lines = [head, ["---"] * len(head), *(map(_cell, row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

@@ -111,10 +111,8 @@ class StopSignal:
         while True:
             (number,) = os.read(heard, 1)
             if number in STOP_SIGNALS:
-                self._stop(
-                    signal.Signals(number).name,
-                    report=not (number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ),
-                )
+                by_torchrun = number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ
+                self._stop(signal.Signals(number).name, report=not by_torchrun)
 
     def _watch_stdin(self) -> None:
         wait_for_end()

@@ -86,12 +86,9 @@ def thresholds(
     """Percentiles of the scores, interpolated by numpy's default: over all documents under "", and over those
     of each language that a document states."""
     values = scores.astype(np.float64)
-    groups = {ALL: np.ones(len(values), bool)}
-    groups |= {str(name): languages == name for name in np.unique(languages) if name}
+    groups = {ALL: values} | {str(name): values[languages == name] for name in np.unique(languages) if name}
+    names = {percentile: percentile_name(percentile) for percentile in percentiles}
     return {
-        name: {
-            percentile_name(percentile): float(np.percentile(values[chosen], percentile))
-            for percentile in percentiles
-        }
-        for name, chosen in groups.items()
+        language: {name: float(np.percentile(own, percentile)) for percentile, name in names.items()}
+        for language, own in groups.items()
     }

@@ -39,11 +39,9 @@ def memorisation(
     true continuation repeats itself (`min_type_token_ratio`), are left out. `continuations`: rows of a
     `continuations` artifact, by decoding."""
     buckets = np.array([probe.bucket for probe in probes])
-    answers = {
-        (decoding, row["prefix"], row["offset"], row["probe"]): row["tokens"]
-        for decoding, rows in continuations.items()
-        for row in rows
-    }
+    answers: dict[tuple[str, int, int, int], list[int]] = {}
+    for decoding, rows in continuations.items():
+        answers |= {(decoding, row["prefix"], row["offset"], row["probe"]): row["tokens"] for row in rows}
     metrics: dict[str, float] = {}
     for prefix in spec.prefixes:
         for offset in spec.offsets:

@@ -104,11 +104,8 @@ class Judge:
                 alike.setdefault(item.completion, []).append(index)
         firsts = sorted((same[0] for same in alike.values()), key=lambda index: -scores[index])
         best = firsts[: pairwise.best]
-        asked = [
-            (order, self._comparison(items, *order))
-            for pair in combinations(sorted(best), 2)
-            for order in (pair, pair[::-1])
-        ]
+        orders = [order for pair in combinations(sorted(best), 2) for order in (pair, pair[::-1])]
+        asked = [(order, self._comparison(items, *order)) for order in orders]
         wins = dict.fromkeys(best, 0.0)
         for answer in self._ask(asked, SIDES):
             first, second = answer.about

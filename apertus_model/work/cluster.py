@@ -125,14 +125,11 @@ class _Workers:
         for first in range(0, len(shares), most):
             number, some = next(self._numbers), shares[first : first + most]
             file = f"{self._folder}/{number}.json"
-            message = Shares(
-                job=self._attempt.job,
-                shares=some,
-                alive=self._alive,
-                lost_seconds=LOST_SECONDS,
-                cpus=self._jobs.cpus,
+            job, cpus = self._attempt.job, self._jobs.cpus
+            shares_of_job = Shares(
+                job=job, shares=some, alive=self._alive, lost_seconds=LOST_SECONDS, cpus=cpus
             )
-            self._store.write_bytes(file, to_json(message))
+            self._store.write_bytes(file, to_json(shares_of_job))
             self._jobs.submit(number, file, len(some))
             self.waiting |= {f"{number}-{index}": share for index, share in enumerate(some)}
 

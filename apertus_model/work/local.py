@@ -70,10 +70,8 @@ def run_in_processes(job: Job, keys: list[str], workers: int) -> Generator[str, 
             code = pool.end(worker)
             if key is None:
                 continue
-            failure = worker.failure or Failure(
-                message=f"the worker of unit {key} ended with exit code {code}; its output above says why",
-                again=True,
-            )
+            lost = f"the worker of unit {key} ended with exit code {code}; its output above says why"
+            failure = worker.failure or Failure(message=lost, again=True)
             losses[key] += 1
             if not failure.again or losses[key] == MOST_LOSSES:
                 raise error_of(failure)

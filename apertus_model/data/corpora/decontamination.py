@@ -47,20 +47,15 @@ class Contamination:
     def worst(self, text: str) -> Overlap | None:
         """The question that a document covers most, among those that share an n-gram with it; None when
         no question does."""
-        split = words(text)
-        hits = sorted(
-            {
-                hit
-                for size, grams in self._index.items()
-                for gram in set(_ngrams(split, size))
-                for hit in grams.get(gram, ())
-            }
-        )
+        split, hits = words(text), set[int]()
+        for size, grams in self._index.items():
+            for gram in set(_ngrams(split, size)):
+                hits.update(grams.get(gram, ()))
         if not hits:
             return None
         matcher: SequenceMatcher[str] = SequenceMatcher(None, autojunk=False)
         matcher.set_seq2(split)
-        overlaps = [self._overlap(matcher, hit) for hit in hits]
+        overlaps = [self._overlap(matcher, hit) for hit in sorted(hits)]
         return max(overlaps, key=lambda overlap: overlap.share)
 
     def _overlap(self, matcher: SequenceMatcher[str], hit: int) -> Overlap:

@@ -74,9 +74,8 @@ def unique(edges: Edges) -> Edges:
 def both_ways(edges: Edges) -> Edges:
     """The edges and their reverse edges, except those from `OTHER_CORPORA`."""
     back = edges.other != OTHER_CORPORA
-    return Edges(
-        np.concatenate([edges.node, edges.other[back]]), np.concatenate([edges.other, edges.node[back]])
-    )
+    node, other = edges
+    return Edges(np.concatenate([node, other[back]]), np.concatenate([other, node[back]]))
 
 
 def _smallest_neighbours(edges: Edges) -> Nodes:
@@ -93,12 +92,9 @@ def large_star(edges: Edges) -> Edges:
     least = _smallest_neighbours(edges)
     larger = edges.other > edges.node
     leads_away = (edges.other == OTHER_CORPORA) & (least == OTHER_CORPORA)
-    return unique(
-        Edges(
-            np.concatenate([edges.other[larger], edges.node[leads_away]]),
-            np.concatenate([np.minimum(least, edges.node)[larger], edges.other[leads_away]]),
-        )
-    )
+    nodes = np.concatenate([edges.other[larger], edges.node[leads_away]])
+    others = np.concatenate([np.minimum(least, edges.node)[larger], edges.other[leads_away]])
+    return unique(Edges(nodes, others))
 
 
 def small_star(edges: Edges) -> Edges:

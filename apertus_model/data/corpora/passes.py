@@ -123,10 +123,8 @@ class CorpusPasses:
             self._remove([*work.signed_keys(step), *self._stored(*between), Key("labels", step=step)])
             results = [work.unit(key).data for key in keys]
             left = total(result["left"] for result in results)
-            pairs = sorted(
-                {tuple(pair) for result in results for pair in result["shown"]},
-                key=lambda pair: mixed(pair[0]),
-            )
+            duplicates = {tuple(pair) for result in results for pair in result["shown"]}
+            pairs = sorted(duplicates, key=lambda pair: mixed(pair[0]))
             shown += [Duplicate(step=step, text=text, kept=kept) for text, kept in pairs[:SHOWN]]
         self._check(left)
         layout = self._layout(left, shown)

@@ -110,14 +110,11 @@ class Scatter:
         hashes, row = column(table, "text"), column(table, "row")
         task_reasons = table.column("reason").to_pylist()
         filters, reasons = [], []
-        for i, at in enumerate(rows.tolist()):
-            step = int(batch.gone[at] if batch.gone[at] >= 0 else batch.step[at])
+        for text, at, reason in zip(hashes.tolist(), rows.tolist(), task_reasons, strict=True):
+            gone = batch.gone[at] >= 0
+            step = int(batch.gone[at] if gone else batch.step[at])
             filters.append("rejected" if step == NOT_READ else self._labels[step])
-            reasons.append(
-                self._duplicate(step, int(hashes[i]), int(batch.value[at]))
-                if batch.gone[at] >= 0
-                else task_reasons[i]
-            )
+            reasons.append(self._duplicate(step, text, int(batch.value[at])) if gone else reason)
         keys = np.where(column(table, "step") == NOT_READ, row, hashes)
         named = (table.column(name).cast(pa.string()) for name in ("id", "url"))
         self._write("rejects", keys, [keys, row, hashes, *named, filters, reasons])
@@ -128,11 +125,8 @@ class Scatter:
             return f"the same text as {value:016x}, which stays"
         others = [other.path for other in self._state.others(step)]
         if isinstance(self._state.steps[step], NearDuplicatesFilter):
-            return (
-                f"like a document of {' or '.join(others)}"
-                if value == OTHER_CORPORA
-                else f"like {value:016x}"
-            )
+            like = f"a document of {' or '.join(others)}" if value == OTHER_CORPORA else f"{value:016x}"
+            return f"like {like}"
         assert value < MOST_PARTS, "the number of a part"
         return f"the same text as a document of {others[value]}"
 

@@ -149,10 +149,8 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str], dtype: np.dtype) -> list[
     """The ids of each text, (n,) of `dtype`, without special tokens at its ends."""
     if all(len(text) <= PIECE for text in texts):
         return _ids(tokenizer, texts, dtype)
-    return [
-        np.concatenate([ids for piece in pieces(tokenizer, text) for ids in _ids(tokenizer, [piece], dtype)])
-        for text in texts
-    ]
+    parts = ([_ids(tokenizer, [piece], dtype)[0] for piece in pieces(tokenizer, text)] for text in texts)
+    return list(map(np.concatenate, parts))
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> Iterator[str]:
@@ -177,10 +175,8 @@ def _cut(tokenizer: Tokenizer, text: str, least: int) -> int:
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str], dtype: np.dtype) -> list[NDArray[np.integer]]:
-    return [
-        np.array(encoding.ids, dtype)
-        for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-    ]
+    encoded = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [np.array(encoding.ids, dtype) for encoding in encoded]
 
 
 TOKENS = "token_ids"

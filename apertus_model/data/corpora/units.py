@@ -185,10 +185,8 @@ class CorpusUnits(CorpusState):
             verdicts = drop_duplicates(members, labels, others)
         writer = self.writer("verdicts", VERDICTS, [0, len(self.plan.spans)])
         rows = members.take(pa.array(verdicts.concerned))
-        writer.add(
-            _table(VERDICTS, [column(rows, "place"), verdicts.values]),
-            column(rows, "span").astype(np.int64),
-        )
+        table = _table(VERDICTS, [column(rows, "place"), verdicts.values])
+        writer.add(table, column(rows, "span").astype(np.int64))
         left = tally(members, verdicts.stay, self.part.process.holdout)
         return Result(writer.close(), {"left": left, "shown": _shown(step, rows, verdicts.values)})
 

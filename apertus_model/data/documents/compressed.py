@@ -96,9 +96,7 @@ def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
         return raw
     if name == "gzip":
         return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-    stream = (
-        pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), name)
-        if name == "zstd"
-        else _Parts(raw, name)
-    )
+    stream: Any = _Parts(raw, name)
+    if name == "zstd":
+        stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), name)
     return cast(BinaryIO, io.BufferedReader(_Unbuffered(stream), READ_BYTES))

@@ -38,13 +38,8 @@ def parquet_batches(
     """Batches of a Parquet file, row group by row group, of PIECE_BYTES (or one row) as they are in the file.
     `choose`: gives the names of the columns that are read; None for all. Damaged when there are more or fewer
     rows than the footer states."""
-    opened = partial(
-        pyarrow.parquet.ParquetFile,
-        file,
-        buffer_size=READ_BYTES,
-        pre_buffer=False,
-        page_checksum_verification=True,
-    )
+    options = {"buffer_size": READ_BYTES, "pre_buffer": False, "page_checksum_verification": True}
+    opened = partial(pyarrow.parquet.ParquetFile, file, **options)
     table = opened()
     columns, metadata = choose(table.schema_arrow), table.metadata
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]

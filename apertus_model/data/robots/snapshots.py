@@ -139,11 +139,8 @@ class SnapshotRobots:
 
     def _judged(self, address: Address, origin: str, answered: Sequence[StoredAnswer]) -> Exclusion | None:
         latest = max(answer.date for answer in answered)
-        digests = {
-            answer.digest
-            for answer in answered
-            if answer.digest is not None and (self._spec.several == "any" or answer.date == latest)
-        }
+        counted = [answer for answer in answered if self._spec.several == "any" or answer.date == latest]
+        digests = {answer.digest for answer in counted if answer.digest is not None}
         closed = {agent for digest in digests for agent in self._rules(digest).excluded(address.path)}
         if not closed:
             return None

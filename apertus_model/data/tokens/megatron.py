@@ -105,11 +105,9 @@ def check_index(
     def entry(width: int, start: int) -> int:
         return int.from_bytes(read(start, start + width), "little", signed=True)
 
-    end = (
-        entry(8, header.documents_at - 8) + entry(4, header.pointers_at - 4) * header.dtype.itemsize
-        if count
-        else 0
-    )
+    end = 0
+    if count:
+        end = entry(8, header.documents_at - 8) + entry(4, header.pointers_at - 4) * header.dtype.itemsize
     if end != data_bytes or (count and entry(8, header.pointers_at) != 0):
         raise TokenFileError(
             f"{data} has {data_bytes} bytes; by {Path(index).name} its {count} sequences end at byte {end}"

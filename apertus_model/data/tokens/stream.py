@@ -152,13 +152,6 @@ def split_shards(corpus: Artifact, split: Split, cache: BlockCache | None = None
     pairs = [(f"{shard}.bin", f"{shard}.idx") for shard in facts[split]]
     small = sum(files[name].size for pair in pairs for name in pair) <= WHOLE_SPLIT_BYTES
     blocks = None if small else cache
-    vocab_size = facts["vocab_size"]
-    return [
-        TokenShard(
-            StoredFile(corpus, data, blocks),
-            StoredFile(corpus, index, blocks),
-            token_dtype(vocab_size),
-            vocab_size,
-        )
-        for data, index in pairs
-    ]
+    stored = ([StoredFile(corpus, name, blocks) for name in pair] for pair in pairs)
+    dtype = token_dtype(facts["vocab_size"])
+    return [TokenShard(data, index, dtype, facts["vocab_size"]) for data, index in stored]

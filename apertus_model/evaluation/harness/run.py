@@ -110,12 +110,9 @@ def evaluate(
         except (OSError, ValueError, TypeError, AssertionError, ImportError, TemplateError) as error:
             raise HarnessError(f"the tasks {named} cannot be run: {type(error).__name__}: {error}") from error
     assert report is not None, "one process"
-    higher = {
-        metric: better
-        for metrics in report.get("higher_is_better", {}).values()
-        for metric, better in metrics.items()
-        if better is not None
-    }
+    higher: dict[str, bool] = {}
+    for metrics in report.get("higher_is_better", {}).values():
+        higher |= {metric: better for metric, better in metrics.items() if better is not None}
     return Results(report["results"], report["samples"], report.get("versions", {}), higher)
 
 

@@ -59,11 +59,8 @@ class CodeEval:
         `predictions`: its programs; a `k` above the number of programs of a problem is left out."""
         if self._sandbox is None:
             raise HarnessError("code that a model wrote runs in a sandbox only. Fix: set sandbox: bubblewrap")
-        programs = [
-            f"{program}\n{tests}"
-            for tests, candidates in zip(references, predictions, strict=True)
-            for program in candidates
-        ]
+        problems_with_tests = zip(references, predictions, strict=True)
+        programs = [f"{program}\n{tests}" for tests, some in problems_with_tests for program in some]
         outcomes = iter(self._sandbox.run_all(programs))
         problems = [[next(outcomes) for _ in candidates] for candidates in predictions]
         self._outcomes += chain.from_iterable(problems)
