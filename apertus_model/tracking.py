@@ -1,8 +1,7 @@
 """Sends the rows of training to TensorBoard and to Weights & Biases as they are recorded.
 
 A part (`pretrain/2`) is one curve over all its attempts; the names of TensorBoard's event files and the
-settings of the run on Weights & Biases name the attempts. The store keeps the rows as well, for the report;
-tracking is for watching.
+settings of the run on Weights & Biases name the attempts. The store keeps the rows as well.
 
 Invariant: a step is shown once. An attempt that resumes from a checkpoint hides later steps of the attempt
 before it (TensorBoard), or is silent until it passes them (Weights & Biases keeps the first values; the rows

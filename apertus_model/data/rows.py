@@ -1,5 +1,4 @@
-"""Rows of human-readable JSON in numbered files, and the units of work that hold a row for each item of a
-range.
+"""Rows of readable JSON in numbered files, and the units of work that hold a row for each item of a range.
 
 Invariant: row i of an artifact is in file i // ROWS_PER_FILE, whatever units computed it; row i of
 completions or rewards belongs to row i of the prompts.

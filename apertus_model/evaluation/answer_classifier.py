@@ -1,5 +1,4 @@
-"""A local classifier of answers, such as of toxicity or refusals: a Hugging Face sequence classifier, and the
-probability of one of its labels.
+"""A local classifier of answers, such as of toxicity: the probability of a label by a sequence classifier.
 
 Invariant: a probability depends on the set of texts that are read together, and not on their order: batches
 are made by length.

@@ -1,5 +1,4 @@
-"""Verbatim continuation of sequences that training saw a known number of times (report, appendix on
-memorisation).
+"""Verbatim continuation of sequences that training saw a known number of times (report, memorisation).
 
 Metrics, each of all probes seen n times, with a prefix of p tokens from token o on; of `greedy`
 continuations, and of `nucleus` ones if they are asked for:

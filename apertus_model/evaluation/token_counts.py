@@ -1,5 +1,4 @@
-"""Counts the tokens that one tokenizer makes of each line of parallel text, and measures its use of its
-vocabulary.
+"""Counts the tokens that a tokenizer makes of lines of parallel text, and measures its use of its vocabulary.
 
 Invariants: counts are of the text alone: no special token is added. A word is text between white space; it is
 whole when exactly one token covers any of its characters.

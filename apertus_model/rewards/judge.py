@@ -1,5 +1,4 @@
-"""A judge as a reward: questions about completions, and scores from the probabilities of the answers
-(`specs.judge`).
+"""A judge as a reward (`specs.judge`): questions about completions, and scores from probabilities of answers.
 
 Invariants: an answer belongs to a key, which is a hash of the answering model, the text of the question and
 its possible answers. An answer that is stored under its key is not asked for again.

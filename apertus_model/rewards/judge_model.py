@@ -1,5 +1,4 @@
-"""Models that a judge asks (`apertus_model.rewards.judge.AskedModel`): how probable is each of a few answers
-as the first token of the reply?
+"""Models that a judge asks (`judge.AskedModel`): how probable is each of a few answers as the first token?
 
 Invariants: the probability of an answer is that of all tokens that read as the answer, including those with
 white space around it or in full width; no file is fetched and no code of a folder is run.

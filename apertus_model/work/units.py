@@ -1,5 +1,4 @@
-"""Units of work: how a stage describes them, how one is computed and committed, and the messages between a
-stage and its workers.
+"""Units of work: their description by a stage, their computation, and the messages between stage and workers.
 
 Invariants: a unit depends on the job and its key alone, so it does not matter who computes it, or how often;
 its files appear in the store complete, and once, through its marker.

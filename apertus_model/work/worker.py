@@ -9,8 +9,7 @@ divided among as many workers as its GPUs allow.
 
 Invariants:
 - No two workers write the same path, so one that was thought dead damages nothing.
-- A worker ends with its stage: at the end of its standard input; or when the heartbeat in the store has
-  not changed for `lost_seconds`.
+- A worker ends with its stage: at the end of its standard input, or `lost_seconds` after the last heartbeat.
 """
 
 from __future__ import annotations

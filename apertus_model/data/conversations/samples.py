@@ -2,12 +2,10 @@
 
 Invariants:
 - For given shards, repeats, layout, seed and treatment of long conversations, sample i has the same bytes in
-  every process and after every restart. Which conversations of an epoch share a row is a function of the
-  lengths and the sequence length alone; the seed decides in which order the rows are seen.
-- How often a conversation that is not dropped occurs in an epoch follows from the repeats of its source
-  (`apertus_model.data.order.permutation`).
-- Conversations of a row do not see each other: positions restart at each one, and a label is always the
-  next token of the same conversation.
+  every process and after every restart. Which conversations of an epoch share a row depends on lengths alone;
+  the seed decides the order of rows.
+- How often a kept conversation is in an epoch follows from its source's repeats (`order/permutation.py`).
+- Conversations of a row do not see each other: positions restart, and labels are next tokens of the same one.
 - Outputs of tools, what the data exclude from training, and padding have weight 0 in the loss and are never
   counted, at any prompt weight.
 

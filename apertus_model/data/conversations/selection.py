@@ -4,8 +4,7 @@
 Invariants:
 - The outcome equals that of applying each step to the whole source in turn. It is a function of the set of
   conversations, of the seed, and of the sets that the parts under `not_in` keep.
-- Of a group of similar conversations, the one with the smallest hash of its content stays; none when a part
-  under `not_in` keeps one of the group.
+- Of similar conversations, the one with the smallest hash stays; none when a part under `not_in` keeps one.
 
 Memory: about 280 bytes for each conversation that reaches the first step over the whole source (or is kept,
 if there is no such step), of which 79 are needed while such a step is resolved, one array of values at a time

@@ -1,5 +1,4 @@
-"""The tasks of a `conversations` stage, each of which judges, renders and tokenises the conversations of some
-files.
+"""The tasks of a `conversations` stage: each judges, renders and tokenises the conversations of some files.
 
 Invariant: a task reads only its files; its output depends neither on other tasks nor on the number of
 workers. Records, tokens, lines and compared values are in the same order. A conversation that a filter drops

@@ -3,8 +3,7 @@
 The rule of the Apertus report for its instruction data (swiss-ai/posttraining-data, 03-decontamination; after
 Tülu 3, arXiv 2411.15124): a document and a question that share an n-gram are aligned (Ratcliff and Obershelp,
 as difflib does it), and the matching blocks of at least `min_match` words are compared with the question's
-length. Words (`apertus_model.data.corpora.words`) replace tokens, so the result is the same for every
-tokenizer.
+length. Words (`words.py`) replace tokens, so every tokenizer has the same result.
 
 datatrove's NGramsDecontFilter is not used: it drops a document for one common n-gram, whatever the rest of
 the question, and builds its index with lighteval.

@@ -1,5 +1,4 @@
-"""Hashes and signatures of documents, and groups of similar documents: connected components of the graph
-whose nodes are hashes of texts.
+"""Hashes and signatures of documents, and groups of similar ones: connected components of a graph of hashes.
 
 Signatures are datatrove's (`MinhashDedupSignature`, as for FineWeb). Its later steps are not used: they
 choose the document to keep by the number and position of its file, and require a constant number of tasks.
@@ -15,8 +14,7 @@ Invariants:
 - A signature depends on the text and the spec. Computing it takes 128 KiB per hash of each bucket, and a few
   copies of the text.
 - An edge is a pair (node, other). Functions return edges with node > other; `both_ways` adds the reverse
-  edges, except those from `OTHER_CORPORA`: an edge to it is kept by the other node, so it has no neighbours
-  to hold.
+  edges, except those from `OTHER_CORPORA`: the other node keeps its edge to it.
 - A star step sees all edges of each node that it sees.
 """
 

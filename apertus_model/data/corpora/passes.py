@@ -1,8 +1,7 @@
 """The passes that make a corpus: their order, and when the units of each are removed.
 
 Invariants:
-- All work is in units of bounded memory (`units`), which any worker computes. This process adds up
-  their results.
+- All work is in units of bounded memory, which any worker computes. This process adds up their results.
 - A pass whose results exist is skipped, even when the units that it reads are already removed.
 - A unit is removed when the units that read it are committed, so the store holds the tokens about twice. A
   later attempt resumes with the plan of the first one.

@@ -13,16 +13,15 @@ unit says what it computes:
     scatter-n           the documents of span n on their way to the files of the corpus
     train-n, validation-n, kept-n, rejects-n    one file of the corpus
 
-Two plans are made and committed as units, so that every worker and every later attempt follows the plans of
-the first attempt: `CorpusPlan` when the filter tasks are done, `CorpusLayout` when it is known which
-documents stay.
+Two plans are committed as units, which every worker and later attempt follow: `CorpusPlan` when the filter
+tasks are done, `CorpusLayout` when it is known which documents stay.
 
 Invariants:
 - Keys are stored, so their text never changes; `parse(str(key)) == key`.
 - Neither the plan nor the memory it was made for changes the result.
 - A unit fills `run_bytes` of memory, an eighth of the `memory` of the spec, with rows that it sorts; a few
-  copies of these are held at a time. When one unit's rows of one cell would take less than `range_bytes`
-  (2 MiB; reads from the store are not smaller), a span has more tasks, and spills the rows that it writes to
+  copies of these are held at a time. When one unit's rows of one cell would take less than `range_bytes` (2
+  MiB; reads from the store are not smaller), a span has more tasks, and spills the rows that it writes to
   local disk.
 """
 

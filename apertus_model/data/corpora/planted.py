@@ -1,12 +1,9 @@
-"""Makes or reads the planted documents of a corpus (`specs/planted.py`), divides them among buckets and
-tokenises them.
+"""Makes or reads the planted documents of a corpus (`specs/planted.py`), with their buckets and tokens.
 
-They are stored in `planted.json`, and the probes that `probes` chooses in `probes.json`; the memorisation
-suite reads both.
+They are stored in `planted.json`, and the chosen probes in `probes.json`; the memorisation suite reads both.
 
 Invariants:
-- The documents of a name, their order and their buckets are a function of the spec and the set of texts, not
-  of the names or the order of files.
+- The documents of a name, their order and their buckets are a function of the spec and the set of texts.
 - No two planted documents of a corpus are equal.
 """
 

@@ -4,8 +4,7 @@ A candidate is a training document of more than `length` tokens whose first `len
 document: training sees the continuation of licence headers and templates more often than stated. The
 candidates with the smallest keyed hashes of their texts are chosen.
 
-Invariant: documents with the same opening are in one range of the hashes of openings, so memory is bounded by
-the size of a range.
+Invariant: documents with the same opening are in one range of hashes, whose size bounds the memory.
 """
 
 from __future__ import annotations

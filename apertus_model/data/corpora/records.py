@@ -2,8 +2,7 @@
 rejects have the removed documents, each with the step that removed it, and why.
 
 A task writes `documents.parquet`, with a row for each document, in the order in which they were read. A unit
-of a `conversations` stage has a table of rejects, `rejects.parquet`; artifacts have `rejects-00000.parquet`,
-....
+of a `conversations` stage has a table of rejects, `rejects.parquet`; artifacts have several.
 
 Invariants:
 - A row is a function of the document and the spec.

@@ -1,5 +1,4 @@
-"""Joins a model's scores of documents to the documents of a corpus as a column. A conversation counts as a
-document.
+"""Joins a model's scores to the documents of a corpus, or conversations, as a column.
 
 Invariant: a document has the score of its own text: a `scores` artifact has the documents in the order in
 which the stage reads them, and their hashes are compared one by one. A block of rows is in memory at a time,

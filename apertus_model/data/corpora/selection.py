@@ -1,13 +1,11 @@
 """The filters of a corpus, document by document, in the filter tasks.
 
 A task applies the steps in their order. It cannot decide a step over the whole source (`exact-duplicates`,
-`near-duplicates`): it records hashes and continues as if the document had passed.
-`verdicts.py` then decides these steps for all tasks together, and later steps count only
-for documents that reach them.
+`near-duplicates`): it records hashes and continues as if the document had passed. `verdicts.py` then decides
+these steps for all tasks together, and later steps count only for documents that reach them.
 
 Invariants:
-- The outcome equals that of applying each step to the whole source in turn; it is a function of the set of
-  documents.
+- The outcome equals that of applying each step to the whole source in turn, whatever the order of documents.
 - Every document has one record, with the step that drops it here, if one does, and the reason.
 - The reason holds what the filter measured. It may quote a question of an evaluation, which the document
   holds; where the spec wants no examples, such a reason states the rule alone.

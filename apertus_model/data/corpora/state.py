@@ -1,12 +1,11 @@
-"""What the units of a corpus share: the spec, the plans, the tokenizer, and the results of earlier units;
-among these the output of the filter tasks of a span, with the later verdicts on each document.
+"""What the units of a corpus share: the spec, the plans, the tokenizer, and the results of earlier units,
+such as the output of the filter tasks of a span with the later verdicts.
 
 Invariants:
 - A plan, which is the result of earlier units, is read when it is first asked for.
 - Files of the store are read from their beginning to their end, a few thousand documents at a time.
 - `gone` is the first step over the whole source that drops a document; later steps do not see it.
-- Memory: the verdicts on the documents of a span (16 bytes for each that is dropped), and a few thousand
-  documents.
+- Memory: the verdicts on a span (16 bytes for each dropped document), and a few thousand documents.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Counts of the documents of a corpus by language, and of those that robots.txt excludes by host and agent.
 
-The units that see what became of every document write `tallies.parquet`, with a row for each group; `total`
-adds them up.
+The units that see what became of documents write `tallies.parquet`, a row for each group; `total` adds them.
 
-Invariant: the totals are a function of the set of documents. Memory grows with the number of groups: of
-languages times filters, and of excluded hosts.
+Invariant: the totals are a function of the set of documents. Memory grows with languages times filters, and
+excluded hosts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The restartable tasks of a corpus, which read, select and tokenise the documents of texts, or of token
-files (Megatron's `.bin/.idx`).
+"""The tasks of a corpus, which read, select and tokenise documents of texts or token files (`.bin/.idx`).
 
 Invariants:
-- The output of a task depends on its files, which it reads in order, and on the spec; not on the number of
-  workers, the order of tasks or other tasks.
-- Text that spells a special token (`</s>` in a web page) is encoded as text: only the pipeline marks document
-  boundaries.
+- The output of a task depends on its files, which it reads in order, and on the spec, not on other tasks.
+- Text that spells a special token (`</s>` in a web page) is encoded as text: the pipeline alone marks
+  borders.
 - Texts of any length are encoded in bounded memory: the tokenizers library takes some 130 bytes for each byte
   of text that it encodes at once. A text of at most PIECE characters is encoded whole. A longer one is cut
   where words end, at places where the AROUND characters on both sides have the same tokens whether encoded
@@ -16,9 +14,8 @@ Invariants:
 - Tokens of token files are used unchanged. A SourceError or a TokenFileError names a file with a tokenizer
   other than the corpus's, ids beyond its vocabulary, documents that do not begin or end as the spec says, or
   an index that does not fit its `.bin`. The text of such a document, which decides its order and its split,
-  is decoded from its tokens: it has the same order and split whether its source is text or tokens. Memory is
-  bounded by one document and the index of one file; files that are not on a local disk are copied to scratch
-  one at a time.
+  is decoded from its tokens, so they are the same for text and for tokens. Memory is bounded by one document
+  and the index of one file; remote ones are copied to scratch one at a time.
 """
 
 from __future__ import annotations

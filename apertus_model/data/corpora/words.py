@@ -1,8 +1,7 @@
 """Text as words, for comparisons of documents.
 
 Invariant: the words of a text do not depend on its language, and need no model: white space separates them
-after datatrove's normalisation (lower case, no punctuation, no diacritics); in scripts without spaces each
-character is a word.
+after datatrove's normalisation; in scripts without spaces each character is a word.
 """
 
 from __future__ import annotations

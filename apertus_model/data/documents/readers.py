@@ -3,16 +3,14 @@
 Invariants:
 - A parser sees bytes and yields documents in an order that the bytes decide. A reader of an installed package
   is imported only when a file is read.
-- Rejected documents are counted under a name (`Rejection`); a source that contradicts the spec (a
-  column that no row has, a file that cannot be read or ends too early) is a SourceError that names the file
-  and the position.
+- Rejected documents are counted under a name (`Rejection`); a column that no row has, or a file that cannot
+  be read to its end, is a SourceError that names the place.
 - A reader of an installed package, for a user's own format, is a function of an open binary file
   (decompressed), the source, and the path of the file below the source's url. It yields what a parser of
   `parsed.py` yields or, for a source of conversations, `Conversation` or `Rejection`. Its results depend on
   nothing else; the recipe states the reader's version, which is raised when its results change. A recipe
   names it as `reader: package.module:name`.
-- Files are streamed (`tables`, `web`), except for formats with one document per file, of
-  `max_document_bytes` at most.
+- Files are streamed, except for formats with one document per file, of `max_document_bytes` at most.
 
 Only web archives need datatrove: the tokenizer stage reads the same documents without it.
 """

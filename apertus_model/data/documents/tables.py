@@ -1,5 +1,4 @@
-"""Documents in rows: lines of JSON, Parquet, Arrow (files, streams, and the shards that
-`datasets.save_to_disk` writes).
+"""Documents in rows: lines of JSON, Parquet, Arrow (files, streams, shards of `datasets.save_to_disk`).
 
 Invariants:
 - The same rows give the same documents and the same rejections in every container: text is bytes that must be

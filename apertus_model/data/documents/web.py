@@ -6,10 +6,8 @@ Invariants:
   uses warcio, which accepts a truncated file.
 - A record of those two types is a document or a counted rejection; one of type `resource` (a file that was
   not served over HTTP, which datatrove does not read) is a rejection; records of other types are ignored.
-- Text is a function of the page alone: trafilatura runs without its memory of paragraphs seen before and
-  without a time limit.
-- Memory is bounded by a record of `max_document_bytes` at most, compressed or not. Common Crawl cuts
-  pages at 5 MiB.
+- Text is a function of the page alone: trafilatura runs without memory of other pages or a time limit.
+- Memory is bounded by a record of `max_document_bytes`, compressed or not. Common Crawl cuts pages at 5 MiB.
 """
 
 from __future__ import annotations

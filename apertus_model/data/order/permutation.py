@@ -1,14 +1,13 @@
-"""A keyed permutation of `range(n)` that needs no memory, and the number of times that an epoch shows each
-item of a source that is repeated any number of times.
+"""A keyed permutation of `range(n)` without memory, and how often an epoch shows each item of a repeated
+source.
 
 Invariants:
 - `KeyedPermutation(n, *key)` is a bijection of `range(n)`, the same on every machine and in every process.
-- Nothing that grows with `n` is ever built: a value costs a little over one pass of `ROUNDS` mixings on
-  average.
+- Nothing that grows with `n` is built: a value costs a little over one pass of `ROUNDS` mixings on average.
 - Of n items with r repeats, an epoch shows exactly round(n r) (halves up, r the decimal number as it is
   written): each item floor(r) times, and some of them once more. Successive epochs take the items to show
-  once more in turn from a permutation that the seed decides, and start over at its end, so that the counts
-  of two items never differ by more than one.
+  once more in turn from a permutation that the seed decides, and start over at its end, so that the counts of
+  two items never differ by more than one.
 
 The domain is arranged as a rectangle of `rows x columns >= n` cells with both sides near the square root of
 n. A round adds to one coordinate a hash of the other (a Feistel network with modular addition, Black &

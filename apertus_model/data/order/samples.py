@@ -3,18 +3,16 @@
 Invariants:
 - Sample i of (recipe, token files, sequence length, packing, seed, Goldfish parameters) is the same bytes in
   every process, on any number of ranks, before and after a restart. The only state is a few open files.
-- Opening reads no token file: the sizes of the shards are in the manifest, and a shard is opened when a
-  sample in it is first read.
+- Opening reads no token file: a shard is opened when a sample in it is first read.
 - The training split of a source is one stream of tokens, its shards one after the other. Window w covers
   tokens [w L, w L + L]: L + 1 tokens, the last of which is also the first of the next window, so that every
-  token but the first is a label once per epoch. With best-fit packing a window is a packed row instead
-  (`apertus_model.data.tokens.best_fit`).
+  token but the first is a label once per epoch. With best-fit packing a window is a packed row.
 - Positions restart at 0 after each end-of-document token, and at the start of a window.
 - Where the input is the end-of-document token, the label is IGNORE_INDEX: predicting `</s>` is trained,
   predicting the `<s>` of an unrelated document is not (Megatron's `--eod-mask-loss`). The Goldfish hash sees
   the true ids.
-- In `EqualSamples`, a batch has first the samples of source 0, then those of source 1, and so on; the samples
-  of a source come in the same order as in any mixture with the same seed.
+- In `EqualSamples`, a batch has the samples of source after source, each in the order of any mixture of the
+  seed.
 """
 
 from __future__ import annotations

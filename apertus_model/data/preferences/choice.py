@@ -6,8 +6,7 @@ itself sampled; one of the best completions is paired with one of the worst.
 
 Invariants:
 - The chosen completion of a pair has a higher reward than the rejected one, and different tokens.
-- Offline completions are in the order of their rewards: first those of the conversations, then those of each
-  generator, in the order of the recipe.
+- Offline completions are in the order of their rewards: those of conversations, then those of each generator.
 """
 
 from __future__ import annotations

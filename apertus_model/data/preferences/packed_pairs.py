@@ -1,9 +1,7 @@
-"""Pairs of sequences, or single sequences, of prompt and completion: the arrays in which they are stored, and
-their packing into training sequences.
+"""Pairs of sequences, or single ones, of prompt and completion: their stored arrays, and their packing.
 
 Invariants:
-- A pair is never divided: its two sequences are in the same row, each a separate document that begins with
-  the prompt.
+- A pair is in one row, as two separate documents, each of which begins with the prompt.
 - The rows depend on the lengths of the pairs and on the sequence length alone.
 - Loading executes nothing: arrays are opened with `allow_pickle=False`.
 """

@@ -1,9 +1,8 @@
-"""Pairs of completions, or single completions, as packed training sequences, with their quantile
-rewards and their log-probabilities under a reference model.
+"""Pairs of completions, or single ones, as packed training sequences, with rewards and reference
+probabilities.
 
 Invariants:
-- Reference log-probabilities, which are computed row by row in stored order, are computed over the rows that
-  training sees.
+- Reference log-probabilities are computed row by row, in stored order, over the rows that training sees.
 - Sample i of (sets, repeats, seed) is the same row for ever. An epoch has every row of a set as often as its
   repeats say (`apertus_model.data.order.permutation`), in an order that differs from epoch to epoch.
 - A row belongs to one set.

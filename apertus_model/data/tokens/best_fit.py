@@ -1,5 +1,4 @@
-"""Best-fit packing of a corpus (arXiv 2404.10830): whole documents in rows of one length, computed once and
-read by index.
+"""Best-fit packing of a corpus (arXiv 2404.10830): whole documents in rows of one length, computed once.
 
 A folder of rows holds, as .npy files (little endian, memory-mapped when read):
 
@@ -12,10 +11,8 @@ Invariants:
 - A document of up to L tokens is one piece. A longer one is cut into pieces of L tokens (the last one
   shorter), each of which begins with the last token of the one before it, so that every token of a document
   but its first is a label exactly once. No token is dropped.
-- Every piece is in one row. Pieces of a row are in stored order; positions restart at each piece, and no
-  piece sees another.
-- Rows are packed shard by shard, so that memory is bounded by the documents of one shard (about 100 bytes for
-  each), and no row spans two shards.
+- Every piece is in one row. Pieces of a row are in stored order; positions restart, and none sees another.
+- Rows are packed shard by shard: memory is about 100 bytes for each document of one shard.
 """
 
 from __future__ import annotations

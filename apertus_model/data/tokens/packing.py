@@ -1,5 +1,4 @@
-"""Packing of sequences of different lengths into rows of equal length: their assignment, and the content of a
-row.
+"""Packing of sequences into rows of equal length: their assignment, and the content of a row.
 
 Invariants: the rows are a function of the lengths and the capacity alone; every item is in exactly one row;
 no row exceeds its capacity. Sequences of a row do not see each other.

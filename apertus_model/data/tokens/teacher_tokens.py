@@ -1,5 +1,4 @@
-"""A teacher's predictions after each token of consecutive samples: the k most likely words, and the
-probability of all others together.
+"""A teacher's predictions after each token of samples: the k most likely words, and the others together.
 
 An artifact has files of `samples_per_file` samples; the last file may have fewer. A sample of L tokens is,
 little endian and without gaps,

@@ -1,5 +1,4 @@
-"""The Apertus vocabulary at any size: special tokens at their ids, then bytes, then merges of byte-pair
-encoding.
+"""The Apertus vocabulary at any size: special tokens at their ids, then bytes, then merges of pairs.
 
 Invariants: ids 0 to `reserved - 1` are special tokens and the same in every vocabulary; the vocabulary has
 exactly the stated size; training is deterministic.

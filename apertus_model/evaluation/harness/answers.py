@@ -14,8 +14,7 @@
     metrics            the document's contribution to each metric, as JSON: a number for an accuracy,
                        [log-likelihood, words] for a word perplexity
 
-So a metric that is a mean is the mean over its rows, and others are recomputed from `metrics` or from the
-answers themselves.
+So a metric that is a mean is the mean over its rows; others follow from `metrics` or the answers.
 """
 
 from __future__ import annotations
