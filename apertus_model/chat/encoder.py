@@ -50,11 +50,6 @@ class Encoded:
     tokens: NDArray[np.int64]  # (n,)
     mask: NDArray[np.uint8]  # (n,): PROMPT, TRAINED or UNTRAINED
 
-    @property
-    def trained(self) -> NDArray[np.bool_]:
-        """Whether each token is trained, as (n,) bool."""
-        return self.mask == TRAINED
-
 
 class _Run(NamedTuple):
     """A control token, or text between two of them."""

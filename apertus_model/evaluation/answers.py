@@ -48,10 +48,10 @@ class Answers:
     def read(cls, prompts: Artifact, completions: Artifact, rewards: Artifact | None) -> Answers:
         """Opens stored answers. StoreError when they do not belong together."""
         asked, answered = Rows(prompts), Rows(completions)
-        rewarded = Rows(rewards) if rewards is not None else None
-        same_rows(asked, answered, *([rewarded] if rewarded is not None else []))
+        rewarded = [Rows(rewards)] if rewards is not None else []
+        same_rows(asked, answered, *rewarded)
         pad_id = int(prompts.manifest.facts["pad_id"])
-        return cls(list(asked), list(answered), list(rewarded) if rewarded is not None else None, pad_id)
+        return cls(list(asked), list(answered), list(rewarded[0]) if rewarded else None, pad_id)
 
     @property
     def longest(self) -> int:
@@ -109,10 +109,8 @@ def rewards(
             "reward/difference/high": compared.high,
             "reward/wins": compared.wins,
         }
-    rows = [
-        {"id": prompt["id"], "reward": score, "against": others[index] if others is not None else None}
-        for index, (prompt, score) in enumerate(zip(own.prompts, scores, strict=True))
-    ]
+    columns = zip(own.prompts, scores, others or [None] * len(scores), strict=True)
+    rows = [{"id": prompt["id"], "reward": score, "against": other} for prompt, score, other in columns]
     return metrics, {"model": name, "against": other_name if others is not None else None, "rows": rows}
 
 

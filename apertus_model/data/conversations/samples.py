@@ -217,7 +217,7 @@ def _kept(source: ConversationShards, sequence_length: int, longer: Longer) -> N
     fits = source.lengths <= sequence_length
     if longer == "truncate":
         for index in np.flatnonzero(~fits).tolist():
-            fits[index] = source.trained(index)[:sequence_length].any()
+            fits[index] = TRAINED in source.mask(index)[:sequence_length]
     return np.flatnonzero(fits)
 
 

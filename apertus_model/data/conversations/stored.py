@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.chat.encoder import TRAINED
 from apertus_model.chat.messages import Message
 from apertus_model.data.tokens.megatron import TokenFile
 from apertus_model.data.tokens.packing import load_array
@@ -91,10 +90,6 @@ class ConversationShards:
         """(n,), uint8: kind of each token: PROMPT, TRAINED or UNTRAINED of `apertus_model.chat.encoder`."""
         shard, place = self._find(index)
         return shard.mask[shard.tokens.place(place)]
-
-    def trained(self, index: int) -> NDArray[np.bool_]:
-        """(n,), bool: whether each token is trained."""
-        return self.mask(index) == TRAINED
 
     def _find(self, index: int) -> tuple[_Shard, int]:
         if not 0 <= index < len(self):

@@ -14,17 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
-from typing import NamedTuple
 
 from apertus_model.data.corpora.words import words
 from apertus_model.data.documents.readers import texts_of
 from infra.store.inputs import SourceError
 from specs.filters import DecontaminateFilter
 
-
-class Overlap(NamedTuple):
-    share: float  # of the question's words that a document covers
-    question: str
+Overlap = tuple[float, str]  # the share of a question's words that a document covers, and the question
 
 
 class Contamination:
@@ -55,15 +51,15 @@ class Contamination:
         matcher: SequenceMatcher[str] = SequenceMatcher(None, autojunk=False)
         matcher.set_seq2(split)
         overlaps = [self._overlap(matcher, hit) for hit in sorted(hits)]
-        return max(overlaps, key=lambda overlap: overlap.share)
+        return max(overlaps, key=lambda overlap: overlap[0])
 
     def _overlap(self, matcher: SequenceMatcher[str], hit: int) -> Overlap:
         question, split = self._questions[hit]
         if len(split) <= self._ngram:  # found as a whole
-            return Overlap(1.0, question)
+            return 1.0, question
         matcher.set_seq1(split)
         matched = sum(block.size for block in matcher.get_matching_blocks() if block.size >= self._min_match)
-        return Overlap(matched / len(split), question)
+        return matched / len(split), question
 
 
 def _ngrams(split: list[str], size: int) -> Iterator[tuple[str, ...]]:

@@ -203,12 +203,10 @@ def _contamination(
     spec: DecontaminateFilter, contamination: Contamination, document: Document
 ) -> Drop | None:
     """Requires that the document covers at most `max_share` of every question."""
-    overlap = contamination.worst(document.text)
-    if overlap is None or overlap.share <= spec.max_share:
+    share, question = contamination.worst(document.text) or (0.0, "")
+    if share <= spec.max_share:
         return None
-    return Drop(
-        f"{overlap.share:.3f} of the question '{overlap.question[:200]}'", f"at most {spec.max_share:g}"
-    )
+    return Drop(f"{share:.3f} of the question '{question[:200]}'", f"at most {spec.max_share:g}")
 
 
 def _cutoff(spec: CutoffFilter, document: Document, general: Cutoff) -> float | Cutoff:

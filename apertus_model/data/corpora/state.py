@@ -70,11 +70,9 @@ class SpanBatch(NamedTuple):
     tokens: TaskTokens  # the next ones to read are those of the batch
 
 
-class SpanVerdicts(NamedTuple):
-    """What a step over the whole source decided about documents of a span."""
-
-    places: NDArray[np.int64]  # (documents,), ascending
-    values: NDArray[np.uint64]  # (documents,), as in `VERDICTS`
+SpanVerdicts = tuple[NDArray[np.int64], NDArray[np.uint64]]
+"""What a step over the whole source decided about documents of a span: places, ascending, and values, as in
+`VERDICTS`; (documents,) each."""
 
 
 def read_span(
@@ -221,7 +219,7 @@ class CorpusState:
             rows = self.rows(keys, "verdicts", VERDICTS, len(self.plan.spans), number, number + 1)
             places, values = column(rows, "place"), column(rows, "value")
             order = np.argsort(places)
-            verdicts[step] = SpanVerdicts(places[order], values[order])
+            verdicts[step] = places[order], values[order]
         reader = self.attempt.store.reader
         tasks = (
             {name: reader(record.path, record) for name, record in self.unit(key).files.items()}

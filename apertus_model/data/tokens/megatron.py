@@ -58,17 +58,14 @@ class IndexHeader(NamedTuple):
 
     @property
     def pointers_at(self) -> int:
-        """The first byte of the byte pointers."""
         return HEADER_BYTES + 4 * self.sequences
 
     @property
     def documents_at(self) -> int:
-        """The first byte of the document indices."""
         return self.pointers_at + 8 * self.sequences
 
     @property
     def end(self) -> int:
-        """The number of bytes of the whole index."""
         return self.documents_at + 8 * self.boundaries
 
 
@@ -222,10 +219,8 @@ class TokenFile:
         for start in range(0, self.tokens.size, BLOCK):
             block = self.read(start, min(start + BLOCK, self.tokens.size))
             if self.vocab_size is None and block.min() < 0:
-                raise TokenFileError(
-                    f"{self.path} holds token id {block.min()} between tokens {start} and"
-                    f" {start + block.size}"
-                )
+                place = f"between tokens {start} and {start + block.size}"
+                raise TokenFileError(f"{self.path} holds token id {block.min()} {place}")
 
 
 class TokenFileWriter:
@@ -245,20 +240,15 @@ class TokenFileWriter:
     def write(self, tokens: NDArray[np.integer] | Iterable[int]) -> None:
         """Appends one document: ids of shape (n,), any integer type."""
         ids = tokens if isinstance(tokens, np.ndarray) else np.fromiter(tokens, dtype=np.int64)
-        if ids.dtype != self.dtype:
-            limits = np.iinfo(self.dtype)
-            if ids.size and not (limits.min <= ids.min() and ids.max() <= limits.max):
-                raise ValueError(
-                    f"token ids from {ids.min()} to {ids.max()} do not fit into {self.dtype}"
-                    f" ({self.prefix}.bin)"
-                )
-            ids = ids.astype(self.dtype)
-        if ids.size > np.iinfo(np.int32).max:
+        limits, most = np.iinfo(self.dtype), np.iinfo(np.int32).max
+        if ids.dtype != self.dtype and ids.size and not limits.min <= ids.min() <= ids.max() <= limits.max:
+            unfit = f"token ids from {ids.min()} to {ids.max()} do not fit into {self.dtype}"
+            raise ValueError(f"{unfit} ({self.prefix}.bin)")
+        if ids.size > most:
             raise ValueError(
-                f"a document of {ids.size} tokens; the format counts to {np.iinfo(np.int32).max}"
-                f" ({self.prefix}.bin)"
+                f"a document of {ids.size} tokens; the format counts to {most} ({self.prefix}.bin)"
             )
-        self.write_many(ids, np.array([ids.size], "<i4"))
+        self.write_many(ids.astype(self.dtype, copy=False), np.array([ids.size], "<i4"))
 
     def write_many(self, tokens: NDArray[np.integer], sizes: NDArray[np.int32]) -> None:
         """Appends documents of the given sizes, which are back to back in `tokens`, in this file's dtype."""

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from apertus_model.chat.encoder import ChatEncoder, ChatError
+from apertus_model.chat.encoder import TRAINED, ChatEncoder, ChatError
 from apertus_model.chat.messages import ConversationError
 from apertus_model.chat.template import render
 from apertus_model.data.tokens.vocabulary import special_tokens, train
@@ -43,8 +43,8 @@ def test_the_mask_is_exact_for_every_kind_of_block(
     expected = [kind for text, kind in pieces for _ in range(1 if text in special else len(text.encode()))]
     encoded = ChatEncoder(byte_tokenizer).encode(all_blocks)
     assert encoded.mask.tolist() == expected
-    assert encoded.trained.tolist() == [kind == YES for kind in expected]
-    assert (encoded.tokens.dtype, encoded.trained.dtype) == (np.int64, np.bool_)
+    assert (encoded.mask == TRAINED).tolist() == [kind == YES for kind in expected]
+    assert (encoded.tokens.dtype, encoded.mask.dtype) == (np.int64, np.uint8)
 
 
 def test_a_token_with_characters_of_a_tool_and_of_the_assistant_is_not_trained() -> None:
@@ -108,7 +108,7 @@ def test_a_turn_that_is_not_trained_has_the_same_tokens(
         marked[place]["weight"] = 0
         encoded = encoder.encode(marked)
         assert encoded.tokens.tolist() == plain.tokens.tolist()
-        assert encoded.trained.sum() < plain.trained.sum()
+        assert (encoded.mask == TRAINED).sum() < (plain.mask == TRAINED).sum()
         assert (encoded.mask == NO).tolist() == (plain.mask == NO).tolist()
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from apertus_model.chat.encoder import ChatEncoder, ChatError
+from apertus_model.chat.encoder import TRAINED, ChatEncoder, ChatError
 from apertus_model.chat.template import render
 from apertus_model.data.conversations.samples import heldout
 from apertus_model.data.conversations.splits import AllConversations
@@ -78,15 +78,15 @@ def test_every_conversation_is_in_one_split_or_counted(bench: Any, chat: Path, t
         assert [item.tokens.tolist() for item in encoded] == [
             read.tokens(i).tolist() for i in range(len(read))
         ]
-        assert [item.trained.tolist() for item in encoded] == [
-            read.trained(i).tolist() for i in range(len(read))
+        assert [(item.mask == TRAINED).tolist() for item in encoded] == [
+            (read.mask(i) == TRAINED).tolist() for i in range(len(read))
         ]
         assert metrics[split] == {
             "conversations": len(read),
             "tokens": int(read.lengths.sum()),
-            "trained_tokens": sum(int(item.trained.sum()) for item in encoded),
+            "trained_tokens": sum(int((item.mask == TRAINED).sum()) for item in encoded),
             "shortest": min(read.lengths),
-            "shortest_prompt": min(item.trained.tolist().index(True) for item in encoded),
+            "shortest_prompt": min((item.mask == TRAINED).tolist().index(True) for item in encoded),
         }
     found = {split: [read.conversation(i) for i in range(len(read))] for split, read in shards.items()}
     assert sorted(item.id for items in found.values() for item in items) == sorted(
@@ -289,7 +289,7 @@ def test_messages_that_are_not_trained_are_in_the_mask(
     texts = {}
     opened = Tokenizer.from_file(str(tokenizer.local("tokenizer.json")))
     for index in range(2):
-        trained = shards.tokens(index)[shards.trained(index)].tolist()
+        trained = shards.tokens(index)[shards.mask(index) == TRAINED].tolist()
         texts[shards.conversation(index).id] = opened.decode(trained, skip_special_tokens=False)
     end = "<|assistant_end|>"
     assert texts == {"row-1": f"It is 2.{end}Trained.{end}", "row-2": f"Trained.{end}"}

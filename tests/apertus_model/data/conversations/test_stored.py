@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apertus_model.chat.encoder import TRAINED
 from apertus_model.data.conversations.stored import (
     SHARD_SUFFIXES,
     Conversation,
@@ -58,7 +59,9 @@ def test_shards_read_like_one_list(tmp_path: Path) -> None:
         for number in (4, 0, 3, 2, 1):
             assert read.conversation(number) == written[number]
             assert read.tokens(number).tolist() == tokens[number]
-            assert read.trained(number).tolist() == [place % 3 == 1 for place in range(len(tokens[number]))]
+            assert (read.mask(number) == TRAINED).tolist() == [
+                place % 3 == 1 for place in range(len(tokens[number]))
+            ]
         with pytest.raises(IndexError, match="conversation 5 of 5"):
             read.tokens(5)
     assert len(ConversationShards(Folder(tmp_path, []), "validation")) == 0  # type: ignore[arg-type]

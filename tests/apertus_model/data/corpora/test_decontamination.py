@@ -66,7 +66,7 @@ def test_the_share_is_that_of_the_published_rule() -> None:
         document += question[random.randint(0, len(question)) :]
         expected = _covered(" ".join(question), " ".join(document), 5, 3)
         found = Contamination([" ".join(question)], 5, 3).worst(" ".join(document))
-        assert (found.share if found else 0.0) == pytest.approx(expected)
+        assert (found[0] if found else 0.0) == pytest.approx(expected)
         positive += expected > 0
     assert positive > 50
 
@@ -106,7 +106,7 @@ def test_a_document_that_covers_more_than_half_of_a_question_is_dropped(tmp_path
 def test_a_question_shorter_than_an_ngram_counts_as_a_whole() -> None:
     index = Contamination(["Who wrote Faust?", "What is the capital of the Swiss Confederation?"], 8, 5)
     found = index.worst("A quiz: who wrote Faust? Goethe.")
-    assert found is not None and found.share == 1.0 and found.question == "Who wrote Faust?"
+    assert found == (1.0, "Who wrote Faust?")
     assert index.worst("who wrote this about Faust") is None
     assert index.worst("what is the capital of the swiss confederation") is not None
 
