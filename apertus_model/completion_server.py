@@ -51,9 +51,8 @@ class ServerGenerator:
     def complete(self, prompts: Sequence[Row], *, first: int) -> list[list[Completion]]:
         """See `Generator.complete`. ServerFailure when a prompt has no answer after all tries;
         GenerationError for an answer that asking again does not change."""
-        requests = [
-            (f"prompt {row['id']}", self._body(row, first + index)) for index, row in enumerate(prompts)
-        ]
+        bodies = (self._body(row, index) for index, row in enumerate(prompts, first))
+        requests = [(f"prompt {row['id']}", body) for row, body in zip(prompts, bodies, strict=True)]
         return self._client.ask_all(requests, _Answer, self._read)
 
     def _body(self, prompt: Row, index: int) -> Request:

@@ -109,7 +109,8 @@ def rewards(
             "reward/difference/high": compared.high,
             "reward/wins": compared.wins,
         }
-    columns = zip(own.prompts, scores, others or [None] * len(scores), strict=True)
+    against: list[Any] = others or [None] * len(scores)
+    columns = zip(own.prompts, scores, against, strict=True)
     rows = [{"id": prompt["id"], "reward": score, "against": other} for prompt, score, other in columns]
     return metrics, {"model": name, "against": other_name if others is not None else None, "rows": rows}
 

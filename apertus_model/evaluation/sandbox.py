@@ -184,12 +184,13 @@ def _outcome(status: int | None, seconds: float, verdict: bytes, token: str, lim
         return Outcome(outcome="timed_out", reason=f"over {limits.cpu_seconds} s of computing")
     if status > 128:
         return Outcome(outcome="crashed", reason=f"killed by signal {status - 128}")
+    left = Outcome(outcome="crashed", reason="the program left before the end of its tests")
     try:
         stated = _Verdict.model_validate_json(verdict)
     except ValidationError:
-        return Outcome(outcome="crashed", reason="the program left before the end of its tests")
+        return left
     if stated.outcome == "passed" and not (status == 0 and secrets.compare_digest(stated.token, token)):
-        return Outcome(outcome="crashed", reason="the program left before the end of its tests")
+        return left
     return Outcome(outcome=stated.outcome, reason=stated.reason)
 
 

@@ -150,11 +150,7 @@ def conversation_of(row: Row) -> Conversation:
         tools=tools,
         completions=completions,
         group=_name(row, "group"),
-        metadata={
-            column: value
-            for column, value in row.items()
-            if column not in CONTROL_COLUMNS and _is_json(value)
-        },
+        metadata={name: row[name] for name in row if name not in CONTROL_COLUMNS and _is_json(row[name])},
         preference=columns in PREFERENCES,
     )
     beginning = next(place for place, message in enumerate(messages) if message["role"] == "assistant")
@@ -205,9 +201,8 @@ def _begun(row: Row, messages: list[Any]) -> list[Any]:
         messages = messages[1:]
     begin: list[Any] = [{"role": "system", "content": system}] if system else []
     history = row["history"] if given(row.get("history")) else []
-    if not isinstance(history, list) or not all(
-        isinstance(turn, list) and len(turn) == 2 for turn in history
-    ):
+    turns = history if isinstance(history, list) else [history]
+    if not all(isinstance(turn, list) and len(turn) == 2 for turn in turns):
         raise ConversationError("not_messages", "a history is a list of pairs of question and answer")
     for question, answer in history:
         begin += _messages(question, "user") + _messages(answer, "assistant")

@@ -153,8 +153,10 @@ class AllConversations:
             masks: list[NDArray[np.uint8]] = []
             size = 0
             prefix = folder / shards[-1]
-            text = prefix.with_name(f"{prefix.name}.jsonl")
-            with TokenFileWriter(prefix, token_dtype(self._vocab_size)) as writer, text.open("wb") as lines:
+            with (
+                TokenFileWriter(prefix, token_dtype(self._vocab_size)) as writer,
+                Path(f"{prefix}.jsonl").open("wb") as lines,
+            ):
                 while position < len(chosen) and size < shard_tokens:
                     task, place = self._at(self._kept[chosen[position]])
                     writer.write(task.tokens[place])
@@ -165,7 +167,7 @@ class AllConversations:
             shortest.append(min(map(len, masks)))
             prompts.append(min(map(_prompt, masks)))
             mask = np.concatenate(masks)
-            np.save(prefix.with_name(f"{prefix.name}.mask.npy"), mask)
+            np.save(f"{prefix}.mask.npy", mask)
             tokens += size
             trained += int((mask == TRAINED).sum())
         return WrittenSplit(

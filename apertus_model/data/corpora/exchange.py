@@ -33,11 +33,8 @@ class CellWriter:
     def __init__(
         self, folder: Path, name: str, schema: pa.Schema, borders: Sequence[int], memory: int
     ) -> None:
-        self.rows = 0
         self._folder, self._name = folder, name
-        self._schema = schema
-        self._borders = list(borders)
-        self._memory = memory
+        self._schema, self._borders, self._memory = schema, list(borders), memory
         self._held: list[tuple[pa.Table, NDArray[np.int64]]] = []
         self._bytes = 0
         self._spill = folder / f"{name}.spill"
@@ -47,7 +44,6 @@ class CellWriter:
         """Adds rows, with the cell of each, (rows,)."""
         if not table.num_rows:
             return
-        self.rows += table.num_rows
         self._held.append((table, cells))
         self._bytes += table.nbytes
         if self._bytes >= self._memory:
@@ -74,9 +70,7 @@ class CellWriter:
 
     def _sorted(self) -> tuple[pa.Table, NDArray[np.int64]]:
         """Removes and returns the held rows, sorted by cell, and the start of each cell: (cells + 1,)."""
-        table = (
-            pa.concat_tables([table for table, _ in self._held]) if self._held else self._schema.empty_table()
-        )
+        table = pa.concat_tables([self._schema.empty_table(), *(table for table, _ in self._held)])
         cells = np.concatenate([np.empty(0, np.int64), *(cells for _, cells in self._held)])
         self._held, self._bytes = [], 0
         order = np.argsort(cells, kind="stable")

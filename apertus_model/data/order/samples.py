@@ -39,22 +39,16 @@ MANY_DOCUMENTS = 16
 class Windows:
     """Documents one after the other, cut into windows: concatenate and split."""
 
-    def __init__(
-        self, stream: TokenStream, sequence_length: int, eos_id: int, goldfish: Goldfish | None
-    ) -> None:
-        self._stream = stream
-        self._sequence_length = sequence_length
-        self._eos_id = eos_id
-        self._goldfish = goldfish
+    def __init__(self, stream: TokenStream, length: int, eos_id: int, goldfish: Goldfish | None) -> None:
+        self._stream, self._length, self._eos_id, self._goldfish = stream, length, eos_id, goldfish
 
     def __len__(self) -> int:
-        return self._stream.windows(self._sequence_length)
+        return self._stream.windows(self._length)
 
     def sample(self, index: int, source: int) -> Sample:
-        start = index * self._sequence_length
-        return _sample(
-            self._stream.read(start, start + self._sequence_length + 1), source, self._eos_id, self._goldfish
-        )
+        start = index * self._length
+        tokens = self._stream.read(start, start + self._length + 1)
+        return _sample(tokens, source, self._eos_id, self._goldfish)
 
 
 class MixtureSamples:

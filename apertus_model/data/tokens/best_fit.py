@@ -129,18 +129,11 @@ class PackedRows:
         eos_id: int,
         goldfish: Goldfish | None,
     ) -> None:
-        self._stream = stream
-        self._tables = dict(tables)
-        self._length = length
-        self._eos_id = eos_id
-        self._goldfish = goldfish
+        self._stream, self._tables = stream, dict(tables)
+        self._length, self._eos_id, self._goldfish = length, eos_id, goldfish
         self._rows, self._begins, self._lengths = (load_array(tables[name]) for name in TABLES)
-        pieces = self._begins.size
-        if (
-            self._lengths.size != pieces
-            or self._rows[-1] != pieces
-            or (pieces and self._begins[-1] >= len(stream))
-        ):
+        pieces, beyond = self._begins.size, self._begins[-1:] >= len(stream)
+        if self._lengths.size != pieces or self._rows[-1] != pieces or beyond.any():
             raise StoreError(
                 f"{tables['rows']} is not of a stream of {len(stream)} tokens; delete its artifact to have it"
                 " made again"

@@ -65,13 +65,12 @@ class CodeEval:
         problems = [[next(outcomes) for _ in candidates] for candidates in predictions]
         self._outcomes += chain.from_iterable(problems)
         fewest = min(map(len, problems), default=0)
+        passed = [sum(outcome.outcome == "passed" for outcome in problem) for problem in problems]
         scores = {}
         for number in sorted({*k, *USUAL_K}):
             if number <= fewest:
-                estimates = [
-                    pass_at_k(len(problem), sum(one.outcome == "passed" for one in problem), number)
-                    for problem in problems
-                ]
+                counts = zip(map(len, problems), passed, strict=True)
+                estimates = [pass_at_k(samples, right, number) for samples, right in counts]
                 scores[f"pass@{number}"] = math.fsum(estimates) / len(estimates)
         return scores, problems
 
@@ -106,7 +105,7 @@ def scoring(
             scores: dict[str, Any] = {} if known else dict(own(task, document, results))
             if outcomes := _CODE_EVAL.take():
                 for kind in KINDS:
-                    scores[kind] = sum(one.outcome == kind for one in outcomes)
+                    scores[kind] = sum(outcome.outcome == kind for outcome in outcomes)
                     _declare(task, kind, sum, kind == "passed")
             if classifier is not None and task.OUTPUT_TYPE == "generate_until":
                 scores |= _classified(classifier, task, results, known)
