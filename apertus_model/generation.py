@@ -85,11 +85,11 @@ def local_folder(artifact: Artifact, folder: Path, *, weights: bool = True) -> P
     """A local folder with the files of an artifact, as links to their checked local copies; without
     `weights`, only those that say how the model is asked."""
     for name in artifact.manifest.files:
-        if not weights and name.endswith(".safetensors"):
-            continue
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(artifact.local(name))
+        if weights or not name.endswith(".safetensors"):
+            link = folder / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(artifact.local(name))
     return folder
 
 

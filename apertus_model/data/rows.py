@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -58,21 +59,11 @@ def write_rows(attempt: Attempt, name: str, rows: Iterable[Row]) -> dict[str, An
     """Puts `<name>-00000.jsonl`, ... into the artifact. Returns the facts that `Rows` reads: `{"shards":
     [...], "rows": n}`."""
     shards: list[str] = []
-    lines: list[str] = []
-    count = 0
-
-    def put() -> None:
+    count, lines = 0, map(to_line, rows)
+    while some := list(islice(lines, ROWS_PER_FILE)):
         shards.append(f"{name}-{len(shards):05d}")
-        attempt.write_bytes(f"{shards[-1]}.jsonl", "".join(lines).encode())
-        lines.clear()
-
-    for row in rows:
-        lines.append(to_line(row))
-        count += 1
-        if len(lines) == ROWS_PER_FILE:
-            put()
-    if lines:
-        put()
+        attempt.write_bytes(f"{shards[-1]}.jsonl", "".join(some).encode())
+        count += len(some)
     return {"shards": shards, "rows": count}
 
 

@@ -47,11 +47,9 @@ def run_units(
     for key in set(keys) - set(pending):
         on_commit(key)
     advance = UnitProgress(progress, len(keys), len(pending))
-    executed = (
-        _run_here(work, pending, attempt)
-        if here
-        else _execute(work, pending, attempt, stop, advance, processes)
-    )
+    executed = _run_here(work, pending, attempt)
+    if not here:
+        executed = _execute(work, pending, attempt, stop, advance, processes)
     with contextlib.closing(executed) as finished:
         for key in finished:
             attempt.committed_unit(key)

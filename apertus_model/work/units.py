@@ -120,11 +120,7 @@ def spans(total: int, size: int) -> list[Span]:
     return [(start, min(start + size, total)) for start in range(0, total, size)]
 
 
-def unit_key(name: str, span: Span) -> str:
-    """The key of the unit of a range, which it contains, so that units of other sizes have other keys."""
-    return f"{name}-{span[0]:08d}-{span[1]:08d}"
-
-
 def units_of(name: str, total: int, size: int) -> dict[str, Span]:
-    """The ranges of at most `size` items, by the keys of their units."""
-    return {unit_key(name, span): span for span in spans(total, size)}
+    """The ranges of at most `size` items, by the keys of their units. A key contains its range, so that units
+    of other sizes have other keys."""
+    return {f"{name}-{start:08d}-{stop:08d}": (start, stop) for start, stop in spans(total, size)}

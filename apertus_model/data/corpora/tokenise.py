@@ -85,7 +85,11 @@ class CorpusTasks:
         if self.source.format in TOKENISED:
             assert not needs_text(self.process), "the pipeline refuses it"
             return read_tokens(self.source, files, number, self.vocabulary, self.folder)
-        documents = read_texts(with_columns(self.source, self.process.columns()), files[number])
+        source = self.source
+        if source.format in TABLES:
+            columns = sorted({*source.metadata, *self.process.columns()})
+            source = source.model_copy(update={"metadata": columns})
+        documents = read_texts(source, files[number])
         for scores in self.scores:
             documents = with_scores(documents, scores.of_task(files, number))
         return documents
@@ -107,13 +111,6 @@ class CorpusTasks:
     def _tokens_of(self, text: str) -> int:
         """The number of tokens of a text, with its begin- and end-of-document token."""
         return 2 + sum(map(len, encode(self.vocabulary.tokenizer, [text], np.dtype(np.int64))))
-
-
-def with_columns(source: SourceSpec, columns: list[str]) -> SourceSpec:
-    """The source, with the columns that filters need added to those that are read."""
-    if source.format not in TABLES:
-        return source
-    return source.model_copy(update={"metadata": sorted({*source.metadata, *columns})})
 
 
 def read_texts(source: SourceSpec, files: Sequence[str]) -> Iterator[Document | Rejection]:

@@ -27,7 +27,6 @@ from apertus_model.data.documents.parsed import (
     Rejection,
     Scalar,
     SourceDocument,
-    encodable,
 )
 from apertus_model.data.documents.table_pieces import READ_BYTES, is_binary, is_text, parquet_batches, pieces
 from specs.foreign import shown
@@ -253,9 +252,8 @@ def _document(
         if isinstance(value, (bytes, str)):
             try:
                 value = value.decode() if isinstance(value, bytes) else value
-            except UnicodeDecodeError:
-                return Rejection("not_utf8")
-            if isinstance(encodable(value), Rejection):
+                value.encode()  # an escape in JSON may spell half a surrogate pair
+            except UnicodeError:
                 return Rejection("not_utf8")
         values[name] = value
     body = values.pop("")

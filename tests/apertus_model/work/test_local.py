@@ -165,7 +165,7 @@ def test_the_end_of_a_worker_that_is_stopped_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(local, "END_SECONDS", 0.2)
     worker = local._Worker(_job(bench, 1, None), 0, queue.SimpleQueue())
-    os.kill(worker._process.pid, signal.SIGSTOP)
+    os.kill(worker.process.pid, signal.SIGSTOP)
     assert worker.end() == -signal.SIGKILL
 
 
