@@ -98,11 +98,10 @@ class OtherFormat(TextFormat, TokenFormat):
             raise GenerationError("the model has no chat template. Fix: add its chat_template.jinja")
         config = config_of(folder)
         self._room = config.context - max_new_tokens
-        described: Generation | OtherConfig = config
+        stated = [config.eos_token_id, self._its.eos_token_id]
         if (advice := folder / "generation_config.json").exists():
-            generation = checked(Generation, parse_json(read_local(advice)))
-            described = generation if generation.eos_token_id is not None else config
-        ends = described.eos_token_id if described.eos_token_id is not None else self._its.eos_token_id
+            stated.insert(0, checked(Generation, parse_json(read_local(advice))).eos_token_id)
+        ends = next((ids for ids in stated if ids is not None), None)
         if ends is None:
             raise GenerationError("nothing ends a turn. Fix: set eos_token_id in its generation_config.json")
         self.end_ids = tuple(ends) if isinstance(ends, list) else (ends,)

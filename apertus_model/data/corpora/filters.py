@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from datatrove.data import Document
 from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
@@ -54,7 +54,6 @@ class Drop(NamedTuple):
 
 
 Check = Callable[[Document], Drop | None]
-Cutoff = TypeVar("Cutoff", float, float | None)
 
 
 def make_check(spec: FilterSpec, scratch: Path) -> Check:
@@ -209,7 +208,7 @@ def _contamination(
     return Drop(f"{share:.3f} of the question '{question[:200]}'", f"at most {spec.max_share:g}")
 
 
-def _cutoff(spec: CutoffFilter, document: Document, general: Cutoff) -> float | Cutoff:
+def _cutoff(spec: CutoffFilter, document: Document, general: float) -> float:
     """The cut-off of the value in the column `by`, or the general cut-off."""
     if spec.by is None:
         return general

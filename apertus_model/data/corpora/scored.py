@@ -38,9 +38,8 @@ class StoredScores(NamedTuple):
                 continue
             table = pyarrow.parquet.ParquetFile(self.artifact.local(shard["name"]))
             for batch in table.iter_batches(ROWS):
-                for file, digest, score in zip(
-                    *(column.to_pylist() for column in batch.columns), strict=True
-                ):
+                columns = (column.to_pylist() for column in batch.columns)
+                for file, digest, score in zip(*columns, strict=True):
                     if start <= file < stop:
                         yield digest, score
 

@@ -91,20 +91,12 @@ def write_shard(
     return paths, documents, tokens
 
 
-def write_rejects(cells: Iterable[pa.Table], path: Path) -> None:
-    """Writes removed documents, sorted by the hash of their text."""
-    with _Rows(path, REJECTS) as rows:
-        for table in cells:
-            for block in _sorted(table, ("row", "filter", "key")):
-                rows.write(pa.Table.from_batches([block]).select(REJECTS.names).cast(REJECTS))
-
-
-def write_kept(cells: Iterable[pa.Table], path: Path, schema: pa.Schema) -> None:
-    """Writes the table that other corpora are compared with, sorted by the hash of the text."""
+def write_table(cells: Iterable[pa.Table], path: Path, schema: pa.Schema, keys: tuple[str, ...]) -> None:
+    """Writes the columns of `schema`, sorted by `keys`, of which the last is the primary one."""
     with _Rows(path, schema) as rows:
         for table in cells:
-            for block in _sorted(table, ("hash",)):
-                rows.write(pa.Table.from_batches([block]))
+            for block in _sorted(table, keys):
+                rows.write(pa.Table.from_batches([block]).select(schema.names).cast(schema))
 
 
 def _sorted(table: pa.Table, keys: tuple[str, ...]) -> Iterable[pa.RecordBatch]:

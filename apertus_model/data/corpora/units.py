@@ -22,9 +22,9 @@ from apertus_model.data.corpora.duplicates import EDGES, SIGNED, Edges
 from apertus_model.data.corpora.exchange import CellWriter, cell_borders, cell_of, read_cells
 from apertus_model.data.corpora.plan import NUMBERED, SPLITS, Key, parse
 from apertus_model.data.corpora.probes import OPENINGS, add_openings, choose
-from apertus_model.data.corpora.records import column, read_records, signature_column, signatures
+from apertus_model.data.corpora.records import REJECTS, column, read_records, signature_column, signatures
 from apertus_model.data.corpora.scatter import Scatter
-from apertus_model.data.corpora.shuffle import write_kept, write_rejects, write_shard
+from apertus_model.data.corpora.shuffle import write_shard, write_table
 from apertus_model.data.corpora.state import CorpusState
 from apertus_model.data.corpora.tokenise import CorpusTasks
 from apertus_model.data.corpora.verdicts import MEMBERS, VERDICTS, drop_duplicates, number_copies, tally
@@ -78,13 +78,11 @@ class CorpusUnits(CorpusState):
                 return self._probes(number)
             case Key("scatter", int(number)):
                 return Scatter(self).run(number)
-            case Key("rejects", int(number)):
+            case Key("rejects" | "kept" as kind, int(number)):
                 path = self.folder / f"{key}.parquet"
-                write_rejects(self._cells("rejects", number), path)
-                return Result({path.name: path})
-            case Key("kept", int(number)):
-                path = self.folder / f"{key}.parquet"
-                write_kept(self._cells("kept", number), path, self.schema("kept"))
+                schema = REJECTS if kind == "rejects" else self.schema(kind)
+                order = ("row", "filter", "key") if kind == "rejects" else ("hash",)
+                write_table(self._cells(kind, number), path, schema, order)
                 return Result({path.name: path})
             case Key(kind, int(number)) if kind in SPLITS:
                 tables = self._cells(kind, number)
