@@ -213,8 +213,7 @@ def _settings(ancestor: Ancestor) -> str:
 
 
 def _source(ancestor: Ancestor) -> dict[str, Any]:
-    source: dict[str, Any] = ancestor.recorded.get("source", {})
-    return source
+    return ancestor.recorded.get("source", {})
 
 
 def _data_row(ancestor: Ancestor) -> tuple[Any, ...]:

@@ -76,8 +76,7 @@ class OwnFormat(TextFormat, TokenFormat):
     def tokens(self, prompt: Row) -> list[int]:
         """See `TokenFormat.tokens`. GenerationError when a prompt with a persona leaves no room."""
         if "tokens" in prompt:
-            known: list[int] = prompt["tokens"]
-            return known
+            return prompt["tokens"]
         tokens: list[int] = self.encoder.prompt(prompt["messages"], prompt.get("tools")).tolist()
         return _fitting(prompt, tokens, self._room)
 

@@ -82,10 +82,9 @@ class Vllm:
         self, prompts: Sequence[list[int]], seeds: Sequence[int], sampling: dict[str, Any]
     ) -> list[list[list[int]]]:
         """The ids of the completions of each prompt. `sampling`: arguments of vLLM's `SamplingParams`."""
-        completions: list[list[list[int]]] = self._process.ask(
+        return self._process.ask(
             {"prompts": prompts, "sampling": [sampling | {"seed": seed} for seed in seeds]}
         )
-        return completions
 
     def log_probabilities(self, prompts: Sequence[list[int]], tokens: list[int]) -> list[list[float]]:
         """log p of each of the tokens as the first token after each prompt, over the whole vocabulary.
@@ -93,5 +92,4 @@ class Vllm:
         answer = self._process.ask({"prompts": prompts, "tokens": tokens})
         if isinstance(answer, dict):
             raise VllmError(f"{answer['error']}. Fix: install a later release of vLLM")
-        of_prompts: list[list[float]] = answer
-        return of_prompts
+        return answer

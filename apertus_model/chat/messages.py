@@ -226,8 +226,7 @@ def known_keys(value: Mapping[str, Any], keys: Sequence[str], what: str) -> dict
 def _is_trained(value: Mapping[str, Any]) -> bool | None:
     """Whether a message or block is trained; None if it does not say so."""
     stated = [truth("weight", value[key]) for key in TRAINS if key in value]
-    trained: bool | None = one_value("weights", stated)
-    return trained
+    return one_value("weights", stated)
 
 
 def _blocks(message: Mapping[str, Any]) -> list[Block]:

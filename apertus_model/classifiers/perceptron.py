@@ -35,8 +35,7 @@ class PerceptronModel(nn.Module):
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
         active = nn.functional.relu(self.hidden(embeddings))
-        logits: torch.Tensor = self.output(nn.functional.dropout(active, self._dropout, self.training))
-        return logits
+        return self.output(nn.functional.dropout(active, self._dropout, self.training))
 
 
 def train(
@@ -83,8 +82,7 @@ def rate(spec: Perceptron, step: int, steps: int) -> float:
 def probabilities(model: PerceptronModel, embeddings: Floats) -> Floats:
     """The probabilities of the labels, as (rows, labels)."""
     batches = [model(rows).softmax(-1) for rows in torch.from_numpy(embeddings).split(ROWS)]
-    result: Floats = torch.cat(batches).numpy()
-    return result
+    return torch.cat(batches).numpy()
 
 
 def save(model: PerceptronModel, path: Path) -> None:

@@ -103,10 +103,9 @@ class Transformer:
         return result
 
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        rows: list[list[int]] = self._tokenizer(
+        return self._tokenizer(
             list(texts), truncation=True, max_length=self._max_tokens, return_attention_mask=False
         )["input_ids"]
-        return rows
 
     def _most_tokens(self) -> int:
         """The most tokens that the model and its tokenizer say they read; both may state no limit."""

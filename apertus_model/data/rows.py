@@ -45,8 +45,7 @@ class Rows(Sequence[Row]):
         shard, line = divmod(index, ROWS_PER_FILE)
         if self._open[0] != shard:
             self._open = shard, self.artifact.bytes(f"{self._shards[shard]}.jsonl").split(b"\n")
-        row: Row = json.loads(self._open[1][line])
-        return row
+        return json.loads(self._open[1][line])
 
 
 def same_rows(first: Rows, *others: Rows) -> int:

@@ -73,8 +73,7 @@ def gini(values: Draws) -> Draws:
     count = values.shape[-1]
     ranks = 2 * np.arange(1, count + 1) - count - 1
     ordered = np.sort(values, axis=-1)
-    coefficients: Draws = (ordered * ranks).sum(axis=-1) / (count * values.sum(axis=-1))
-    return coefficients
+    return (ordered * ranks).sum(axis=-1) / (count * values.sum(axis=-1))
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,7 @@ def measure(text: Text, counted: Counted) -> Measured:
 def _mean(draws: Draws) -> Draws:
     """The mean over the languages that have the measure; NaN if none has it."""
     measured = draws[:, np.isfinite(draws).all(axis=0)]
-    mean: Draws = measured.sum(axis=1) / (measured.shape[1] or np.nan)
-    return mean
+    return measured.sum(axis=1) / (measured.shape[1] or np.nan)
 
 
 @dataclass(frozen=True)

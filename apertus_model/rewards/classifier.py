@@ -104,5 +104,4 @@ class Classifier(SequenceClassifier):
         return tokens
 
     def score(self, items: Sequence[Scored]) -> list[float]:
-        values: list[float] = self.logits([self.tokens(item) for item in items])[:, 0].tolist()
-        return values
+        return self.logits([self.tokens(item) for item in items])[:, 0].tolist()

@@ -78,17 +78,15 @@ class ChatTokens:
         return self._ids[answer]
 
     def _rendered(self, question: str) -> str:
-        text: str = self.tokenizer.apply_chat_template(
+        return self.tokenizer.apply_chat_template(
             [{"role": "user", "content": question}],
             add_generation_prompt=True,
             tokenize=False,
             **self._arguments,
         )
-        return text
 
     def _encoded(self, text: str) -> list[int]:
-        tokens: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return tokens
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 class TransformersJudge:

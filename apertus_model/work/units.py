@@ -97,8 +97,7 @@ class CommittedUnit:
 def open_work(job: Job, attempt: Attempt) -> Work:
     with quick_imports():
         stage = importlib.import_module(f"apertus_model.stages.{job.kind}")
-    work: Work = stage.work_of(job, attempt)
-    return work
+    return stage.work_of(job, attempt)
 
 
 def commit_result(work: Work, key: str, attempt: Attempt) -> None:

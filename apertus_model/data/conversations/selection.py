@@ -135,8 +135,7 @@ def chosen(
     """(n,): whether `share` or `count` chooses each of n conversations, which differ in content. `places`:
     hashes of seed and content; `contents`: of the content, which decides between equal places."""
     if process.share is not None:
-        below: NDArray[np.bool_] = places < int(Fraction(repr(process.share)) * 2**64)
-        return below
+        return places < int(Fraction(repr(process.share)) * 2**64)
     result = np.ones(len(places), bool)
     if process.count is not None:
         result[np.lexsort((contents, places))[process.count :]] = False

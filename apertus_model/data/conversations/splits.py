@@ -227,8 +227,7 @@ class AllConversations:
 
     def _line(self, record: int) -> dict[str, Any]:
         task, place = self._at(record)
-        line: dict[str, Any] = json.loads(task.line(place))
-        return line
+        return json.loads(task.line(place))
 
     def _at(self, record: int | np.int64) -> tuple[_Task, int]:
         return self._tasks[self._task[record]], int(self._place[record])

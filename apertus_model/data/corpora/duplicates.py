@@ -183,8 +183,7 @@ class MinHash:
         parts = [self._least(shingles) for shingles in self._shingles(text)]
         if not parts:
             return None
-        least: NDArray[np.uint64] = np.min(parts, axis=0).reshape(self.buckets, -1)
-        return least
+        return np.min(parts, axis=0).reshape(self.buckets, -1)
 
     def _shingles(self, text: str) -> Iterator[NDArray[np.uint64]]:
         """Hashes of n-grams, (n, 1), at most SHINGLES at a time."""
@@ -201,8 +200,7 @@ class MinHash:
         """(hashes,): the least value of each hash function, as datatrove's `get_signature` computes it."""
         values = shingles * self._factors + self._summands
         values = (values & PRIME) + (values >> np.uint64(61))  # modulo the prime, or larger by one prime
-        least: NDArray[np.uint64] = np.minimum(values, values - PRIME).min(axis=0)
-        return least
+        return np.minimum(values, values - PRIME).min(axis=0)
 
     def signature(self, text: str) -> NDArray[np.uint64]:
         """(buckets,): 64 bits for each bucket, equal where all of its hashes are equal. Among 10^9

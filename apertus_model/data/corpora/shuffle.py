@@ -56,8 +56,7 @@ def shuffle_keys(
     """The key of each document, (documents,); `name` tells different orders of one seed apart."""
     digest = hashlib.blake2b(json.dumps([seed, name]).encode(), digest_size=8, person=b"apertus-shuffle")
     start = np.uint64(int.from_bytes(digest.digest(), "little"))
-    keys: NDArray[np.uint64] = mix_array(mix_array(mix_array(texts ^ start)) + copies.astype(np.uint64))
-    return keys
+    return mix_array(mix_array(mix_array(texts ^ start)) + copies.astype(np.uint64))
 
 
 def token_column(tokens: NDArray[np.integer], sizes: NDArray[np.int64]) -> pa.LargeBinaryArray:

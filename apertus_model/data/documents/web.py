@@ -89,8 +89,7 @@ def _extractor(html: str) -> Callable[[str], str | None]:
     from datatrove.pipeline.extractors import Trafilatura
 
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)  # a page without text is counted
-    extractor: Callable[[str], str | None] = Trafilatura(deduplicate=False).extract
-    return extractor
+    return Trafilatura(deduplicate=False).extract
 
 
 def records(file: BinaryIO, most: int) -> Iterator[ArchiveRecord]:

@@ -173,5 +173,4 @@ class VllmModel(LM):
         return self._ask("generate_until", requests)
 
     def _ask(self, kind: str, requests: list[Instance]) -> list[Any]:
-        answers: list[Any] = self._process.ask({"kind": kind, "requests": [one.args for one in requests]})
-        return answers
+        return self._process.ask({"kind": kind, "requests": [one.args for one in requests]})
