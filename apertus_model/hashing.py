@@ -10,8 +10,7 @@ _MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)  # of murmur3's finaliser; the kernel of
 
 
 def hashed(index: torch.Tensor, seed: int) -> torch.Tensor:
-    """murmur3's finaliser of index + seed: 32 mixed bits. `index`: int32, overwritten; `seed`: signed 32-bit
-    integer."""
+    """murmur3's finaliser of index (int32, overwritten) + seed (signed 32-bit): 32 mixed bits."""
     mixed = index.add_(seed)
     for shift, multiplier in zip((16, 13), _MULTIPLIERS, strict=True):
         mixed.bitwise_xor_(_shifted(mixed, shift)).mul_(signed(multiplier))

@@ -39,8 +39,7 @@ class Progress:
 
 
 class UnitProgress:
-    """A reporter of the number of finished units of a stage; `waiting` reports the workers that a cluster
-    runs or has queued."""
+    """A reporter of the finished units of a stage, and of workers that a cluster runs or has queued."""
 
     def __init__(self, progress: Progress, units: int, pending: int) -> None:
         self._progress = progress

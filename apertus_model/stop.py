@@ -80,8 +80,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def cooperating(self) -> Iterator[None]:
-        """A context in which the stage checks `requested` and ends itself within the grace period, since it
-        must end other jobs."""
+        """A context in which the stage checks `requested` and ends itself, since it must end other jobs."""
         before, self._cooperative = self._cooperative, True
         try:
             yield

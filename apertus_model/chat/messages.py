@@ -181,8 +181,7 @@ def given(value: Any) -> bool:
 
 
 def without_null(value: Any) -> Any:
-    """The value without null fields, at any depth. All structs of a column have the union of their fields,
-    null where a row has none."""
+    """The value without null fields, at any depth: structs of a column have the union of all fields."""
     if isinstance(value, Mapping):
         return {key: without_null(item) for key, item in value.items() if item is not None}
     return [without_null(item) for item in value] if isinstance(value, list) else value

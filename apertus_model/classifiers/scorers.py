@@ -66,8 +66,7 @@ def open_encoder(spec: Encoder, scratch: Path) -> Transformer:
 
 
 def open_scorer(part: ScoresPart, classifier: Artifact | None, scratch: Path) -> Scorer:
-    """The scorer of a part; `classifier` is the artifact of a stage. ClassifierError for a model that cannot
-    be opened or does not have the label."""
+    """The scorer of a part, by the artifact of a stage or a model. ClassifierError without the label."""
     if classifier is not None:
         return _trained(part, classifier, scratch)
     assert part.url is not None, "the plan states it"

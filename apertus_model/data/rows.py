@@ -55,8 +55,7 @@ def same_rows(first: Rows, *others: Rows) -> int:
 
 
 def write_rows(attempt: Attempt, name: str, rows: Iterable[Row]) -> dict[str, Any]:
-    """Puts `<name>-00000.jsonl`, ... into the artifact. Returns the facts that `Rows` reads: `{"shards":
-    [...], "rows": n}`."""
+    """Puts `<name>-00000.jsonl`, ... into the artifact. Returns the facts `{"shards": [...], "rows": n}`."""
     shards: list[str] = []
     count, lines = 0, map(to_line, rows)
     while some := list(islice(lines, ROWS_PER_FILE)):

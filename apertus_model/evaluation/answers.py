@@ -126,8 +126,7 @@ def divergence(
 
 
 def answer_rows(sequences: list[tuple[list[int], int]], sequence_length: int, pad_id: int) -> list[Sample]:
-    """Packed rows whose labels are the tokens of the answers: `sequences` are (tokens, number of prompt
-    tokens)."""
+    """Packed rows whose labels are answers: `sequences` are (tokens, number of prompt tokens)."""
     pieces = [
         (np.array(tokens, dtype=np.int64), np.arange(len(tokens)) >= prompt) for tokens, prompt in sequences
     ]

@@ -149,8 +149,7 @@ class Sandbox:
         return _outcome(status, seconds, verdict, token, self._limits)
 
     def run_all(self, programs: Sequence[str], workers: int = 0) -> list[Outcome]:
-        """The outcomes of programs, in their order; `workers` at a time, by default one for each core that
-        this process may use."""
+        """The outcomes of programs, in their order; `workers` at a time, by default one for each core."""
         workers = min(workers or len(os.sched_getaffinity(0)), len(programs))
         with ThreadPoolExecutor(max(workers, 1)) as pool:
             return list(pool.map(self.run, programs))
@@ -175,8 +174,7 @@ def _wait(process: subprocess.Popen[bytes], info: int, limit: float) -> tuple[in
 
 
 def _outcome(status: int | None, seconds: float, verdict: bytes, token: str, limits: Limits) -> Outcome:
-    """The outcome from the exit status of bubblewrap (None: killed at the time limit), the seconds of
-    computing, and what the runner wrote."""
+    """The outcome from bubblewrap's exit status (None: killed at the limit), seconds, and the verdict."""
     if status is None:
         return Outcome(outcome="timed_out", reason=f"over {limits.wall_seconds:g} s")
     # The limit counts ticks of the clock and `seconds` does not, so they may differ by several percent.

@@ -52,8 +52,7 @@ class Text:
 
 
 def resampled(counts: NDArray[np.int64], seed: int) -> Draws:
-    """Sums of columns over all lines, and over lines drawn with replacement: (lines, columns) ->
-    (1 + RESAMPLES, columns)."""
+    """(1 + RESAMPLES, columns): sums of columns over all lines, and over lines drawn with replacement."""
     random, lines = np.random.default_rng(seed), len(counts)
     values = counts.astype(np.float64)  # products of whole numbers, exact below 2^53
     sums = [values.sum(axis=0, keepdims=True)]
@@ -68,8 +67,7 @@ def resampled(counts: NDArray[np.int64], seed: int) -> Draws:
 
 
 def gini(values: Draws) -> Draws:
-    """The Gini coefficient of the last axis, each value counting equally: the mean absolute difference of two
-    of them, relative to twice their mean."""
+    """The Gini coefficient of the last axis: the mean absolute difference of values, by twice the mean."""
     count = values.shape[-1]
     ranks = 2 * np.arange(1, count + 1) - count - 1
     ordered = np.sort(values, axis=-1)

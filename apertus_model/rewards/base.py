@@ -33,8 +33,7 @@ class Scored:
     tokens: tuple[int, ...] = ()  # ids of the completion, with the end of the turn if it has one
 
     def reference(self) -> str:
-        """The documented answer: `summary` of the metadata, else the conversation's answer. RewardError
-        without either."""
+        """The documented answer: `summary` of the metadata, else the conversation's. RewardError without."""
         reference = self.metadata.get("summary") or self.answer
         if not reference or not str(reference).strip():
             raise RewardError(

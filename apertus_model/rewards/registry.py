@@ -38,8 +38,7 @@ class PerCompletion:
 
 
 class Imported:
-    """The reward `package.module:name` of an installed package: a function from a list of `Scored`, those of
-    one prompt, to a list of numbers."""
+    """The reward `package.module:name` of an installed package: from a prompt's `Scored` to numbers."""
 
     def __init__(self, function: str) -> None:
         module, _, name = function.partition(":")

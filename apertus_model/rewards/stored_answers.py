@@ -26,8 +26,7 @@ class StoredAnswers:
     """Answers by key, as they were in the store when this object was made."""
 
     def __init__(self, store: Store, folder: Path, model: str | None) -> None:
-        """`folder` is a local folder for the database. `model` is the fingerprint of the judge's model, None
-        for a model on a server."""
+        """`folder`: for the database; `model`: fingerprint of the judge's, or None for one on a server."""
         self._model = model
         self._database = sqlite3.connect(folder / "answers.sqlite", isolation_level=None)
         self._database.execute("PRAGMA journal_mode = OFF")

@@ -145,8 +145,7 @@ class _Workers:
             yield from (key for key in keys if key in there)
 
     def submit_again(self, states: dict[str, str]) -> None:
-        """Resubmits the remaining units of workers that have ended. StageError, or WorkerLost, when that is
-        of no use."""
+        """Resubmits the units of ended workers. StageError, or WorkerLost, when that is of no use."""
         failed = {name.removesuffix(".json") for name in self._store.names(f"{self._folder}/failures")}
         keys: list[str] = []
         for worker in list(self.waiting):

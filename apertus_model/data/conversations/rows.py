@@ -32,8 +32,7 @@ class ConversationRange(NamedTuple):
 
 
 class ConversationRows(ABC):
-    """Work that makes a row of each conversation, independent of the others. A unit is a range of
-    conversations of one input and one split."""
+    """Work that makes a row of each conversation. A unit is a range of those of one input and one split."""
 
     def __init__(self, job: Job, attempt: Attempt) -> None:
         self._job, self._attempt = job, attempt

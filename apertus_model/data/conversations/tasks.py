@@ -148,8 +148,7 @@ class _TaskWriter:
         self._rejects.add(Removed(0, name, None, REJECTED, shown))
 
     def _values(self, step: int, judged: Judged, hashes: dict[str, int]) -> NDArray[np.uint64]:
-        """(buckets,): what a step over the whole source compares; zeros if the conversation does not reach
-        it."""
+        """(buckets,): what a step over the whole source compares; zeros for a conversation dropped before."""
         spec = self._filters[step]
         if step > judged.step:
             return np.zeros(buckets_of(spec), np.uint64)

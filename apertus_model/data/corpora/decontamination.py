@@ -40,8 +40,7 @@ class Contamination:
             self._questions.append((question, split))
 
     def worst(self, text: str) -> Overlap | None:
-        """The question that a document covers most, among those that share an n-gram with it; None when
-        no question does."""
+        """The question that a document covers most, of those that share an n-gram with it, if one does."""
         split, hits = words(text), set[int]()
         for size, grams in self._index.items():
             for gram in set(_ngrams(split, size)):

@@ -84,8 +84,7 @@ def _smallest_neighbours(edges: Edges) -> Nodes:
 
 
 def large_star(edges: Edges) -> Edges:
-    """Joins the larger neighbours of each node with the smallest of the node and its neighbours. Takes
-    edges in both directions."""
+    """Joins the larger neighbours of each node with the smallest of these. Takes edges in both directions."""
     edges = unique(edges)
     least = _smallest_neighbours(edges)
     larger = edges.other > edges.node

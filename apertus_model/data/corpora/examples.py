@@ -57,8 +57,7 @@ class Examples:
 
 
 def joined(rows: Iterable[Row]) -> list[Row]:
-    """The `CANDIDATES` smallest rows of each reason. Of equal rows the first stays; it is `alive` (not
-    dropped as a duplicate) if one of them is."""
+    """The `CANDIDATES` smallest rows of each reason; of equal rows the first, `alive` if one of them is."""
     by_reason: dict[str, dict[Key, Row]] = {}
     for row in rows:
         some = by_reason.setdefault(row["reason"], {})

@@ -122,8 +122,7 @@ def read_cells(files: Iterable[RangeFile], schema: pa.Schema, cells: int, first:
 
 
 def cell_of(keys: NDArray[np.uint64], cells: int) -> NDArray[np.int64]:
-    """The cell of each key, when the range of keys is divided into `cells` equal cells. Cell c of n x m
-    cells is in cell c // m of n."""
+    """The cell of each key, of `cells` equal ranges of keys. Cell c of n x m is in cell c // m of n."""
     assert cells <= 2**31
     return (((keys >> np.uint64(32)) * np.uint64(cells)) >> np.uint64(32)).astype(np.int64)
 

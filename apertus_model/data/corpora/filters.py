@@ -107,8 +107,7 @@ def _alphabetic(spec: AlphabeticFilter, document: Document) -> Drop | None:
 
 
 def _repeated_lines(spec: RepeatedLinesFilter, document: Document) -> Drop | None:
-    """Requires that repeated lines hold at most `max_share` of the characters (Gopher, arXiv 2112.11446,
-    table A1)."""
+    """Requires that repeated lines are at most `max_share` of the text (arXiv 2112.11446, table A1)."""
     _, repeated = find_duplicates([line for line in document.text.splitlines() if line.strip()])
     most = _cutoff(spec, document, spec.max_share)
     if repeated <= most * len(document.text):

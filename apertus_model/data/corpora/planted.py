@@ -98,8 +98,7 @@ def tokenised(sets: PlantedSets, encode: Encode) -> PlantedSets:
 
 
 def encoder(tokenizer_file: Path, bos_id: int) -> Encode:
-    """A function from the text of a document to its tokens, without the end-of-document token. Text that
-    spells a special token is encoded as text."""
+    """A function from text to its tokens from bos on, without eos. Special tokens are encoded as text."""
     tokenizer = open_tokenizer(tokenizer_file)
     tokenizer.encode_special_tokens = True
     return lambda text: [bos_id, *tokenizer.encode(text, add_special_tokens=False).ids]

@@ -162,8 +162,7 @@ class Scatter:
             self._writers[name].add(table, cell_of(keys, self._state.layout.outputs[name].all_cells))
 
     def _add_probes(self, texts: NDArray[np.uint64], values: pa.LargeBinaryArray) -> None:
-        """Adds the copies of probes, which end with the end-of-document token, and leaves out their
-        documents."""
+        """Adds the copies of probes, which end with the end-of-document token, in place of documents."""
         repeats = self._process.repeats
         for text, value in zip(texts.tolist(), values, strict=True):
             assert repeats is not None, "only a spec with probes has some"

@@ -99,8 +99,7 @@ def write_table(cells: Iterable[pa.Table], path: Path, schema: pa.Schema, keys: 
 
 
 def _sorted(table: pa.Table, keys: tuple[str, ...]) -> Iterable[pa.RecordBatch]:
-    """The rows, AT_ONCE at a time, sorted by `keys`, of which the last is the primary one. Takes the place of
-    the table in memory."""
+    """The rows, AT_ONCE at a time, sorted by `keys`, the last first, in place of the table in memory."""
     order = pa.array(np.lexsort([_sortable(table, name) for name in keys]))
     batches = table.combine_chunks().to_batches()
     for start in range(0, len(order) if batches else 0, AT_ONCE):

@@ -108,8 +108,7 @@ def _sums(counts: Iterable[Sequence[int]]) -> list[int]:
 
 
 def is_held_out(final: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
-    """Whether documents are held out, by the hash of their text as tokenised alone: the same text is held
-    out of every corpus with that share."""
+    """Whether documents are held out, by the hash of their text alone, so from every corpus of that share."""
     return final < np.uint64(min(int(share * 2**64), 2**64 - 1))
 
 

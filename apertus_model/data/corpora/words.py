@@ -55,8 +55,7 @@ def split(simple: str) -> Iterator[str]:
 
 
 def has_spaces(texts: Iterable[str]) -> bool:
-    """Whether white space separates the words of a language: at most half of the letters of its texts are of
-    scripts without spaces."""
+    """Whether white space separates words: at most half of the letters are of scripts without spaces."""
     letters = unspaced = 0
     for text in texts:
         letters += sum(map(str.isalpha, text))

@@ -191,8 +191,7 @@ def _require(present: list[str], source: SourceSpec, place: str = "") -> list[tu
 
 
 def _columns(schema: pyarrow.Schema, source: SourceSpec) -> list[str]:
-    """The columns that the spec names. NotAsStated when one is missing, or its type is not text or a
-    single value, as its role requires."""
+    """The columns that the spec names. NotAsStated for a missing one, or one whose type does not fit."""
     asked = _require(schema.names, source)
     for field, name in asked:
         kind = schema.field(name).type
@@ -263,8 +262,7 @@ def _document(
 
 
 def _identifier(value: Any) -> str | None:
-    """The identifier as text. Bytes that are not UTF-8 become escapes: an identifier names the document and
-    is not trained on."""
+    """The identifier as text; bytes that are not UTF-8 become escapes, since it is not trained on."""
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     return None if value is None else str(value)

@@ -117,8 +117,7 @@ class MixtureOrder:
         return error
 
     def discrepancy(self, source: int) -> Fraction:
-        """Upper bound on |drawn(n)[source] - n * shares[source]| over all n. Over samples a to b it is at
-        most twice that."""
+        """Upper bound on |drawn(n)[source] - n * shares[source]|; over samples a to b, twice that."""
         share, error = self.shares[source], self.border_error(source)
         return BLOCK * share * (1 - share) + error * (1 + 2 * max(share, 1 - share))
 

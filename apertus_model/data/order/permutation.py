@@ -105,8 +105,7 @@ cached_permutation = functools.lru_cache(maxsize=16)(KeyedPermutation)
 
 
 def times_seen(items: int, repeats: Fraction, *, seed: int, source: int, epoch: int) -> NDArray[np.int64]:
-    """The number of times that each item is seen in an epoch: (items,), int64. `source`: number of the source
-    among those that share the seed."""
+    """(items,), int64: how often an epoch shows each item. `source`: number among those of the seed."""
     counts = np.full(items, math.floor(repeats))
     once_more = math.floor(items * repeats + Fraction(1, 2)) - items * math.floor(repeats)
     if once_more:  # never true if there are no items

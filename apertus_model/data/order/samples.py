@@ -196,8 +196,7 @@ def positions_within_documents(ends: NDArray[np.int64], length: int) -> NDArray[
 
 
 class EqualSamples:
-    """The samples of a mixture, whose own shares are not used, in equal numbers in each `batch` of samples, a
-    multiple of the number of sources."""
+    """The samples of a mixture, an equal number from each source in each `batch`, whatever the shares."""
 
     def __init__(self, samples: MixtureSamples, batch: int) -> None:
         self._samples = samples

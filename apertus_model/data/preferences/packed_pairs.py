@@ -105,8 +105,7 @@ def pair_arrays(
 
 
 class SequenceWriter:
-    """A writer of the arrays `<prefix>{tokens,lengths,prompt_lengths}.npy` in `folder`; it holds only a few
-    numbers per sequence in memory."""
+    """A writer of `<prefix>{tokens,lengths,prompt_lengths}.npy` in `folder`, in bounded memory."""
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
         self._folder, self._prefix = folder, prefix

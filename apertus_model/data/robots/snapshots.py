@@ -176,8 +176,7 @@ def _origins(address: Address, scope: str) -> Iterator[str]:
 
 @lru_cache(maxsize=4)
 def load_snapshots(spec: str, scratch: Path) -> SnapshotRobots:
-    """Opens the index of a filter, which is given as JSON, once per process. SourceError when a snapshot
-    cannot be read."""
+    """Opens the index of a filter, as JSON, once per process. SourceError when a snapshot cannot be read."""
     parsed = RobotsFilter.model_validate_json(spec)
     sources = json.dumps([source.to_json() for source in parsed.snapshots], sort_keys=True)
     name = f"robots-{hashlib.sha256(sources.encode()).hexdigest()[:16]}.sqlite"

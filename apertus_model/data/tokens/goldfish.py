@@ -35,8 +35,7 @@ def hash_table() -> NDArray[np.uint32]:
 
 @functools.cache
 def _dropping(k: int) -> NDArray[np.bool_]:
-    """(TABLE_SIZE,), bool: whether a window with this hash loses its last label. Tests `u < 1/k` in exact
-    integers."""
+    """(TABLE_SIZE,), bool: whether a window with this hash loses its last label, exactly `u < 1/k`."""
     return hash_table().astype(np.int64) * k < 2**24
 
 

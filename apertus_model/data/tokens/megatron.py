@@ -70,8 +70,7 @@ class IndexHeader(NamedTuple):
 
 
 def read_header(header: bytes, index: Path | str) -> IndexHeader:
-    """The header in the first bytes of an `.idx`, which errors call `index`. TokenFileError when they are too
-    few or not a header of this format."""
+    """The header of an `.idx`, which errors call `index`. TokenFileError for bytes that are none."""
     if len(header) < HEADER_BYTES:
         raise TokenFileError(f"{index} has {len(header)} bytes; the header alone takes {HEADER_BYTES}")
     magic, version, code, sequences, boundaries = _HEADER.unpack(header)

@@ -50,8 +50,7 @@ def assign_rows(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
 
 
 def by_rows(row_of: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The items row by row, ascending in each: (items,), int64; and the start of each row, then the end:
-    (rows + 1,), int64."""
+    """The items row by row, ascending: (items,), int64; the start of each row, and the end: (rows + 1,)."""
     items = np.argsort(row_of, kind="stable")
     return items, np.concatenate([[0], np.flatnonzero(np.diff(row_of[items])) + 1, [row_of.size]])
 

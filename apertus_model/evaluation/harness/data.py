@@ -42,8 +42,7 @@ def snapshot_source(datasets: str, dataset: str) -> SourceSpec:
 
 
 def local_snapshots(datasets: str, names: Iterable[str], scratch: Path) -> Path:
-    """A local folder with the data sets: links to local ones, copies of remote ones. SourceError for files
-    that cannot be read."""
+    """A local folder with the data sets: links, or copies of remote ones. SourceError as `copy_folder`."""
     url = resolve_url(datasets)
     fs, root = fsspec.core.url_to_fs(url)
     if isinstance(fs, LocalFileSystem):

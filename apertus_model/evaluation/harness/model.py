@@ -68,8 +68,7 @@ class BatchedModel(HFLM):
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:
-        """The size of all batches for likelihoods of whole texts; for generation 0, which makes the harness
-        ask `_batch_scheduler`."""
+        """The size of all batches for whole texts; for generation 0: the harness asks `_batch_scheduler`."""
         if not self._texts:
             return 0
         longest = max(len(text.encode()) for text in self._texts)  # every token has at least a byte
@@ -132,8 +131,7 @@ class BatchedModel(HFLM):
 
 
 class VllmModel(LM):
-    """The harness's own model for vLLM, in the environment that has both the harness and vLLM; all requests
-    of a unit are in flight."""
+    """The harness's own model for vLLM, in the environment that has both; all requests are in flight."""
 
     def __init__(self, folder: Path, part: HarnessPart, gpus: int) -> None:
         super().__init__()
