@@ -13,14 +13,9 @@ seeded and stepped the same way.
 from __future__ import annotations
 
 import functools
-import sys
-from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TABLE_SIZE = 1_000_003
 TABLE_SEED = 2_971_215_073
@@ -39,18 +34,9 @@ def _dropping(k: int) -> NDArray[np.bool_]:
     return hash_table().astype(np.int64) * k < 2**24
 
 
-@functools.cache
-def _dropping_on(k: int, device: Any) -> Tensor:
-    """`_dropping(k)` as a tensor on a device."""
-    import torch
-
-    return torch.from_numpy(_dropping(k)).to(device)
-
-
-def window_products(values: Any, h: int) -> Any:
+def window_products(values: NDArray[np.int64], h: int) -> NDArray[np.int64]:
     """Products of h consecutive values along the last axis, wrapping around in 64 bits: (..., n) -> (..., n -
-    h + 1), int64, array or tensor. Products of 1, 2, 4, ... values make h = 50 = 32 + 16 + 2 cost 7
-    multiplications."""
+    h + 1). Products of 1, 2, 4, ... values make h = 50 = 32 + 16 + 2 cost 7 multiplications."""
     length = values.shape[-1] - h + 1
     power, width, start = values, 1, 0
     product = None
@@ -68,44 +54,27 @@ def window_products(values: Any, h: int) -> Any:
         width *= 2
 
 
-@overload
-def goldfish_mask(labels: Tensor, k: int, h: int, positions: Tensor | None = None) -> Tensor: ...
-
-
-@overload
 def goldfish_mask(
     labels: ArrayLike, k: int, h: int, positions: NDArray[np.int64] | None = None
-) -> NDArray[np.bool_]: ...
-
-
-def goldfish_mask(labels: Any, k: int, h: int, positions: Any = None) -> Any:
+) -> NDArray[np.bool_]:
     """True where the loss leaves a label out.
 
     Args:
-        labels: true token ids (none replaced by -100), (seq_len,) or (batch, seq_len), as array or tensor on
-            any device; the mask is of the same kind.
+        labels: true token ids (none replaced by -100), (seq_len,) or (batch, seq_len).
         k: about one label in k is dropped.
         h: number of labels that decide, the dropped one included. The first h - 1 labels of each row are
             never dropped.
-        positions: position, within its document, of the input before each label, from 0; shape and kind of
-            `labels`. With them, the first h - 1 labels of each document are never dropped.
+        positions: position, within its document, of the input before each label, from 0; shape of `labels`.
+            With them, the first h - 1 labels of each document are never dropped.
     """
-    torch = sys.modules.get("torch")  # data are read without torch
-    if torch is not None and isinstance(labels, torch.Tensor):
-        values, mask = labels.long(), torch.zeros(labels.shape, dtype=torch.bool, device=labels.device)
-        dropping: Any = _dropping_on(k, labels.device)
-    else:
-        values = np.asarray(labels).astype(np.int64, copy=False)
-        mask, dropping = np.zeros(values.shape, dtype=np.bool_), _dropping(k)
+    values = np.asarray(labels).astype(np.int64, copy=False)
+    mask = np.zeros(values.shape, dtype=np.bool_)
     if values.shape[-1] >= h:
         products = window_products(values, h)
-        if isinstance(products, np.ndarray):  # the floor-mod without `%`, in place, is faster
-            places = products // TABLE_SIZE
-            places *= -TABLE_SIZE
-            places += products
-            dropping.take(places, out=mask[..., h - 1 :], mode="clip")  # "raise" would copy
-        else:
-            mask[..., h - 1 :] = dropping[products % TABLE_SIZE]
+        places = products // TABLE_SIZE  # the floor-mod without `%`, in place, is faster
+        places *= -TABLE_SIZE
+        places += products
+        _dropping(k).take(places, out=mask[..., h - 1 :], mode="clip")  # "raise" would copy
     if positions is not None:
         mask &= positions >= h - 1
     return mask
