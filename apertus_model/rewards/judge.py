@@ -120,15 +120,9 @@ class Judge:
 
     def _comparison(self, items: Sequence[Scored], first: int, second: int) -> str:
         assert self._spec.pairwise is not None, "checked by the caller"
-        return filled(
-            self._spec.pairwise.template,
-            {
-                "constitution": self._constitution,
-                "prompt": conversation(items[first]),
-                "first": items[first].completion,
-                "second": items[second].completion,
-            },
-        )
+        values = {"constitution": self._constitution, "prompt": conversation(items[first])}
+        sides = {"first": items[first].completion, "second": items[second].completion}
+        return filled(self._spec.pairwise.template, values | sides)
 
     def _ask(
         self, questions: Sequence[tuple[tuple[int, ...], str]], answers: tuple[str, ...]

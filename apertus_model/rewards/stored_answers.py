@@ -53,13 +53,9 @@ class StoredAnswers:
             return
         try:
             for row in _rows(artifact):
-                self._database.executemany(
-                    "INSERT OR IGNORE INTO answers VALUES (?, ?)",
-                    [
-                        (answer["key"], json.dumps(answer["probabilities"]))
-                        for answer in row.get("answers", ())
-                    ],
-                )
+                answers = row.get("answers", ())
+                values = [(answer["key"], json.dumps(answer["probabilities"])) for answer in answers]
+                self._database.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", values)
         except (StoreError, OSError, ValueError, KeyError, TypeError):
             return  # a part that was removed or damaged meanwhile
 

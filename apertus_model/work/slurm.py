@@ -47,18 +47,9 @@ class JobArrays:
         ]
         script.write_text("\n".join([*lines, ""]))
         limit = f"%{settings.count}" if settings.count is not None else ""
-        options = {
-            **slurm.options(
-                self._profile,
-                "apertus-workers",
-                logs / "%A_%a.txt",
-                self.cpus,
-                settings.memory,
-                settings.time_limit,
-            ),
-            "array": f"0-{workers - 1}{limit}",
-            "ntasks": 1,
-        }
+        bounds = self.cpus, settings.memory, settings.time_limit
+        usual = slurm.options(self._profile, "apertus-workers", logs / "%A_%a.txt", *bounds)
+        options = {**usual, "array": f"0-{workers - 1}{limit}", "ntasks": 1}
         if self._job.gpus and not any("gpus" in name or name == "gres" for name in self._profile.arguments):
             options["gpus-per-task"] = self._job.gpus
         self._names[str(number)] = self._jobs.submit(script, options)

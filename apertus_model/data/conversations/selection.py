@@ -109,13 +109,11 @@ def resolve(
         if isinstance(filters[index], GLOBAL_FILTERS):
             members = order[alive[order] & (step_of[order] > index)]
             before = len(compared.seen(index, 0))
-            first = first_alike(
-                before + len(members),
-                (
-                    np.concatenate([compared.seen(index, bucket), values[members]])
-                    for bucket, values in enumerate(compared.own(index))
-                ),
+            buckets = (
+                np.concatenate([compared.seen(index, bucket), values[members]])
+                for bucket, values in enumerate(compared.own(index))
             )
+            first = first_alike(before + len(members), buckets)
             sizes, first = np.bincount(first, minlength=len(first)), first[before:]
             twice = first != before + np.arange(len(members))
             out = np.zeros(len(step_of), bool)

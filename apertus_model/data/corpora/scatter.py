@@ -92,12 +92,9 @@ class Scatter:
         kept &= ~equal
         was_read = batch.step != NOT_READ
         closed = np.where(batch.gone < 0, column(batch.records, "excluded-tokens"), 0)
-        self._tally = tallies.added(
-            self._tally,
-            pa.array([*self._labels, tallies.KEPT]).take(pa.array(last[was_read])),
-            batch.records.filter(pa.array(was_read)),
-            np.where(kept, batch.sizes, closed)[was_read],
-        )
+        outcomes = pa.array([*self._labels, tallies.KEPT]).take(pa.array(last[was_read]))
+        records, tokens = batch.records.filter(pa.array(was_read)), np.where(kept, batch.sizes, closed)
+        self._tally = tallies.added(self._tally, outcomes, records, tokens[was_read])
         for kind in self._process.replaced:
             counted = column(batch.records, f"replaced-{kind}")[kept]
             self._counts["replaced"][kind] += int(counted.sum(dtype=np.int64))

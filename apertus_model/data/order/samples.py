@@ -97,13 +97,9 @@ class MixtureSamples:
                 )
         seed = recipe.seed if seed is None else seed
         before = drawn_before(excluded, seed)
-        order = MixtureOrder(
-            recipe.weights,
-            [len(source) for source in sequences],
-            seed,
-            keys=[source.fingerprint for source in sources],
-            starts=[before.get(source.fingerprint, 0) for source in sources],
-        )
+        keys = [source.fingerprint for source in sources]
+        starts = [before.get(key, 0) for key in keys]
+        order = MixtureOrder(recipe.weights, list(map(len, sequences)), seed, keys=keys, starts=starts)
         return cls(sequences, order, remote=any(stream.remote for stream in streams))
 
     def __getitem__(self, i: int) -> Sample:

@@ -63,11 +63,10 @@ def train(texts: Iterable[str], vocab_size: int, reserved: int) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(token, normalized=False, special=True) for token in special_tokens(reserved)]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[
-            AddedToken(token, normalized=False, special=True) for token in special_tokens(reserved)
-        ],
+        special_tokens=special,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

@@ -116,11 +116,9 @@ def shown(rows: Iterable[Row], higher: Mapping[str, bool]) -> list[dict[str, Any
         ranked = sorted(answered, key=lambda row: _score(row, metric, higher.get(metric, True)))
         worst = ranked[:WORST] if metric else []
         drawn = [row for row in sorted(answered, key=_drawn) if row not in worst][:RANDOM]
-        answers += [
-            {"task": task, "filter": kind, "chosen": chosen, "metric": metric, **_shortened(row)}
-            for chosen, some in (("worst", worst), ("random", drawn))
-            for row in some
-        ]
+        for chosen, some in (("worst", worst), ("random", drawn)):
+            names = {"task": task, "filter": kind, "chosen": chosen, "metric": metric}
+            answers += [names | _shortened(row) for row in some]
     return answers
 
 
