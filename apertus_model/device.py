@@ -65,8 +65,7 @@ def visible_gpus() -> list[str]:
 
 def has_kernels(tensor: torch.Tensor) -> bool:
     """Whether the project's Triton kernels run on a tensor now. While torch.compile traces, formulas are
-    used: the kernels that the compiler makes of them move as little data (`benchmarks.kernels`), and are
-    fused with their neighbours."""
+    used: the compiler's kernels move as little data (`benchmarks.kernels`), and are fused with neighbours."""
     return tensor.is_cuda and tensor.dtype in KERNEL_DTYPES and not torch.compiler.is_compiling()
 
 

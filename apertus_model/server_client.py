@@ -84,10 +84,9 @@ class ServerClient:
         read: Callable[[Document], Found],
     ) -> list[Found]:
         """The results of `read` for the answers to requests (what each is about, for messages, and its body),
-        several of which are sent at a time. An answer that has not the form `answer`, or for which `read`
-        raises ForeignError, is asked for again; any other error ends all. ServerFailure when a request has no
-        answer after all tries; GenerationError when an answer is wrong, and asking again does not change
-        it."""
+        several at a time. An answer that has not the form `answer`, or for which `read` raises ForeignError,
+        is asked for again; any other error ends all. ServerFailure after all tries; GenerationError for a
+        wrong answer that asking again does not change."""
         self._failed.clear()
         with ThreadPoolExecutor(self._server.requests, thread_name_prefix="server") as pool:
             asked = [pool.submit(self._asked, what, body, answer, read) for what, body in requests]

@@ -53,9 +53,8 @@ class ConversationError(ValueError):
 def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The messages in normal form. Accepted as well: contents as lists of `{"type": "text", "text"}`; an
     assistant's `tool_calls` or `function_call` (`{"id", "function": {"name", "arguments"}}` or the inner
-    mapping, arguments as a mapping or as JSON text) and `THOUGHTS`; messages of role `tool` or `function`
-    after them, which become tool outputs of the assistant's turn; `TRAINS`. ConversationError for anything
-    else."""
+    mapping, arguments as mapping or JSON) and `THOUGHTS`; messages of role `tool` or `function` after them,
+    which become tool outputs of the turn; `TRAINS`. ConversationError for anything else."""
     if (
         not isinstance(messages, Sequence)
         or isinstance(messages, str)

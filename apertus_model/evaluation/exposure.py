@@ -50,9 +50,8 @@ class ExposureTexts:
         eos_id: int,
         row_multiple: int,
     ) -> None:
-        """`canaries`: the generator of the stored `documents`. `encode`: from text to the tokens of a
-        document without its end. `row_multiple`: the number of tokens in a row is a multiple of this, for
-        ranks that share rows."""
+        """`canaries`: the generator of the stored `documents`; `encode`: from text to tokens without the end;
+        `row_multiple`: divides the number of tokens in a row, for ranks that share rows."""
         self._eos_id = eos_id
         self._buckets = np.array([document.bucket for document in documents])
         self._texts: list[list[list[int]]] = []  # of each canary, its own first

@@ -34,9 +34,8 @@ Tokens = NDArray[np.int64]
 def memorisation(
     probes: Sequence[StoredProbe], continuations: Mapping[str, Iterable[Row]], spec: Memorisation
 ) -> dict[str, float]:
-    """Metrics of the continuations of probes, by repetitions in training. Probes that are too short, or whose
-    true continuation repeats itself (`min_type_token_ratio`), are left out. `continuations`: rows of a
-    `continuations` artifact, by decoding."""
+    """Metrics of the continuations of probes (`continuations`: rows by decoding), by repetitions in training.
+    Probes that are too short, or whose truth repeats itself (`min_type_token_ratio`), are left out."""
     buckets = np.array([probe.bucket for probe in probes])
     answers: dict[tuple[str, int, int, int], list[int]] = {}
     for decoding, rows in continuations.items():

@@ -156,9 +156,8 @@ class Sandbox:
 
 
 def _wait(process: subprocess.Popen[bytes], info: int, limit: float) -> tuple[int | None, float]:
-    """The exit status of bubblewrap (None: the program was killed at the time limit) and the seconds of
-    computing. What is killed is the program and not bubblewrap, which waits for its child: so no process is
-    left for the machine's first one to reap."""
+    """The exit status of bubblewrap (None: killed at the time limit) and the seconds of computing. The
+    program is killed and not bubblewrap, which waits for its child, so that no process is left to reap."""
     handle, poll, ended = os.pidfd_open(process.pid), select.poll(), False
     poll.register(handle, select.POLLIN)
     try:

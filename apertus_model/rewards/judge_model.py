@@ -90,10 +90,9 @@ class ChatTokens:
 
 
 class TransformersJudge:
-    """A causal language model of a local Hugging Face folder, asked through transformers, on one GPU or none.
-    Each question is computed alone, so its answer does not depend on the others. `beginnings`: two questions
-    whose common beginning is that of all questions; its tokens are computed once. RewardError when
-    transformers cannot open the folder."""
+    """A causal language model of a local folder, asked through transformers, each question alone, so that its
+    answer does not depend on the others. `beginnings`: two questions whose common beginning is that of all;
+    its tokens are computed once. RewardError when transformers cannot open the folder."""
 
     def __init__(self, folder: Path, name: str, chat: ChatTokens, beginnings: tuple[str, str]) -> None:
         from transformers import AutoModelForCausalLM

@@ -47,9 +47,8 @@ def reference_overlap(item: Scored) -> float:
 
 
 def grounded_answer(item: Scored) -> float:
-    """Agreement of a completion with the documented answer (the conversation's, else the `summary` of the
-    metadata): the sum weighted by `WEIGHTS`. 0 for an empty text; 1 for the documented answer itself. The
-    function's name is the last part of `function` in the metadata."""
+    """Agreement of a completion with the documented answer (the conversation's, else the metadata's
+    `summary`): the sum weighted by `WEIGHTS`. 0 for an empty text; 1 for the answer itself."""
     reference, completion = (item.answer or item.reference()).strip(), item.completion.strip()
     if not completion:
         return 0.0

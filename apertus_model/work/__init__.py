@@ -36,12 +36,9 @@ def run_units(
     on_commit: Callable[[str], None] = lambda key: None,
 ) -> list[CommittedUnit]:
     """Runs the units that are not in the store. Returns all units, in the order of `work.units`. StageError
-    when a unit raised it, after stopping the others; WorkerLost when its workers died again and again;
-    Stopped when `stop` was requested while units ran on a cluster.
-
-    `processes`: the number of workers on this machine, if neither launch settings nor GPUs determine it;
-    `here`: whether to run in this process, whatever the settings say; `on_commit`: is called for each stored
-    unit."""
+    when a unit raised it; WorkerLost when its workers died again and again; Stopped when `stop` was requested
+    while units ran on a cluster. `processes`: workers on this machine, if neither launch settings nor GPUs
+    determine them; `here`: runs in this process; `on_commit`: is called for each stored unit."""
     keys = list(work.units)
     pending = [key for key in keys if attempt.unit(key) is None]
     for key in set(keys) - set(pending):

@@ -47,10 +47,9 @@ def _gpus() -> list[str]:
 
 
 def run_in_processes(job: Job, keys: list[str], workers: int) -> Generator[str, None, None]:
-    """Has units computed by `workers` processes, and yields the key of each when it is committed. All
-    processes end with the generator. A unit whose worker ended without an error for users is handed out
-    again. StageError when a unit raised it, WorkerLost when `MOST_LOSSES` workers ended with the same
-    unit."""
+    """Has units computed by `workers` processes, which end with the generator, and yields the key of each
+    when it is committed. A unit whose worker ended without an error for users is handed out again. StageError
+    when a unit raised it, WorkerLost when `MOST_LOSSES` workers ended with the same unit."""
     pool = _Pool(job, deque(keys))
     losses: Counter[str] = Counter()
     try:

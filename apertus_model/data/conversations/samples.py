@@ -74,23 +74,14 @@ class _Epoch(NamedTuple):
 
 class ConversationSamples:
     """The endless sample sequence of the conversations of some sources: `samples[i]` for i = 0, 1, ...
-    Picklable, without state.
+    Picklable, without state. `shards`: the training split of each source; `repeats`: how often an epoch shows
+    it; `seed`: decides the order of rows, and which part of a source is seen once more; `packing`: whether a
+    row has several conversations (`best-fit`) or one (`none`); `longer`: whether conversations that do not
+    fit into a row are dropped or cut at its end. SourceError when no conversation fits, or the repeats round
+    to none.
 
-    Args:
-        shards: the training split of each source.
-        repeats: how often each source is seen per epoch.
-        seed: decides the order of the rows, and which part of a source is seen once more.
-        loss: decides the weights of the labels.
-        packing: whether a row has several conversations (`best-fit`) or one (`none`).
-        longer: whether conversations that do not fit into a row are dropped or cut at its end.
-
-    Attributes:
-        dropped: the number of conversations that are too long for a sequence, or have nothing to train
-            within it; each is counted once.
-
-    Raises:
-        SourceError: when no conversation fits into a sequence, or the repeats round to none.
-    """
+    `dropped`: the number of conversations that are too long, or have nothing to train within a row; each
+    counts once."""
 
     def __init__(
         self,

@@ -74,16 +74,10 @@ def _prompt(mask: NDArray[np.uint8]) -> int:
 
 
 class AllConversations:
-    """The kept conversations of all tasks, in the order of the hashes of their contents.
-
-    Attributes:
-        passed: number of records that pass all filters.
-        dropped: number of records that a filter removed, by label, without conversations that a task removed
-            on its own.
-        duplicates: number of conversations left out because another has the same content.
-        not_chosen: number of conversations that `share` or `count` leaves out.
-        replaced: number of replacements of personal data in the kept conversations, by kind.
-    """
+    """The kept conversations of all tasks, in the order of the hashes of their contents. Numbers of records:
+    `passed` (by all filters), `dropped` (by filters over the whole source and later ones, by label),
+    `duplicates` (of content), `not_chosen` (by `share` or `count`); `replaced`: of personal data in the kept
+    ones, by kind."""
 
     def __init__(
         self,

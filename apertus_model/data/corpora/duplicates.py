@@ -202,9 +202,8 @@ class MinHash:
         return np.minimum(values, values - PRIME).min(axis=0)
 
     def signature(self, text: str) -> NDArray[np.uint64]:
-        """(buckets,): 64 bits for each bucket, equal where all of its hashes are equal. Among 10^9
-        documents without any similar pair, fewer than one pair (0.03 per bucket) is expected to agree by
-        accident."""
+        """(buckets,): 64 bits for each bucket, equal where all of its hashes are equal. Among 10^9 documents
+        without a similar pair, fewer than one pair (0.03 per bucket) is expected to agree."""
         hashes = self.hashes(text)
         if hashes is None:
             return np.full(self.buckets, text_hash(text), np.uint64)

@@ -88,9 +88,8 @@ class DocumentJudge:
 
 
 class DocumentSelection:
-    """The selection of the documents of one task. `tokens_of`: the number of tokens that a text would have as
-    a document, for documents that robots.txt excludes. Counts: `read` (documents, their bytes and
-    characters), `rejected` (malformed documents, by reason), `tokenised` (documents that were passed on)."""
+    """The selection of the documents of one task. `tokens_of`: the number of tokens of a text as a document.
+    Counts: `read` (documents, bytes, characters), `rejected` (by reason), `tokenised` (passed on)."""
 
     def __init__(self, process: CorpusSource, scratch: Path, tokens_of: Callable[[str], int]) -> None:
         self.read = Counter(documents=0, bytes=0, characters=0)

@@ -48,9 +48,8 @@ class Verdicts(NamedTuple):
 
 
 def drop_duplicates(members: pa.Table, labels: Edges, others: Sequence[NDArray[np.uint64]]) -> Verdicts:
-    """Decides a step that drops duplicates. `labels`: those of the texts that are similar to a smaller one,
-    sorted by text; without any, only equal texts are compared. `others`: for each other corpus that the step
-    compares with, its texts in this range, sorted."""
+    """Decides a step that drops duplicates. `labels`: of the texts that are similar to a smaller one, sorted
+    by text; without any, only equal texts are compared. `others`: the sorted texts of each other corpus."""
     order, text, first = _by_text(members)
     values, gone = text.copy(), ~first
     for number in reversed(range(len(others))):

@@ -119,8 +119,7 @@ class MixtureSamples:
 
 def drawn_before(excluded: Sequence[tuple[MixtureRecipe, int]], seed: int) -> dict[str, int]:
     """The number of windows of each corpus, by fingerprint, that the excluded samples have drawn; an upper
-    bound where their recipes draw the same windows. ValueError for a recipe with another seed, and so another
-    order."""
+    bound where their recipes draw the same windows. ValueError for a recipe with another seed."""
     drawn: dict[str, int] = {}
     for recipe, samples in excluded:
         if recipe.seed != seed:

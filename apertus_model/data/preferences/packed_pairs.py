@@ -25,14 +25,9 @@ class PreferenceDataError(StageError):
 
 
 class PackedPairs:
-    """Rows of sequences; sequences 2k and 2k + 1 are the chosen and the rejected one of pair k.
-
-    Attributes:
-        rows: number of packed sequences.
-        sequences: sides x number of pairs.
-        sides: 2, or 1 for single sequences, each of which counts as a pair without its other side.
-        width: twice the largest number of pairs in a row.
-    """
+    """`rows` packed rows of `sequences` sequences; 2k and 2k + 1 are the chosen and the rejected one of pair
+    k. `sides`: 2, or 1 for single sequences, each of which counts as a pair without its other side; `width`:
+    twice the largest number of pairs in a row."""
 
     def __init__(
         self, arrays: dict[str, NDArray[Any]], *, sequence_length: int, pad_id: int, sides: int = 2

@@ -123,12 +123,10 @@ def check_index(
 class TokenFile:
     """A read-only view of a `.bin` (or the path of both without suffix) and its `.idx` (by default the one
     beside it), pickled by their paths. Ids that are read are compared with `vocab_size`, if it is given.
-    TokenFileError when header, file lengths and counts do not fit together, FileNotFoundError for a missing
-    file.
+    TokenFileError when header, lengths and counts do not fit together, FileNotFoundError for a missing file.
 
     `tokens`: (number of tokens,), memory-mapped: all documents back to back. `sizes`: (number of sequences,),
-    int32, in tokens. `document_indices`: (number of documents + 1,), int64: first sequence of each, and the
-    end."""
+    int32, in tokens. `document_indices`: (number of documents + 1,), int64: first sequences, and the end."""
 
     def __init__(
         self, path: Path | str, index: Path | str | None = None, *, vocab_size: int | None = None
@@ -189,9 +187,8 @@ class TokenFile:
         return tokens
 
     def verify(self) -> None:
-        """Reads everything, a block at a time: sequences must be back to back, each document must have a
-        sequence, and ids must be in the vocabulary (if it is unknown, not negative). Raises
-        TokenFileError otherwise."""
+        """Reads everything, a block at a time. TokenFileError unless sequences are back to back, each
+        document has one, and ids are in the vocabulary (if it is unknown, not negative)."""
         end = 0
         for start in range(0, len(self), BLOCK):
             sizes = self.sizes[start : start + BLOCK].astype(np.int64)
@@ -224,8 +221,7 @@ class TokenFile:
 
 class TokenFileWriter:
     """A context manager that writes `<prefix>.bin`, document by document, in bounded memory, and completes
-    `<prefix>.idx` at the end. ValueError for an id that the dtype cannot hold, and for a document of more
-    than 2**31 - 1 tokens."""
+    `<prefix>.idx`. ValueError for an id beyond the dtype, and for a document of 2**31 tokens or more."""
 
     def __init__(self, prefix: Path | str, dtype: DTypeLike) -> None:
         self.prefix = Path(prefix)

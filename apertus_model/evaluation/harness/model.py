@@ -113,9 +113,8 @@ class BatchedModel(HFLM):
             self._texts = ()
 
     def _within_memory(self, answer: Answer, requests: list[Instance], disable_tqdm: bool) -> list[Any]:
-        """The answers, with half as many rows in a batch each time that the GPU has too little memory. The
-        next requests are tried with whole batches again, so that an answer does not depend on earlier
-        requests."""
+        """The answers, with half as many rows in a batch each time that the GPU has too little memory. Later
+        requests begin with whole batches again, so that no answer depends on earlier requests."""
         self._parts = 1
         while True:
             try:

@@ -55,10 +55,9 @@ def evaluate(
     classifier: AnswerClassifier | None = None,
 ) -> Results:
     """Asks `model` (`lm_eval.api.model.LM`) the questions of a suite with every setting resolved. `folder`:
-    the exported model, whose tokenizer some tasks write their prompts with; `include`: local folder of own
-    task files, to which paths of data in them are relative; `sandbox`: for code that the model writes,
-    `classifier`: reads every generated answer; without them, tasks that need them are refused. HarnessError
-    for tasks that do not exist, whose data are missing, or that cannot be run."""
+    the exported model, whose tokenizer some tasks use; `include`: local folder of own task files, to which
+    paths in them are relative; `sandbox` and `classifier`: without them, tasks that need them are refused.
+    HarnessError for tasks that do not exist, whose data are missing, or that cannot be run."""
     import lm_eval.evaluator
     import lm_eval.utils
     from jinja2 import TemplateError
