@@ -41,8 +41,8 @@ from apertus_model.data.order.mixture import MixtureOrder
 from apertus_model.data.order.mixture_recipe import MixtureRecipe, MixtureSource
 from apertus_model.data.order.samples import MixtureSamples, positions_within_documents
 from apertus_model.data.tokens.goldfish import goldfish_mask
-from apertus_model.data.tokens.megatron import TokenFileWriter
-from apertus_model.data.tokens.stream import TokenPaths, TokenStream
+from apertus_model.data.tokens.megatron import TokenFileWriter, token_dtype
+from apertus_model.data.tokens.stream import TokenShard, TokenStream
 from apertus_model.trainer.loader import PREFETCH, SampleLoader, collate
 from benchmarks.measure import Contender, race, spread, table
 from benchmarks.peers import (
@@ -62,6 +62,7 @@ from benchmarks.synthetic import (
     write_sparse_corpus,
     write_text,
 )
+from infra.store.reading.ranges import LocalFile
 from specs.settings import Goldfish
 
 LENGTH, BATCH = 4096, 4  # of the 8B model; sequences of a micro-batch
@@ -71,20 +72,26 @@ SPARSE_SHARD = 2**31  # tokens, as the corpus stage writes them
 SECTIONS = ("throughput", "parts", "text", "startup", "memory", "remote")
 
 
+def local_shards(paths: list[Path], vocab_size: int = VOCAB) -> list[TokenShard]:
+    """Token files, by their paths without suffix, as the shards of a split."""
+    files = [(LocalFile(f"{path}.bin"), LocalFile(f"{path}.idx")) for path in paths]
+    return [TokenShard(data, index, token_dtype(vocab_size), vocab_size) for data, index in files]
+
+
 def open_samples(
-    bins: list[TokenPaths], *, vocab_size: int = VOCAB, goldfish: Goldfish | None = GOLDFISH
+    shards: list[TokenShard], *, vocab_size: int = VOCAB, goldfish: Goldfish | None = GOLDFISH
 ) -> MixtureSamples:
-    """A mixture of corpora with equal weights."""
+    """A mixture of one corpus."""
     source = MixtureSource(fingerprint="0" * 32, path="corpus", weight=1, tokens=0, documents=0)
     recipe = MixtureRecipe(
         seed=28,
-        sources=[source for _ in bins],
+        sources=[source],
         tokenizer="t",
         vocab_size=vocab_size,
         bos_id=BOS,
         eos_id=EOS,
     )
-    return MixtureSamples.open(recipe, bins, sequence_length=LENGTH, goldfish=goldfish)
+    return MixtureSamples.open(recipe, [shards], sequence_length=LENGTH, goldfish=goldfish)
 
 
 def loader(samples: MixtureSamples, prefetch: int) -> SampleLoader:
@@ -118,7 +125,10 @@ def throughput(folder: Path, corpus: Path, rounds: int) -> None:
         ("Apertus, no Goldfish", None, 0),
     ):
         contenders.append(
-            Contender(title, taking(iter(loader(open_samples([corpus], goldfish=goldfish), prefetch)), 500))
+            Contender(
+                title,
+                taking(iter(loader(open_samples(local_shards([corpus]), goldfish=goldfish), prefetch)), 500),
+            )
         )
     base = None
     for title, restart, goldfish in (
@@ -172,7 +182,7 @@ def _read_all(path: Path) -> int:
 
 def parts(corpus: Path, rounds: int) -> None:
     """What a sample's time is spent on; every part works on other windows each time."""
-    samples, stream = open_samples([corpus]), TokenStream(corpus, VOCAB)
+    samples, stream = open_samples(local_shards([corpus])), TokenStream(local_shards([corpus]))
     order = MixtureOrder([Fraction(1)], [stream.windows(LENGTH)], 28)
     numbers, count = itertools.count(), 400
     windows = [
@@ -220,7 +230,8 @@ def text(folder: Path, rounds: int) -> None:
     peer = torchtitan_batches(
         path, folder / "tokenizer", folder / "datasets", sequence_length=LENGTH, batch_size=BATCH
     )
-    ours = iter(loader(open_samples([folder / "text"], vocab_size=tokenizer.get_vocab_size()), 0))
+    size = tokenizer.get_vocab_size()
+    ours = iter(loader(open_samples(local_shards([folder / "text"], size), vocab_size=size), 0))
     contenders = [
         Contender("Apertus, tokenised before", taking(ours, 200)),
         Contender("torchtitan's text loader", taking(peer, 10)),
@@ -249,7 +260,7 @@ def startup(folder: Path, rounds: int) -> None:
             ]
 
         def ours(shards: list[Path] = shards) -> object:
-            return next(iter(loader(open_samples([list(shards)]), 0)))
+            return next(iter(loader(open_samples(local_shards(shards)), 0)))
 
         line = f"{tokens / 1e9:>10,.2f} B tokens, {len(shards):>5} shards: Apertus {_seconds(ours, rounds)}"
         if tokens <= 10**9:
@@ -280,13 +291,13 @@ def _seconds(work: Callable[[], object], rounds: int) -> str:
 WORKER = """
 import sys
 from pathlib import Path
-from benchmarks.data_loader import loader, open_samples
+from benchmarks.data_loader import loader, local_shards, open_samples
 from benchmarks.measure import memory
 from apertus_model.trainer.loader import PREFETCH
 
 shards = [Path(line) for line in sys.stdin.read().split()]
 before = memory()
-batches = iter(loader(open_samples([shards]), PREFETCH))
+batches = iter(loader(open_samples(local_shards(shards)), PREFETCH))
 next(batches)
 opened = memory()
 for _ in range(2000):
@@ -331,7 +342,7 @@ def remote(folder: Path, rounds: int) -> None:
                 rates = []
                 for _ in range(rounds):
                     shards, cache = shards_of(artifact, folder / "scratch")
-                    batches = iter(loader(open_samples([shards]), prefetch))
+                    batches = iter(loader(open_samples(shards), prefetch))
                     begin = time.perf_counter()
                     next(batches)
                     first = time.perf_counter() - begin
@@ -345,7 +356,7 @@ def remote(folder: Path, rounds: int) -> None:
                 )
             shards, _ = shards_of(artifact, folder / "scratch")
             for prefetch in (0, PREFETCH):
-                share = _waited(loader(open_samples([shards]), prefetch))
+                share = _waited(loader(open_samples(shards), prefetch))
                 print(f"{name:18} {prefetch} ahead: {share:.3%} of the time of a step waited for data")
 
 

@@ -32,8 +32,7 @@ def held_out(corpus: Artifact, *, sequence_length: int, samples: int) -> list[Sa
             f"'{corpus.identity.name}' holds out no document, so there is nothing to evaluate on."
             " Fix: set its holdout, or leave it out of sources"
         )
-    ids = {name: facts[name] for name in ("vocab_size", "eos_id")}
-    sequences = ValidationSamples([shards], sequence_length=sequence_length, **ids)
+    sequences = ValidationSamples([shards], eos_id=facts["eos_id"], sequence_length=sequence_length)
     return [sequences[i] for i in range(min(samples, len(sequences)))]
 
 

@@ -168,7 +168,6 @@ class MixtureData:
             names = [name for name in self.names if shards[name]]  # the others hold out nothing
             heldout = ValidationSamples(
                 [shards[name] for name in names],
-                vocab_size=recipe.vocab_size,
                 eos_id=recipe.eos_id,
                 sequence_length=segment.sequence_length,
             )

@@ -28,7 +28,7 @@ from apertus_model.data.order.mixture import MixtureOrder
 from apertus_model.data.order.mixture_recipe import MixtureRecipe
 from apertus_model.data.tokens.best_fit import PackedRows
 from apertus_model.data.tokens.goldfish import goldfish_mask
-from apertus_model.data.tokens.stream import IGNORE_INDEX, Sample, TokenPaths, TokenStream
+from apertus_model.data.tokens.stream import IGNORE_INDEX, Sample, TokenShard, TokenStream
 from infra.store.inputs import SourceError
 from specs.settings import Goldfish
 
@@ -66,7 +66,7 @@ class MixtureSamples:
     def open(
         cls,
         recipe: MixtureRecipe,
-        bins: Sequence[TokenPaths],
+        shards: Sequence[Sequence[TokenShard]],
         *,
         sequence_length: int,
         seed: int | None = None,
@@ -74,15 +74,15 @@ class MixtureSamples:
         packed: Sequence[Mapping[str, Path]] | None = None,
         excluded: Sequence[tuple[MixtureRecipe, int]] = (),
     ) -> MixtureSamples:
-        """Opens the training split of a mixture. `bins`: for each source of the recipe, the token file of its
-        training split, or the list of its shards (`split_shards`); `seed`: of the order, the recipe's by
+        """Opens the training split of a mixture. `shards`: of the training split of each source of the
+        recipe (`split_shards`); `seed`: of the order, the recipe's by
         default; `packed`: with best-fit packing, the tables of each source (`packed_tables`); `excluded`:
         recipes with the same seed, each with its number of samples already drawn, whose windows come last.
         ValueError when seeds differ, SourceError for a source that is too short for a window, TokenFileError
         for a damaged token file."""
         sources = recipe.sources
-        assert len(bins) == len(sources) == len(bins if packed is None else packed)
-        streams = [TokenStream(paths, recipe.vocab_size) for paths in bins]
+        assert len(shards) == len(sources) == len(shards if packed is None else packed)
+        streams = list(map(TokenStream, shards))
         eos_id, sequences = recipe.eos_id, list[Windows | PackedRows]()
         for index, stream in enumerate(streams):
             if packed is not None:
@@ -136,10 +136,8 @@ class ValidationSamples:
     `MixtureSamples.open`. Every token but the first of a source is a label exactly once (ends of documents as
     in training): the last window is filled up with end-of-document tokens without labels."""
 
-    def __init__(
-        self, bins: Sequence[TokenPaths], *, vocab_size: int, eos_id: int, sequence_length: int
-    ) -> None:
-        self._streams = [TokenStream(paths, vocab_size) for paths in bins]
+    def __init__(self, shards: Sequence[Sequence[TokenShard]], *, eos_id: int, sequence_length: int) -> None:
+        self._streams = list(map(TokenStream, shards))
         self._sequence_length = sequence_length
         self._eos_id = eos_id
         counts = [max(0, -(-(len(stream) - 1) // sequence_length)) for stream in self._streams]

@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,20 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apertus_model.data.tokens.megatron import (
-    HEADER_BYTES,
     TokenFileError,
     check_index,
     id_outside,
-    read_header,
     token_dtype,
 )
 from infra.store import Artifact
 from infra.store.files.reader import RangeFile
-from infra.store.reading.ranges import BlockCache, LocalFile, StoredFile
+from infra.store.reading.ranges import BlockCache, StoredFile
 
 IGNORE_INDEX = -100
-TokenPath = Path | str | tuple[Path, Path]
-"""A token file: the common path of `.bin` and `.idx` without suffix, or the two paths."""
 Split = Literal["train", "validation"]
 
 WHOLE_SPLIT_BYTES = 256 * 2**20
@@ -49,20 +46,17 @@ class Sample(NamedTuple):
 
 
 class TokenShard:
-    """The `tokens` tokens of one `.bin`, all documents back to back. Picklable when its files are. `dtype`:
-    type of a token; None reads it from the index. Ids that are read are compared with `vocab_size`, if it is
-    given. `remote`: whether reading may wait for a network. Reading raises TokenFileError when header,
-    lengths and counts do not fit together, or an id is outside the vocabulary."""
+    """The `tokens` tokens of one `.bin`, all documents back to back. Picklable when its files are. `remote`:
+    whether reading may wait for a network. Reading raises TokenFileError when header, lengths and counts do
+    not fit together, or an id is outside the vocabulary."""
 
-    def __init__(
-        self, data: RangeFile, index: RangeFile, dtype: np.dtype | None = None, vocab_size: int | None = None
-    ) -> None:
+    def __init__(self, data: RangeFile, index: RangeFile, dtype: np.dtype, vocab_size: int) -> None:
         self._data, self._index = data, index
         self._vocab_size = vocab_size
         self._checked = False
         self.remote = data.remote
-        self.dtype = dtype or read_header(index.read(0, min(HEADER_BYTES, index.size)), index.name).dtype
-        self.tokens = data.size // self.dtype.itemsize
+        self.dtype = dtype
+        self.tokens = data.size // dtype.itemsize
 
     def read(self, start: int, stop: int) -> NDArray[np.integer]:
         """Tokens [start, stop): (stop - start,), `dtype`, read-only."""
@@ -70,7 +64,7 @@ class TokenShard:
             self._check()
         width = self.dtype.itemsize
         tokens: NDArray[Any] = np.frombuffer(self._data.read(start * width, stop * width), self.dtype)
-        if self._vocab_size is not None and (worst := id_outside(tokens, self._vocab_size)) is not None:
+        if (worst := id_outside(tokens, self._vocab_size)) is not None:
             raise TokenFileError(
                 f"{self._data.name} holds token id {worst} between tokens {start} and {stop}; the vocabulary"
                 f" has {self._vocab_size}"
@@ -88,24 +82,13 @@ class TokenShard:
         self._checked = True
 
 
-TokenPaths = TokenPath | list[tuple[Path, Path]] | list[Path] | list[TokenPath] | list[TokenShard]
-
-
 class TokenStream:
-    """The token files of one split of one source, one after the other; each is opened and checked when it is
-    first read. ValueError without files, FileNotFoundError for a missing file, and what TokenShard raises."""
+    """The shards of one split of one source, one after the other; each is opened and checked when it is first
+    read."""
 
-    def __init__(self, paths: TokenPaths, vocab_size: int | None = None) -> None:
-        self._shards: list[TokenShard] = []
-        for path in paths if isinstance(paths, list) else [paths]:
-            # The shards of a split have tokens of one type, which the header of the first states.
-            dtype = self._shards[0].dtype if self._shards else None
-            self._shards.append(
-                path if isinstance(path, TokenShard) else TokenShard(*_files(path), dtype, vocab_size)
-            )
-        if not self._shards:
-            raise ValueError("a token stream needs at least one token file")
-        self._starts = list(accumulate((shard.tokens for shard in self._shards), initial=0))
+    def __init__(self, shards: Sequence[TokenShard]) -> None:
+        self._shards = list(shards)
+        self._starts = list(accumulate((shard.tokens for shard in shards), initial=0))
         self.remote = any(shard.remote for shard in self._shards)
 
     def __len__(self) -> int:
@@ -129,14 +112,6 @@ class TokenStream:
     def windows(self, sequence_length: int) -> int:
         """The number of whole windows of `sequence_length` labels."""
         return max(0, (len(self) - 1) // sequence_length)
-
-
-def _files(path: TokenPath) -> tuple[LocalFile, LocalFile]:
-    """The `.bin` and the `.idx` of a token file."""
-    if isinstance(path, tuple):
-        return LocalFile(path[0]), LocalFile(path[1])
-    prefix = str(path).removesuffix(".bin")
-    return LocalFile(f"{prefix}.bin"), LocalFile(f"{prefix}.idx")
 
 
 def split_files(corpus: Artifact, split: Split) -> list[tuple[Path, Path]]:

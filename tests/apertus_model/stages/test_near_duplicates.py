@@ -25,8 +25,8 @@ from datatrove.pipeline.dedup.minhash import (
 )
 
 from apertus_model.data.corpora.duplicates import text_hash
-from apertus_model.data.corpora.words import Words
 from infra.store import Artifact
+from tests.apertus_model.corpora import Words
 
 FILES = 5
 NGRAM = 5

@@ -5,13 +5,12 @@ from random import Random
 import numpy as np
 import pytest
 from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
-from datatrove.utils.word_tokenizers import WordTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from apertus_model.data.corpora.duplicates import SHINGLES, MinHash, first_alike, text_hash
-from apertus_model.data.corpora.words import split
 from specs.filters import NearDuplicatesFilter
+from tests.apertus_model.corpora import Words
 
 
 def _spec(**fields: int) -> NearDuplicatesFilter:
@@ -65,19 +64,6 @@ def test_pairs_are_found_as_often_as_the_buckets_promise() -> None:
             expected += 1 - (1 - exact**8) ** 14
         rate = expected / trials
         assert abs(found - expected) <= 4 * (trials * rate * (1 - rate)) ** 0.5 + 1
-
-
-class Words(WordTokenizer):
-    """The words of `split` as the tokenizer that datatrove's steps ask for."""
-
-    def word_tokenize(self, text: str) -> list[str]:
-        return list(split(text))
-
-    def sent_tokenize(self, text: str) -> list[str]:
-        raise AssertionError("signatures are of words")
-
-    def span_tokenize(self, text: str) -> list[tuple[int, int]]:
-        raise AssertionError("signatures are of words")
 
 
 @pytest.mark.parametrize("ngram", [1, 5])

@@ -14,26 +14,27 @@ from hypothesis import strategies as st
 from apertus_model.data.order.mixture_recipe import MixtureRecipe
 from apertus_model.data.order.samples import MixtureSamples
 from apertus_model.data.tokens.megatron import TokenFileError, TokenFileWriter
-from apertus_model.data.tokens.stream import split_shards
+from apertus_model.data.tokens.stream import TokenShard, split_shards
 from apertus_model.trainer.loader import SampleLoader
 from infra.store.documents import Manifest
 from infra.store.reading.ranges import LocalFile
 from infra.store.records import FileRecord
-from tests.apertus_model.mixtures import recipe_of
+from tests.apertus_model.mixtures import recipe_of, shards_of
 
 LENGTH, SOURCES = 8, {"a": 901, "b": 453, "c": 201}
 MAIN, SECOND = {"a": 3, "b": 2}, {"a": 1, "b": 1, "c": 2}
+Shards = dict[str, list[TokenShard]]
 
 
 @pytest.fixture(scope="module")
-def bins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def bins(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     """Corpora of one document each, in which every token is unique: a sample is known by its first token."""
     folder, following = tmp_path_factory.mktemp("bins"), 10
     for name, size in SOURCES.items():
         with TokenFileWriter(folder / name, "<i4") as writer:
             writer.write(range(following, following + size))
         following += size
-    return {name: folder / name for name in SOURCES}
+    return {name: shards_of([folder / name]) for name in SOURCES}
 
 
 def _recipe(weights: dict[str, int], seed: int = 28) -> MixtureRecipe:
@@ -41,7 +42,7 @@ def _recipe(weights: dict[str, int], seed: int = 28) -> MixtureRecipe:
 
 
 def _open(
-    bins: dict[str, Path],
+    bins: Shards,
     weights: dict[str, int],
     excluded: list[tuple[dict[str, int], int]] = [],  # noqa: B006
 ) -> MixtureSamples:
@@ -81,7 +82,7 @@ def _consume(
     )
 )
 def test_any_sequence_of_kills_and_numbers_of_ranks_sees_what_one_run_sees(
-    bins: dict[str, Path], attempts: list[tuple[int, tuple[int, int]]]
+    bins: Shards, attempts: list[tuple[int, tuple[int, int]]]
 ) -> None:
     samples = _open(bins, MAIN)
     total = sum(steps for steps, _ in attempts)
@@ -98,7 +99,7 @@ def test_any_sequence_of_kills_and_numbers_of_ranks_sees_what_one_run_sees(
 @settings(max_examples=40)
 @given(st.integers(0, 90), st.integers(0, 60), st.integers(0, 40))
 def test_phases_that_exclude_each_other_draw_every_window_once_before_any_again(
-    bins: dict[str, Path], n: int, m: int, again: int
+    bins: Shards, n: int, m: int, again: int
 ) -> None:
     first = [int(_open(bins, MAIN)[i].input[0]) for i in range(n)]
     second = [int(sample.input[0]) for sample in map(_open(bins, SECOND, [(MAIN, n)]).__getitem__, range(m))]
@@ -116,7 +117,9 @@ def test_phases_that_exclude_each_other_draw_every_window_once_before_any_again(
         begin += size
 
 
-def test_without_exclusion_the_second_phase_repeats_what_the_first_has_seen(bins: dict[str, Path]) -> None:
+def test_without_exclusion_the_second_phase_repeats_what_the_first_has_seen(
+    bins: Shards,
+) -> None:
     first = {int(_open(bins, MAIN)[i].input[0]) for i in range(60)}
     plain = {int(_open(bins, SECOND)[i].input[0]) for i in range(60)}
     behind = {int(_open(bins, SECOND, [(MAIN, 60)])[i].input[0]) for i in range(60)}
@@ -124,7 +127,7 @@ def test_without_exclusion_the_second_phase_repeats_what_the_first_has_seen(bins
     assert not first & behind
 
 
-def test_samples_of_another_seed_cannot_be_excluded(bins: dict[str, Path]) -> None:
+def test_samples_of_another_seed_cannot_be_excluded(bins: Shards) -> None:
     with pytest.raises(ValueError, match=r"a mixture of seed 29 cannot be excluded from one of seed 28"):
         MixtureSamples.open(
             _recipe(MAIN),

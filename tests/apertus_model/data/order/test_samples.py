@@ -12,13 +12,14 @@ import pytest
 from apertus_model.data.order.mixture_recipe import MixtureRecipe
 from apertus_model.data.order.samples import MixtureSamples, ValidationSamples, positions_within_documents
 from apertus_model.data.tokens.goldfish import goldfish_mask
-from apertus_model.data.tokens.megatron import TokenFileWriter
-from apertus_model.data.tokens.stream import IGNORE_INDEX, TokenStream
+from apertus_model.data.tokens.megatron import TokenFile, TokenFileWriter
+from apertus_model.data.tokens.stream import IGNORE_INDEX, TokenShard, TokenStream
 from infra.store.inputs import SourceError
 from specs.settings import Goldfish
-from tests.apertus_model.mixtures import recipe_of
+from tests.apertus_model.mixtures import recipe_of, shards_of
 
 BOS, EOS, VOCAB = 1, 2, 1000
+Shards = list[list[TokenShard]]
 
 
 def _corpus(prefix: Path, seed: int, documents: int = 30) -> Path:
@@ -35,11 +36,11 @@ def _recipe(*weights: int, seed: int = 28) -> MixtureRecipe:
 
 
 @pytest.fixture
-def bins(tmp_path: Path) -> list[Path]:
-    return [_corpus(tmp_path / "a", 1), _corpus(tmp_path / "b", 2)]
+def bins(tmp_path: Path) -> Shards:
+    return [shards_of([_corpus(tmp_path / "a", 1)]), shards_of([_corpus(tmp_path / "b", 2)])]
 
 
-def test_an_epoch_covers_every_label_once(bins: list[Path]) -> None:
+def test_an_epoch_covers_every_label_once(bins: Shards) -> None:
     samples = MixtureSamples.open(_recipe(1), bins[:1], sequence_length=16)
     stream = TokenStream(bins[0]).read(0, len(TokenStream(bins[0])))
     windows = (len(stream) - 1) // 16
@@ -48,7 +49,7 @@ def test_an_epoch_covers_every_label_once(bins: list[Path]) -> None:
 
 
 def test_labels_are_the_next_tokens_but_nothing_is_predicted_from_an_end_of_document(
-    bins: list[Path],
+    bins: Shards,
 ) -> None:
     text = TokenStream(bins[0]).read(0, len(TokenStream(bins[0]))).tolist()
     samples = MixtureSamples.open(_recipe(1), bins[:1], sequence_length=16)
@@ -73,7 +74,7 @@ def test_positions_restart_after_each_document() -> None:
         assert positions_within_documents(ends, 50).tolist() == expected
 
 
-def test_goldfish_sees_the_true_ids_across_documents(bins: list[Path]) -> None:
+def test_goldfish_sees_the_true_ids_across_documents(bins: Shards) -> None:
     plain = MixtureSamples.open(_recipe(1), bins[:1], sequence_length=64)
     masked = MixtureSamples.open(_recipe(1), bins[:1], sequence_length=64, goldfish=Goldfish(k=3, h=5))
     stream = TokenStream(bins[0])
@@ -86,7 +87,9 @@ def test_goldfish_sees_the_true_ids_across_documents(bins: list[Path]) -> None:
     assert dropped
 
 
-def test_goldfish_within_documents_gives_each_document_the_mask_that_it_has_alone(bins: list[Path]) -> None:
+def test_goldfish_within_documents_gives_each_document_the_mask_that_it_has_alone(
+    bins: Shards,
+) -> None:
     plain = MixtureSamples.open(_recipe(1), bins[:1], sequence_length=64)
     masked = MixtureSamples.open(
         _recipe(1), bins[:1], sequence_length=64, goldfish=Goldfish(k=3, h=5, within_documents=True)
@@ -109,17 +112,14 @@ def test_goldfish_within_documents_gives_each_document_the_mask_that_it_has_alon
 def test_shards_read_like_one_file(tmp_path: Path) -> None:
     shards = [_corpus(tmp_path / f"shard-{n}", n, documents=7) for n in range(3)]
     TokenFileWriter(tmp_path / "empty", "<u2").close()
-    whole = np.concatenate([TokenStream(shard).read(0, len(TokenStream(shard))) for shard in shards])
-    stream = TokenStream(
-        [shards[0], tmp_path / "empty", (Path(f"{shards[1]}.bin"), Path(f"{shards[1]}.idx")), shards[2]],
-        VOCAB,
-    )
+    whole = np.concatenate([TokenFile(shard).tokens for shard in shards])
+    stream = TokenStream(shards_of([shards[0], tmp_path / "empty", *shards[1:]], VOCAB))
     assert len(stream) == len(whole)
     for start in range(0, len(whole) - 33, 5):
         assert stream.read(start, start + 33).tolist() == whole[start : start + 33].tolist()
 
 
-def test_sources_are_mixed_by_their_weights(bins: list[Path]) -> None:
+def test_sources_are_mixed_by_their_weights(bins: Shards) -> None:
     samples = MixtureSamples.open(_recipe(3, 1), bins, sequence_length=16)
     assert [sum(samples[i].source == source for i in range(512)) for source in (0, 1)] == [384, 128]
     windows = [TokenStream(path).windows(16) for path in bins]
@@ -129,7 +129,7 @@ def test_sources_are_mixed_by_their_weights(bins: list[Path]) -> None:
     assert sorted((draw.source, draw.draw) for draw in draws) == expected
 
 
-def test_another_process_reads_the_same_bytes(bins: list[Path]) -> None:
+def test_another_process_reads_the_same_bytes(bins: Shards) -> None:
     samples = MixtureSamples.open(_recipe(2, 1), bins, sequence_length=16, goldfish=Goldfish(k=3, h=5))
     program = (
         "import pickle, sys\n"
@@ -148,8 +148,8 @@ def test_another_process_reads_the_same_bytes(bins: list[Path]) -> None:
     assert [there[i] for i in range(50)] == [[array.tobytes() for array in samples[i][:3]] for i in range(50)]
 
 
-def test_every_held_out_token_is_a_label_once(bins: list[Path]) -> None:
-    samples = ValidationSamples(bins, vocab_size=VOCAB, eos_id=EOS, sequence_length=16)
+def test_every_held_out_token_is_a_label_once(bins: Shards) -> None:
+    samples = ValidationSamples(bins, eos_id=EOS, sequence_length=16)
     for source, path in enumerate(bins):
         stream = TokenStream(path).read(0, len(TokenStream(path)))
         labels = np.concatenate([samples[i].labels for i in samples.of_source(source)])
@@ -162,7 +162,7 @@ def test_every_held_out_token_is_a_label_once(bins: list[Path]) -> None:
     assert len(samples) == sum(len(samples.of_source(source)) for source in (0, 1))
 
 
-def test_a_source_that_is_too_short_is_refused_with_its_numbers(tmp_path: Path, bins: list[Path]) -> None:
+def test_a_source_that_is_too_short_is_refused_with_its_numbers(tmp_path: Path, bins: Shards) -> None:
     tokens = len(TokenStream(bins[0]))
     with pytest.raises(
         SourceError, match=f"source 0 .* has {tokens} training tokens; .* length 5000 takes 5001"

@@ -19,7 +19,7 @@ from apertus_model.data.tokens.megatron import TokenFile, TokenFileWriter
 from apertus_model.data.tokens.stream import IGNORE_INDEX, TokenStream
 from infra.store import StoreError
 from specs.settings import Goldfish
-from tests.apertus_model.mixtures import recipe_of
+from tests.apertus_model.mixtures import recipe_of, shards_of
 
 EOS = 2
 
@@ -36,7 +36,7 @@ def _write(
                 file.write([*range(following, following + size - 1), EOS] if size else [])
                 following += size
         writer.add(TokenFile(folder / f"s{number}").sizes)
-    stream = TokenStream([folder / f"s{number}" for number in range(len(shards))])
+    stream = TokenStream(shards_of([folder / f"s{number}" for number in range(len(shards))]))
     return stream, {name: folder / "rows" / f"{name}.npy" for name in TABLES}, writer
 
 
@@ -126,4 +126,4 @@ def test_rows_of_another_corpus_are_refused(tmp_path: Path) -> None:
         writer.close()
     tables = {name: tmp_path / "long" / "rows" / f"{name}.npy" for name in TABLES}
     with pytest.raises(StoreError, match=r"rows\.npy is not of a stream of 4 tokens"):
-        PackedRows(TokenStream(tmp_path / "short" / "s0"), tables, 8, EOS, None)
+        PackedRows(TokenStream(shards_of([tmp_path / "short" / "s0"])), tables, 8, EOS, None)

@@ -16,7 +16,7 @@ from apertus_model.data.tokens.stream import TokenShard, TokenStream, split_shar
 from infra.store import Artifact, Attempt, Store, StoreError
 from infra.store.reading.ranges import BlockCache, LocalFile
 from specs.settings import Goldfish
-from tests.apertus_model.mixtures import recipe_of
+from tests.apertus_model.mixtures import recipe_of, shards_of
 from tests.jobs import job_at
 
 VOCAB = 1000
@@ -59,14 +59,14 @@ def test_samples_of_a_remote_store_equal_those_of_local_files(
     monkeypatch.setenv("APERTUS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(apertus_model.data.tokens.stream, "WHOLE_SPLIT_BYTES", largest_copied)
     corpus = _stored(tmp_path, f"memory://{tmp_path.name}")
-    here = _open([tmp_path / f"train-{number:05d}" for number in range(3)])
+    here = _open(shards_of([tmp_path / f"train-{number:05d}" for number in range(3)]))
     there = _open(split_shards(corpus, "train", BlockCache(tmp_path, block_bytes=64, capacity_bytes=256)))
     assert _bytes(there) == _bytes(here)
     assert _bytes(pickle.loads(pickle.dumps(there))) == _bytes(here)
     assert (tmp_path / "cache").exists() == (largest_copied > 0)
 
 
-def test_opening_reads_one_header_whatever_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_reads_nothing_whatever_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[tuple[str, int]] = []
     original = LocalFile.read
 
@@ -75,8 +75,9 @@ def test_opening_reads_one_header_whatever_the_size(tmp_path: Path, monkeypatch:
         return original(self, start, stop)
 
     monkeypatch.setattr(LocalFile, "read", counted)
-    samples = _open(_shards(tmp_path))
-    assert read == [("train-00000.idx", 34)]
+    shards = [(LocalFile(f"{path}.bin"), LocalFile(f"{path}.idx")) for path in _shards(tmp_path)]
+    samples = _open([TokenShard(*files, np.dtype("<u2"), VOCAB) for files in shards])
+    assert read == []
     _ = samples[0]
     assert {name for name, _ in read if name.endswith(".bin")} < {
         f"train-{number:05d}.bin" for number in range(3)
@@ -87,7 +88,7 @@ def test_a_shard_is_checked_when_it_is_first_read(tmp_path: Path) -> None:
     shards = _shards(tmp_path)
     index = Path(f"{shards[1]}.idx")
     index.write_bytes(index.read_bytes()[:-8])
-    stream = TokenStream(list(shards), VOCAB)
+    stream = TokenStream(shards_of(shards, VOCAB))
     first = stream.read(0, 10)
     assert first[0] == 1
     with pytest.raises(
@@ -100,7 +101,7 @@ def test_shards_of_one_stream_have_tokens_of_one_type(tmp_path: Path) -> None:
     shards = _shards(tmp_path, 1)
     with TokenFileWriter(tmp_path / "other", "<i4") as writer:
         writer.write([1, 5, 2])
-    stream = TokenStream([*shards, tmp_path / "other"], VOCAB)
+    stream = TokenStream(shards_of([*shards, tmp_path / "other"], VOCAB))
     with pytest.raises(TokenFileError, match=r"other\.idx has tokens of int32; uint16 was expected"):
         stream.read(len(stream) - 2, len(stream))
 
@@ -120,9 +121,7 @@ def test_an_id_outside_of_the_vocabulary_is_named(
     if dtype == "<i4":
         with TokenFileWriter(tmp_path / "a", dtype) as writer:
             writer.write(tokens)
-        shard = TokenShard(
-            LocalFile(tmp_path / "a.bin"), LocalFile(tmp_path / "a.idx"), vocab_size=vocab_size
-        )
+        (shard,) = shards_of([tmp_path / "a"], vocab_size)
         assert shard.read(0, 2).tolist() == [0, 5]
         with pytest.raises(
             TokenFileError, match=r"a\.bin holds token id -1 between tokens 1 and 4; the vocabulary has 1000"
@@ -137,7 +136,7 @@ def test_a_damaged_copy_of_a_small_split_is_refused(tmp_path: Path, monkeypatch:
     data = bytearray(corpus.store.fs.cat_file(name))
     data[0] ^= 1
     corpus.store.fs.pipe_file(name, bytes(data))
-    stream = TokenStream(split_shards(corpus, "train", BlockCache(tmp_path)), VOCAB)
+    stream = TokenStream(split_shards(corpus, "train", BlockCache(tmp_path)))
     with pytest.raises(StoreError, match=r"train-00001\.bin' is damaged"):
         stream.read(0, len(stream))
 
@@ -146,4 +145,4 @@ def test_a_missing_file_is_missed_at_once(tmp_path: Path) -> None:
     shards = _shards(tmp_path)
     Path(f"{shards[2]}.bin").unlink()
     with pytest.raises(FileNotFoundError, match=r"train-00002\.bin"):
-        TokenStream(list(shards), VOCAB)
+        TokenStream(shards_of(shards, VOCAB))
