@@ -103,10 +103,10 @@ def test_goldfish_and_order_apply_to_packed_rows(tmp_path: Path) -> None:
     stream, tables, writer = _write(tmp_path, [[12, 30, 7, 9, 22, 5, 17] * 4, [9, 9, 40]], 16)
     rows = writer.close().rows
     recipe = recipe_of({"a": 1}, seed=1, vocab_size=10_000, eos_id=EOS)
-    paths = [tmp_path / "s0", tmp_path / "s1"]
-    plain = MixtureSamples.open(recipe, [paths], sequence_length=16, packed=[tables])
+    shards = shards_of([tmp_path / "s0", tmp_path / "s1"])
+    plain = MixtureSamples.open(recipe, [shards], sequence_length=16, packed=[tables])
     masked = MixtureSamples.open(
-        recipe, [paths], sequence_length=16, packed=[tables], goldfish=Goldfish(k=3, h=2)
+        recipe, [shards], sequence_length=16, packed=[tables], goldfish=Goldfish(k=3, h=2)
     )
     assert plain.order.windows == (rows,)
     assert sorted(plain[i].input.tolist() for i in range(rows)) == sorted(
