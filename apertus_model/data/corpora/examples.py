@@ -44,7 +44,9 @@ class Examples:
 
     def offer(self, reason: str, key: Key, row: Callable[[], Row]) -> None:
         """Adds a new document if it is among the smallest; `row` is called only then."""
-        some = self._rows.setdefault(reason, {}) if self.wanted else {key: {}}
+        if not self.wanted:
+            return
+        some = self._rows.setdefault(reason, {})
         if key in some or (len(some) == CANDIDATES and _place(key) > max(map(_place, some))):
             return
         some[key] = {"reason": reason, "hash": f"{key[0]:016x}", "columns": f"{key[1]:016x}", **row()}
