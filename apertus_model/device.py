@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
-_MEMORY_COUNTERS = ("active_bytes.all.peak", "reserved_bytes.all.peak", "num_alloc_retries", "num_ooms")
-
 
 class CpuDeviceModule(ModuleType):
     """`torch.cpu` with the few functions of `torch.cuda` that torchtitan calls unconditionally."""
@@ -42,7 +40,8 @@ class CpuDeviceModule(ModuleType):
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
         """Allocator counters; the CPU allocator has none, so they are zero."""
-        return dict.fromkeys(_MEMORY_COUNTERS, 0)
+        names = "active_bytes.all.peak", "reserved_bytes.all.peak", "num_alloc_retries", "num_ooms"
+        return dict.fromkeys(names, 0)
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
         """Nothing to reset on CPU."""
