@@ -19,14 +19,7 @@ from apertus_model.completion_server import ServerGenerator
 from apertus_model.data.rows import Row
 from apertus_model.model.hf_classes import register_own_classes
 from apertus_model.pretrained import own_device, read_pretrained
-from apertus_model.prompt_format import (
-    Completion,
-    OtherFormat,
-    OwnFormat,
-    TextFormat,
-    TokenFormat,
-    config_of,
-)
+from apertus_model.prompt_format import Completion, OtherFormat, OwnFormat, TextFormat, TokenFormat, config_of
 from apertus_model.vllm_client import Vllm
 from infra.store import Artifact, Attempt
 from specs.launch import Launch

@@ -56,12 +56,7 @@ def run_units(
 
 
 def _execute(
-    work: Work,
-    pending: list[str],
-    attempt: Attempt,
-    stop: StopSignal,
-    progress: UnitProgress,
-    processes: int,
+    work: Work, pending: list[str], attempt: Attempt, stop: StopSignal, progress: UnitProgress, processes: int
 ) -> Generator[str, None, None]:
     """Yields the key of each unit once it is committed. All workers end when the generator is closed."""
     job = attempt.job

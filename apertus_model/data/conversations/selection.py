@@ -46,10 +46,7 @@ class ComparedValues:
     each task and step. `seen`: the parts under `not_in`, by step."""
 
     def __init__(
-        self,
-        filters: Sequence[FilterSpec],
-        tasks: Sequence[dict[str, Path]],
-        seen: dict[int, list[Artifact]],
+        self, filters: Sequence[FilterSpec], tasks: Sequence[dict[str, Path]], seen: dict[int, list[Artifact]]
     ) -> None:
         self._files = {
             step: [files[f"compared-{step}.npy"] for files in tasks] for step in global_steps(filters)

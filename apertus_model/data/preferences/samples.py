@@ -115,11 +115,7 @@ class PreferenceSets:
     """`samples[i]` for i = 0, 1, ..., from sets of pairs. `rows`: number of samples in an epoch."""
 
     def __init__(
-        self,
-        sets: Sequence[PreferenceSamples | RewardSamples],
-        repeats: Sequence[Fraction],
-        *,
-        seed: int,
+        self, sets: Sequence[PreferenceSamples | RewardSamples], repeats: Sequence[Fraction], *, seed: int
     ) -> None:
         """Raises StageError when no row is left to train on."""
         self.sets = list(sets)

@@ -18,12 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.tokens.megatron import (
-    TokenFileError,
-    check_index,
-    id_outside,
-    token_dtype,
-)
+from apertus_model.data.tokens.megatron import TokenFileError, check_index, id_outside, token_dtype
 from infra.store import Artifact
 from infra.store.files.reader import RangeFile
 from infra.store.reading.ranges import BlockCache, StoredFile
