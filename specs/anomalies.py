@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specs.base import Spec, execution, identity
+from specs.base import Spec, execution
 from specs.errors import counted
+from specs.options import option
 
 Quantity = Literal["loss", "grad_norm"]
 Action = Literal["stop", "skip", "rollback", "report"]
@@ -33,27 +34,21 @@ class Anomalies(Spec):
     Whatever the policy, an unusual value of an accepted step is reported (`apertus_model.trainer.anomalies`
     has the bound)."""
 
-    nonfinite: Literal["stop", "skip", "rollback"] = identity(
-        "stop", neutral="stop", description="what to do at a NaN or an infinity"
+    nonfinite: Literal["stop", "skip", "rollback"] = option(
+        "stop", description="what to do at a NaN or an infinity"
     )
-    spike: Literal["ignore", "stop", "skip", "rollback"] = identity("ignore", neutral="ignore")
-    spike_threshold: float = identity(
-        6.0, neutral=6.0, gt=0, description="how far above the mean a value spikes, in standard deviations"
+    spike: Literal["ignore", "stop", "skip", "rollback"] = option("ignore")
+    spike_threshold: float = option(
+        6.0, gt=0, description="how far above the mean a value spikes, in standard deviations"
     )
-    window: int = identity(128, neutral=128, ge=2, description="accepted steps that a value is compared with")
-    rollback_interval: int = identity(
+    window: int = option(128, ge=2, description="accepted steps that a value is compared with")
+    rollback_interval: int = option(
         100,
-        neutral=100,
         ge=1,
         description="a rollback goes to a multiple of this many steps of the stage; a checkpoint is made at "
         "each and kept as long as needed",
     )
-    rollback_margin: int = identity(
-        100,
-        neutral=100,
-        ge=1,
-        description="minimum number of steps that a rollback goes back",
-    )
+    rollback_margin: int = option(100, ge=1, description="minimum number of steps that a rollback goes back")
     max_events: int = execution(
         10,
         ge=0,

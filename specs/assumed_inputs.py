@@ -17,10 +17,8 @@ class DeclaredModel(Spec):
     )
     shape: ModelSpec | None = execution(
         None,
-        description=(
-            "for a model of another architecture: dimensions for estimates, those of a dense decoder, with"
-            " activation: swiglu where its feed-forward has a gate"
-        ),
+        description="for a model of another architecture: dimensions for estimates, those of a dense"
+        " decoder, with activation: swiglu where its feed-forward has a gate",
     )
     context: int = execution(65_536, ge=1, description="length of its longest sequences, in tokens")
     chat: bool = execution(
@@ -34,16 +32,13 @@ class AssumedInputs(Spec):
 
     files: list[str] = location(
         default_factory=list,
-        description=(
-            "folders (with all below them) or files of a tokenizer, a filter, a reward model or tasks"
-        ),
+        description="folders (with all below them) or files of a tokenizer, a filter, a reward model or"
+        " tasks",
     )
     models: dict[str, DeclaredModel] = location(
         default_factory=dict,
-        description=(
-            "dimensions of `hf:` models whose folders are unavailable: `{hf:owner/name: {model: {flavour:"
-            " 8b}}}`"
-        ),
+        description="dimensions of `hf:` models whose folders are unavailable: `{hf:owner/name: {model:"
+        " {flavour: 8b}}}`",
     )
 
     def covers(self, url: str) -> bool:

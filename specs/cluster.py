@@ -97,11 +97,9 @@ class Cluster(Spec):
     )
     mfu: Annotated[float, Field(gt=0, le=1)] | Literal["measured"] = execution(
         "measured",
-        description=(
-            "expected model FLOPs utilisation, as a fraction of the GPU's dense peak (in bfloat16; for the"
-            " products of `precision.linear`, in float8), without recomputation; measured: taken from stored"
-            " results of the same stage, else of the other stages. `launch.mfu` of a stage wins over it"
-        ),
+        description="expected model FLOPs utilisation, as a fraction of the GPU's dense peak (in bfloat16;"
+        " for the products of `precision.linear`, in float8), without recomputation; measured: taken from"
+        " stored results of the same stage, else of the other stages. `launch.mfu` of a stage wins over it",
     )
     price_per_gpu_hour: float | None = execution(None, ge=0, le=1e9)
     power_per_gpu: float | None = execution(
@@ -129,9 +127,8 @@ class Cluster(Spec):
         None,
         gt=0,
         le=1e9,
-        description=(
-            "gigabytes (10^9 bytes) per second at which a GPU copies its part of a checkpoint to host memory"
-        ),
+        description="gigabytes (10^9 bytes) per second at which a GPU copies its part of a checkpoint to"
+        " host memory",
     )
     mean_time_between_failures: PositiveDuration | None = execution(
         None, description="mean time between failures of one node"

@@ -84,10 +84,8 @@ class FigureSpec(Spec):
     )
     against: str = execution(
         "",
-        description=(
-            "with mean: a series; the differences of the others from it are drawn, taken seed by seed:"
-            " between variants with the same label"
-        ),
+        description="with mean: a series; the differences of the others from it are drawn, taken seed by"
+        " seed: between variants with the same label",
     )
     text: str = execution("", description="caption")
 

@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from specs.base import Spec, identity
+from specs.base import Spec
+from specs.options import option
 from specs.sources import SourceSpec
 
 Missing = Literal["error", "keep", "drop"]
@@ -23,14 +24,11 @@ Missing = Literal["error", "keep", "drop"]
 class Filter(Spec):
     """Base of all filters."""
 
-    of: Literal["conversation", "answer"] = identity(
+    of: Literal["conversation", "answer"] = option(
         "conversation",
-        neutral="conversation",
-        description=(
-            "in conversations: the text that the filter reads. conversation: the texts of all messages in"
-            " order, thoughts and outputs of tools among them and calls as JSON, with blank lines between"
-            " them; answer: the responses of the last message or, where it has none, all of its texts"
-        ),
+        description="in conversations: the text that the filter reads. conversation: the texts of all"
+        " messages in order, thoughts and outputs of tools among them and calls as JSON, with blank lines"
+        " between them; answer: the responses of the last message or, where it has none, all of its texts",
     )
 
     def files(self) -> list[SourceSpec]:
@@ -49,13 +47,10 @@ class Filter(Spec):
 class DocumentFilter(Filter):
     """Base of the filters of single documents."""
 
-    only: dict[str, Annotated[list[str], Field(min_length=1)]] = identity(
+    only: dict[str, Annotated[list[str], Field(min_length=1)]] = option(
         default_factory=dict,
-        neutral={},
-        description=(
-            "limits the filter to documents whose column has one of the values: `{language: [deu, fra]}`;"
-            " several columns must all agree. Any other document passes, also one without a value"
-        ),
+        description="limits the filter to documents whose column has one of the values: `{language: [deu,"
+        " fra]}`; several columns must all agree. Any other document passes, also one without a value",
     )
 
     def columns(self) -> list[str]:
@@ -65,12 +60,11 @@ class DocumentFilter(Filter):
 class CutoffFilter(DocumentFilter):
     """Base of the filters that compare a number of a document with a cut-off, which may differ by column."""
 
-    by: str | None = identity(
-        None, neutral=None, description="column whose value selects a cut-off, for instance the language"
+    by: str | None = option(
+        None, description="column whose value selects a cut-off, for instance the language"
     )
-    cutoffs: dict[str, float] = identity(
+    cutoffs: dict[str, float] = option(
         default_factory=dict,
-        neutral={},
         description="cut-offs for values of `by`; any other value, or none, has the general cut-off",
     )
 
@@ -85,11 +79,7 @@ class CutoffFilter(DocumentFilter):
 
 
 def missing_value(default: Missing = "error") -> Missing:
-    value: Missing = identity(
-        default,
-        neutral=default,
-        description="what to do with a document without a value in the column",
-    )
+    value: Missing = option(default, description="what to do with a document without a value in the column")
     return value
 
 

@@ -18,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 
 from specs.base import identity, location, reference
 from specs.filter_bases import CutoffFilter, DocumentFilter, Filter, Missing, missing_value, outside
+from specs.options import option
 from specs.robots import RobotsFilter
 from specs.scoring import Percentile, ScoreModel
 from specs.sources import CONVERSATIONAL, SourceSpec, resolve_url
@@ -42,10 +43,8 @@ def _not_in() -> Any:
     return reference(
         default_factory=list,
         to=("corpus", "conversations"),
-        description=(
-            "other parts, of the same kind of stage: what they keep counts as seen, so whatever is like it is"
-            " dropped"
-        ),
+        description="other parts, of the same kind of stage: what they keep counts as seen, so whatever is"
+        " like it is dropped",
     )
 
 
@@ -94,11 +93,9 @@ class ToxicityFilter(DocumentFilter):
 
     filter: Literal["toxicity"] = identity()
     classifier: str = identity(min_length=1, description="name and version of the classifier")
-    column: str = identity("toxic_score", neutral="toxic_score")
-    language_column: str = identity(
-        "language",
-        neutral="language",
-        description="column with the language; an earlier `language` filter can add it",
+    column: str = option("toxic_score")
+    language_column: str = option(
+        "language", description="column with the language; an earlier `language` filter can add it"
     )
     thresholds: dict[str, float] = identity(default_factory=lambda: dict(TOXICITY_THRESHOLDS), min_length=1)
     missing: Missing = missing_value()
@@ -121,8 +118,8 @@ class LanguageFilter(DocumentFilter):
         description="labels of the model, `de` or `deu_Latn`; or `all` of them, GlotLID's 1,811 and more"
     )
     min_score: float = identity(0.65, ge=0, le=1)
-    min_scores: dict[str, Annotated[float, Field(ge=0, le=1)]] = identity(
-        default_factory=dict, neutral={}, description="another min_score for some of the labels"
+    min_scores: dict[str, Annotated[float, Field(ge=0, le=1)]] = option(
+        default_factory=dict, description="another min_score for some of the labels"
     )
 
     @model_validator(mode="after")
@@ -161,28 +158,21 @@ class ScoreFilter(DocumentFilter):
     model: ScoreModel | None = reference(
         None, description="scores the documents; without bounds, for later filters only"
     )
-    min: float | Percentile | None = identity(
-        None, neutral=None, description="a number, or a percentile that the model's stage has stored: p90"
+    min: float | Percentile | None = option(
+        None, description="a number, or a percentile that the model's stage has stored: p90"
     )
-    max: float | Percentile | None = identity(
-        None, neutral=None, description="highest score that is kept, written as `min`"
-    )
-    by: str | None = identity(
+    max: float | Percentile | None = option(None, description="highest score that is kept, written as `min`")
+    by: str | None = option(
         None,
-        neutral=None,
         description="column whose value selects a cut-off, or the language of a percentile; a language for"
         " which none is stored passes",
     )
-    cutoffs: dict[str, float] = identity(
+    cutoffs: dict[str, float] = option(
         default_factory=dict,
-        neutral={},
-        description=(
-            "another `min` for values of `by`, for instance one that keeps the top third of each language"
-        ),
+        description="another `min` for values of `by`, for instance one that keeps the top third of each"
+        " language",
     )
-    ceilings: dict[str, float] = identity(
-        default_factory=dict, neutral={}, description="another `max` for values of `by`"
-    )
+    ceilings: dict[str, float] = option(default_factory=dict, description="another `max` for values of `by`")
     missing: Missing = missing_value()
 
     @model_validator(mode="after")
@@ -233,11 +223,9 @@ class SampleFilter(DocumentFilter):
 
     filter: Literal["sample"] = identity()
     rate: float = identity(ge=0, le=1)
-    by: str | None = identity(None, neutral=None, description="column whose value selects a rate")
-    rates: dict[str, Annotated[float, Field(ge=0, le=1)]] = identity(
-        default_factory=dict,
-        neutral={},
-        description="another rate for values of `by`",
+    by: str | None = option(None, description="column whose value selects a rate")
+    rates: dict[str, Annotated[float, Field(ge=0, le=1)]] = option(
+        default_factory=dict, description="another rate for values of `by`"
     )
     seed: int = identity(42)
 
@@ -256,7 +244,7 @@ class LicenseFilter(DocumentFilter):
 
     filter: Literal["license"] = identity()
     allow: list[str] = identity(min_length=1)
-    column: str = identity("license", neutral="license")
+    column: str = option("license")
     missing: Missing = missing_value("drop")
 
     def columns(self) -> list[str]:

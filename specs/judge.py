@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from specs.base import Spec, identity, location, reference
+from specs.options import option
 from specs.server import Server
 from specs.sources import resolve_url
 from specs.units import Reference
@@ -121,57 +122,39 @@ class Judge(Spec):
         None,
         alias="from",
         to="checkpoint",
-        description=(
-            "the model: `hf:` with any causal language model, or a checkpoint; asked by its chat template"
-        ),
+        description="the model: `hf:` with any causal language model, or a checkpoint; asked by its chat"
+        " template",
     )
-    engine: Literal["transformers", "vllm"] = identity(
+    engine: Literal["transformers", "vllm"] = option(
         "transformers",
-        neutral="transformers",
-        description=(
-            "engine for the model of `from`; transformers: on one GPU or none; vllm: in bfloat16, in a"
-            " separate environment, on launch.parallel.tp GPUs"
-        ),
+        description="engine for the model of `from`; transformers: on one GPU or none; vllm: in bfloat16, in"
+        " a separate environment, on launch.parallel.tp GPUs",
     )
-    server: Server | None = identity(
+    server: Server | None = option(
         None,
-        neutral=None,
-        description=(
-            "server that answers in place of `from`, with `api: chat`; it must return log-probabilities of"
-            " the best tokens"
-        ),
+        description="server that answers in place of `from`, with `api: chat`; it must return"
+        " log-probabilities of the best tokens",
     )
-    revision: str | None = identity(
-        None, neutral=None, min_length=1, description="revision of the model that the server has"
-    )
+    revision: str | None = option(None, min_length=1, description="revision of the model that the server has")
     chat_template_kwargs: dict[str, bool | str] = identity(
         default_factory=dict,
-        description=(
-            "arguments for the chat template, such as enable_thinking: false, so that the reply begins at"
-            " once"
-        ),
+        description="arguments for the chat template, such as enable_thinking: false, so that the reply"
+        " begins at once",
     )
     constitution: str = location(
-        description=(
-            "file (any fsspec URL) with numbered clauses: `[2.1] ...`, `2.1 ...` or `2. ...` at the begin of"
-            " a line. Its content is identity"
-        )
+        description="file (any fsspec URL) with numbered clauses: `[2.1] ...`, `2.1 ...` or `2. ...` at the"
+        " begin of a line. Its content is identity"
     )
     template: str = identity(
         QUESTION,
-        description=(
-            "text of the question, with the fields {constitution}, {prompt}, {completion}, {lowest},"
-            " {highest}"
-        ),
+        description="text of the question, with the fields {constitution}, {prompt}, {completion}, {lowest},"
+        " {highest}",
     )
     scale: tuple[int, int] = identity((1, 9), description="lowest and highest number; digits from 0 to 9")
-    pairwise: Pairwise | None = identity(
+    pairwise: Pairwise | None = option(
         None,
-        neutral=None,
-        description=(
-            "the best completions are also compared two by two, each pair in both orders; their scores are"
-            " given again, in the order of the mean probability to be preferred"
-        ),
+        description="the best completions are also compared two by two, each pair in both orders; their"
+        " scores are given again, in the order of the mean probability to be preferred",
     )
 
     @field_validator("constitution")

@@ -25,17 +25,13 @@ class Parallel(Spec):
         -1,
         ge=-1,
         le=MOST_PROCESSES,
-        description=(
-            "processes that share one copy of weights and optimizer states (FSDP); -1: the processes that the"
-            " other degrees leave"
-        ),
+        description="processes that share one copy of weights and optimizer states (FSDP); -1: the processes"
+        " that the other degrees leave",
     )
     reshard_after_forward: Literal["default", "always", "never"] = execution(
         "default",
-        description=(
-            "whether FSDP drops the gathered weights of a layer after its forward pass, and gathers them"
-            " again for the backward pass; default: always, but never in a pipeline"
-        ),
+        description="whether FSDP drops the gathered weights of a layer after its forward pass, and gathers"
+        " them again for the backward pass; default: always, but never in a pipeline",
     )
     tp: int = execution(
         1,
@@ -48,39 +44,32 @@ class Parallel(Spec):
     )
     cp_load_balancer: Literal["none", "head-tail"] = execution(
         "none",
-        description=(
-            "which slices of a sequence a context-parallel process has; none: one piece; head-tail: one from"
-            " each end, so that causal attention is as much work for each, which `attention: flex` can use"
-        ),
+        description="which slices of a sequence a context-parallel process has; none: one piece; head-tail:"
+        " one from each end, so that causal attention is as much work for each, which `attention: flex` can"
+        " use",
     )
     pp: int = execution(
         1,
         ge=1,
         le=MOST_PROCESSES,
-        description=(
-            "pipeline parallelism: processes that share the layers; micro_batch_size sequences go through it"
-            " at a time"
-        ),
+        description="pipeline parallelism: processes that share the layers; micro_batch_size sequences go"
+        " through it at a time",
     )
     pp_schedule: Literal["1f1b", "gpipe", "interleaved-1f1b"] = execution("1f1b")
     virtual_stages: int | None = execution(
         None,
         ge=2,
         le=1000,
-        description=(
-            "pipeline stages of each process with interleaved-1f1b, 2 by default; more of them shorten the"
-            " idle time, and pass states on more often"
-        ),
+        description="pipeline stages of each process with interleaved-1f1b, 2 by default; more of them"
+        " shorten the idle time, and pass states on more often",
     )
     sequence_parallel: bool = execution(
         False, description="with tp: splits norms and residual stream along the sequence"
     )
     async_tp: bool = execution(
         False,
-        description=(
-            "with sequence_parallel and compile, on GPUs of one node: lets matrix products begin before the"
-            " gather of their input has ended, and send their result while they compute"
-        ),
+        description="with sequence_parallel and compile, on GPUs of one node: lets matrix products begin"
+        " before the gather of their input has ended, and send their result while they compute",
     )
 
     @field_validator("dp_shard")
@@ -120,10 +109,8 @@ class Workers(Spec):
         None,
         ge=1,
         le=MOST_THREADS,
-        description=(
-            "workers at the same time; by default as many as GPUs allow on this machine (without GPUs 2 for"
-            " corpora and conversations, else 1), and on a cluster as many as it runs"
-        ),
+        description="workers at the same time; by default as many as GPUs allow on this machine (without"
+        " GPUs 2 for corpora and conversations, else 1), and on a cluster as many as it runs",
     )
     units_per_job: int = execution(
         1, ge=1, description="on a cluster: number of units of each worker, over which a model stays loaded"
@@ -135,9 +122,8 @@ class Workers(Spec):
         None,
         ge=1,
         le=MOST_THREADS,
-        description=(
-            "on a cluster: CPUs of each worker; 1 by default, or those of the profile for a worker with GPUs"
-        ),
+        description="on a cluster: CPUs of each worker; 1 by default, or those of the profile for a worker"
+        " with GPUs",
     )
     memory: str | None = execution(
         None, pattern=r"^[1-9]\d*[KMGT]$", description="on a cluster: memory of each worker, such as `8G`"
@@ -162,18 +148,14 @@ class Launch(Spec):
         None,
         ge=1,
         le=MOST_THREADS,
-        description=(
-            "CPU threads per process, fixed since their number changes sums; 2 for one process, 1 for more,"
-            " by default"
-        ),
+        description="CPU threads per process, fixed since their number changes sums; 2 for one process, 1"
+        " for more, by default",
     )
     executor: Executor | None = execution(
         None,
-        description=(
-            "where the workers run that share the units of corpora, conversations, sampling, scoring and"
-            " suites of tasks: this machine, or the node of the stage (default); a Slurm job array; an"
-            " Indexed Job of Kubernetes"
-        ),
+        description="where the workers run that share the units of corpora, conversations, sampling, scoring"
+        " and suites of tasks: this machine, or the node of the stage (default); a Slurm job array; an"
+        " Indexed Job of Kubernetes",
     )
     workers: Workers | None = execution(None)
     parallel: Parallel | None = execution(None)
@@ -189,19 +171,15 @@ class Launch(Spec):
     )
     hang_timeout: PositiveDuration | None = execution(
         None,
-        description=(
-            "training that makes no step for this long is ended, with the stacks of all its threads "
-            "in the log, and retried; 30 min by default, three times as long before the first step, during "
-            "validation and while it waits for a checkpoint"
-        ),
+        description="training that makes no step for this long is ended, with the stacks of all its threads"
+        " in the log, and retried; 30 min by default, three times as long before the first step, during"
+        " validation and while it waits for a checkpoint",
     )
     stop_before_end: Duration | None = execution(
         None,
-        description=(
-            "training commits a checkpoint and ends as interrupted this long before the end of its job, which"
-            " APERTUS_JOB_END or SLURM_JOB_END_TIME states (unix time); also the least time that a stage has"
-            " for a checkpoint when it is told to stop"
-        ),
+        description="training commits a checkpoint and ends as interrupted this long before the end of its"
+        " job, which APERTUS_JOB_END or SLURM_JOB_END_TIME states (unix time); also the least time that a"
+        " stage has for a checkpoint when it is told to stop",
     )
 
     def over(self, base: Launch) -> Launch:
@@ -320,10 +298,8 @@ class Checkpointing(Spec):
     )
     best: list[Annotated[str, Field(pattern=f"^{HELD_OUT}$")]] = execution(
         default_factory=list,
-        description=(
-            "metrics whose best checkpoint is kept: val_loss, val_loss/<source>; metrics in `@best:`"
-            " references are added"
-        ),
+        description="metrics whose best checkpoint is kept: val_loss, val_loss/<source>; metrics in `@best:`"
+        " references are added",
     )
 
     def due(self, step: int) -> bool:

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from specs.base import Spec, identity
 from specs.layer_schedule import MOST_LAYERS, LayerStep, plain
+from specs.options import option
 
 
 class LayerPairs(Spec):
@@ -16,9 +17,8 @@ class LayerPairs(Spec):
     PIPELINE: ClassVar[str] = "runs two layers at a time, which a pipeline could separate"
     start: int = identity(ge=0, le=MOST_LAYERS, description="first layer of the range, from 0")
     layers: int = identity(ge=2, le=MOST_LAYERS, multiple_of=2, description="number of layers in the range")
-    form: Literal["paired", "dropped", "swapped"] = identity(
+    form: Literal["paired", "dropped", "swapped"] = option(
         "paired",
-        neutral="paired",
         description="controls: dropped leaves out the second layer of each pair, swapped runs it first",
     )
 

@@ -20,6 +20,7 @@ from functools import cache
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from specs.base import Spec, identity
+from specs.options import option
 
 MOST_LAYERS = 10_000
 INPUT = -1
@@ -77,9 +78,8 @@ class DepthAverage(Spec):
         description="layers from one sum to the next. With a multiple of the dilation plus 1, as in the"
         " paper's 4 and 5, every sum has the output of the layer that read the sum before",
     )
-    over: Literal["states", "layer"] = identity(
+    over: Literal["states", "layer"] = option(
         "states",
-        neutral="states",
         description="layer: of what the layer read and what it gave alone, which is a gain for its residual"
         " branch and one for its skip. This is the control: as many sums, without earlier states",
     )

@@ -16,6 +16,7 @@ from specs.base import Spec, execution, identity
 from specs.layer_pairs import LayerPairs
 from specs.layer_schedule import MOST_LAYERS, DepthAverage, LayerStep, Method, plain
 from specs.mamba import Mamba
+from specs.options import option
 from specs.repeats import Repeats
 from specs.sparse_attention import SparseAttention
 
@@ -124,53 +125,43 @@ class ModelSpec(Spec):
     vocab_size: int = identity(gt=0, le=MOST, description="GPUs are fastest with a multiple of 128")
     rope_theta: float = identity(500_000.0, gt=0)
     rope_scaling: RopeScaling | None = identity(default_factory=RopeScaling)
-    activation: Literal["xielu", "swiglu"] = identity(
+    activation: Literal["xielu", "swiglu"] = option(
         "xielu",
-        neutral="xielu",
-        description=(
-            "activation of the feed-forward. swiglu (arXiv 2002.05202, as in Llama) is for comparison: such"
-            " a model can be neither exported nor sampled from, since ApertusForCausalLM has no gate. Its"
-            " three matrices have as many parameters as xielu's two with 2/3 of the ffn_dim"
-        ),
+        description="activation of the feed-forward. swiglu (arXiv 2002.05202, as in Llama) is for"
+        " comparison: such a model can be neither exported nor sampled from, since ApertusForCausalLM has no"
+        " gate. Its three matrices have as many parameters as xielu's two with 2/3 of the ffn_dim",
     )
-    qk_norm: bool = identity(
+    qk_norm: bool = option(
         True,
-        neutral=True,
         description="a norm of queries and keys before RoPE. A model without one is for comparison: it can be"
         " neither exported nor sampled from, since ApertusForCausalLM has it",
     )
-    head: Literal["vocabulary", "reward"] = identity(
+    head: Literal["vocabulary", "reward"] = option(
         "vocabulary",
-        neutral="vocabulary",
         description="vocabulary: logits of the next token; reward: one number at every token, which only a"
         " reward_model stage makes",
     )
-    depth_average: DepthAverage | None = identity(
+    depth_average: DepthAverage | None = option(
         None,
-        neutral=None,
         description="passes on weighted sums of earlier layers' outputs (DenseFormer). The layers then cannot"
         " be split into a pipeline, and an export has a model_type of its own",
     )
-    layer_pairs: LayerPairs | None = identity(
+    layer_pairs: LayerPairs | None = option(
         None,
-        neutral=None,
         description="runs neighbouring layers at the same time (layer parallelism), as a rewrite stage does",
     )
-    attention: SparseAttention | None = identity(
+    attention: SparseAttention | None = option(
         None,
-        neutral=None,
         description="every head computes a part of the pairs of queries and keys; all by default. An export"
         " needs full attention, to which a rewrite stage goes back",
     )
-    mamba: Mamba | None = identity(
+    mamba: Mamba | None = option(
         None,
-        neutral=None,
         description="layers that mix tokens by Mamba-2 instead of attention; an export has a model_type of"
         " its own",
     )
-    repeats: Repeats | None = identity(
+    repeats: Repeats | None = option(
         None,
-        neutral=None,
         description="runs layers in the middle several times, with the keys of all passes (CoTFormer). The"
         " layers then cannot be split into a pipeline, and an export has a model_type of its own",
     )

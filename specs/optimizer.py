@@ -20,6 +20,7 @@ from specs.base import Spec, identity
 from specs.capabilities import OBJECTIVES, OPTIMIZERS, OptimizerName
 from specs.errors import FieldPath, Problem, SpecError
 from specs.launch import Parallel
+from specs.options import option
 from specs.units import Budget
 
 
@@ -78,63 +79,44 @@ class OptimizerSpec(Spec):
     of every tenth step (`hessian_interval`), with labels that the model draws; it is refused for `qrpo`,
     `dpo` and `reward_model`."""
 
-    name: OptimizerName | None = identity(None, neutral=None)
-    lr: float | None = identity(
+    name: OptimizerName | None = option(None)
+    lr: float | None = option(
         None,
-        neutral=None,
         gt=0,
         le=1000,
-        description=(
-            "peak learning rate; by default, in a later stage with the same optimizer, the parent's rate at"
-            " the branch point"
-        ),
+        description="peak learning rate; by default, in a later stage with the same optimizer, the parent's"
+        " rate at the branch point",
     )
-    betas: tuple[Beta, Beta, Beta] | tuple[Beta, Beta] | None = identity(
-        None, neutral=None, description="three for ademamix, else two"
+    betas: tuple[Beta, Beta, Beta] | tuple[Beta, Beta] | None = option(
+        None, description="three for ademamix, else two"
     )
-    momentum: Beta | None = identity(None, neutral=None)
-    alpha: float | None = identity(None, neutral=None, ge=0, description="final weight of the slow average")
-    alpha_warmup: Steps | None = identity(
-        None, neutral=None, ge=0, description="optimizer steps until alpha is reached"
-    )
-    beta3_warmup: Steps | None = identity(
-        None, neutral=None, ge=0, description="optimizer steps until b3 is reached"
-    )
+    momentum: Beta | None = option(None)
+    alpha: float | None = option(None, ge=0, description="final weight of the slow average")
+    alpha_warmup: Steps | None = option(None, ge=0, description="optimizer steps until alpha is reached")
+    beta3_warmup: Steps | None = option(None, ge=0, description="optimizer steps until b3 is reached")
     state_dtype: Literal["float32", "bfloat16"] | None = identity(
         None,
         neutral="float32",
-        description=(
-            "dtype of the moments; bfloat16 ones are computed in float32 and rounded stochastically. Only"
-            " ademamix has bfloat16"
-        ),
+        description="dtype of the moments; bfloat16 ones are computed in float32 and rounded stochastically."
+        " Only ademamix has bfloat16",
     )
-    eps: float | None = identity(None, neutral=None, gt=0)
-    weight_decay: float | None = identity(
-        None, neutral=None, ge=0, description="not applied to norms and xIELU scalars"
-    )
-    adamw_lr_ratio: float | None = identity(
+    eps: float | None = option(None, gt=0)
+    weight_decay: float | None = option(None, ge=0, description="not applied to norms and xIELU scalars")
+    adamw_lr_ratio: float | None = option(
         None,
-        neutral=None,
         gt=0,
         description="learning rate of parameters that AdamW updates, as a fraction of the matrices'",
     )
-    precondition_frequency: int | None = identity(
-        None, neutral=None, ge=1, description="steps between two eigenbases"
+    precondition_frequency: int | None = option(None, ge=1, description="steps between two eigenbases")
+    d_coef: float | None = option(None, gt=0, description="factor on the estimated distance")
+    gamma: float | None = option(None, ge=0, description="strength of the variance reduction")
+    rho: float | None = option(
+        None, gt=0, description="scale of the estimated Hessian: the larger, the less is clipped"
     )
-    d_coef: float | None = identity(None, neutral=None, gt=0, description="factor on the estimated distance")
-    gamma: float | None = identity(None, neutral=None, ge=0, description="strength of the variance reduction")
-    rho: float | None = identity(
-        None,
-        neutral=None,
-        gt=0,
-        description="scale of the estimated Hessian: the larger, the less is clipped",
+    hessian_interval: int | None = option(
+        None, ge=1, description="steps from one estimate of the Hessian to the next"
     )
-    hessian_interval: int | None = identity(
-        None, neutral=None, ge=1, description="steps from one estimate of the Hessian to the next"
-    )
-    grad_clip: float | None = identity(
-        None, neutral=None, gt=0, description="maximum of the global gradient norm"
-    )
+    grad_clip: float | None = option(None, gt=0, description="maximum of the global gradient norm")
 
     def resolved(self, inherited: Mapping[str, Any], at: FieldPath = ("optimizer",)) -> OptimizerSpec:
         """The spec with a value for every field that the optimizer reads: the stated one, else that of

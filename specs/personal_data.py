@@ -17,11 +17,9 @@ class LimitedPii(Spec):
     kinds: list[Pii] = identity(min_length=1)
     only: dict[str, Annotated[list[str], Field(min_length=1)]] = identity(
         min_length=1,
-        description=(
-            "replaces only in documents whose column has one of the values: `{language: [deu, fra]}`;"
-            " several columns must all agree. A `language` filter can add the column. Any other document"
-            " stays as it is, also one without a value"
-        ),
+        description="replaces only in documents whose column has one of the values: `{language: [deu,"
+        " fra]}`; several columns must all agree. A `language` filter can add the column. Any other document"
+        " stays as it is, also one without a value",
     )
 
 

@@ -43,10 +43,8 @@ class Pipeline(Spec):
     description: str = execution("")
     store: str = location(
         DEFAULT_STORE,
-        description=(
-            "folder or fsspec URL of the artifact store, by default apertus-store in the current folder;"
-            " --store and APERTUS_STORE win over it"
-        ),
+        description="folder or fsspec URL of the artifact store, by default apertus-store in the current"
+        " folder; --store and APERTUS_STORE win over it",
     )
     launch: Launch = execution(default_factory=Launch)
     retries: Retries = execution(default_factory=Retries)

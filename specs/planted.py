@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from specs.base import Spec, identity, reference
+from specs.options import option
 
 SECRET, NUMBER = "{secret}", "{number}"
 LARGEST_SPACE = 2**48
@@ -94,7 +95,7 @@ class Planted(Spec):
     out for validation. A document may be longer than a training sequence and is then cut like any other."""
 
     documents: str | None = reference(None, description="name of a source of texts")
-    canaries: Canaries | None = identity(None, neutral=None)
+    canaries: Canaries | None = option(None)
     buckets: Buckets = identity(
         min_length=1,
         description="numbers of copies: the documents are shuffled and divided equally among them; those of"

@@ -55,17 +55,13 @@ class SlurmProfile(Spec):
     partition: str | None = execution(None)
     time_limit: Duration | None = execution(
         None,
-        description=(
-            "time limit of one job, rounded up to minutes; a longer stage resumes from its last checkpoint"
-            " in the next job"
-        ),
+        description="time limit of one job, rounded up to minutes; a longer stage resumes from its last"
+        " checkpoint in the next job",
     )
     stop_before_end: Duration = execution(
         Duration(300.0),
-        description=(
-            "how long before the time limit the stage is told to commit a checkpoint and end (Slurm may be "
-            "a minute early); also the time that a stage has whenever it is told to stop"
-        ),
+        description="how long before the time limit the stage is told to commit a checkpoint and end (Slurm"
+        " may be a minute early); also the time that a stage has whenever it is told to stop",
     )
     cpus_per_task: int | None = execution(
         None, ge=1, description="CPUs of the one task of a node, which has all its GPUs"
@@ -77,10 +73,8 @@ class SlurmProfile(Spec):
     )
     srun_arguments: dict[str, str | int | bool] = execution(
         default_factory=dict,
-        description=(
-            "options of `srun`: `{container-image: /images/apertus.sqsh, container-mounts: /scratch}`, `{mpi:"
-            " pmix}`"
-        ),
+        description="options of `srun`: `{container-image: /images/apertus.sqsh, container-mounts:"
+        " /scratch}`, `{mpi: pmix}`",
     )
 
     @model_validator(mode="after")
@@ -140,10 +134,8 @@ class Profile(Spec):
     launcher: Literal["local", "slurm", "kubernetes"] = execution("local")
     stages: Literal["training", "all"] = execution(
         "training",
-        description=(
-            "stages that run on the cluster. training: those that use GPUs (training engine, "
-            "sampling, reward models, tasks of the harness); the others run where the launcher does"
-        ),
+        description="stages that run on the cluster. training: those that use GPUs (training engine,"
+        " sampling, reward models, tasks of the harness); the others run where the launcher does",
     )
     gpus_per_node: int = execution(1, ge=1, description="processes of a node")
     scratch: str | None = location(

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from specs.base import Spec, identity
 from specs.layer_schedule import MOST_LAYERS, LayerStep, plain
+from specs.options import option
 
 MOST_PASSES = 64
 
@@ -25,15 +26,13 @@ class Repeats(Spec):
     start: int = identity(ge=0, le=MOST_LAYERS, description="first layer of the range, from 0")
     layers: int = identity(ge=1, le=MOST_LAYERS, description="number of layers in the range")
     times: int = identity(ge=2, le=MOST_PASSES, description="passes through the range")
-    keys: Literal["all", "own"] = identity(
+    keys: Literal["all", "own"] = option(
         "all",
-        neutral="all",
         description="all: attention sees the keys of every pass so far. own: of its own pass alone, which is"
         " the control (block universal transformer)",
     )
-    norm: bool = identity(
+    norm: bool = option(
         True,
-        neutral=True,
         description="whether an RMSNorm follows every pass, the last one too; one for all passes, as in the"
         " authors' LN variant",
     )

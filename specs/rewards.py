@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic import model_validator
 
-from specs.base import Spec, execution, identity, location, reference
+from specs.base import Spec, execution, location, reference
 from specs.judge import Judge
 from specs.launch import HeldModel
+from specs.options import option
 from specs.sources import FUNCTION, resolve_url
 from specs.units import Reference
 
@@ -25,12 +26,10 @@ REWARDS: dict[str, int] = {"grounded-answer": 1, "reference-overlap": 1}
 class RewardSpec(Spec):
     """A reward: one of `function`, `model`, `from` and `judge`."""
 
-    function: str | None = identity(
-        None,
-        neutral=None,
-        description=f"{', '.join(REWARDS)}, or `package.module:name` of an installed package",
+    function: str | None = option(
+        None, description=f"{', '.join(REWARDS)}, or `package.module:name` of an installed package"
     )
-    version: int | None = identity(None, neutral=None, ge=1, description="version of an installed function")
+    version: int | None = option(None, ge=1, description="version of an installed function")
     model: str | None = location(
         None,
         description="folder (any fsspec URL) with a Hugging Face sequence classifier of one output",
@@ -38,14 +37,9 @@ class RewardSpec(Spec):
     from_: Reference | None = reference(
         None, alias="from", to="reward_model", description="a `reward_model` stage of this recipe"
     )
-    judge: Judge | None = identity(
-        None, neutral=None, description="a language model that is asked, with a constitution"
-    )
-    max_tokens: int = identity(
-        4096,
-        neutral=4096,
-        ge=1,
-        description="maximum tokens of the model's input; a longer input is an error",
+    judge: Judge | None = option(None, description="a language model that is asked, with a constitution")
+    max_tokens: int = option(
+        4096, ge=1, description="maximum tokens of the model's input; a longer input is an error"
     )
 
     parameters: int | None = execution(

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from specs.base import Spec, execution, identity, location
 from specs.filter_bases import DocumentFilter, Missing, missing_value, outside
+from specs.options import option
 from specs.sources import TABLES, SourceSpec, resolve_url, usual_globs
 
 # The crawlers of AI companies, and `*` for all (swiss-ai/pretrain-data, robots_filter.py).
@@ -43,32 +44,22 @@ class RobotsSource(Spec):
         default_factory=lambda: ["**/*"],
         description="globs below the url; the suffixes of parquet, arrow and warc by default",
     )
-    url_column: str = identity(
-        "url",
-        neutral="url",
-        description="in a table: column with the address; an address without a scheme counts as https",
+    url_column: str = option(
+        "url", description="in a table: column with the address; an address without a scheme counts as https"
     )
-    text_column: str = identity(
-        "text",
-        neutral="text",
-        description="in a table: column with the content; null where there was no answer",
+    text_column: str = option(
+        "text", description="in a table: column with the content; null where there was no answer"
     )
-    status_column: str | None = identity(
+    status_column: str | None = option(
         None,
-        neutral=None,
-        description=(
-            "in a table: column with the HTTP status. 2xx: the rules of the content; 4xx: all is allowed"
-            " (RFC 9309); any other: an error. Without the column, or without a value, a content counts as"
-            " 200, and its absence as an error"
-        ),
+        description="in a table: column with the HTTP status. 2xx: the rules of the content; 4xx: all is"
+        " allowed (RFC 9309); any other: an error. Without the column, or without a value, a content counts"
+        " as 200, and its absence as an error",
     )
-    date_column: str | None = identity(
+    date_column: str | None = option(
         None,
-        neutral=None,
-        description=(
-            "in a table: column with the time of the request, as a time or in ISO 8601; UTC where it has no"
-            " zone"
-        ),
+        description="in a table: column with the time of the request, as a time or in ISO 8601; UTC where it"
+        " has no zone",
     )
 
     _usual_globs = model_validator(mode="before")(usual_globs)
@@ -116,49 +107,39 @@ class RobotsFilter(DocumentFilter):
     """
 
     filter: Literal["robots"] = identity()
-    snapshots: list[RobotsSource] = identity(
-        default_factory=list, neutral=[], description="stored robots.txt files; or `domains`"
+    snapshots: list[RobotsSource] = option(
+        default_factory=list, description="stored robots.txt files; or `domains`"
     )
     domains: str | None = location(
         None,
         min_length=1,
-        description=(
-            "file on any fsspec URL, plain or compressed (.gz, .zst, ...): `*.csv` with the columns `domain`"
-            " and `agent`, or `*.jsonl` with these keys: rows with one of `agents` count; any other"
-            " file has one domain per line, and `#` begins a comment"
-        ),
+        description="file on any fsspec URL, plain or compressed (.gz, .zst, ...): `*.csv` with the columns"
+        " `domain` and `agent`, or `*.jsonl` with these keys: rows with one of `agents` count; any other file"
+        " has one domain per line, and `#` begins a comment",
     )
     agents: list[Annotated[str, Field(pattern=r"^\s*(\*|[A-Za-z0-9_-]+(/.*)?)\s*$")]] = identity(
         default_factory=lambda: list(ROBOTS_AGENTS),
         min_length=1,
         description="crawlers whose exclusion counts; the published ones by default",
     )
-    scope: Literal["site", "origin"] = identity(
+    scope: Literal["site", "origin"] = option(
         "site",
-        neutral="site",
-        description=(
-            "`origin`: an address obeys the answer of its own scheme, host and port (RFC 9309). `site`: if"
-            " that has none, an address without a port obeys the answer of the other of http and https, then"
-            " of the host with or without `www.`: hosts redirect between these, and snapshots hold one"
-        ),
+        description="`origin`: an address obeys the answer of its own scheme, host and port (RFC 9309)."
+        " `site`: if that has none, an address without a port obeys the answer of the other of http and"
+        " https, then of the host with or without `www.`: hosts redirect between these, and snapshots hold"
+        " one",
     )
-    several: Literal["latest", "any"] = identity(
+    several: Literal["latest", "any"] = option(
         "latest",
-        neutral="latest",
-        description=(
-            "which of several answers for a host count: those of the latest date, or any that excludes;"
-            " without dates all are of one date"
-        ),
+        description="which of several answers for a host count: those of the latest date, or any that"
+        " excludes; without dates all are of one date",
     )
-    unreached: Literal["keep", "drop"] = identity(
-        "keep", neutral="keep", description="documents of hosts without an answer"
-    )
-    errors: Literal["keep", "drop"] = identity(
+    unreached: Literal["keep", "drop"] = option("keep", description="documents of hosts without an answer")
+    errors: Literal["keep", "drop"] = option(
         "keep",
-        neutral="keep",
         description="documents of hosts with nothing but errors; RFC 9309 asks crawlers to stay away: drop",
     )
-    column: str = identity("url", neutral="url", description="holds the document's address")
+    column: str = option("url", description="holds the document's address")
     missing: Missing = missing_value()
 
     @field_validator("domains")

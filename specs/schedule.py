@@ -11,6 +11,7 @@ import math
 from typing import Literal
 
 from specs.base import Spec, identity
+from specs.options import option
 from specs.units import Budget
 
 Decay = Literal["none", "1-sqrt", "linear", "cosine"]
@@ -39,20 +40,18 @@ class Schedule(Spec):
     """The learning rate over the tokens that the stage has consumed. Fields that do not matter in a segment
     are neutral and not hashed."""
 
-    offset: int = identity(
+    offset: int = option(
         0,
-        neutral=0,
         ge=0,
-        description=(
-            "tokens of the schedule before the stage, where the stage continues its parent's schedule"
-        ),
+        description="tokens of the schedule before the stage, where the stage continues its parent's"
+        " schedule",
     )
-    warmup_tokens: int = identity(0, neutral=0, ge=0, description="tokens of the warm-up")
-    warmup_from: float = identity(0.0, neutral=0.0, description="fraction of the peak at token 0")
-    decay: Decay = identity("none", neutral="none")
-    decay_start: int = identity(0, neutral=0, ge=0, description="tokens of the schedule before the decay")
-    decay_tokens: int = identity(0, neutral=0, ge=0, description="tokens of the decay")
-    final: float = identity(1.0, neutral=1.0, description="fraction of the peak at the end of the decay")
+    warmup_tokens: int = option(0, ge=0, description="tokens of the warm-up")
+    warmup_from: float = option(0.0, description="fraction of the peak at token 0")
+    decay: Decay = option("none")
+    decay_start: int = option(0, ge=0, description="tokens of the schedule before the decay")
+    decay_tokens: int = option(0, ge=0, description="tokens of the decay")
+    final: float = option(1.0, description="fraction of the peak at the end of the decay")
 
     def factor(self, tokens: int) -> float:
         """The learning rate of the step that begins after `tokens` tokens of this stage, as a share of the

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import StringConstraints, model_validator
 
 from specs.base import Spec, identity, location, reference
+from specs.options import option
 from specs.sources import resolve_url
 from specs.units import Reference
 
@@ -36,21 +37,17 @@ class ScoreModel(Spec):
     url: str | None = location(
         None,
         min_length=1,
-        description=(
-            "fsspec URL of a folder with a Hugging Face sequence classifier (config.json, safetensors and"
-            " tokenizer), or a fastText model (.bin or .ftz)"
-        ),
+        description="fsspec URL of a folder with a Hugging Face sequence classifier (config.json,"
+        " safetensors and tokenizer), or a fastText model (.bin or .ftz)",
     )
     label: Label = identity(
         description="label whose probability is the score, or whose value for a regression"
     )
-    max_tokens: int | None = identity(
+    max_tokens: int | None = option(
         None,
-        neutral=None,
         ge=1,
-        description=(
-            f"of a document that a folder's model reads, {TOKENS} by default; a stage's model has its own"
-        ),
+        description=f"of a document that a folder's model reads, {TOKENS} by default; a stage's model has its"
+        " own",
     )
 
     @model_validator(mode="after")

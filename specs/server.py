@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity
+from specs.options import option
 from specs.redaction import is_secret
 from specs.units import Duration, PositiveDuration
 
@@ -19,13 +20,10 @@ class Server(Spec):
     that it samples as stated and not as the model's folder advises."""
 
     model: str = identity(min_length=1, description="name under which the server knows the model")
-    api: Literal["completions", "chat"] = identity(
+    api: Literal["completions", "chat"] = option(
         "completions",
-        neutral="completions",
-        description=(
-            "completions: the server has the model that this stage names, and is sent token ids; chat: it has"
-            " any model, is sent messages, and renders them by its own template"
-        ),
+        description="completions: the server has the model that this stage names, and is sent token ids;"
+        " chat: it has any model, is sent messages, and renders them by its own template",
     )
     url: str = execution(description="URL with the path before /completions, such as http://host:8000/v1")
     key: str | None = execution(

@@ -19,6 +19,7 @@ from specs.launch import Checkpointing, Validation
 from specs.mamba import NewMixers
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
+from specs.options import option
 from specs.schedule import ScheduleSpec
 from specs.units import Budget, OrRest, Reference, ReferenceText, Rest
 
@@ -34,13 +35,10 @@ class Goldfish(Spec):
 
     k: int = identity(50, ge=2, le=2**24)
     h: int = identity(50, ge=1, le=2**16)
-    within_documents: bool = identity(
+    within_documents: bool = option(
         False,
-        neutral=False,
-        description=(
-            "hashes labels of one document at a time, so the first h - 1 labels of each are always trained; "
-            "the Apertus runs hashed across the boundaries of packed documents"
-        ),
+        description="hashes labels of one document at a time, so the first h - 1 labels of each are always"
+        " trained; the Apertus runs hashed across the boundaries of packed documents",
     )
 
 
@@ -49,14 +47,11 @@ class Precision(Spec):
     `optimizer.state_dtype` says otherwise."""
 
     param: Literal["float32", "bfloat16"] = identity("bfloat16", description="dtype of forward and backward")
-    linear: Literal["param", "float8", "float8-rowwise"] = identity(
+    linear: Literal["param", "float8", "float8-rowwise"] = option(
         "param",
-        neutral="param",
-        description=(
-            "operands of the layers' matrix products, not of embeddings and output; float8: one scale per"
-            " tensor, float8-rowwise: one per row. Products of a GPU from the H100 on; emulated, and slow,"
-            " without a GPU"
-        ),
+        description="operands of the layers' matrix products, not of embeddings and output; float8: one"
+        " scale per tensor, float8-rowwise: one per row. Products of a GPU from the H100 on; emulated, and"
+        " slow, without a GPU",
     )
 
 
@@ -77,22 +72,16 @@ Recomputation = Literal["none", "selective", "full", "memory_budget"]
 class PhaseSettings(Spec):
     """The settings of one phase, which no other phase inherits."""
 
-    trainable: list[str] = identity(
+    trainable: list[str] = option(
         default_factory=list,
-        neutral=[],
-        description=(
-            "patterns of parameters' names, such as layers.[2-5].* or lm_head.weight. Only these are trained"
-            " in this stage, and only they have optimizer states; all by default"
-        ),
+        description="patterns of parameters' names, such as layers.[2-5].* or lm_head.weight. Only these are"
+        " trained in this stage, and only they have optimizer states; all by default",
     )
-    anomalies: Anomalies = identity(default_factory=Anomalies, neutral=Anomalies())
-    deterministic: bool = identity(
+    anomalies: Anomalies = option(default_factory=Anomalies)
+    deterministic: bool = option(
         True,
-        neutral=True,
-        description=(
-            "whether only algorithms with one result are used; false: also faster ones of the GPU, whose"
-            " sums depend on timing, so a resumed run no longer has the bits of an uninterrupted one"
-        ),
+        description="whether only algorithms with one result are used; false: also faster ones of the GPU,"
+        " whose sums depend on timing, so a resumed run no longer has the bits of an uninterrupted one",
     )
     micro_batch_size: int | None = execution(
         None,
@@ -102,19 +91,15 @@ class PhaseSettings(Spec):
     attention: Literal["auto", "sdpa", "flex", "varlen", "flash"] = execution("auto")
     activation_checkpointing: Recomputation = execution(
         "none",
-        description=(
-            "recomputation of a layer in the backward pass; full: all of it, selective: half of its matrix"
-            " products, memory_budget: what the compiler chooses, so that `memory_budget` suffices"
-        ),
+        description="recomputation of a layer in the backward pass; full: all of it, selective: half of its"
+        " matrix products, memory_budget: what the compiler chooses, so that `memory_budget` suffices",
     )
     memory_budget: float = execution(
         0.5,
         ge=0,
         le=1,
-        description=(
-            "with activation_checkpointing: memory_budget: the share of a layer's activations that is kept,"
-            " between what full recomputation keeps (0) and what none does (1)"
-        ),
+        description="with activation_checkpointing: memory_budget: the share of a layer's activations that"
+        " is kept, between what full recomputation keeps (0) and what none does (1)",
     )
     compile: bool = execution(False)
     checkpoint: Checkpointing = execution(default_factory=Checkpointing)
@@ -122,10 +107,8 @@ class PhaseSettings(Spec):
     norms_interval: int = execution(
         100,
         ge=0,
-        description=(
-            "steps between two rows with the norms of weights and optimizer states by layer; a segment's last"
-            " step has one too; 0: none"
-        ),
+        description="steps between two rows with the norms of weights and optimizer states by layer; a"
+        " segment's last step has one too; 0: none",
     )
 
 
@@ -135,9 +118,9 @@ class Settings(PhaseSettings):
     sequence_length: int = identity()
     optimizer: OptimizerSpec = identity()
     precision: Precision = identity(default_factory=Precision)
-    goldfish: Goldfish | None = identity(None, neutral=None)
-    z_loss: float = identity(0.0, neutral=0.0)
-    packing: AnyPacking = identity("concatenate", neutral="concatenate")
+    goldfish: Goldfish | None = option(None)
+    z_loss: float = option(0.0)
+    packing: AnyPacking = option("concatenate")
 
 
 Carry = Literal["weights", "optimizer", "data"]
@@ -160,20 +143,16 @@ class Stated(Spec):
 
     global_batch_size: OrRest[Batches | None] = reference(
         None,
-        description=(
-            "sequences per step, or a map from breakpoints: {0 samples: 1024, 1_718_272_000 samples: 2048};"
-            " or `rest of parent`"
-        ),
+        description="sequences per step, or a map from breakpoints: {0 samples: 1024, 1_718_272_000 samples:"
+        " 2048}; or `rest of parent`",
     )
     budget: OrRest[Budget] = reference(
         description="length of the training, floored to whole batches; or `rest of parent`"
     )
     stop_at: Budget | None = reference(
         None,
-        description=(
-            "training stops here; the schedule, and the `rest of parent` for another stage, stay those of "
-            "the whole budget"
-        ),
+        description="training stops here; the schedule, and the `rest of parent` for another stage, stay"
+        " those of the whole budget",
     )
     sequence_length: int | None = identity(None, ge=8)
     optimizer: OptimizerSpec = identity(default_factory=OptimizerSpec)
@@ -222,29 +201,21 @@ class MixtureTraining(Training):
 
     mixture: OrRest[Mixtures] = reference(
         to="mixture",
-        description=(
-            "a mixture, or a map from breakpoints: {0 tokens: main, 7.038T tokens: second}; or `rest of"
-            " parent`"
-        ),
+        description="a mixture, or a map from breakpoints: {0 tokens: main, 7.038T tokens: second}; or `rest"
+        " of parent`",
     )
     goldfish: Goldfish | None = identity(default_factory=Goldfish)
-    z_loss: float | None = identity(
+    z_loss: float | None = option(
         None,
-        neutral=None,
         ge=0,
         le=1,
-        description=(
-            "weight of the mean of (ln Z)^2, Z the sum of a token's exp(logit), which keeps logits small"
-            " (1e-4 in arXiv 2204.02311); it is part of training losses, not of held-out ones; 0: off"
-        ),
+        description="weight of the mean of (ln Z)^2, Z the sum of a token's exp(logit), which keeps logits"
+        " small (1e-4 in arXiv 2204.02311); it is part of training losses, not of held-out ones; 0: off",
     )
-    packing: Packing | None = identity(
+    packing: Packing | None = option(
         None,
-        neutral=None,
-        description=(
-            "concatenate (the default): documents one after the other, cut where a sequence ends; "
-            "best-fit: whole documents packed into sequences (arXiv 2404.10830), only longer ones are cut"
-        ),
+        description="concatenate (the default): documents one after the other, cut where a sequence ends;"
+        " best-fit: whole documents packed into sequences (arXiv 2404.10830), only longer ones are cut",
     )
 
     def stated_settings(self) -> dict[str, Any]:

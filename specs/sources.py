@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity, location
+from specs.options import option
 from specs.units import Budget
 
 CONVERSATIONAL = ("chat", "conversations")
@@ -98,10 +99,8 @@ class SourceSpec(Spec):
 
     url: str = location(
         min_length=1,
-        description=(
-            "folder or file on any fsspec URL, or `installed:stdlib`, `installed:site-packages`,"
-            " `installed:<package>`"
-        ),
+        description="folder or file on any fsspec URL, or `installed:stdlib`, `installed:site-packages`,"
+        " `installed:<package>`",
     )
     format: Format = identity()
     include: list[str] = execution(
@@ -109,75 +108,51 @@ class SourceSpec(Spec):
         description="globs below the url; the suffixes of parquet, arrow, warc and megatron by default",
     )
     exclude: list[str] = execution(default_factory=list)
-    text_column: str = identity(
-        "text", neutral="text", description="for jsonl, parquet, arrow: column with the text"
+    text_column: str = option("text", description="for jsonl, parquet, arrow: column with the text")
+    id_column: str | None = option(
+        None, description="for jsonl, parquet, arrow: column with the name of the document"
     )
-    id_column: str | None = identity(
-        None,
-        neutral=None,
-        description="for jsonl, parquet, arrow: column with the name of the document",
-    )
-    metadata: list[str] = identity(
+    metadata: list[str] = option(
         default_factory=list,
-        neutral=[],
-        description=(
-            "for jsonl, parquet, arrow: columns of single values that filters read (url, language, a"
-            " score); warc always has url and date"
-        ),
+        description="for jsonl, parquet, arrow: columns of single values that filters read (url, language, a"
+        " score); warc always has url and date",
     )
-    html: Literal["trafilatura", "raw"] = identity(
-        "trafilatura",
-        neutral="trafilatura",
-        description="for warc: how the text of a page is extracted",
+    html: Literal["trafilatura", "raw"] = option(
+        "trafilatura", description="for warc: how the text of a page is extracted"
     )
     tokenizer: str | None = execution(
         None,
-        description=(
-            "for megatron, required: the tokenizer of the tokens, as sha256:<digest of its tokenizer.json,"
-            " 12 digits or more>, compared with the corpus's; or `trusted`, which states that they are the"
-            " same"
-        ),
+        description="for megatron, required: the tokenizer of the tokens, as sha256:<digest of its"
+        " tokenizer.json, 12 digits or more>, compared with the corpus's; or `trusted`, which states that"
+        " they are the same",
     )
-    markers: Literal["both", "end", "none"] = identity(
+    markers: Literal["both", "end", "none"] = option(
         "both",
-        neutral="both",
-        description=(
-            "for megatron: the begin- and end-of-document tokens that every document has; they are checked,"
-            " and a missing one is added"
-        ),
+        description="for megatron: the begin- and end-of-document tokens that every document has; they are"
+        " checked, and a missing one is added",
     )
-    reader: str | None = identity(
+    reader: str | None = option(
         None,
-        neutral=None,
         pattern=rf"^{FUNCTION}$",
-        description=(
-            "for documents and conversations, required: `package.module:name`, a function of an installed"
-            " package that takes (file, source, path)"
-        ),
+        description="for documents and conversations, required: `package.module:name`, a function of an"
+        " installed package that takes (file, source, path)",
     )
-    version: int | None = identity(
-        None,
-        neutral=None,
-        ge=1,
-        description="version of the reader, required: raise it when its results change",
+    version: int | None = option(
+        None, ge=1, description="version of the reader, required: raise it when its results change"
     )
-    max_document_bytes: int = identity(
+    max_document_bytes: int = option(
         MAX_DOCUMENT_BYTES,
-        neutral=MAX_DOCUMENT_BYTES,
         ge=1,
-        description=(
-            "a longer document (its text, or line of JSON, row with its columns, record of an archive;"
-            " decompressed) is rejected as `too_large` before it is held in memory"
-        ),
+        description="a longer document (its text, or line of JSON, row with its columns, record of an"
+        " archive; decompressed) is rejected as `too_large` before it is held in memory",
     )
-    limit: int | None = identity(None, neutral=None, ge=1, description="maximum number of documents")
+    limit: int | None = option(None, ge=1, description="maximum number of documents")
     language: str = execution("", description="recorded for the audit")
     license: str = execution("", description="recorded for the audit")
     declared: Declared | None = execution(
         None,
-        description=(
-            "size of the source, so that the recipe can be planned without the files; `run` still needs them"
-        ),
+        description="size of the source, so that the recipe can be planned without the files; `run` still"
+        " needs them",
     )
 
     _usual_globs = model_validator(mode="before")(usual_globs)

@@ -195,9 +195,8 @@ class Weight(Spec):
 
     weight: float = execution(
         gt=0,
-        description=(
-            "share, relative to the other weights; under `proportional` a factor on the source's size"
-        ),
+        description="share, relative to the other weights; under `proportional` a factor on the source's"
+        " size",
     )
     max_repetition: float | None = execution(
         None,

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from specs.base import Spec, execution, identity, location, reference
 from specs.errors import FieldPath, Problem
 from specs.launch import HeldModel
+from specs.options import option
 from specs.scoring import FASTTEXT_CHARACTERS, TOKENS, Label
 from specs.sources import SourceSpec, resolve_url
 from specs.stages.base import DocumentsPart, Part, only_text
@@ -77,10 +78,8 @@ class Encoder(Spec):
 
     encoder: str = location(
         min_length=1,
-        description=(
-            "folder (any fsspec URL) with config.json, safetensors and tokenizer, such as XLM-R base; no code"
-            " of it is run"
-        ),
+        description="folder (any fsspec URL) with config.json, safetensors and tokenizer, such as XLM-R"
+        " base; no code of it is run",
     )
     max_tokens: int = identity(
         TOKENS,
@@ -150,9 +149,8 @@ class ClassifierStage(Gated):
     language_column: str | None = identity(
         None, min_length=1, description="column with the language, of all sources and of `reference`"
     )
-    by_language: bool = identity(
+    by_language: bool = option(
         False,
-        neutral=False,
         description="a model for each language, trained on its documents alone, as for FineWeb2-HQ; it scores"
         " documents with that value in a column of the same name, and documents of other languages have no"
         " score (`missing` of the filter)",
@@ -231,6 +229,6 @@ class ClassifierPart(Part):
     labels: list[str | None] = identity(description="label of each source; None: the label is in its column")
     validation: float = identity()
     balance: bool = identity()
-    by_language: bool = identity(False, neutral=False)
+    by_language: bool = option(False)
     percentiles: list[float] = identity()
     seed: int = identity()

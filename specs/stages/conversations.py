@@ -13,6 +13,7 @@ from pydantic import field_validator, model_validator
 from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath
 from specs.filters import FilterSpec, a_column_for_each_score
+from specs.options import option
 from specs.personal_data import PersonalDataField, Pii, replaced_kinds, replaced_only
 from specs.stages.base import SourcePart, Stage
 from specs.units import Count, Reference
@@ -29,48 +30,36 @@ class ConversationSource(Spec):
     """The processing of one source: filters, then personal data, then the choice of `share` or `count`, then
     the held-out split."""
 
-    filters: list[FilterSpec] = identity(
+    filters: list[FilterSpec] = option(
         default_factory=list,
-        neutral=[],
-        description=(
-            "applied in this order; a filter reads the columns of a row that are not part of the conversation"
-        ),
+        description="applied in this order; a filter reads the columns of a row that are not part of the"
+        " conversation",
     )
-    pii: PersonalDataField = identity(
+    pii: PersonalDataField = option(
         False,
-        neutral=False,
-        description=(
-            "personal data to replace by fixed placeholders, as in a corpus, after the filters: in the texts"
-            " of messages, in values of the arguments of tool calls and in outputs of tools. Names and"
-            " schemas of tools, keys of arguments, and further columns of a row stay as they are"
-        ),
+        description="personal data to replace by fixed placeholders, as in a corpus, after the filters: in"
+        " the texts of messages, in values of the arguments of tool calls and in outputs of tools. Names and"
+        " schemas of tools, keys of arguments, and further columns of a row stay as they are",
     )
-    share: float | None = identity(
+    share: float | None = option(
         None,
-        neutral=None,
         gt=0,
         le=1,
-        description=(
-            "share of the source, chosen by a hash of seed and content: a higher share keeps the same"
-            " conversations and more"
-        ),
+        description="share of the source, chosen by a hash of seed and content: a higher share keeps the"
+        " same conversations and more",
     )
-    count: Count | None = identity(
+    count: Count | None = option(
         None,
-        neutral=None,
         ge=1,
-        description=(
-            "number of conversations (20k), those with the smallest hashes of seed and content: a higher"
-            " count keeps the same ones and more; all where there are fewer"
-        ),
+        description="number of conversations (20k), those with the smallest hashes of seed and content: a"
+        " higher count keeps the same ones and more; all where there are fewer",
     )
     holdout: float = identity(
         0.02,
         ge=0,
         lt=1,
-        description=(
-            "share kept out of training; conversations with the same `group` stay together. 0 holds out none"
-        ),
+        description="share kept out of training; conversations with the same `group` stay together. 0 holds"
+        " out none",
     )
 
     @field_validator("filters")
@@ -106,9 +95,8 @@ class ConversationsStage(Stage):
     tokenizer: Reference = reference(to="tokenizer")
     sources: dict[str, ConversationSource] = reference(
         min_length=1,
-        description=(
-            "names of the pipeline's `sources:`, of a conversational format, and how each is processed"
-        ),
+        description="names of the pipeline's `sources:`, of a conversational format, and how each is"
+        " processed",
     )
     seed: int = identity(28)
     files_per_task: int = execution(50, ge=1, description="input files per restartable task")

@@ -11,6 +11,7 @@ from pydantic import field_validator
 from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath, Problem
 from specs.filters import FilterSpec, a_column_for_each_score, columns_read
+from specs.options import option
 from specs.personal_data import PersonalDataField, Pii, replaced_kinds, replaced_only
 from specs.planted import Buckets, Planted
 from specs.sources import TOKENISED, SourceSpec
@@ -33,11 +34,9 @@ class CorpusSource(Spec):
     filters: list[FilterSpec] = identity(default_factory=list, description="applied in this order")
     pii: PersonalDataField = identity(
         True,
-        description=(
-            "personal data to replace by fixed placeholders, after the filters; true: e-mail "
-            "addresses, public IP addresses and IBANs; false (for code and mathematics): nothing; a list; or"
-            " {kinds: [phone], only: {language: [deu]}}"
-        ),
+        description="personal data to replace by fixed placeholders, after the filters; true: e-mail"
+        " addresses, public IP addresses and IBANs; false (for code and mathematics): nothing; a list; or"
+        " {kinds: [phone], only: {language: [deu]}}",
     )
     holdout: float = identity(
         0.02,
@@ -45,20 +44,16 @@ class CorpusSource(Spec):
         lt=1,
         description="share of the documents kept out of training, for validation; 0 holds out none",
     )
-    repeats: Repeats | None = identity(None, neutral=None)
-    planted: dict[str, Planted] = identity(
+    repeats: Repeats | None = option(None)
+    planted: dict[str, Planted] = option(
         default_factory=dict,
-        neutral={},
         description="canaries and poison by name: documents to put among those of this source, a known number"
         " of times each",
     )
-    examples: bool = identity(
+    examples: bool = option(
         True,
-        neutral=True,
-        description=(
-            "whether to store a few kept and dropped documents, unchanged, for `apertus inspect`; set false"
-            " if they must not be stored"
-        ),
+        description="whether to store a few kept and dropped documents, unchanged, for `apertus inspect`;"
+        " set false if they must not be stored",
     )
 
     @field_validator("filters")
@@ -100,14 +95,10 @@ def needs_text(process: CorpusSource) -> list[str]:
 
 MEMORY = execution(
     ByteSize(4 * 2**30),
-    description=(
-        "what a worker holds of its documents, beside the 0.5 GiB of its program, whatever the corpus; with"
-        " less, reads and writes are shorter"
-    ),
+    description="what a worker holds of its documents, beside the 0.5 GiB of its program, whatever the"
+    " corpus; with less, reads and writes are shorter",
 )
-SHARD_TOKENS = identity(
-    2**31, neutral=2**31, ge=1, description="of a file of tokens, on average; the order depends on it"
-)
+SHARD_TOKENS = option(2**31, ge=1, description="of a file of tokens, on average; the order depends on it")
 
 
 class CorpusStage(Stage):
@@ -145,8 +136,8 @@ class CorpusPart(SourcePart):
 
     PLAN_DEPENDS: ClassVar[bool] = True
     process: CorpusSource = identity()
-    planted: dict[str, SourceSpec] = identity(
-        default_factory=dict, neutral={}, description="sources of the texts that are planted, by name"
+    planted: dict[str, SourceSpec] = option(
+        default_factory=dict, description="sources of the texts that are planted, by name"
     )
     memory: ByteSize = MEMORY
     shard_tokens: int = SHARD_TOKENS

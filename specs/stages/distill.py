@@ -11,6 +11,7 @@ from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath, SpecError
 from specs.mamba import NewMixers
 from specs.model import ModelSpec
+from specs.options import option
 from specs.settings import MixtureTraining, Packing, Phase
 from specs.stages.pretrain import check_without_parent
 from specs.stages.training import CarryField, ForwardPart, Segment, TrainingStage, carries
@@ -23,23 +24,18 @@ class DistillLoss(Spec):
     of the labels. With `compare: matrix` or `hidden`, instead the difference of the student's Mamba-2 layers
     from the teacher's attention."""
 
-    compare: Literal["logits", "matrix", "hidden"] = identity(
+    compare: Literal["logits", "matrix", "hidden"] = option(
         "logits",
-        neutral="logits",
-        description=(
-            "matrix, hidden: each layer of Mamba-2 reads what the teacher's attention reads there, and"
-            " nothing else is trained or computed (arXiv 2408.10189). matrix: the Frobenius norm of the"
-            " difference of its matrix of tokens, with d on the diagonal, from softmax(Q K'), a mean over"
-            " heads and sequences; it takes 4 bytes for each head and pair of tokens of each such layer."
-            " hidden: the length of the difference of what a token gets, a mean over tokens"
-        ),
+        description="matrix, hidden: each layer of Mamba-2 reads what the teacher's attention reads there,"
+        " and nothing else is trained or computed (arXiv 2408.10189). matrix: the Frobenius norm of the"
+        " difference of its matrix of tokens, with d on the diagonal, from softmax(Q K'), a mean over heads"
+        " and sequences; it takes 4 bytes for each head and pair of tokens of each such layer. hidden: the"
+        " length of the difference of what a token gets, a mean over tokens",
     )
     direction: Literal["forward", "reverse"] = identity(
         "forward",
-        description=(
-            "forward: KL(teacher || student), smallest where the student expects all that the teacher does;"
-            " reverse: KL(student || teacher), smallest where it expects nothing else"
-        ),
+        description="forward: KL(teacher || student), smallest where the student expects all that the"
+        " teacher does; reverse: KL(student || teacher), smallest where it expects nothing else",
     )
     temperature: float = identity(1.0, ge=0.01, le=100, description="T")
     weight: float = identity(1.0, gt=0, le=1, description="weight of the divergence beside cross-entropy")
@@ -65,9 +61,7 @@ class DistillStage(MixtureTraining, TrainingStage):
     teacher: Reference = reference(to="checkpoint", description="a checkpoint, or hf:<folder or id>")
     from_: Reference | None = reference(None, alias="from", to="checkpoint")
     model: ModelSpec | None = identity(None)
-    mamba: NewMixers | None = identity(
-        None, neutral=None, description="layers of `from` whose attention becomes Mamba-2"
-    )
+    mamba: NewMixers | None = option(None, description="layers of `from` whose attention becomes Mamba-2")
     seed: int = identity(28, description="seed of new weights")
     carry: CarryField = carries("weights")
     loss: DistillLoss = identity(default_factory=DistillLoss)
@@ -75,12 +69,10 @@ class DistillStage(MixtureTraining, TrainingStage):
         None,
         ge=1,
         le=2**16,
-        description=(
-            "the teacher runs once, before training, in a part that stores its k most likely words of each"
-            " token, and the probability of all others as one; what is stored takes 8 k + 4 bytes a token,"
-            " and another budget is other tokens. By default the teacher runs beside the student, and"
-            " nothing is left out"
-        ),
+        description="the teacher runs once, before training, in a part that stores its k most likely words"
+        " of each token, and the probability of all others as one; what is stored takes 8 k + 4 bytes a"
+        " token, and another budget is other tokens. By default the teacher runs beside the student, and"
+        " nothing is left out",
     )
 
     @model_validator(mode="after")
@@ -148,8 +140,8 @@ class DistillSegment(Segment):
 
     teacher: ModelSpec = identity()
     loss: DistillLoss = identity()
-    top_k: int | None = identity(None, neutral=None)
-    mamba: NewMixers | None = identity(None, neutral=None)
+    top_k: int | None = option(None)
+    mamba: NewMixers | None = option(None)
 
     @property
     def data_class(self) -> str:
@@ -184,8 +176,8 @@ class TeacherTokensPart(ForwardPart):
     it."""
 
     VERSION: ClassVar[int] = 1
-    packing: Packing = identity("concatenate", neutral="concatenate")
-    excluded: list[int] = identity(default_factory=list, neutral=[])
+    packing: Packing = option("concatenate")
+    excluded: list[int] = option(default_factory=list)
     first_sample: int = identity(description="index of the first sample in the mixture")
     samples: int = identity()
     top_k: int = identity()

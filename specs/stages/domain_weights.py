@@ -9,6 +9,7 @@ from pydantic import model_validator
 
 from specs.base import Spec, identity, reference
 from specs.model import ModelSpec
+from specs.options import option
 from specs.settings import MixtureTraining, Phase
 from specs.stages.base import DifferentReferences
 from specs.stages.pretrain import check_without_parent
@@ -35,10 +36,8 @@ class WeightUpdate(Spec):
     mu: float = identity(
         0.01,
         gt=0,
-        description=(
-            "the larger, the slower weights change. It depends on rates, norms and steps: the authors used"
-            " 0.01 for all sources, 0.05 and 0.001 for targets"
-        ),
+        description="the larger, the slower weights change. It depends on rates, norms and steps: the"
+        " authors used 0.01 for all sources, 0.05 and 0.001 for targets",
     )
     largest: float = identity(5.0, gt=0, description="largest s_j of a step")
     smoothing: float = identity(0.0, ge=0, lt=1, description="share of the weights that stays uniform")
@@ -58,10 +57,8 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
     targets: DifferentReferences = reference(
         default_factory=list,
         to="corpus",
-        description=(
-            "sources of the mixture that are the goal: they are not trained on, and have no weight. By"
-            " default the goal is all sources together"
-        ),
+        description="sources of the mixture that are the goal: they are not trained on, and have no weight."
+        " By default the goal is all sources together",
     )
     update: WeightUpdate = identity(default_factory=WeightUpdate)
 
@@ -95,7 +92,7 @@ class DomainWeightsSegment(Segment):
 
     PLAN_DEPENDS: ClassVar[bool] = True
     sources: int = identity(description="number of sources of the mixture, targets included")
-    targets: list[int] = identity(default_factory=list, neutral=[])
+    targets: list[int] = option(default_factory=list)
     update: WeightUpdate = identity()
 
     @property

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from specs.base import Spec, identity, reference
+from specs.options import option
 from specs.stages.base import DifferentReferences
 from specs.stages.preference_training import PreferenceSegment, PreferenceTraining, preference_sets
 from specs.stages.sft import Repeats
@@ -18,7 +19,7 @@ class DpoLoss(Spec):
 
     beta: float = identity(5.0, gt=0)
     length_normalised: bool = identity(True)
-    label_smoothing: float = identity(0.0, neutral=0.0, ge=0, lt=0.5, description="share of swapped pairs")
+    label_smoothing: float = option(0.0, ge=0, lt=0.5, description="share of swapped pairs")
 
 
 class DpoStage(PreferenceTraining):
@@ -32,11 +33,9 @@ class DpoStage(PreferenceTraining):
     pairs: DifferentReferences = reference(
         default_factory=list,
         to="conversations",
-        description=(
-            "in place of `preferences`: parts of `conversations` stages whose rows have `chosen` and"
-            " `rejected`. A pair is dropped, and counted, if both of its completions with their prompts do"
-            " not fit into a sequence together, or if they are equal"
-        ),
+        description="in place of `preferences`: parts of `conversations` stages whose rows have `chosen` and"
+        " `rejected`. A pair is dropped, and counted, if both of its completions with their prompts do not"
+        " fit into a sequence together, or if they are equal",
     )
     loss: DpoLoss = identity(default_factory=DpoLoss)
 

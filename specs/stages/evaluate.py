@@ -11,6 +11,7 @@ from pydantic import model_validator
 from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath, Problem
 from specs.model import ModelSpec
+from specs.options import option
 from specs.planted import Canaries
 from specs.rewards import RewardSpec
 from specs.stages.base import FromCheckpoint, Part, Stage
@@ -111,15 +112,11 @@ class EvaluatePart(Part):
     model: ModelSpec | None = identity(description="None: of another architecture, which only answers")
     sequence_length: int = identity()
     samples: int = identity()
-    by_position: ByPosition | None = identity(None, neutral=None)
-    memorisation: Memorisation | None = identity(None, neutral=None)
-    canaries: Canaries | None = identity(
-        None, neutral=None, description="canaries whose exposure is measured"
-    )
-    shown: int = identity(
-        0, neutral=0, description="for generation: number of prompts whose answers are stored"
-    )
-    against_model: ModelSpec | None = identity(None, neutral=None)
+    by_position: ByPosition | None = option(None)
+    memorisation: Memorisation | None = option(None)
+    canaries: Canaries | None = option(None, description="canaries whose exposure is measured")
+    shown: int = option(0, description="for generation: number of prompts whose answers are stored")
+    against_model: ModelSpec | None = option(None)
     source_names: list[str] = execution(description="names of the sources, for the metrics")
     name: str = execution("", description="name of the model, for people")
     against_name: str = execution("", description="name of the model of `against`, for people")

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from specs.base import execution, identity, reference
 from specs.launch import HeldModel
+from specs.options import option
 from specs.rewards import RewardSpec
 from specs.stages.base import DifferentReferences, Part
 from specs.stages.gates import Measuring
@@ -48,10 +49,8 @@ class EvaluateRewardStage(Measuring):
     pairs: DifferentReferences = reference(
         min_length=1,
         to="conversations",
-        description=(
-            "parts of `conversations` stages whose rows have `chosen` and `rejected`. A pair is dropped, and"
-            " counted, if its completions are equal or too long for the reward's model"
-        ),
+        description="parts of `conversations` stages whose rows have `chosen` and `rejected`. A pair is"
+        " dropped, and counted, if its completions are equal or too long for the reward's model",
     )
     split: Literal["train", "validation"] = reference(
         "validation", description="split of the conversations; a reward model has seen those of train"
@@ -70,7 +69,7 @@ class EvaluateRewardPart(Part):
     WORKERS: ClassVar[int] = 1
     reward: RewardSpec = identity()
     split: Literal["train", "validation"] = identity()
-    limit: int | None = identity(None, neutral=None)
+    limit: int | None = option(None)
     seed: int = identity()
     source_names: list[str] = execution(description="names of the conversations, for the metrics")
     pairs_per_unit: int = execution(64)

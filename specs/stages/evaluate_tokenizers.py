@@ -99,18 +99,14 @@ class EvaluateTokenizersStage(Measuring):
     )
     sources: list[str] = reference(
         min_length=1,
-        description=(
-            "names of the pipeline's `sources:`. A row of jsonl, parquet, arrow and documents is a line, with"
-            " its id (id_column) and its language (language_column), without which a file is a language and"
-            " its rows are aligned. A file of text is a language, and its lines are aligned"
-        ),
+        description="names of the pipeline's `sources:`. A row of jsonl, parquet, arrow and documents is a"
+        " line, with its id (id_column) and its language (language_column), without which a file is a"
+        " language and its rows are aligned. A file of text is a language, and its lines are aligned",
     )
     language_column: str = reference(
         "language",
-        description=(
-            "name in the source's `metadata`; a source without it has a file for each language, whose name up"
-            " to the first dot is the language"
-        ),
+        description="name in the source's `metadata`; a source without it has a file for each language,"
+        " whose name up to the first dot is the language",
     )
     languages: list[str] = reference(
         default_factory=list, description="languages to compare; by default all of the sources"

@@ -8,6 +8,7 @@ from pydantic import ByteSize
 
 from specs.base import execution, identity, reference
 from specs.model import ModelSpec
+from specs.options import option
 from specs.stages.base import FromCheckpoint, Part
 from specs.units import Reference
 
@@ -24,9 +25,8 @@ class ExportStage(FromCheckpoint):
     kind: Literal["export"] = identity()
     from_: Reference = reference(alias="from", to=("checkpoint", "reward_model"))
     max_shard_size: ByteSize = identity(ByteSize(5_000_000_000), gt=0, validate_default=True)
-    dtype: Literal["float32", "bfloat16"] = identity(
+    dtype: Literal["float32", "bfloat16"] = option(
         "float32",
-        neutral="float32",
         description="dtype of the stored weights; training keeps float32, the released models are bfloat16",
     )
     tolerance: float = identity(
@@ -47,9 +47,7 @@ class ExportPart(Part):
     model: ModelSpec = identity()
     sequence_length: int = identity(description="max_position_embeddings of the exported config")
     max_shard_size: int = identity()
-    dtype: Literal["float32", "bfloat16"] = identity("float32", neutral="float32")
+    dtype: Literal["float32", "bfloat16"] = option("float32")
     tolerance: float = identity()
-    chat: bool = identity(
-        False, neutral=False, description="the model ends its turns with the end-of-turn token"
-    )
+    chat: bool = option(False, description="the model ends its turns with the end-of-turn token")
     attention: str = execution("auto")

@@ -18,10 +18,8 @@ class Gate(Spec):
     so editing a bound reruns nothing."""
 
     metric: str = execution(
-        description=(
-            "name of the metric, for example perplexity, perplexity/corpus/code,"
-            " memorisation/greedy/prefix-50/offset-0/exact/16"
-        )
+        description="name of the metric, for example perplexity, perplexity/corpus/code,"
+        " memorisation/greedy/prefix-50/offset-0/exact/16"
     )
     max: float | None = execution(None)
     min: float | None = execution(None)

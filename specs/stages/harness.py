@@ -11,6 +11,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from specs.base import Spec, execution, identity, location
 from specs.launch import HeldModel
+from specs.options import option
 from specs.sources import resolve_url
 from specs.stages.base import Part
 
@@ -29,16 +30,12 @@ TaskName = Annotated[str, StringConstraints(pattern=r"^[^\s/:][^\s:]*$")]
 class GenerationArguments(Spec):
     """Arguments of generation, in place of those of every task of a suite that generates text."""
 
-    max_gen_toks: int | None = identity(
-        None, neutral=None, ge=1, description="maximum number of generated tokens"
-    )
-    until: list[str] | None = identity(None, neutral=None, description="texts that end an answer")
-    do_sample: bool | None = identity(
-        None, neutral=None, description="needed for a temperature, which is ignored without it"
-    )
-    temperature: float | None = identity(None, neutral=None, ge=0)
-    top_p: float | None = identity(None, neutral=None, gt=0, le=1)
-    top_k: int | None = identity(None, neutral=None, ge=0)
+    max_gen_toks: int | None = option(None, ge=1, description="maximum number of generated tokens")
+    until: list[str] | None = option(None, description="texts that end an answer")
+    do_sample: bool | None = option(None, description="needed for a temperature, which is ignored without it")
+    temperature: float | None = option(None, ge=0)
+    top_p: float | None = option(None, gt=0, le=1)
+    top_k: int | None = option(None, ge=0)
 
     @model_validator(mode="after")
     def _samples(self) -> GenerationArguments:
@@ -71,11 +68,8 @@ class ClassifierSpec(Spec):
     label: str = identity(
         pattern=r"^[^/,\s]+$", description="one of the classifier's labels (`id2label` of its config.json)"
     )
-    max_tokens: int = identity(
-        512,
-        neutral=512,
-        ge=1,
-        description="maximum tokens of an answer that the classifier reads; the rest is cut off",
+    max_tokens: int = option(
+        512, ge=1, description="maximum tokens of an answer that the classifier reads; the rest is cut off"
     )
 
     @model_validator(mode="after")
@@ -90,8 +84,8 @@ class Suite(Spec):
     tasks: list[TaskName] = identity(
         min_length=1, description="names of tasks, groups or tags, each as the installed harness has it"
     )
-    few_shot: int | None = identity(
-        None, neutral=None, ge=0, description="examples before each question; by default as each task says"
+    few_shot: int | None = option(
+        None, ge=0, description="examples before each question; by default as each task says"
     )
     chat_template: bool | None = identity(
         None,
@@ -99,47 +93,37 @@ class Suite(Spec):
         description="whether questions are asked through the model's chat template; by default for models "
         "that were trained on conversations, and not for others",
     )
-    system_instruction: str | None = identity(None, neutral=None, min_length=1)
+    system_instruction: str | None = option(None, min_length=1)
     few_shot_as_turns: bool | None = identity(
         None,
         neutral=False,
         description="whether each example is a turn of the conversation, in place of text in the "
         "question; by default with the chat template",
     )
-    generation: GenerationArguments | None = identity(None, neutral=None)
-    max_length: int | None = identity(
-        None,
-        neutral=None,
-        ge=16,
-        description="tokens of a prompt and its answer; the model's context by default",
+    generation: GenerationArguments | None = option(None)
+    max_length: int | None = option(
+        None, ge=16, description="tokens of a prompt and its answer; the model's context by default"
     )
-    sequence_lengths: list[Annotated[int, Field(ge=256)]] | None = identity(
+    sequence_lengths: list[Annotated[int, Field(ge=256)]] | None = option(
         None,
-        neutral=None,
         min_length=1,
-        description=(
-            "for tasks that write prompts of stated lengths (ruler): these lengths in tokens; 4096 by default"
-        ),
+        description="for tasks that write prompts of stated lengths (ruler): these lengths in tokens; 4096"
+        " by default",
     )
-    seed: int | None = identity(
+    seed: int | None = option(
         None,
-        neutral=None,
         ge=0,
-        description=(
-            "seed of examples and sampling; by default the harness's own, 0 for Python and 1234 for the"
-            " others"
-        ),
+        description="seed of examples and sampling; by default the harness's own, 0 for Python and 1234 for"
+        " the others",
     )
-    limit: int | None = identity(None, neutral=None, ge=1, description="maximum number of documents per task")
-    sandbox: Literal["bubblewrap"] | None = identity(
+    limit: int | None = option(None, ge=1, description="maximum number of documents per task")
+    sandbox: Literal["bubblewrap"] | None = option(
         None,
-        neutral=None,
         description="runs the code that a model writes in the tasks that need it (HumanEval, MBPP), "
         "which are refused without it: a Debian package, on the machine that runs the suite",
     )
-    classifier: ClassifierSpec | None = identity(
+    classifier: ClassifierSpec | None = option(
         None,
-        neutral=None,
         description="reads every generated answer of the suite; needed by tasks that ask a web service "
         "about each answer (realtoxicityprompts)",
     )
@@ -179,9 +163,8 @@ class Harness(Spec):
         min_length=1,
         description="folder with your task files; `installed:examples/tasks` has an example",
     )
-    engine: Literal["transformers", "vllm"] = identity(
+    engine: Literal["transformers", "vllm"] = option(
         "transformers",
-        neutral="transformers",
         description="vllm: in a separate environment, which has the harness too, on launch.parallel.tp GPUs",
     )
 
@@ -200,7 +183,7 @@ class HarnessPart(Part):
     VERSION: ClassVar[int] = 5
     WORKERS: ClassVar[int] = 1
     suite: Suite = identity()
-    engine: Literal["transformers", "vllm"] = identity("transformers", neutral="transformers")
+    engine: Literal["transformers", "vllm"] = option("transformers")
     datasets: str | None = execution(None, description="folder of the data sets")
     include: str | None = execution(None, description="folder of the task files")
 

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath, Problem, did_you_mean
 from specs.launch import HeldModel
+from specs.options import option
 from specs.stages.base import Part
 from specs.stages.corpus import CorpusSource
 from specs.stages.preference_data import Sampling
@@ -46,14 +47,10 @@ class Memorisation(Spec):
     probes: Reference = reference(
         to="corpus", description="a part of a corpus that has `repeats`, or plants `planted`"
     )
-    planted: str | None = identity(
-        None,
-        neutral=None,
-        description="name of the planted documents that are the probes, in place of those of `repeats`",
+    planted: str | None = option(
+        None, description="name of the planted documents that are the probes, in place of those of `repeats`"
     )
-    exposure: Exposure | None = identity(
-        None, neutral=None, description="measures the exposure of planted canaries, beside"
-    )
+    exposure: Exposure | None = option(None, description="measures the exposure of planted canaries, beside")
     prefixes: list[Annotated[int, Field(ge=1)]] = identity(
         default_factory=lambda: [32], min_length=1, description="tokens given"
     )
@@ -134,7 +131,7 @@ class ContinuationsPart(Part):
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
-    planted: str | None = identity(None, neutral=None)
+    planted: str | None = option(None)
     prefixes: list[int] = identity()
     offsets: list[int] = identity()
     sampling: Sampling = identity(description="one completion of each prefix, of `max_new_tokens` tokens")

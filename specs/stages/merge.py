@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from specs.base import Spec, identity, reference
 from specs.model import ModelSpec
+from specs.options import option
 from specs.stages.base import Part, Stage
 from specs.units import Reference
 
@@ -16,24 +17,17 @@ from specs.units import Reference
 class MergeRule(Spec):
     """The rule by which parameters are merged."""
 
-    method: Literal["average", "task-arithmetic", "ties"] = identity(
+    method: Literal["average", "task-arithmetic", "ties"] = option(
         "average",
-        neutral="average",
-        description=(
-            "average: weighted mean. task-arithmetic (arXiv 2212.04089): base + scale * sum of weight *"
-            " (checkpoint - base). ties (arXiv 2306.01708): of each difference from base only the largest"
-            " elements, and of these the weighted mean of those whose sign is that of their weighted sum"
-        ),
+        description="average: weighted mean. task-arithmetic (arXiv 2212.04089): base + scale * sum of"
+        " weight * (checkpoint - base). ties (arXiv 2306.01708): of each difference from base only the"
+        " largest elements, and of these the weighted mean of those whose sign is that of their weighted sum",
     )
-    scale: float = identity(
-        1.0,
-        neutral=1.0,
-        allow_inf_nan=False,
-        description="scale of what is added to `base`: lambda in both papers",
+    scale: float = option(
+        1.0, allow_inf_nan=False, description="scale of what is added to `base`: lambda in both papers"
     )
-    density: float | None = identity(
+    density: float | None = option(
         None,
-        neutral=None,
         gt=0,
         le=1,
         description="for ties: the kept share of each tensor's elements; 0.2 by default, as published",
@@ -66,10 +60,8 @@ class MergeStage(MergeRule, Stage):
     )
     weights: list[Annotated[float, Field(allow_inf_nan=False)]] | None = reference(
         None,
-        description=(
-            "weights, one per checkpoint; 1 by default. Only the ratios matter, except for task-arithmetic,"
-            " where a negative one subtracts what the checkpoint has learned"
-        ),
+        description="weights, one per checkpoint; 1 by default. Only the ratios matter, except for"
+        " task-arithmetic, where a negative one subtracts what the checkpoint has learned",
     )
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, model_validator
 
 from specs.base import Spec, identity, reference
 from specs.errors import FieldPath, Problem
+from specs.options import option
 from specs.stages.base import Part, Stage, Weight, WeightField
 from specs.units import Budget, Reference, ReferenceText
 
@@ -69,10 +70,8 @@ class Learned(Spec):
         None,
         min_length=1,
         to="corpus",
-        description=(
-            "the sources, each with the one whose weight it gets: {corpus/web: sample/web}. By default the"
-            " sources that have a weight"
-        ),
+        description="the sources, each with the one whose weight it gets: {corpus/web: sample/web}. By"
+        " default the sources that have a weight",
     )
 
 
@@ -86,9 +85,8 @@ class MixtureStage(Stage):
         None,
         min_length=1,
         to=DRAWN_FROM,
-        description=(
-            "share of samples of each part of a corpus (`corpus/code`) or mixture, relative to the others'"
-        ),
+        description="share of samples of each part of a corpus (`corpus/code`) or mixture, relative to the"
+        " others'",
     )
     proportional: Annotated[
         Weights | None, BeforeValidator(_factors, json_schema_input_type=list[str] | Weights)
@@ -96,21 +94,17 @@ class MixtureStage(Stage):
         None,
         min_length=1,
         to="corpus",
-        description=(
-            "in place of weights: parts of corpora to be drawn in proportion to their size in tokens, or a"
-            " map to factors on it: {corpus/web: 1, corpus/code: 2}. All sources with factor 1 are repeated"
-            " equally often"
-        ),
+        description="in place of weights: parts of corpora to be drawn in proportion to their size in"
+        " tokens, or a map to factors on it: {corpus/web: 1, corpus/code: 2}. All sources with factor 1 are"
+        " repeated equally often",
     )
     learned: Learned | None = reference(None, description="in place of weights: the stage that learned them")
     anneal: Anneal | None = reference(None)
     exclude: list[ReferenceText] = reference(
         default_factory=list,
-        description=(
-            "training stages: samples that they have consumed, up to the checkpoint that training continues "
-            "from, are drawn again only after the rest of their source; needs the same seed, sequence length "
-            "and packing"
-        ),
+        description="training stages: samples that they have consumed, up to the checkpoint that training"
+        " continues from, are drawn again only after the rest of their source; needs the same seed, sequence"
+        " length and packing",
     )
     max_repetition: float = reference(
         4.0,
@@ -172,14 +166,10 @@ class MixturePart(Part):
     exclusions concern planning and training, and are not fields here."""
 
     weights: list[int] = identity(description="weights in the order of the sources")
-    learned: list[int] = identity(
-        default_factory=list,
-        neutral=[],
-        description="for each source: the position of its weight among the learned ones",
+    learned: list[int] = option(
+        default_factory=list, description="for each source: the position of its weight among the learned ones"
     )
-    proportional: bool = identity(
-        False, neutral=False, description="weights are factors of the sources' sizes"
-    )
+    proportional: bool = option(False, description="weights are factors of the sources' sizes")
     seed: int = identity()
 
 

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath, Problem
 from specs.launch import HeldModel
+from specs.options import option
 from specs.rewards import RewardSpec
 from specs.server import Server
 from specs.settings import Precision
@@ -33,14 +34,12 @@ class Sampling(Spec):
     max_new_tokens: int = identity(ge=1)
     seed: int = identity(28)
     batch_size: int = identity(32, ge=1, le=10_000, description="prompts that are completed together")
-    engine: Literal["transformers", "vllm", "server"] = identity(
+    engine: Literal["transformers", "vllm", "server"] = option(
         "transformers",
-        neutral="transformers",
-        description=(
-            "vllm: in a separate environment, on launch.parallel.tp GPUs; server: the one that `server` names"
-        ),
+        description="vllm: in a separate environment, on launch.parallel.tp GPUs; server: the one that"
+        " `server` names",
     )
-    server: Server | None = identity(None, neutral=None, description="server for `engine: server`")
+    server: Server | None = option(None, description="server for `engine: server`")
     expected_tokens: int | None = execution(
         None,
         ge=1,
@@ -99,7 +98,7 @@ class Personas(SourceSpec):
     """Files with personas, one per document. A prompt gets one of them as its system message, by a hash of
     the seed and the prompt; a system message of its own follows."""
 
-    template: str = identity("{persona}", neutral="{persona}", description="template of the system message")
+    template: str = option("{persona}", description="template of the system message")
     seed: int = identity(28)
 
     @model_validator(mode="after")
@@ -171,19 +170,15 @@ class PreferenceDataStage(PreferenceSet):
     max_tokens: int | None = identity(
         None,
         ge=2,
-        description=(
-            "maximum tokens of prompt and completion together; longer completions are dropped; half of"
-            " sequence_length by default"
-        ),
+        description="maximum tokens of prompt and completion together; longer completions are dropped; half"
+        " of sequence_length by default",
     )
     completions: Sampling = reference(description="reference completions, sampled from the model")
     sampler: Reference | None = reference(
         None,
         to="checkpoint",
-        description=(
-            "model that samples the completions in place of that of `from`: another checkpoint with the same"
-            " tokenizer, or `hf:` with any causal language model, asked by its own chat template"
-        ),
+        description="model that samples the completions in place of that of `from`: another checkpoint with"
+        " the same tokenizer, or `hf:` with any causal language model, asked by its own chat template",
     )
     generators: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")], Generator] = reference(
         default_factory=dict, description="other models whose answers are offline completions, by name"
@@ -204,13 +199,13 @@ class PromptsPart(Part):
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
     split: Literal["train", "validation"] = identity()
-    limit: int | None = identity(None, neutral=None)
-    seed: int = identity(28, neutral=28)
-    offline: bool = identity(True, neutral=True)
+    limit: int | None = option(None)
+    seed: int = option(28)
+    offline: bool = option(True)
     max_tokens: int = identity(description="maximum tokens of prompt and completion")
     max_new_tokens: int = identity(description="room for a sampled completion")
     sampled: int = identity(description="completions per prompt that will be sampled")
-    min_branches: int = identity(2, neutral=2)
+    min_branches: int = option(2)
     prompts_per_unit: int = execution(64)
 
 
@@ -221,7 +216,7 @@ class CompletionsPart(Part):
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
     sampling: Sampling = identity()
-    personas: Personas | None = identity(None, neutral=None)
+    personas: Personas | None = option(None)
     prompts_per_unit: int = execution(64)
 
     @property
@@ -251,7 +246,7 @@ class PairsPart(Part):
     pairs: int = identity()
     worst_quantile: float = identity()
     max_tokens: int = identity()
-    seed: int = identity(28, neutral=28)
+    seed: int = option(28)
 
 
 class LogProbabilitiesPart(ForwardPart):

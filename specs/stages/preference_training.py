@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from specs.base import execution, identity, reference
+from specs.options import option
 from specs.settings import Precision, Settings, Training
 from specs.stages.base import Part
 from specs.stages.sft import LinearSchedule, Repeat, Repeats
@@ -25,11 +26,9 @@ def preference_sets(*results: str, **options: Any) -> Any:
         min_length=1,
         **options,
         to=results,
-        description=(
-            "a stage with preference data, or several, each with its own prompts, rewards and rule; a map"
-            " gives how often each is seen per epoch: {standard: 1, controversial: 2.5}. Of a fraction, each"
-            " epoch has another part"
-        ),
+        description="a stage with preference data, or several, each with its own prompts, rewards and rule;"
+        " a map gives how often each is seen per epoch: {standard: 1, controversial: 2.5}. Of a fraction,"
+        " each epoch has another part",
     )
 
 
@@ -37,7 +36,7 @@ class PairTraining(FromParent, Training):
     """Training on pairs of completions."""
 
     CHAT = True
-    data_seed: int = identity(28, neutral=28, description="seed of the order of the sequences")
+    data_seed: int = option(28, description="seed of the order of the sequences")
     schedule: OrRest[LinearSchedule] = identity(default_factory=LinearSchedule)
 
     @property
@@ -83,7 +82,7 @@ class PreferenceSegment(Segment):
     """A resolved segment. Inputs: `pairs`, `log_probabilities`, `tokenizer`, `parent`; for several sets
     `pairs:<i>`, `log_probabilities:<i>` and `distinct_prompts`."""
 
-    data_seed: int = identity(28, neutral=28)
+    data_seed: int = option(28)
     repeats: list[Repeat] = identity(
         default_factory=lambda: [1], neutral=[1], description="repeats in the order of the inputs"
     )

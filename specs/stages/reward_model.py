@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import field_validator
 
 from specs.base import Spec, execution, identity, reference
+from specs.options import option
 from specs.settings import Lora, Phase
 from specs.stages.base import DifferentReferences, Part
 from specs.stages.preference_training import PairTraining
@@ -35,33 +36,26 @@ class RewardModelStage(PairTraining):
     pairs: DifferentReferences = reference(
         min_length=1,
         to="conversations",
-        description=(
-            "parts of `conversations` stages whose rows have `chosen` and `rejected`. A pair is dropped, and"
-            " counted, if both of its completions with their prompts do not fit into a sequence together, or"
-            " if they are equal"
-        ),
+        description="parts of `conversations` stages whose rows have `chosen` and `rejected`. A pair is"
+        " dropped, and counted, if both of its completions with their prompts do not fit into a sequence"
+        " together, or if they are equal",
     )
-    margin: str | None = identity(
+    margin: str | None = option(
         None,
-        neutral=None,
-        description=(
-            "column of the rows with the margin of a pair, such as a difference of ratings: 0 or more; 0 for"
-            " a row without it"
-        ),
+        description="column of the rows with the margin of a pair, such as a difference of ratings: 0 or"
+        " more; 0 for a row without it",
     )
     loss: RewardLoss = identity(default_factory=RewardLoss)
-    data_seed: int = identity(
-        28, neutral=28, description="seed of the order of the sequences, of the head and of new adapters"
+    data_seed: int = option(
+        28, description="seed of the order of the sequences, of the head and of new adapters"
     )
     max_repetition: float = execution(
         1.0,
         gt=0,
-        description=(
-            "allowed passes over the pairs. One is usual: later ones fit the labels' noise. The error for a"
-            " larger budget names the steps of one pass"
-        ),
+        description="allowed passes over the pairs. One is usual: later ones fit the labels' noise. The"
+        " error for a larger budget names the steps of one pass",
     )
-    lora: Lora | None = identity(None, neutral=None, description="adapters; the head is trained in any case")
+    lora: Lora | None = option(None, description="adapters; the head is trained in any case")
 
     @field_validator("carry")
     @classmethod
@@ -116,5 +110,5 @@ class LabelledPairsPart(Part):
     max_tokens: int = identity(
         description="maximum tokens of both completions of a pair, each with the prompt"
     )
-    margin: str | None = identity(None, neutral=None)
+    margin: str | None = option(None)
     pairs_per_unit: int = execution(1024)

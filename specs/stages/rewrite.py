@@ -9,6 +9,7 @@ from pydantic import model_validator
 from specs.base import identity
 from specs.layer_pairs import LayerPairs
 from specs.model import ModelSpec
+from specs.options import option
 from specs.sparse_attention import SparseAttention
 from specs.stages.base import FromCheckpoint, Part
 
@@ -21,9 +22,9 @@ class RewriteStage(FromCheckpoint):
     VERSION: ClassVar[int] = 1
     RESULT: ClassVar[str] = "checkpoint"
     kind: Literal["rewrite"] = identity()
-    layer_pairs: LayerPairs | None = identity(None, neutral=None)
-    attention: SparseAttention | Literal["full"] | None = identity(
-        None, neutral=None, description="instead of the model's; full: all pairs, which an export needs"
+    layer_pairs: LayerPairs | None = option(None)
+    attention: SparseAttention | Literal["full"] | None = option(
+        None, description="instead of the model's; full: all pairs, which an export needs"
     )
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from specs.base import execution, identity
 from specs.launch import HeldModel
+from specs.options import option
 from specs.scoring import TOKENS, Label
 from specs.stages.base import DocumentsPart
 
@@ -16,18 +17,16 @@ class ScoresPart(DocumentsPart):
 
     VERSION: ClassVar[int] = 2
     WORKERS: ClassVar[int] = 1
-    of: Literal["conversation", "answer"] = identity(
-        "conversation", neutral="conversation", description="in conversations: the text that is scored"
+    of: Literal["conversation", "answer"] = option(
+        "conversation", description="in conversations: the text that is scored"
     )
     method: Literal["fasttext", "mlp", "sequence-classifier"] = identity()
     label: Label = identity()
-    language_column: str | None = identity(
-        None,
-        neutral=None,
-        description="column that selects the model of a classifier with one model for each language",
+    language_column: str | None = option(
+        None, description="column that selects the model of a classifier with one model for each language"
     )
-    max_tokens: int = identity(
-        TOKENS, neutral=TOKENS, description="maximum tokens that a Hugging Face sequence classifier reads"
+    max_tokens: int = option(
+        TOKENS, description="maximum tokens that a Hugging Face sequence classifier reads"
     )
     url: str | None = execution(
         None, description="URL of the encoder or the model; None: the stage's fastText file"

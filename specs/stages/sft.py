@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from specs.base import Spec, identity, reference
+from specs.options import option
 from specs.schedule import Decay, ScheduleSpec
 from specs.settings import AnyPacking, Lora, Training
 from specs.stages.training import CarryField, FromParent, Segment, carries
@@ -62,26 +63,18 @@ class SftLoss(Spec):
     """The loss that fine-tuning minimises: by default the mean cross-entropy of all tokens of answers in a
     step."""
 
-    prompt_weight: float = identity(
-        0.0, neutral=0.0, ge=0, le=1, description="weight of the loss on other tokens"
-    )
-    length_normalised: bool = identity(
+    prompt_weight: float = option(0.0, ge=0, le=1, description="weight of the loss on other tokens")
+    length_normalised: bool = option(
         False,
-        neutral=False,
-        description=(
-            "whether the tokens of prompts are averaged apart from those of answers, so that long prompts"
-            " weigh no more: mean over answers + prompt_weight * mean over prompts"
-        ),
+        description="whether the tokens of prompts are averaged apart from those of answers, so that long"
+        " prompts weigh no more: mean over answers + prompt_weight * mean over prompts",
     )
-    average: Literal["tokens", "conversations"] = identity(
+    average: Literal["tokens", "conversations"] = option(
         "tokens",
-        neutral="tokens",
-        description=(
-            "what the means are taken over. tokens: all of the step; conversations: those of a conversation,"
-            " and then the conversations of the step"
-        ),
+        description="what the means are taken over. tokens: all of the step; conversations: those of a"
+        " conversation, and then the conversations of the step",
     )
-    inverse_rl: InverseRl | None = identity(None, neutral=None)
+    inverse_rl: InverseRl | None = option(None)
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> SftLoss:
@@ -110,27 +103,21 @@ class SftStage(SftLoss, FromParent, Training):
     conversations: Repeats = reference(
         min_length=1,
         to="conversations",
-        description=(
-            "parts of `conversations` stages; a map gives how often each is seen per epoch:"
-            " {chat/identity: 3, chat/web: 0.5}. Of a fraction, each epoch has another part, and all parts"
-            " have their turn"
-        ),
+        description="parts of `conversations` stages; a map gives how often each is seen per epoch:"
+        " {chat/identity: 3, chat/web: 0.5}. Of a fraction, each epoch has another part, and all parts have"
+        " their turn",
     )
     schedule: OrRest[LinearSchedule] = identity(default_factory=LinearSchedule)
     packing: Literal["best-fit", "none"] = identity(
         "best-fit",
-        description=(
-            "best-fit: several conversations to a sequence; none: one, and padding, which is computed and"
-            " never counts in a loss"
-        ),
+        description="best-fit: several conversations to a sequence; none: one, and padding, which is"
+        " computed and never counts in a loss",
     )
     longer: Literal["drop", "truncate"] = identity(
         "drop",
         description="what to do with conversations that do not fit into a sequence",
     )
-    data_seed: int = identity(
-        28, neutral=28, description="seed of the order of the sequences, and of new adapters"
-    )
+    data_seed: int = option(28, description="seed of the order of the sequences, and of new adapters")
     lora: Lora | None = identity(None)
 
     @property
@@ -154,8 +141,8 @@ class SftStage(SftLoss, FromParent, Training):
 class AdaptedSegment(Segment):
     """A segment that can train adapters. `data_seed` is also the seed of its new weights."""
 
-    data_seed: int = identity(28, neutral=28)
-    lora: Lora | None = identity(None, neutral=None)
+    data_seed: int = option(28)
+    lora: Lora | None = option(None)
 
     @property
     def adapters(self) -> Lora | None:
@@ -171,8 +158,8 @@ class SftSegment(SftLoss, AdaptedSegment):
     conversations."""
 
     repeats: list[Repeat] = identity(description="repeats in the order of the inputs")
-    packing: AnyPacking = identity("best-fit", neutral="best-fit")
-    longer: Literal["drop", "truncate"] = identity("drop", neutral="drop")
+    packing: AnyPacking = option("best-fit")
+    longer: Literal["drop", "truncate"] = option("drop")
 
     @property
     def data_class(self) -> str:

@@ -10,6 +10,7 @@ from pydantic import model_validator
 
 from specs.base import execution, identity, location, reference
 from specs.errors import FieldPath, Problem
+from specs.options import option
 from specs.sources import SourceSpec
 from specs.stages.base import Part, Stage, only_text
 from specs.units import Reference
@@ -39,8 +40,8 @@ class TokenizerStage(Stage):
         multiple_of=128,
         description="size of the vocabulary; with `from`, the model's by default",
     )
-    reserved: int = identity(
-        100, neutral=100, ge=73, description="ids kept for special tokens at the start of the vocabulary"
+    reserved: int = option(
+        100, ge=73, description="ids kept for special tokens at the start of the vocabulary"
     )
     bytes_per_source: int = identity(2_000_000, ge=1, description="text read from each source")
 
@@ -75,5 +76,5 @@ class TokenizerPart(Part):
     sources: list[SourceSpec] = identity(default_factory=list)
     path: str | None = execution(None)
     vocab_size: int = identity()
-    reserved: int = identity(100, neutral=100)
+    reserved: int = option(100)
     bytes_per_source: int = identity()

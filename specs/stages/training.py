@@ -17,6 +17,7 @@ from specs.base import execution, identity, role_of
 from specs.capabilities import OBJECTIVES
 from specs.launch import Parallel
 from specs.model import ModelSpec
+from specs.options import option
 from specs.schedule import Schedule
 from specs.settings import Carry, Lora, Phase, Precision, Settings, Training
 from specs.stages.base import FromCheckpoint, Part, Stage
@@ -78,10 +79,8 @@ def carries(*default: Carry) -> Any:
     """The `carry` field of a kind, with its default."""
     return identity(
         default_factory=lambda: list(default),
-        description=(
-            "what is taken over from the parent. weights: required; optimizer: its states; data: samples "
-            "that were drawn from the same mixture are not drawn again"
-        ),
+        description="what is taken over from the parent. weights: required; optimizer: its states; data:"
+        " samples that were drawn from the same mixture are not drawn again",
     )
 
 
@@ -118,21 +117,15 @@ class Segment(Settings, Part):
     ON_ENGINE: ClassVar[bool] = True
 
     model: ModelSpec = identity()
-    seed: int | None = identity(
-        None, neutral=None, description="seed of new weights; None where all weights are a parent's"
-    )
+    seed: int | None = option(None, description="seed of new weights; None where all weights are a parent's")
     global_batch_size: int = identity()
-    sample_offset: int = identity(
-        0, neutral=0, description="samples of the mixture already drawn when the segment begins"
-    )
-    start_step: int = identity(0, neutral=0)
-    start_tokens: int = identity(0, neutral=0)
+    sample_offset: int = option(0, description="samples of the mixture already drawn when the segment begins")
+    start_step: int = option(0)
+    start_tokens: int = option(0)
     carry: list[Carry] = identity(default_factory=list)
     schedule: Schedule = identity()
-    excluded: list[int] = identity(
-        default_factory=list,
-        neutral=[],
-        description="samples already drawn through the mixtures `excluded:<i>`",
+    excluded: list[int] = option(
+        default_factory=list, description="samples already drawn through the mixtures `excluded:<i>`"
     )
     end_step: int = execution(ge=1)
     source_names: list[str] = execution(
