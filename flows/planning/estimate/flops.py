@@ -95,11 +95,9 @@ def training(segment: Segment) -> int:
     if segment.compared is not None:
         return aligned_teacher(segment) + aligned_student(segment)
     model, once = segment.model, forward(segment.model, segment.sequence_length)
-    lora = segment.adapters
-    if lora is None and segment.trainable:
-        return once.total + backward(segment) + teacher(segment) + products(segment)
-    if lora is None:
-        return 3 * once.total + teacher(segment) + products(segment)
+    if (lora := segment.adapters) is None:
+        passes_back = backward(segment) if segment.trainable else 2 * once.total
+        return once.total + passes_back + teacher(segment) + products(segment)
     adapted = 2 * model.layer_runs * adapters(model, lora.rank, lora.targets)
     below = 0
     if {"wq", "wk", "wv"} <= set(lora.targets):
@@ -116,44 +114,46 @@ def backward(segment: Segment) -> int:
     as much as its forward pass for its own gradient, and as much again for the gradient of its input, if that
     depends on a trained parameter."""
     model, length = segment.model, segment.sequence_length
-    own = trained(model, segment.trainable)
-    every = sizes(model)
-    reached = "tok_embeddings.weight" in own  # whether the states that are read have a gradient
+    own, every = trained(model, segment.trainable), sizes(model)
     total = 0
 
-    def product(prefix: str, read: bool) -> bool:
-        """Counts the matrices whose names begin with `prefix`, which read the same states. Returns whether
-        their outputs have a gradient."""
+    def products(prefix: str, of_input: bool) -> bool:
+        """Counts the matrices whose names begin with `prefix`, which read the same input; `of_input`: whether
+        it has a gradient. Returns whether their outputs have one."""
         nonlocal total
         for name, size in every.items():
             if name.startswith(prefix) and any(part in name for part in MATRICES):
-                total += 2 * size * ((name in own) + read)
-        return read or any(name.startswith(prefix) for name in own)
+                total += 2 * size * ((name in own) + of_input)
+        return of_input or any(name.startswith(prefix) for name in own)
 
+    def attention(layer: str, stream: bool, reads: int) -> bool:
+        nonlocal total
+        normed = stream or f"{layer}_norm.weight" in own
+        inputs = [products(f"{layer}.{name}", normed) for name in MIXER_INPUTS]
+        others = ("q_norm.weight", "k_norm.weight", *OWN)
+        mixed = any(inputs) or any(f"{layer}.{name}" in own for name in others)
+        scores = int(model.scores(length)) * (1 + reads)
+        total += mixed * 2 * 2 * (model.mamba_products(length) if f"{layer}.d" in every else scores)
+        return products(f"{layer}.wo", mixed)
+
+    def feed_forward(layer: str, stream: bool) -> bool:
+        normed = stream or f"{layer}.ffn_norm.weight" in own
+        wide = [products(f"{layer}.feed_forward.{name}", normed) for name in ("gate", "up")]
+        activation = any(name.startswith(f"{layer}.feed_forward.act.") for name in own)
+        return products(f"{layer}.feed_forward.down", activation or any(wide))
+
+    stream = "tok_embeddings.weight" in own  # whether the residual stream has a gradient
     for number, step in enumerate(model.schedule, 1):
-        for half in ("attention", "ffn"):
-            given = []
-            for layer in (f"layers.{index}" for index in step.layers):
-                read = reached or f"{layer}.{half}_norm.weight" in own
-                if half == "attention":
-                    parts = [product(f"{layer}.attention.{one}", read) for one in MIXER_INPUTS]
-                    others = ("q_norm.weight", "k_norm.weight", *OWN)
-                    read = any(parts) or any(f"{layer}.attention.{one}" in own for one in others)
-                    keys = int(model.scores(length)) * (1 + len(step.reads))
-                    mixed = model.mamba_products(length) if f"{layer}.attention.d" in every else keys
-                    total += read * 2 * 2 * mixed
-                    given.append(product(f"{layer}.attention.wo", read))
-                    continue
-                wide = [product(f"{layer}.feed_forward.{name}", read) for name in ("gate", "up")]
-                act = any(name.startswith(f"{layer}.feed_forward.act.") for name in own)
-                given.append(product(f"{layer}.feed_forward.down", act or any(wide)))
-            reached = reached or any(given)
-        reached = reached or (step.normed and "schedule.norm.weight" in own)
-        summed = f"schedule.sums.{number}.weight" in own
-        total += 2 * 2 * len(step.summed) * model.dim * (reached or summed)
-        reached = reached or summed
+        layers = [f"layers.{index}" for index in step.layers]
+        added = [attention(f"{layer}.attention", stream, len(step.reads)) for layer in layers]
+        stream |= any(added)
+        added = [feed_forward(layer, stream) for layer in layers]
+        stream |= any(added) or (step.normed and "schedule.norm.weight" in own)
+        weighted = f"schedule.sums.{number}.weight" in own
+        total += 2 * 2 * len(step.summed) * model.dim * (stream or weighted)
+        stream |= weighted
     head = next(reversed(own), "").startswith("lm_head")
-    return total + 2 * model.outputs * model.dim * (head + (reached or "norm.weight" in own))
+    return total + 2 * model.outputs * model.dim * (head + (stream or "norm.weight" in own))
 
 
 def teacher(segment: Segment) -> int:
@@ -227,9 +227,8 @@ def peak(segment: Segment, gpu: Gpu) -> float:
     if segment.precision.linear == "param" or gpu.float8_flops is None:
         return gpu.bf16_flops
     once = forward(segment.model, segment.sequence_length)
-    rest = (
-        once.scores + once.scans + once.output + once.sums + teacher(segment) / 3
-    )  # per pass: training has three, the teacher one
+    # per pass: training has three, the teacher one
+    rest = once.scores + once.scans + once.output + once.sums + teacher(segment) / 3
     seconds = once.projections / gpu.float8_flops + rest / gpu.bf16_flops
     return (once.projections + rest) / seconds
 

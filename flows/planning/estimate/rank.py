@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from flows.planning.estimate.layer_memory import Device, LayerMemory, busiest_step, layer_runs
-from flows.planning.estimate.sizes import RankSizes, Trained, layers_of_rank, parameters, trained_part
+from flows.planning.estimate.sizes import RankSizes, Trained, parameters, trained_part
 from specs.capabilities import CHUNK_TOKENS
 from specs.layout import backward_passes, micro_batches_in_flight
 from specs.model import ModelSpec
@@ -64,11 +64,8 @@ class Rank(RankSizes):
     """The sizes of one rank of a pipeline on a device."""
 
     def __init__(self, segment: Segment, processes: int, rank: int, device: Device) -> None:
-        super().__init__(segment, processes)
-        self.rank, self.device = rank, device
-        self.stage_layers = layers_of_rank(self.model.n_layers, self.parallel.stages, self.pp, rank)
-        self.first, self.last = rank == 0, rank == self.pp - 1
-        self.piped = self.pp > 1  # then gradients are summed in full until the last micro-batch
+        super().__init__(segment, processes, rank)
+        self.device = device
         self.plain = processes == 1 and self.b == 4  # no FSDP: a layer's gradients are not in memory twice
         # on CPU, the float32 copies of a layout's single shard are not counted
         self.copies = 0 if self.plain or (self.single and self.b == 4 and device == "cpu") else 1
@@ -80,10 +77,6 @@ class Rank(RankSizes):
         has_teacher = self.last or segment.compared is not None
         self.teacher = TeacherMemory.of(segment.teacher_beside if has_teacher else None, self)
         self.backward = self.backward_passes[0]  # the one that is added up
-
-    @property
-    def layers(self) -> int:
-        return sum(self.stage_layers)
 
     @cached_property
     def parameters(self) -> float:
@@ -148,11 +141,6 @@ class Rank(RankSizes):
         return 0.0 if self.piped or self.plain else 4.0 * parameters
 
     @property
-    def words(self) -> float:
-        """Logits of a token on this rank; a reward model has none."""
-        return self.model.vocab_size / self.tp if self.model.head == "vocabulary" else 0.0
-
-    @property
     def chunk(self) -> float:
         """Tokens whose logits exist at a time: losses of log-probabilities take those of one row."""
         return min(CHUNK_TOKENS, self.layer.length if self.objective.recomputes_logits else self.tokens)
@@ -163,7 +151,8 @@ class Rank(RankSizes):
 
     @property
     def gradient_sums(self) -> float:
-        """Bytes of the summed gradients of all parameters."""
+        """Bytes of the summed gradients of all parameters; a pipeline sums them in full until the last
+        micro-batch."""
         return 4.0 * self.trained.total if self.piped else self.gradient_shard
 
     @property
@@ -220,12 +209,12 @@ class Rank(RankSizes):
             mixer = replace(self.layer, mamba=True)
             return len(self.model.mamba_layers) * mixer.compared(compared == "matrix"), 0.0
         if self.runs:
-            reached = [run.kept() for step in self.runs for run in step][self.untouched :]
-            return sum(reached), sum(reached[1:])
+            with_gradients = [run.kept() for step in self.runs for run in step][self.untouched :]
+            return sum(with_gradients), sum(with_gradients[1:])
         layers = [self.stage_layers[0] - self.untouched, *self.stage_layers[1:]]
-        waiting = sum(number * size for number, size in zip(self.in_flight, layers, strict=True))
+        kept = sum(number * size for number, size in zip(self.in_flight, layers, strict=True))
         each = self.layer.kept()
-        return waiting * each, max(0, layers[0] - 1) * each
+        return kept * each, max(0, layers[0] - 1) * each
 
     @cached_property
     def backward_passes(self) -> list[BackwardPass]:
@@ -234,8 +223,8 @@ class Rank(RankSizes):
         if not self.one_round:
             return [BackwardPass(self.gradients_at_loss, kept, self.gradient_sums, kept - freed)]
         each, sizes, passes = self.layer.kept(), self.stage_parameters, []
-        for stage, begins, waiting in backward_passes(self.parallel, self.rank):
-            layers = sum(number * size for number, size in zip(waiting, self.stage_layers, strict=True))
+        for stage, begins, in_flight in backward_passes(self.parallel, self.rank):
+            layers = sum(number * size for number, size in zip(in_flight, self.stage_layers, strict=True))
             before, after = 4.0 * sum(sizes[stage + begins :]), 4.0 * sum(sizes[stage:])
             left = layers - max(0, self.stage_layers[stage] - 1)
             passes.append(BackwardPass(before, layers * each, after, left * each))

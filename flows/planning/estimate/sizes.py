@@ -119,11 +119,11 @@ def micro_batches_of(segment: Segment, processes: int) -> tuple[int, int]:
 
 
 class RankSizes:
-    """The sizes of a rank of a segment on a number of processes, which the layout must fit (`specs.layout`).
-    They are the same for all ranks of a pipeline, of which each has some of the layers."""
+    """The sizes of a rank of a pipeline in a segment on a number of processes, which the layout must fit
+    (`specs.layout`)."""
 
-    def __init__(self, segment: Segment, processes: int) -> None:
-        self.segment, self.processes = segment, processes
+    def __init__(self, segment: Segment, processes: int, rank: int) -> None:
+        self.segment, self.processes, self.rank = segment, processes, rank
         self.model, self.parallel = segment.model, segment.parallel
         self.objective = OBJECTIVES[segment.objective]
         self.tp, self.cp, self.pp = self.parallel.tp, self.parallel.cp, self.parallel.pp
@@ -137,6 +137,12 @@ class RankSizes:
         self.shards = processes // (self.tp * self.cp * self.pp) // copies * self.cp
         self.single = self.shards == 1 and copies == 1  # nothing is gathered
         self.count = parameters(self.model, self.tp)
+        self.piped = self.pp > 1
+        self.first, self.last = rank == 0, rank == self.pp - 1
+        self.stage_layers = layers_of_rank(self.model.n_layers, self.parallel.stages, self.pp, rank)
+        self.layers = sum(self.stage_layers)
+        # logits of a token on this rank; a reward model has none
+        self.words = self.model.vocab_size / self.tp if self.model.head == "vocabulary" else 0.0
 
     def positions(self, model: ModelSpec) -> float:
         """Bytes of the cosines and sines of RoPE, in float32, of a model that reads the same rows."""

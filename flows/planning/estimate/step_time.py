@@ -1,13 +1,12 @@
-"""Estimates the seconds of a training step from the shapes alone: the sums of a rehearsal without its
-operators, so that thousands of layouts can be compared.
+"""Estimates the seconds of a training step from the shapes alone, as a table of terms: the sums of a
+rehearsal without its operators, so that thousands of layouts can be compared.
 
-A step takes the time of a rank's matrix products, attention and memory-bound operators, one after the other,
-of the collectives that are waited for, and of the pipeline's bubble. FSDP's collectives overlap with
-computation; those of tensor, context and pipeline parallelism are waited for, except for the time that
-async_tp hides. Rates and their sources are those of a rehearsal (`apertus_model.rehearsal.rates`).
+A rank's operators run one after the other. Collectives of tensor, context and pipeline parallelism are waited
+for, except for the time that async_tp hides; those of FSDP run beside computation, and only the time beyond
+it is waited for. Rates and their sources are those of a rehearsal (`apertus_model.rehearsal.rates`).
 
-Invariants: a pure function of shapes, layout and rates. `PASSES` and `COMPILED` follow from the operators of
-the model: a change that fuses some of them must change both. `tests/flows/execution/test_rehearsal.py`
+Invariants: a pure function of shapes, layout and rates. `ACCESSES` and `COMPILED` follow from the operators
+of the model: a change that fuses some of them must change both. `tests/flows/execution/test_rehearsal.py`
 compares the sum with that of a rehearsal. Host time is not included.
 
 Shapes: as in `sizes`.
@@ -15,7 +14,7 @@ Shapes: as in `sizes`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -23,22 +22,22 @@ from typing import NamedTuple
 from apertus_model.rehearsal.rates import Rates, hidden_seconds, unmasked
 from apertus_model.rehearsal.records import PAIRS
 from flows.planning.estimate.layer_memory import mixing
-from flows.planning.estimate.sizes import RankSizes, layers_of_rank
+from flows.planning.estimate.sizes import RankSizes
 from specs.capabilities import CHUNK_TOKENS, OPTIMIZERS
 from specs.launch import Parallel
 from specs.stages.training import Segment
 
 
 class Passes(NamedTuple):
-    """The number of times that memory-bound operators read or write a tensor, in elements of the parameters'
-    precision."""
+    """A number for the forward and one for the backward pass of a layer."""
 
     forward: float
     backward: float
 
 
-# By the width of the tensors that they read or write, per layer and token.
-PASSES = {
+# How often memory-bound operators read or write an element of the parameters' precision, per layer and token,
+# by the width of the tensors.
+ACCESSES = {
     "residual": Passes(10, 12),  # norms and sums; shared by ranks with sequence parallelism
     "whole": Passes(0, 6),  # gradients that several matrices give their input
     "heads": Passes(4, 5),  # norm and RoPE of queries and keys, one kernel each
@@ -46,15 +45,8 @@ PASSES = {
     "swiglu": Passes(5, 12),
     "gather": Passes(4, 4),  # sequence parallelism: pieces are copied together before and after an exchange
 }
-# `PASSES` for compiled layers, whose operators between two products are one kernel.
-COMPILED = {
-    "residual": Passes(9, 10),
-    "whole": Passes(0, 7),
-    "heads": PASSES["heads"],
-    "xielu": PASSES["xielu"],
-    "swiglu": Passes(5, 7),
-    "gather": PASSES["gather"],
-}
+# The same for compiled layers, whose operators between two products are one kernel.
+COMPILED = ACCESSES | {"residual": Passes(9, 10), "whole": Passes(0, 7), "swiglu": Passes(5, 7)}
 # Bytes that casts to float8 read or write, per element of a multiplied tensor, forward and backward: weights,
 # inputs of linear layers, and gradients of their outputs. A compiler casts an input of several layers only
 # once. A maximum over a tensor is a pass of its own, unless it is part of the kernel that makes the tensor.
@@ -82,59 +74,49 @@ def bubble(parallel: Parallel, micro_batches: int) -> float:
     return (parallel.pp - 1) / (micro_batches * (parallel.stages // parallel.pp))
 
 
-def of_step(segment: Segment, processes: int, rates: Rates) -> StepTime:
-    """The time of a step on `processes` GPUs; the layout must fit."""
-    work = _Work(segment, processes, rates)
-    ranks = [work.rank(rank) for rank in range(segment.parallel.pp)]
-    return max(ranks, key=lambda time: time.total)
+class RankWork(RankSizes):
+    """What one rank of a pipeline computes and sends in a step, and the seconds of each operator."""
 
-
-def of_rank(segment: Segment, processes: int, rank: int, rates: Rates) -> StepTime:
-    """The time of a step on the GPUs with index `rank` in their pipeline."""
-    return _Work(segment, processes, rates).rank(rank)
-
-
-class _Work(RankSizes):
-    """The work of a layout."""
-
-    def __init__(self, segment: Segment, processes: int, rates: Rates) -> None:
-        super().__init__(segment, processes)
+    def __init__(self, segment: Segment, processes: int, rank: int, rates: Rates) -> None:
+        super().__init__(segment, processes, rank)
         self.rates = rates
+        self.runs = self.layers if self.piped else self.model.layer_runs  # of layers, for a micro-batch
         self.split = self.parallel.sequence_parallel and self.tp > 1
-        self.again = segment.activation_checkpointing
+        self.recomputation = segment.activation_checkpointing
         self.float8 = segment.precision.linear != "param"
-        self.trains = segment.adapters is None
+        self.frozen = segment.adapters is not None  # matrices without gradients of their own
         # tokens that attend to each other: a rehearsal's row is one document, or `pairs` completions
         pairs = 1 if self.objective.rows == "tokens" else 2 * PAIRS
         self.length = -(-segment.sequence_length // pairs)
+        self.states = self.b * self.tokens * self.model.dim  # bytes of those of a micro-batch
 
-    # Exchanges. Ranks are numbered with tp innermost, then cp, dp_shard, dp_replicate and pp.
+    # Ranks are numbered with tp innermost, then cp, dp_shard, dp_replicate and pp.
 
-    def _sent(self, kind: str, size: float, number: int, stride: int) -> float:
+    def sent(self, kind: str, size: float, number: int, stride: int) -> float:
+        """The seconds of an exchange among `number` ranks that lie `stride` apart; 0 for a single rank."""
         return self.rates.between(kind, size, number, _nodes(number, stride, self.rates.gpus_per_node))
 
-    def over_tp(self, kind: str, width: float) -> float:
-        """The seconds of an exchange of whole tensors with `width` bytes per token."""
-        return self._sent(kind, self.tokens * width, self.tp, 1)
+    def over_tp(self, kind: str) -> float:
+        """The seconds of an exchange of states among tensor-parallel ranks."""
+        return self.sent(kind, self.states, self.tp, 1)
 
-    def over_cp(self, kind: str, size: float) -> float:
-        return self._sent(kind, size, self.cp, self.tp)
+    @property
+    def summed_over_tp(self) -> float:
+        """The seconds of a sum of states, of which sequence parallelism leaves each rank a part."""
+        return self.over_tp("reduce-scatter" if self.split else "all-reduce")
 
     def over_fsdp(self, gathered: float, reduced: float) -> float:
         """The seconds of FSDP's gathers of `gathered` parameters and reductions of `reduced` ones, the
         numbers that a rank would have without FSDP."""
-        tp, replicas = self.tp, self.parallel.dp_replicate
-        seconds = self._sent("all-gather", self.b * gathered, self.shards, tp)
-        seconds += self._sent("reduce-scatter", 4 * reduced, self.shards, tp)
-        return seconds + self._sent("all-reduce", 4 * reduced / self.shards, replicas, tp * self.shards)
+        seconds = self.sent("all-gather", self.b * gathered, self.shards, self.tp)
+        seconds += self.sent("reduce-scatter", 4 * reduced, self.shards, self.tp)
+        copies, stride = self.parallel.dp_replicate, self.tp * self.shards
+        return seconds + self.sent("all-reduce", 4 * reduced / self.shards, copies, stride)
 
-    # Operators.
-
-    def product(self, tokens: float, inputs: float, outputs: float, result: float | None = None) -> float:
+    def product(self, tokens: float, inputs: float, outputs: float, result: float = 0.0) -> float:
         """The seconds of a product with a matrix of this rank. `result`: bytes that it adds to."""
-        b = self.b
-        moved = b * (tokens * inputs + inputs * outputs + tokens * outputs) + (result or 0.0)
-        return self.rates.compute(2 * tokens * inputs * outputs, moved, "matrix", b)
+        moved = self.b * (tokens * inputs + inputs * outputs + tokens * outputs) + result
+        return self.rates.compute(2 * tokens * inputs * outputs, moved, "matrix", self.b)
 
     def moved(self, size: float) -> float:
         return self.rates.compute(0, size, "memory", self.b)
@@ -153,200 +135,262 @@ class _Work(RankSizes):
         """The seconds of the products with the matrices of `sides`, forward."""
         if not self.float8:
             return [self.product(self.tokens, *side) for side in self.sides]
-        tokens = self.tokens
-        return [
-            self.rates.compute(
-                2 * tokens * a * b, tokens * a + a * b + self.b * tokens * b, "matrix", 1
-            )
-            for a, b in self.sides
-        ]  # fmt: skip
+        moved = [self.tokens * a + a * b + self.b * self.tokens * b for a, b in self.sides]
+        operations = [2 * self.tokens * a * b for a, b in self.sides]
+        return [self.rates.compute(*one, "matrix", 1) for one in zip(operations, moved, strict=True)]
 
     @cached_property
-    def matrices(self) -> tuple[float, float]:
-        """The seconds of a layer's products, forward, and of those that selective recomputation repeats."""
-        return sum(self.products), sum(self.products[1::2])
-
-    def casts(self) -> Passes:
-        """Casts of a layer to float8, in seconds."""
-        if not self.float8:
-            return Passes(0, 0)
-        compiled = self.segment.compile
-        read = [a for a, _ in self.sides]
-        shared = [read[0], read[3], read[4], read[-1]] if compiled else read
-        sizes = {
-            "weights": sum(a * b for a, b in self.sides),
-            "inputs": self.tokens * sum(shared),
-            "gradients": self.tokens * sum(b for _, b in self.sides),
-        }
-        return self.accesses(COMPILED_CASTS if compiled else CASTS, sizes)
-
-    @cached_property
-    def attention(self) -> float:
+    def scores(self) -> float:
         """The seconds of a layer's scores, forward; the mean of layers that see different numbers of keys."""
-        model, tp, cp = self.model, self.tp, self.cp
+        model = self.model
         seen = model.score_runs / max(1, model.layer_runs)
-        flops = 2 * self.tokens * model.scores(self.length) * seen / tp * unmasked(1, cp)
-        moved = 2 * self.b * self.tokens * (model.query_dim + model.key_dim * cp * seen) / tp
+        flops = 2 * self.tokens * model.scores(self.length) * seen / self.tp * unmasked(1, self.cp)
+        moved = 2 * self.b * self.tokens * (model.query_dim + model.key_dim * self.cp * seen) / self.tp
         return self.rates.compute(flops, moved, "attention", self.b)
 
     @cached_property
     def mixing(self) -> float:
         """The seconds that Mamba-2 takes in place of scores, forward, averaged over all layers: gates, step
         sizes, and products by chunks in float32, of which each tensor that is kept is written and read."""
-        model, tp = self.model, self.tp
+        model = self.model
         if model.mamba is None:
             return 0.0
-        gates, steps = (
-            self.product(self.tokens, model.dim, n / tp) for n in (model.query_dim, model.n_heads)
-        )
-        kept = mixing(model, self.tokens / self.rows, self.b, tp)
-        flops = 2 * self.tokens * model.mamba_products(self.length) / tp
+        gates = self.product(self.tokens, model.dim, model.query_dim / self.tp)
+        steps = self.product(self.tokens, model.dim, model.n_heads / self.tp)
+        kept = mixing(model, self.tokens / self.rows, self.b, self.tp)
+        flops = 2 * self.tokens * model.mamba_products(self.length) / self.tp
         scan = self.rates.compute(flops, 2 * self.tokens * kept, "matrix", 4)
         return (gates + steps + scan) * len(model.mamba_layers) / model.n_layers
 
-    def passes(self) -> Passes:
-        """Memory-bound operators of a layer, in seconds."""
-        model, tp = self.model, self.tp
+    @cached_property
+    def accesses(self) -> Passes:
+        """The seconds of a layer's memory-bound operators, and of its casts to float8."""
+        model, compiled = self.model, self.segment.compile
         widths = {
             "residual": model.dim / self.spread,
             "whole": model.dim,
-            "heads": (model.query_dim + model.key_dim) / tp * (1 if model.qk_norm else 0.5),
-            model.activation: model.ffn_dim / tp,
+            "heads": (model.query_dim + model.key_dim) / self.tp * (1 if model.qk_norm else 0.5),
+            model.activation: model.ffn_dim / self.tp,
             "gather": 2 * model.dim * self.split,
         }
-        scale, passes = self.b * self.tokens, COMPILED if self.segment.compile else PASSES
-        casts, accesses = self.casts(), self.accesses(passes, widths, scale)
-        return Passes(casts.forward + accesses.forward, casts.backward + accesses.backward)
-
-    def accesses(self, passes: Mapping[str, Passes], sizes: Mapping[str, float], scale: float = 1) -> Passes:
-        """The seconds of reading and writing tensors of these sizes, `scale` bytes for each unit of size."""
-        return Passes(
-            self.moved(scale * sum(passes[name].forward * size for name, size in sizes.items())),
-            self.moved(scale * sum(passes[name].backward * size for name, size in sizes.items())),
-        )
-
-    def layer(self) -> tuple[float, float]:
-        """The seconds of computation and of waiting of a layer, for one micro-batch."""
-        products, repeated = self.matrices
-        passes, scores = self.passes(), self.attention
-        compute = products * (3 if self.trains else 2) + scores * (1 + 5 / 2) + sum(passes) + 3 * self.mixing
-        every = products + scores + self.mixing + passes.forward
-        compute += {"none": 0.0, "selective": repeated + passes.forward, "full": every}[self.again]
-        return compute, self.layer_exchanges()
-
-    def layer_exchanges(self) -> float:
-        model, repeats = self.model, self.again != "none"
-        seconds = 0.0
-        if self.tp > 1:
-            whole = self.b * model.dim
-            joined = len(model.schedule) / max(1, model.layer_runs)  # layers of one step send one sum
-            if self.split:
-                gather, scatter = self.over_tp("all-gather", whole), self.over_tp("reduce-scatter", whole)
-                seconds += 2 * (1 + joined) * (gather + scatter)
-                seconds += 2 * repeats * gather + 2 * (self.again == "full") * joined * scatter
-                if self.parallel.async_tp:
-                    seconds -= self.hidden(gather, scatter)
-            else:
-                seconds += (2 + 2 * joined * (1 + repeats)) * self.over_tp("all-reduce", whole)
-            small = 2 if self.split else 4  # gradients of norms, and of xIELU's scalars
-            seconds += small * self._sent("all-reduce", 0, self.tp, 1)
-        if self.cp > 1:
-            keys = self.b * self.rows * self.segment.sequence_length * model.key_dim / self.tp
-            seconds += 2 * (1 + repeats) * self.over_cp("all-gather", keys)
-            seconds += 2 * self.over_cp("reduce-scatter", keys)
-        return seconds
-
-    def hidden(self, gather: float, scatter: float) -> float:
-        """The seconds of a layer's exchanges over tensor-parallel ranks that are hidden by the products that
-        read or made the tensors sent. A cast to float8 needs all of its input, so it hides no gather, and the
-        sum of several products hides nothing."""
-        *reads, output = self.products[:4]
-        *up, down = self.products[4:]
-        parts, repeats, full = self.tp, self.again != "none", self.again == "full"
-
-        def beside(collective: float, products: list[float]) -> float:
-            hidden = 0.0
-            for product in products:
-                hidden += hidden_seconds(collective - hidden, product, parts)
-            return hidden
-
-        seconds = (1 + full) * (beside(scatter, [output]) + beside(scatter, [down]))
-        seconds += beside(scatter, up) * (len(up) == 1)
+        operators = self._seconds(COMPILED if compiled else ACCESSES, widths, self.b * self.tokens)
         if not self.float8:
-            seconds += (1 + repeats) * (beside(gather, reads) + beside(gather, up))
-            seconds += beside(gather, [output] * 2) + beside(gather, [down] * 2)
-        return seconds
+            return operators
+        inputs = [inputs for inputs, _ in self.sides]
+        shared = [inputs[0], inputs[3], inputs[4], inputs[-1]] if compiled else inputs
+        sizes = {
+            "weights": sum(inputs * outputs for inputs, outputs in self.sides),
+            "inputs": self.tokens * sum(shared),
+            "gradients": self.tokens * sum(outputs for _, outputs in self.sides),
+        }
+        casts = self._seconds(COMPILED_CASTS if compiled else CASTS, sizes, 1)
+        return Passes(casts.forward + operators.forward, casts.backward + operators.backward)
 
-    def output(self) -> tuple[float, float]:
-        """The seconds of computation and of waiting of output layer and loss, for one micro-batch."""
-        model, tp = self.model, self.tp
-        if model.head == "reward":  # only a few products with one vector
-            return self.moved(6 * self.b * self.tokens * model.dim), 0.0
-        words, chunks = model.vocab_size / tp, -(-self.tokens // CHUNK_TOKENS)
-        chunk = self.tokens / chunks
-        products = 2 * self.product(chunk, model.dim, words)
-        products += self.product(chunk, model.dim, words, 8 * model.dim * words)  # adds in float32
-        if self.objective.recomputes_logits:
-            products += self.product(chunk, model.dim, words)
-        compute = chunks * (products + self.moved(self.objective.logit_accesses * 4 * chunk * words))
-        compute += self.moved(6 * self.b * self.tokens * model.dim)
-        waited = 0.0
-        if tp > 1:
-            waited = 2 * chunks * self._sent("all-reduce", 4 * chunk, tp, 1)
-            waited += self.over_tp("reduce-scatter" if self.split else "all-reduce", self.b * model.dim)
-        return compute, waited
+    def _seconds(self, passes: Mapping[str, Passes], sizes: Mapping[str, float], scale: float) -> Passes:
+        """The seconds of reading and writing tensors of these sizes, `scale` bytes for each unit of size."""
+        forward = sum(passes[name].forward * size for name, size in sizes.items())
+        backward = sum(passes[name].backward * size for name, size in sizes.items())
+        return Passes(self.moved(scale * forward), self.moved(scale * backward))
 
-    def teacher(self) -> tuple[float, float, float]:
-        """The seconds of computation and of waiting, and the parameters, of a teacher's forward pass over a
-        micro-batch: its layers and its logits."""
-        if (model := self.segment.teacher_beside) is None:
-            return 0.0, 0.0, 0.0
-        alone = {"model": model, "top_k": 1, "activation_checkpointing": "none", "compile": False}
-        work = _Work(self.segment.model_copy(update=alone), self.processes, self.rates)
-        layer = sum(work.products) + work.attention + work.mixing + work.passes().forward
-        words = model.vocab_size / self.tp
-        compute = model.layer_runs * layer + work.product(self.tokens, model.dim, words)
-        count = work.count
-        held = model.n_layers * count.layer + count.embedding + count.head
-        return compute, model.layer_runs * work.layer_exchanges() / 2, held
+    @property
+    def forward(self) -> float:
+        """The seconds of a layer's forward pass."""
+        return sum(self.products) + self.scores + self.mixing + self.accesses.forward
 
-    def rank(self, rank: int) -> StepTime:
-        """The time of a step on the ranks with this index in their pipeline."""
-        model, parallel, count = self.model, self.parallel, self.count
-        pp, many = parallel.pp, self.micro_batches
-        layers = sum(layers_of_rank(model.n_layers, parallel.stages, pp, rank))
-        runs = layers if pp > 1 else model.layer_runs
-        first, last = rank == 0, rank == pp - 1
-        compute, waited = (many * runs * seconds for seconds in self.layer())
-        if last:
-            more, longer = self.output()
-            compute, waited = compute + many * more, waited + many * longer
-        more, longer, held = self.teacher() if last else (0.0, 0.0, 0.0)
-        compute, waited = compute + many * more, waited + many * longer
-        if first:
-            compute += many * self.moved(4 * self.b * self.tokens * model.dim)
-            if parallel.tp > 1:
-                kind = "reduce-scatter" if self.split else "all-reduce"
-                waited += many * self.over_tp(kind, self.b * model.dim)
-        own = layers * count.layer + count.embedding * first + count.head * last
-        hidden, times = 0.0, 1 if pp > 1 else many
-        if held and self.shards > 1:
-            hidden += many * self.over_fsdp(held, 0.0)
-        if self.shards > 1 or parallel.dp_replicate > 1:
-            again = max(0, runs - layers) * count.layer  # each run gathers, and reduces
-            twice = own + again + (runs * count.layer if pp == 1 else 0.0)  # forward and backward
-            reduced = own + again if self.trains else 0.0
-            hidden += times * self.over_fsdp(twice, reduced)
-            compute += times * self.moved(GATHERED * twice + REDUCED * reduced)
-        if pp > 1:
-            compute += many * self.moved(SUMMED * own)
-            stages = parallel.stages // pp
-            ends = 4 * stages - 2 * first - 2 * last  # sends and receives of a micro-batch, both ways
-            size = self.b * self.tokens * model.dim / self.spread
-            waited += many * ends * self._sent("send", size, 2, self.processes // pp)
-        states = max(OPTIMIZERS[self.segment.optimizer.name or "ademamix"].states) if self.trains else 0
-        compute += self.moved((12 + 8 * (2 + states)) * own / self.shards)
-        return StepTime(compute, waited + max(0.0, hidden - compute), bubble(parallel, many))
+    @property
+    def parameters(self) -> float:
+        """The parameters of the rank, before FSDP."""
+        count = self.count
+        return self.layers * count.layer + count.embedding * self.first + count.head * self.last
+
+    @property
+    def gathered_and_reduced(self) -> tuple[float, float]:
+        """The parameters that FSDP gathers and reduces, for each run of a layer. Layers are gathered again
+        for the backward pass, but not in a pipeline."""
+        each = self.parameters + max(0, self.runs - self.layers) * self.count.layer
+        again = 0.0 if self.piped else self.runs * self.count.layer
+        return each + again, 0.0 if self.frozen else each
+
+    @cached_property
+    def teacher(self) -> RankWork:
+        """The forward passes of a teacher, of which the last rank of a pipeline has all."""
+        alone = {"activation_checkpointing": "none", "compile": False, "model": self.segment.teacher_beside}
+        return RankWork(self.segment.model_copy(update=alone), self.processes, self.rank, self.rates)
+
+
+def recomputed(rank: RankWork) -> float:
+    """The part of a layer's forward pass that runs again: every second product, or all."""
+    selective = sum(rank.products[1::2]) + rank.accesses.forward
+    return {"none": 0.0, "selective": selective, "full": rank.forward}[rank.recomputation]
+
+
+def tensor_parallel(rank: RankWork) -> float:
+    """The exchanges of a layer's states: two halves, forward and backward. With sequence parallelism, a half
+    gathers them and scatters their sum; without, it sums them. Layers of one step of a schedule send one sum.
+    Recomputation repeats the gathers; if full, the sums as well."""
+    again, full = rank.recomputation != "none", rank.recomputation == "full"
+    sums = len(rank.model.schedule) / max(1, rank.model.layer_runs)
+    small = rank.sent("all-reduce", 0, rank.tp, 1)  # gradients of norms, and of xIELU's scalars
+    if not rank.split:
+        return (2 + 2 * sums * (1 + again)) * rank.over_tp("all-reduce") + 4 * small
+    gather, scatter = rank.over_tp("all-gather"), rank.over_tp("reduce-scatter")
+    seconds = 2 * (1 + sums) * (gather + scatter) + 2 * again * gather + 2 * full * sums * scatter
+    return seconds - (hidden(rank, gather, scatter) if rank.parallel.async_tp else 0.0) + 2 * small
+
+
+def hidden(rank: RankWork, gather: float, scatter: float) -> float:
+    """The seconds of a layer's exchanges that async_tp hides behind the products that read or made what is
+    sent. A cast to float8 needs all of its input, so it hides no gather, and the sum of several products
+    hides nothing."""
+    *reads, output = rank.products[:4]
+    *up, down = rank.products[4:]
+    again, full = rank.recomputation != "none", rank.recomputation == "full"
+
+    def beside(collective: float, products: list[float]) -> float:
+        overlapped = 0.0
+        for product in products:
+            overlapped += hidden_seconds(collective - overlapped, product, rank.tp)
+        return overlapped
+
+    seconds = (1 + full) * (beside(scatter, [output]) + beside(scatter, [down]))
+    seconds += beside(scatter, up) * (len(up) == 1)
+    if not rank.float8:
+        seconds += (1 + again) * (beside(gather, reads) + beside(gather, up))
+        seconds += beside(gather, [output] * 2) + beside(gather, [down] * 2)
+    return seconds
+
+
+def context_parallel(rank: RankWork) -> float:
+    """The gathers of a layer's keys and values, which recomputation repeats, and the sums of gradients."""
+    keys = rank.b * rank.rows * rank.segment.sequence_length * rank.model.key_dim / rank.tp
+    gathers = 2 * (1 + (rank.recomputation != "none")) * rank.sent("all-gather", keys, rank.cp, rank.tp)
+    return gathers + 2 * rank.sent("reduce-scatter", keys, rank.cp, rank.tp)
+
+
+def logits(rank: RankWork) -> float:
+    """The products of the output layer, by chunks: forward, again if the loss recomputes them, and backward
+    for states and weight, whose gradient is added in float32; and the loss. A reward takes almost no time."""
+    if not rank.words:
+        return 0.0
+    dim, chunks = rank.model.dim, -(-rank.tokens // CHUNK_TOKENS)
+    chunk = rank.tokens / chunks
+    products = (2 + rank.objective.recomputes_logits) * rank.product(chunk, dim, rank.words)
+    products += rank.product(chunk, dim, rank.words, 8 * dim * rank.words)
+    return chunks * (products + rank.moved(rank.objective.logit_accesses * 4 * chunk * rank.words))
+
+
+def sums_of_output(rank: RankWork) -> float:
+    """Two sums of a number per token over the shares of the vocabulary, and that of the states' gradient."""
+    if not rank.words:
+        return 0.0
+    chunks = -(-rank.tokens // CHUNK_TOKENS)
+    return 2 * chunks * rank.sent("all-reduce", 4 * rank.tokens / chunks, rank.tp, 1) + rank.summed_over_tp
+
+
+def teacher(rank: RankWork) -> float:
+    """The forward passes of a teacher's layers, and its logits."""
+    model = rank.teacher.model
+    words = rank.product(rank.tokens, model.dim, model.vocab_size / rank.tp)
+    return model.layer_runs * rank.teacher.forward + words
+
+
+def teacher_exchanges(rank: RankWork) -> float:
+    """Those of its layers, which go forward only."""
+    each = tensor_parallel(rank.teacher) + context_parallel(rank.teacher)
+    return rank.teacher.model.layer_runs * each / 2
+
+
+def teacher_gathers(rank: RankWork) -> float:
+    count, layers = rank.teacher.count, rank.teacher.model.n_layers
+    whole = layers * count.layer + count.embedding + count.head
+    return rank.over_fsdp(whole, 0.0) if rank.shards > 1 else 0.0
+
+
+def copies(rank: RankWork) -> float:
+    gathered, reduced = rank.gathered_and_reduced
+    return rank.moved(GATHERED * gathered + REDUCED * reduced)
+
+
+def sends(rank: RankWork) -> float:
+    """The states of a micro-batch that a pipeline's stages send and receive, and their gradients."""
+    ends = 4 * len(rank.stage_layers) - 2 * rank.first - 2 * rank.last
+    return ends * rank.sent("send", rank.states / rank.spread, 2, rank.processes // rank.pp)
+
+
+def update(rank: RankWork) -> float:
+    """Reads of gradients, and reads and writes of weights and the optimizer's states, all in float32."""
+    states = 0 if rank.frozen else max(OPTIMIZERS[rank.segment.optimizer.name or "ademamix"].states)
+    return rank.moved((12 + 8 * (2 + states)) * rank.parameters / rank.shards)
+
+
+TIMES: dict[str, Callable[[RankWork], float]] = {
+    "layers": lambda rank: rank.micro_batches * rank.runs,
+    "embedding": lambda rank: rank.micro_batches * rank.first,
+    "output": lambda rank: rank.micro_batches * rank.last,
+    "teacher": lambda rank: rank.micro_batches * rank.last * (rank.segment.teacher_beside is not None),
+    "pipeline": lambda rank: rank.micro_batches * rank.piped,
+    "weights": lambda rank: 0 if rank.single else 1 if rank.piped else rank.micro_batches,
+    "step": lambda rank: 1,
+}
+"""How often a step has a term: for each micro-batch, where the rank has such layers."""
+
+
+class Term(NamedTuple):
+    """A term of the time of a rank's step."""
+
+    name: str
+    part: str  # of the step: "compute"; "waited"; "beside", collectives that computation may hide
+    times: str  # of `TIMES`
+    seconds: Callable[[RankWork], float]
+
+
+TERMS = (
+    # forward, and backward for the gradients of inputs and of trained matrices
+    Term("products", "compute", "layers", lambda rank: sum(rank.products) * (2 if rank.frozen else 3)),
+    # the backward kernel computes five products where the forward kernel has two
+    Term("scores", "compute", "layers", lambda rank: rank.scores * (1 + 5 / 2)),
+    Term("Mamba-2", "compute", "layers", lambda rank: 3 * rank.mixing),
+    Term("memory-bound operators", "compute", "layers", lambda rank: sum(rank.accesses)),
+    Term("recomputation", "compute", "layers", recomputed),
+    Term("tensor parallelism", "waited", "layers", tensor_parallel),
+    Term("context parallelism", "waited", "layers", context_parallel),
+    Term("embedding", "compute", "embedding", lambda rank: rank.moved(4 * rank.states)),
+    Term("sum of embeddings", "waited", "embedding", lambda rank: rank.summed_over_tp),
+    Term("last norm", "compute", "output", lambda rank: rank.moved(6 * rank.states)),
+    Term("logits and loss", "compute", "output", logits),
+    Term("sums of the output", "waited", "output", sums_of_output),
+    Term("teacher", "compute", "teacher", teacher),
+    Term("exchanges of the teacher", "waited", "teacher", teacher_exchanges),
+    Term("gathers of the teacher", "beside", "teacher", teacher_gathers),
+    Term("FSDP", "beside", "weights", lambda rank: rank.over_fsdp(*rank.gathered_and_reduced)),
+    Term("copies around FSDP", "compute", "weights", copies),
+    Term("sums over micro-batches", "compute", "pipeline", lambda rank: rank.moved(SUMMED * rank.parameters)),
+    Term("sends of a pipeline", "waited", "pipeline", sends),
+    Term("update", "compute", "step", update),
+)
+"""The time of a rank's step, term by term."""
+
+
+def of_step(segment: Segment, processes: int, rates: Rates) -> StepTime:
+    """The time of a step on `processes` GPUs; the layout must fit. Ranks with as many layers take the same
+    time, but for the first and the last."""
+    ranks = [RankWork(segment, processes, rank, rates) for rank in range(segment.parallel.pp)]
+    unlike = {(rank.layers, rank.first, rank.last): rank for rank in ranks}
+    return max(map(_time, unlike.values()), key=lambda time: time.total)
+
+
+def of_rank(segment: Segment, processes: int, rank: int, rates: Rates) -> StepTime:
+    """The time of a step on the GPUs with index `rank` in their pipeline."""
+    return _time(RankWork(segment, processes, rank, rates))
+
+
+def _time(rank: RankWork) -> StepTime:
+    parts = dict.fromkeys(("compute", "waited", "beside"), 0.0)
+    for term in TERMS:
+        if times := TIMES[term.times](rank):
+            parts[term.part] += times * term.seconds(rank)
+    waited = parts["waited"] + max(0.0, parts["beside"] - parts["compute"])
+    return StepTime(parts["compute"], waited, bubble(rank.parallel, rank.micro_batches))
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, cast
 
@@ -16,8 +16,9 @@ from flows.planning.unavailable import Unavailable, is_local, provisional
 from infra.store import Artifact, Store
 from infra.store.hugging_face import FOLDER_FILES, TOKENIZER_FILES, HubModel
 from infra.store.inputs import Listing, SourceError, list_source, locked_digest
+from specs.base import Spec
 from specs.dependencies import MODELS, uses
-from specs.errors import FieldPath, Problem
+from specs.errors import FieldPath, Problem, did_you_mean
 from specs.hugging_face import not_representable
 from specs.locations import RULE
 from specs.model import ModelSpec
@@ -26,6 +27,7 @@ from specs.sources import SourceSpec, resolve_url
 from specs.stages import STAGES
 from specs.stages.base import Part
 from specs.stages.export import ExportPart
+from specs.stages.gates import Gated
 from specs.stages.import_model import ImportModelPart
 from specs.stages.model_folder import ModelFolderPart
 from specs.stages.rewrite import RewriteStage
@@ -68,8 +70,10 @@ class Builder:
         kind: str = "",
         **numbers: Any,
     ) -> Node:
-        """Adds a part. `kind` is that of the part if it differs from the stage's; the version is that of the
-        kind."""
+        """Adds a part, unless there is one with this name. `kind` is that of the part if it differs from the
+        stage's; the version is that of the kind."""
+        if (existing := self.graph.nodes.get(name)) is not None:
+            return existing
         stage = self.pipeline.stages[stage_name]
         kind = kind or stage.kind
         version = STAGES[kind].VERSION if kind in STAGES else part.VERSION
@@ -98,6 +102,17 @@ class Builder:
         if new not in self.problems:
             self.problems.append(new)
 
+    def stated_metrics(self, name: str) -> Iterator[tuple[FieldPath, str]]:
+        """The metrics of a stage that its gates and published scores name, with their paths."""
+        stage = cast(Gated, self.pipeline.stages[name])
+        for index, gate in enumerate(stage.gates):
+            yield ("stages", name, "gates", index, "metric"), gate.metric
+        for metric in stage.published_scores():
+            yield ("stages", name, "reference", metric), metric
+
+    def unknown_metric(self, path: FieldPath, name: str, metric: str, known: Iterable[str]) -> None:
+        self.problem(path, f"'{name}' will not have a metric '{metric}'", did_you_mean(metric, known))
+
     def unreadable(self, path: FieldPath, error: SourceError, fix: str, url: str) -> None:
         """Adds the problem of files that cannot be read. Where they are local, the fix says where a relative
         path begins."""
@@ -107,14 +122,8 @@ class Builder:
         """A source as an input, by the digest of its content."""
         if name not in self.graph.digests:
             source = self.pipeline.sources[name]
-            self._digest(
-                name,
-                name,
-                source,
-                ("sources", name),
-                "correct the url or the globs.",
-                source.declared is not None,
-            )
+            fix = "correct the url or the globs."
+            self._digest(name, name, source, ("sources", name), fix, source.declared is not None)
         return Input("external", self.graph.digests[name], name)
 
     def folder(self, key: str, url: str, include: list[str], path: FieldPath, fix: str) -> Input:
@@ -171,6 +180,10 @@ class Builder:
     def part(self, ref: Reference) -> Input:
         """An artifact that is not a checkpoint: the named part, or the stage's last one."""
         return reads(self.graph.part(ref))
+
+    def parts(self, refs: Iterable[Reference]) -> list[Input]:
+        """Several of these, in the order of their fingerprints."""
+        return sorted(map(self.part, refs), key=lambda read: read.fingerprint)
 
     def shortest(self, conversations: Iterable[Input], split: str, what: str = "shortest") -> int:
         """The tokens of the shortest conversation of a split, or of the shortest prompt (`shortest_prompt`);
@@ -236,11 +249,12 @@ class Builder:
             message = f"vLLM cannot compute model.{_own_part(exported)}"
             self.problem(path, message, "use engine: transformers.")
 
-    def same_tokenizer(self, path: FieldPath, what: str, its: Input, models: Input) -> None:
-        """Checks that data and model have the same tokenizer: token ids mean nothing to a model that was
-        trained with another one. `models` is the model's tokenizer, or an imported checkpoint.
+    def same_tokenizer(self, path: FieldPath, read: Input, models: Input) -> None:
+        """Checks that data, or a checkpoint, have a model's tokenizer: token ids mean nothing to a model that
+        was trained with another one. `models` is the model's tokenizer, or an imported checkpoint.
 
         Two tokenizers are the same if their tokenizer.json files are, however they were made."""
+        its = self.tokenizer_of(read)
         if its.fingerprint == models.fingerprint:
             return
         own, wanted = self.tokenizer_digest(its), self.tokenizer_digest(models)
@@ -249,7 +263,7 @@ class Builder:
         shown = f" (tokenizer.json {own[:12] if own else 'not made yet'} and {wanted[:12]})" if wanted else ""
         reference = origin(self.graph.nodes[models.name])
         trained = f"'{models.name}'" if reference is None else f"that of '{reference}'"
-        message = f"'{what}' is tokenised by '{its.name}', the model was trained with {trained}{shown}"
+        message = f"'{read.name}' is tokenised by '{its.name}', the model was trained with {trained}{shown}"
         made = f"'{models.name}'" if reference is None else f"a tokenizer stage that states from: {reference}"
         self.problem(path, message, f"use data made with {made}.")
 
@@ -268,18 +282,9 @@ class Builder:
         name = f"{stage}/import" if field == "from" else f"{stage}/import-{field}"
         if (existing := self.graph.nodes.get(name)) is not None:
             return existing
-        part = ImportModelPart(
-            model=model.model,
-            url=model.url,
-            reference=model.reference,
-            chat=model.chat,
-            license=model.license,
-            language=model.language,
-        )
+        part = ImportModelPart(**shared(model, ImportModelPart))
         inputs = {"folder": self.model_folder(str(ref), model, list(model.files), path)}
-        return self.node(
-            name, stage, part, inputs, kind="import_model", start_step=0, end_step=1, phase=str(ref)
-        )
+        return self.node(name, stage, part, inputs, kind="import_model", end_step=1, phase=str(ref))
 
     def other_model(self, ref: Reference) -> HubModel | None:
         """The model of a reference, if it is of another architecture, which is not trained; None for any
@@ -294,16 +299,7 @@ class Builder:
             return existing
         files = [*model.files, *FOLDER_FILES]
         key = str(ref) if str(ref) in self.graph.unavailable else f"{ref}{FOLDER}"
-        part = ModelFolderPart(
-            url=model.url,
-            files=files,
-            reference=model.reference,
-            weight_bytes=model.weight_bytes,
-            shape=model.shape,
-            dtype=model.dtype,
-            license=model.license,
-            language=model.language,
-        )
+        part = ModelFolderPart(**shared(model, ModelFolderPart) | {"files": files})
         inputs = {"folder": self.model_folder(key, model, files, path)}
         return self.node(name, stage, part, inputs, kind="model_folder")
 
@@ -350,6 +346,16 @@ def origin(node: Node) -> str | None:
     if folder is not None and folder.name.startswith(HUGGING_FACE):
         return folder.name.removesuffix(TOKENIZER).removesuffix(FOLDER)
     return None
+
+
+def shared(stage: Spec | HubModel, part: type[Part]) -> dict[str, Any]:
+    """What a stage, some settings or a model state under the names of a part's fields."""
+    return {name: getattr(stage, name) for name in part.model_fields if hasattr(stage, name)}
+
+
+def numbered(role: str, inputs: Iterable[Input]) -> dict[str, Input]:
+    """Inputs of one role, `<role>:<number>`."""
+    return {f"{role}:{number}": read for number, read in enumerate(inputs)}
 
 
 def reads(node: Node, step: int | None = None) -> Input:

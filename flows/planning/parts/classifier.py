@@ -12,7 +12,7 @@ from typing import Any, cast
 import fsspec
 
 from flows.planning.graph import Input
-from flows.planning.parts.builder import Builder, reads
+from flows.planning.parts.builder import Builder, numbered, reads, shared
 from infra.store.inputs import Listing
 from specs.errors import FieldPath, did_you_mean
 from specs.filters import ScoreFilter, scored
@@ -37,25 +37,15 @@ def add_classifier(builder: Builder, name: str) -> None:
         for source, labelled in stage.sources.items()
     ]
     labelled.sort(key=lambda pair: (pair[0].fingerprint, pair[1] or ""))
-    inputs = {f"source:{index}": read for index, (read, _) in enumerate(labelled)}
+    inputs = numbered("source", (read for read, _ in labelled))
     if stage.reference is not None:
         inputs["reference"] = _features(builder, name, stage.reference, None)
-    part = ClassifierPart(
-        training=stage.training,
-        labels=[label for _, label in labelled],
-        validation=stage.validation,
-        balance=stage.balance,
-        by_language=stage.by_language,
-        percentiles=stage.percentiles,
-        seed=stage.seed,
-    )
-    builder.node(name, name, part, inputs)
+    labels = [label for _, label in labelled]
+    builder.node(name, name, ClassifierPart(**shared(stage, ClassifierPart) | {"labels": labels}), inputs)
     metrics = stage.metrics()
-    for index, gate in enumerate(stage.gates):
-        if metrics is not None and gate.metric not in metrics:
-            message = f"'{name}' will not have a metric '{gate.metric}'"
-            path: FieldPath = ("stages", name, "gates", index, "metric")
-            builder.problem(path, message, did_you_mean(gate.metric, metrics))
+    for path, metric in builder.stated_metrics(name):
+        if metrics is not None and metric not in metrics:
+            builder.unknown_metric(path, name, metric, metrics)
 
 
 def _features(builder: Builder, name: str, source: str, label_column: str | None) -> Input:
@@ -64,13 +54,10 @@ def _features(builder: Builder, name: str, source: str, label_column: str | None
     spec, training = builder.pipeline.sources[source], stage.training
     columns = [column for column in (label_column, stage.language_column) if column is not None]
     if columns and spec.format not in TABLES:
-        path: FieldPath = (
-            ("stages", name, "sources", source, "label_column")
-            if label_column
-            else ("stages", name, "language_column")
-        )
+        field = ("sources", source, "label_column") if label_column else ("language_column",)
         message = f"it reads column '{columns[0]}', which documents of format {spec.format} do not have"
-        builder.problem(path, message, f"name a source in rows: {', '.join(TABLES)}.")
+        fix = f"name a source in rows: {', '.join(TABLES)}."
+        builder.problem(("stages", name, *field), message, fix)
         columns = []
     inputs = {"documents": builder.documents(source)}
     encoder = None

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any, cast
 
 from flows.planning.graph import Input
-from flows.planning.parts.builder import Builder
+from flows.planning.parts.builder import Builder, numbered, shared
 from flows.planning.parts.classifier import scores
 from flows.planning.parts.domain_weights import learned_sources
 from specs.errors import FieldPath, SpecError
@@ -36,19 +36,14 @@ def add_tokenizer(builder: Builder, name: str) -> None:
         vocab_size = stage.vocab_size if "vocab_size" in stage.model_fields_set else None
         builder.model_tokenizer(stage.from_, name, name, ("stages", name, "from"), vocab_size)
         return
-    inputs = {f"source:{index}": builder.documents(source) for index, source in enumerate(stage.sources)}
+    inputs = numbered("source", map(builder.documents, stage.sources))
     if stage.path is not None:
         path = ("stages", name, "path")
         inputs["folder"] = builder.folder(
             f"{name}.path", stage.path, ["*.json", "*.jinja"], path, "name a folder with tokenizer.json."
         )
-    part = TokenizerPart(
-        sources=[builder.pipeline.sources[source] for source in stage.sources],
-        path=stage.path,
-        vocab_size=stage.vocab_size,
-        reserved=stage.reserved,
-        bytes_per_source=stage.bytes_per_source,
-    )
+    sources = [builder.pipeline.sources[source] for source in stage.sources]
+    part = TokenizerPart(**shared(stage, TokenizerPart) | {"sources": sources})
     builder.node(name, name, part, inputs)
 
 
@@ -61,9 +56,8 @@ def add_corpus(builder: Builder, name: str) -> None:
         texts = {key: planted.documents for key, planted in process.planted.items() if planted.documents}
         inputs |= scores(builder, name, source)
         inputs |= {f"planted:{key}": builder.documents(text) for key, text in texts.items()}
-        own = {"memory": stage.memory, "shard_tokens": stage.shard_tokens}
         planted = {key: sources[text] for key, text in texts.items()}
-        _add_source(builder, name, source, CorpusPart, inputs, planted=planted, **own)
+        _add_source(builder, name, source, CorpusPart, inputs, planted=planted)
 
     _add_in_order(builder, name, add)
 
@@ -130,8 +124,7 @@ def _add_in_order(builder: Builder, name: str, add_part: Callable[[str, dict[str
             if isinstance(chosen, GLOBAL_FILTERS):
                 path: FieldPath = ("stages", name, "sources", source, "filters", step, "not_in")
                 parts = [seen(chosen, text, (*path, at)) for at, text in enumerate(chosen.not_in)]
-                parts.sort(key=lambda read: read.fingerprint)
-                inputs |= {f"not_in:{step}:{number}": read for number, read in enumerate(parts)}
+                inputs |= numbered(f"not_in:{step}", sorted(parts, key=lambda read: read.fingerprint))
         waiting.pop()
         add_part(source, inputs)
 
@@ -169,10 +162,9 @@ def _add_source(
     inputs = {"tokenizer": builder.part(stage.tokenizer), "documents": builder.documents(source)}
     listing = builder.graph.listings.get(source)
     part = kind(
+        **shared(stage, kind),
         source=builder.pipeline.sources[source],
         process=stage.sources[source],
-        seed=stage.seed,
-        files_per_task=stage.files_per_task,
         listing=[file.path for file in listing.files] if listing else [],
         **fields,
     )
@@ -201,7 +193,7 @@ def add_mixture(builder: Builder, name: str) -> None:
             proportional=field == "proportional",
             seed=stage.seed,
         )
-        inputs = {f"source:{index}": read for index, (read, *_) in enumerate(chosen)} | further
+        inputs = numbered("source", (read for read, *_ in chosen)) | further
         builder.node(f"{name}/{number}" if stage.anneal else name, name, part, inputs)
         if len({read.fingerprint for read, *_ in chosen}) < len(chosen):
             builder.problem(("stages", name, field), "two of these are the same", "add their weights.")

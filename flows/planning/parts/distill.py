@@ -42,7 +42,7 @@ def add_teacher(
         builder.problem(path, message, "name the checkpoint whose attention was replaced.")
     imported = builder.graph.nodes[teacher.name].imported
     models = teacher if imported else builder.tokenizer_of(teacher)
-    builder.same_tokenizer(path, inputs["mixture"].name, inputs["tokenizer"], models)
+    builder.same_tokenizer(path, inputs["mixture"], models)
     taught = {"teacher": trajectory.model}
     if stage.top_k is None:
         return {"teacher": teacher}, taught

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import cast
 
 from flows.planning.graph import Input, Node
-from flows.planning.parts.builder import Builder, reads
-from specs.errors import FieldPath, did_you_mean
+from flows.planning.parts.builder import Builder, numbered, reads, shared
+from specs.errors import FieldPath
 from specs.stages.evaluate_tokenizers import (
     COUNTS,
     ComparedTokenizer,
@@ -29,25 +29,22 @@ def add_evaluate_tokenizers(builder: Builder, name: str) -> None:
     inputs = {"text": reads(text)}
     for key, compared in stage.tokenizers.items():
         inputs[f"{COUNTS}{key}"] = reads(_counts(builder, name, key, compared, text))
-    part = EvaluateTokenizersPart(
-        parity_to=stage.parity_to, against=stage.against or next(iter(stage.tokenizers)), seed=stage.seed
-    )
+    against = stage.against or next(iter(stage.tokenizers))
+    part = EvaluateTokenizersPart(**shared(stage, EvaluateTokenizersPart) | {"against": against})
     builder.node(name, name, part, inputs)
-    for index, gate in enumerate(stage.gates):
-        _check_metric(builder, stage, part, gate.metric, ("stages", name, "gates", index, "metric"))
-    for metric in stage.reference:
-        _check_metric(builder, stage, part, metric, ("stages", name, "reference", metric))
+    for path, metric in builder.stated_metrics(name):
+        # languages that the stage does not state are unknown until the text is read
+        languages = stage.languages or metric.split("/")[2:3]
+        if metric not in part.metrics(stage.tokenizers, languages):
+            known = part.metrics(stage.tokenizers, stage.languages or [stage.parity_to])
+            builder.unknown_metric(path, name, metric, known)
 
 
 def _text(builder: Builder, name: str, stage: EvaluateTokenizersStage) -> Node:
-    part = ParallelTextPart(
-        sources=[builder.pipeline.sources[source] for source in stage.sources],
-        language_column=stage.language_column,
-        languages=sorted(stage.languages),
-        lines=stage.lines,
-        incomplete=stage.incomplete,
-    )
-    inputs = {f"source:{index}": builder.documents(source) for index, source in enumerate(stage.sources)}
+    sources = [builder.pipeline.sources[source] for source in stage.sources]
+    own = {"sources": sources, "languages": sorted(stage.languages)}
+    part = ParallelTextPart(**shared(stage, ParallelTextPart) | own)
+    inputs = numbered("source", map(builder.documents, stage.sources))
     return builder.node(f"{name}/text", name, part, inputs, kind="parallel_text")
 
 
@@ -61,18 +58,3 @@ def _counts(builder: Builder, name: str, key: str, compared: ComparedTokenizer, 
         inputs["folder"] = builder.folder(f"{name}.{key}", compared.path, [TOKENIZER_FILE], at, fix)
     part = TokenCountsPart(path=compared.path)
     return builder.node(f"{name}/counts/{key}", name, part, inputs, kind="token_counts")
-
-
-def _check_metric(
-    builder: Builder,
-    stage: EvaluateTokenizersStage,
-    part: EvaluateTokenizersPart,
-    metric: str,
-    path: FieldPath,
-) -> None:
-    """Adds a problem for a metric that the evaluation will not have. Languages that the stage does not state
-    are unknown until the text is read."""
-    languages = stage.languages or metric.split("/")[2:3]
-    if metric not in part.metrics(stage.tokenizers, languages):
-        known = part.metrics(stage.tokenizers, stage.languages or [stage.parity_to])
-        builder.problem(path, f"'{path[1]}' will not have a metric '{metric}'", did_you_mean(metric, known))

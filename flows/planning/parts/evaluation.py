@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 from apertus_model.evaluation.harness.metrics import is_known
 from flows.planning.graph import Input, Node
-from flows.planning.parts.builder import Builder, reads
+from flows.planning.parts.builder import Builder, numbered, reads, shared
 from flows.planning.parts.harness import add_harness, suite_of
 from flows.planning.parts.preferences import (
     add_completions,
@@ -16,18 +16,20 @@ from flows.planning.parts.preferences import (
     add_rewards,
     check_asked,
     check_room,
+    exported,
 )
 from infra.store.hugging_face import HubModel
 from specs.errors import FieldPath, did_you_mean
 from specs.planted import Canaries
 from specs.stages.corpus import CorpusSource, CorpusStage
 from specs.stages.evaluate import CONTINUATIONS, SUITE, EvaluatePart, EvaluateStage
-from specs.stages.export import ExportPart, ExportStage
+from specs.stages.export import ExportStage
 from specs.stages.memorisation import ContinuationsPart, Memorisation
 from specs.stages.preference_data import PromptsPart
 from specs.stages.probe import ProbePart, ProbeStage
 from specs.stages.select import SelectPart, SelectStage
 from specs.trajectory import Trajectory, candidates
+from specs.units import Reference
 
 EXTRAPOLATION = 16
 """The largest ratio of the length of held-out sequences to the model's context: the context of Apertus grows
@@ -43,20 +45,15 @@ def add_evaluate(builder: Builder, name: str) -> None:
         return
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
     tokenizer = builder.tokenizer_of(checkpoint)
-    sources = [builder.part(source) for source in stage.sources]
-    for index, source in enumerate(sources):
-        builder.same_tokenizer((*at, "sources", index), source.name, builder.tokenizer_of(source), tokenizer)
-    inputs = {"checkpoint": checkpoint, "tokenizer": tokenizer}
-    inputs |= {f"source:{index}": source for index, source in enumerate(sources)}
+    sources = _held_out(builder, at, stage.sources, tokenizer)
+    inputs = {"checkpoint": checkpoint, "tokenizer": tokenizer, **sources}
     memorisation = stage.memorisation
     if memorisation:
         _check_probes(builder, memorisation, (*at, "memorisation"))
         model = add_model(builder, name, checkpoint, trajectory)
         inputs |= _continuations(builder, name, memorisation, model)
-    if stage.by_position:
-        _check_length(
-            builder, stage.by_position.sequence_length, trajectory, (*at, "by_position", "sequence_length")
-        )
+    if by := stage.by_position:
+        _check_length(builder, by.sequence_length, trajectory, (*at, "by_position", "sequence_length"))
     _check_length(builder, stage.sequence_length, trajectory, (*at, "sequence_length"))
     if stage.generation:
         model = add_model(builder, name, checkpoint, trajectory)
@@ -65,20 +62,15 @@ def add_evaluate(builder: Builder, name: str) -> None:
         model = add_model(builder, name, checkpoint, trajectory)
         inputs |= add_harness(builder, name, stage, reads(model), trajectory.chat)
     against_trajectory = _compare(builder, name, stage, inputs) if stage.against else None
-    part = EvaluatePart(
-        model=trajectory.model,
-        sequence_length=_length(builder, stage, trajectory),
-        samples=stage.samples,
-        by_position=stage.by_position,
-        memorisation=memorisation,
-        canaries=_exposed(builder, memorisation),
-        shown=stage.generation.shown if stage.generation else 0,
-        against_model=against_trajectory.model if against_trajectory else None,
-        source_names=[source.name for source in sources],
-        name=checkpoint.name,
-        against_name=_against_name(inputs),
-    )
-    _add_gated(builder, name, stage, part, inputs)
+    own = {
+        "model": trajectory.model,
+        "sequence_length": _length(builder, stage, trajectory),
+        "canaries": _exposed(builder, memorisation),
+        "against_model": against_trajectory.model if against_trajectory else None,
+        "source_names": [source.name for source in sources.values()],
+        "name": checkpoint.name,
+    }
+    _add_evaluation(builder, name, stage, inputs, own)
 
 
 def _add_other(builder: Builder, name: str, stage: EvaluateStage, model: HubModel) -> None:
@@ -93,32 +85,28 @@ def _add_other(builder: Builder, name: str, stage: EvaluateStage, model: HubMode
         inputs |= add_harness(builder, name, stage, reads(folder), model.chat)
     if stage.against:
         _compare(builder, name, stage, inputs)
-    part = EvaluatePart(
-        model=None,
-        sequence_length=model.context,
-        samples=stage.samples,
-        shown=stage.generation.shown if stage.generation else 0,
-        source_names=[],
-        name=str(stage.from_),
-        against_name=_against_name(inputs),
-    )
-    _add_gated(builder, name, stage, part, inputs)
+    own = {"model": None, "sequence_length": model.context, "name": str(stage.from_)}
+    _add_evaluation(builder, name, stage, inputs, own | {"source_names": []})
 
 
-def _against_name(inputs: dict[str, Input]) -> str:
-    """The name of the model that an evaluation is compared with, or else of the model's evaluation."""
-    read = inputs.get("against_checkpoint") or inputs.get("against")
-    return read.name if read else ""
-
-
-def _add_gated(
-    builder: Builder, name: str, stage: EvaluateStage, part: EvaluatePart, inputs: dict[str, Input]
+def _add_evaluation(
+    builder: Builder, name: str, stage: EvaluateStage, inputs: dict[str, Input], own: dict[str, Any]
 ) -> None:
-    node = builder.node(name, name, part, inputs)
-    for index, gate in enumerate(stage.gates):
-        _check_metric(builder, node, gate.metric, ("stages", name, "gates", index, "metric"))
-    for metric in stage.reference:
-        _check_metric(builder, node, metric, ("stages", name, "reference", metric))
+    """Adds the evaluation itself, with `own` fields beside those of the stage."""
+    against = inputs.get("against_checkpoint") or inputs.get("against")
+    own["against_name"] = against.name if against else ""
+    own["shown"] = stage.generation.shown if stage.generation else 0
+    node = builder.node(name, name, EvaluatePart(**shared(stage, EvaluatePart) | own), inputs)
+    for path, metric in builder.stated_metrics(name):
+        _check_metric(builder, node, metric, path)
+
+
+def _held_out(builder: Builder, at: FieldPath, named: list[Reference], tokenizer: Input) -> dict[str, Input]:
+    """The sources whose held-out text is scored, which must have the tokenizer of the model."""
+    sources = [builder.part(source) for source in named]
+    for index, source in enumerate(sources):
+        builder.same_tokenizer((*at, "sources", index), source, tokenizer)
+    return numbered("source", sources)
 
 
 def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPath) -> None:
@@ -133,21 +121,19 @@ def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPa
         return  # the harness is not installed
     known = [*_metrics(builder, stage, evaluation), *chain.from_iterable(filter(None, suites.values()))]
     if not is_known(metric, known):
-        builder.problem(
-            path, f"'{evaluation.name}' will not have a metric '{metric}'", did_you_mean(metric, known)
-        )
+        builder.unknown_metric(path, evaluation.name, metric, known)
 
 
 def _metrics(builder: Builder, stage: EvaluateStage, evaluation: Node) -> list[str]:
     """The metrics of an evaluation, without those of the harness."""
     part = cast(EvaluatePart, evaluation.part)
     buckets = _buckets(builder, stage.memorisation) if stage.memorisation else []
-    against = (
-        cast(EvaluatePart, builder.graph.nodes[stage.against.stage].part).source_names
-        if stage.against
-        else []
-    )
+    against = _evaluated(builder, stage.against).source_names if stage.against else []
     return part.metrics(evaluation.inputs, buckets, against)
+
+
+def _evaluated(builder: Builder, against: Reference) -> EvaluatePart:
+    return cast(EvaluatePart, builder.graph.nodes[against.stage].part)
 
 
 def _probed(builder: Builder, memorisation: Memorisation) -> CorpusSource:
@@ -204,7 +190,7 @@ def _length(builder: Builder, stage: EvaluateStage, trajectory: Trajectory) -> i
     model's."""
     if stage.sequence_length is not None or stage.against is None:
         return stage.sequence_length or trajectory.settings.sequence_length
-    return cast(EvaluatePart, builder.graph.nodes[stage.against.stage].part).sequence_length
+    return _evaluated(builder, stage.against).sequence_length
 
 
 def _continuations(builder: Builder, name: str, memorisation: Memorisation, model: Node) -> dict[str, Input]:
@@ -214,12 +200,7 @@ def _continuations(builder: Builder, name: str, memorisation: Memorisation, mode
     inputs = {"probes": probes}
     for decoding, sampling in memorisation.decodings.items():
         builder.sampled(("stages", name, "memorisation"), model, sampling.engine)
-        part = ContinuationsPart(
-            prefixes=memorisation.prefixes,
-            offsets=memorisation.offsets,
-            sampling=sampling,
-            planted=memorisation.planted,
-        )
+        part = ContinuationsPart(**shared(memorisation, ContinuationsPart), sampling=sampling)
         read = {"model": reads(model), "probes": probes}
         node = builder.node(f"{name}/{decoding}", name, part, read, kind="continuations")
         inputs[f"{CONTINUATIONS}{decoding}"] = reads(node)
@@ -282,7 +263,7 @@ def _compare(
     inputs["against"] = reads(other)
     if "checkpoint" in inputs and builder.other_model(other_stage.from_) is None:
         against, trajectory = builder.checkpoint(other_stage.from_, ("stages", stage.against.stage, "from"))
-        builder.same_tokenizer(path, against.name, builder.tokenizer_of(against), inputs["tokenizer"])
+        builder.same_tokenizer(path, against, inputs["tokenizer"])
         inputs["against_checkpoint"] = against
     theirs = cast(EvaluatePart, other.part)
     if stage.sources and theirs.source_names:
@@ -313,19 +294,12 @@ def add_probe(builder: Builder, name: str) -> None:
     at: FieldPath = ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
     _check_length(builder, stage.sequence_length, trajectory, (*at, "sequence_length"))
-    inputs = {"checkpoint": checkpoint, "tokenizer": builder.tokenizer_of(checkpoint)}
-    for index, source in enumerate(builder.part(source) for source in stage.sources):
-        builder.same_tokenizer(
-            (*at, "sources", index), source.name, builder.tokenizer_of(source), inputs["tokenizer"]
-        )
-        inputs[f"source:{index}"] = source
-    part = ProbePart(
-        model=trajectory.model,
-        sequence_length=stage.sequence_length or trajectory.settings.sequence_length,
-        samples=stage.samples,
-        sharpness=stage.sharpness,
-    )
-    builder.node(name, name, part, inputs)
+    tokenizer = builder.tokenizer_of(checkpoint)
+    inputs = {"checkpoint": checkpoint, "tokenizer": tokenizer}
+    inputs |= _held_out(builder, at, stage.sources, tokenizer)
+    length = stage.sequence_length or trajectory.settings.sequence_length
+    own = {"model": trajectory.model, "sequence_length": length}
+    builder.node(name, name, ProbePart(**shared(stage, ProbePart) | own), inputs)
 
 
 def add_select(builder: Builder, name: str) -> None:
@@ -337,20 +311,13 @@ def add_select(builder: Builder, name: str) -> None:
     if len(different) < len(read):
         builder.problem(("stages", name), "two of the candidates are the same checkpoint", "name each once.")
     names = [str(ref) for _, ref in candidates(builder.pipeline, name)]
-    inputs = {f"checkpoint:{index}": checkpoint for index, checkpoint in enumerate(read)}
-    inputs |= {
-        f"evaluation:{index}": builder.part(evaluation) for index, evaluation in enumerate(stage.evaluations)
-    }
+    evaluations = [builder.part(evaluation) for evaluation in stage.evaluations]
     if stage.checkpoints:
         _check_losses(builder, name, stage, read)
-    for evaluation in stage.evaluations:
-        _check_metric(
-            builder,
-            builder.graph.nodes[builder.part(evaluation).name],
-            stage.metric,
-            ("stages", name, "metric"),
-        )
-    builder.node(name, name, SelectPart(metric=stage.metric, best=stage.best, names=names), inputs)
+    for evaluation in evaluations:
+        _check_metric(builder, builder.graph.nodes[evaluation.name], stage.metric, ("stages", name, "metric"))
+    inputs = numbered("checkpoint", read) | numbered("evaluation", evaluations)
+    builder.node(name, name, SelectPart(**shared(stage, SelectPart), names=names), inputs)
 
 
 def _check_losses(builder: Builder, name: str, stage: SelectStage, read: list[Input]) -> None:
@@ -381,16 +348,6 @@ def add_export(builder: Builder, name: str) -> None:
     path: FieldPath = ("stages", name, "from")
     checkpoint, trajectory = builder.checkpoint(stage.from_, path)
     builder.exportable(path, trajectory)
-    part = ExportPart(
-        model=trajectory.model,
-        sequence_length=trajectory.context_length,
-        max_shard_size=int(stage.max_shard_size),
-        dtype=stage.dtype,
-        tolerance=stage.tolerance,
-        chat=trajectory.chat,
-    )
     inputs = {"checkpoint": checkpoint, "tokenizer": builder.tokenizer_of(checkpoint)}
-    inputs |= {
-        f"evaluation:{index}": builder.part(evaluation) for index, evaluation in enumerate(stage.evaluations)
-    }
-    builder.node(name, name, part, inputs)
+    inputs |= numbered("evaluation", map(builder.part, stage.evaluations))
+    builder.node(name, name, exported(stage, trajectory), inputs)

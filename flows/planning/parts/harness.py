@@ -25,7 +25,7 @@ from apertus_model.evaluation.harness.tasks import (
 from apertus_model.evaluation.sandbox import INSTALL
 from apertus_model.files import copy_folder
 from flows.planning.graph import Input
-from flows.planning.parts.builder import Builder, reads
+from flows.planning.parts.builder import Builder, reads, shared
 from flows.planning.unavailable import Unavailable, is_local, provisional
 from infra.store.inputs import Listing, SourceError
 from infra.store.scratch import temporary_folder
@@ -59,9 +59,7 @@ def add_harness(
     needs = _Checked(builder, at, harness, suites).needs
     inputs = {}
     for key, suite in suites.items():
-        part = HarnessPart(
-            suite=suite, engine=harness.engine, datasets=harness.datasets, include=harness.include
-        )
+        part = HarnessPart(**shared(harness, HarnessPart), suite=suite)
         read = {"model": model, **own}
         if suite.classifier is not None:
             read["classifier"] = builder.folder(

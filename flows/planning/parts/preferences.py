@@ -8,7 +8,7 @@ from typing import cast
 
 from apertus_model.files import read_text
 from flows.planning.graph import Input, Node
-from flows.planning.parts.builder import Builder, reads
+from flows.planning.parts.builder import Builder, numbered, reads, shared
 from infra.store.hugging_face import stated_license
 from infra.store.inputs import SourceError
 from specs.errors import FieldPath
@@ -42,26 +42,16 @@ def add_preference_data(builder: Builder, name: str) -> None:
     length = stage.sequence_length or trajectory.settings.sequence_length
     max_tokens = stage.max_tokens or length // 2
     if 2 * max_tokens > length:
+        message = f"two completions of {max_tokens} tokens do not fit into a sequence of {length}"
         fix = f"lower it to {length // 2} or raise sequence_length."
-        builder.problem(
-            (*at, "max_tokens"),
-            f"two completions of {max_tokens} tokens do not fit into a sequence of {length}",
-            fix,
-        )
+        builder.problem((*at, "max_tokens"), message, fix)
     _check_pairs(builder, stage, at)
     field: FieldPath = ("max_tokens",) if stage.max_tokens else ("completions", "max_new_tokens")
     what = "max_tokens" if stage.max_tokens else "max_tokens (half of sequence_length)"
     check_room(builder, (*at, *field), stage.completions, max_tokens, what)
-    chosen = PromptsPart(
-        split="train",
-        limit=stage.limit,
-        seed=stage.seed,
-        offline=stage.offline,
-        max_tokens=max_tokens,
-        max_new_tokens=stage.completions.max_new_tokens,
-        sampled=stage.completions.n,
-        prompts_per_unit=stage.prompts_per_unit,
-    )
+    own = {"split": "train", "max_tokens": max_tokens, "sampled": stage.completions.n}
+    own["max_new_tokens"] = stage.completions.max_new_tokens
+    chosen = PromptsPart(**shared(stage, PromptsPart) | own)
     prompts = add_prompts(builder, name, stage.prompts, (*at, "prompts"), checkpoint, chosen, (*at, *field))
     model = None
     if not stage.completions.by_chat:
@@ -77,9 +67,7 @@ def add_preference_data(builder: Builder, name: str) -> None:
         for number, key in enumerate(stage.generators)
     }
     rewards = add_rewards(builder, name, stage.reward, (*at, "reward"), prompts, completions, generated)
-    choice = PairsPart(
-        pairs=stage.pairs, worst_quantile=stage.worst_quantile, max_tokens=max_tokens, seed=stage.seed
-    )
+    choice = PairsPart(**shared(stage, PairsPart) | {"max_tokens": max_tokens})
     read = {"prompts": reads(prompts), "completions": reads(completions), **generated}
     pairs = builder.node(f"{name}/pairs", name, choice, read | {"rewards": reads(rewards)}, kind="pairs")
     add_log_probabilities(builder, name, reads(pairs), checkpoint, trajectory)
@@ -94,12 +82,9 @@ def add_rewarded_completions(builder: Builder, name: str) -> None:
         message = f"a completion of {stage.max_tokens} tokens does not fit into a sequence of {length}"
         fix = f"lower it to {length} or raise sequence_length."
         builder.problem((*at, "max_tokens"), message, fix)
-    part = RewardedCompletionsPart(
-        reward=stage.reward,
-        reference_rewards=stage.reference_rewards,
-        max_tokens=stage.max_tokens or length,
-    )
-    inputs = _conversations(builder, stage.completions, (*at, "completions"), checkpoint)
+    own = {"max_tokens": stage.max_tokens or length}
+    part = RewardedCompletionsPart(**shared(stage, RewardedCompletionsPart) | own)
+    inputs = conversations(builder, stage.completions, (*at, "completions"), checkpoint)
     shortest = builder.shortest(map(builder.part, stage.completions), "train", "shortest_prompt")
     if shortest >= part.max_tokens:
         message = f"no completion fits: the shortest prompt alone has {shortest} tokens, of {part.max_tokens}"
@@ -143,8 +128,7 @@ def _sampler(
         check_room(builder, room, sampling, builder.graph.models[str(ref)].context, f"the context of '{ref}'")
         return builder.kept_folder(ref, name, at, part_name)
     sampled, its = builder.checkpoint(ref, at)
-    tokenizer = builder.tokenizer_of(checkpoint)
-    builder.same_tokenizer(at, sampled.name, builder.tokenizer_of(sampled), tokenizer)
+    builder.same_tokenizer(at, sampled, builder.tokenizer_of(checkpoint))
     return add_model(builder, name, sampled, its, part_name)
 
 
@@ -209,7 +193,7 @@ def add_prompts(
     """Adds the prompts of a stage, from conversations made with the model's tokenizer. Without a
     `checkpoint`, the model has another tokenizer, and the prompts keep that of the conversations. `room`:
     the path of the field that leaves room for them."""
-    inputs = _conversations(builder, sources, path, checkpoint)
+    inputs = conversations(builder, sources, path, checkpoint)
     shortest = builder.shortest(map(builder.part, sources), part.split, "shortest_prompt")
     needed = shortest + part.max_new_tokens
     if shortest and part.max_new_tokens < part.max_tokens < needed:  # without any room: `check_room`
@@ -227,15 +211,15 @@ def add_prompts(
     return builder.node(f"{name}/prompts", name, part, inputs, kind="prompts")
 
 
-def _conversations(
+def conversations(
     builder: Builder, sources: list[Reference], path: FieldPath, checkpoint: Input | None
 ) -> dict[str, Input]:
     """Conversations of one tokenizer, that of any given checkpoint, and the tokenizer."""
-    chosen = sorted((builder.part(source) for source in sources), key=lambda read: read.fingerprint)
+    chosen = builder.parts(sources)
     tokenizer = builder.tokenizer_of(chosen[0] if checkpoint is None else checkpoint)
     for read in chosen:
-        builder.same_tokenizer(path, read.name, builder.tokenizer_of(read), tokenizer)
-    return {f"conversations:{index}": read for index, read in enumerate(chosen)} | {"tokenizer": tokenizer}
+        builder.same_tokenizer(path, read, tokenizer)
+    return numbered("conversations", chosen) | {"tokenizer": tokenizer}
 
 
 def add_model(
@@ -244,18 +228,14 @@ def add_model(
     """Adds the checkpoint as a Hugging Face folder, which is the same artifact as that of an `export` stage
     with default settings."""
     builder.exportable(("stages", name, "from"), trajectory)
-    defaults = ExportStage.model_fields
-    part = ExportPart(
-        model=trajectory.model,
-        sequence_length=trajectory.context_length,
-        max_shard_size=int(defaults["max_shard_size"].default),
-        tolerance=defaults["tolerance"].default,
-        chat=trajectory.chat,
-    )
-    if (existing := builder.graph.nodes.get(f"{name}/{part_name}")) is not None:
-        return existing
+    part = exported(ExportStage.model_construct(), trajectory)
     inputs = {"checkpoint": checkpoint, "tokenizer": builder.tokenizer_of(checkpoint)}
     return builder.node(f"{name}/{part_name}", name, part, inputs, kind="export")
+
+
+def exported(stage: ExportStage, trajectory: Trajectory) -> ExportPart:
+    own = {"model": trajectory.model, "sequence_length": trajectory.context_length, "chat": trajectory.chat}
+    return ExportPart(**shared(stage, ExportPart) | own)
 
 
 def add_completions(
@@ -369,11 +349,9 @@ def preference_inputs(builder: Builder, stage: PreferenceTraining, phase: Phase)
         inputs |= {f"{role}:{number}" if several else role: reads(node) for role, node in of_set.items()}
     if several:
         part_name = f"{phase.stage}/distinct_prompts"
-        node = builder.graph.nodes.get(part_name)
-        if node is None:
-            part = DistinctPromptsPart(repeated_prompts=stage.repeated_prompts, names=list(stage.preferences))
-            pairs = {role: read for role, read in inputs.items() if role.startswith("pairs")}
-            node = builder.node(part_name, phase.stage, part, pairs, kind="distinct_prompts")
+        part = DistinctPromptsPart(repeated_prompts=stage.repeated_prompts, names=list(stage.preferences))
+        pairs = {role: read for role, read in inputs.items() if role.startswith("pairs")}
+        node = builder.node(part_name, phase.stage, part, pairs, kind="distinct_prompts")
         inputs["distinct_prompts"] = reads(node)
     return inputs
 

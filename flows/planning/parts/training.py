@@ -6,7 +6,7 @@ from typing import cast
 
 from flows.planning.estimate.flops import training as flops_per_token
 from flows.planning.graph import Graph, Input
-from flows.planning.parts.builder import Builder, reads
+from flows.planning.parts.builder import Builder, numbered, reads, shared
 from flows.planning.parts.consumed_samples import Drawn, counter, excluded
 from flows.planning.parts.distill import add_teacher
 from flows.planning.parts.domain_weights import domain_fields
@@ -17,7 +17,7 @@ from specs.errors import FieldPath, SpecError, did_you_mean
 from specs.launch import Checkpointing
 from specs.pipeline import Pipeline
 from specs.settings import Phase
-from specs.stages.merge import MergePart, MergeRule, MergeStage
+from specs.stages.merge import MergePart, MergeStage
 from specs.stages.rewrite import RewritePart
 from specs.stages.select import SelectPart
 from specs.stages.tokenizer import TokenizerPart
@@ -73,7 +73,7 @@ def _add_segment(
             drawn.samples[key] = max(drawn.samples.get(key, 0), own)
         others = [before[fingerprint] for fingerprint in sorted(before)]
         fields["excluded"] = [other.samples for other in others]
-        inputs |= {f"excluded:{number}": other.mixture for number, other in enumerate(others)}
+        inputs |= numbered("excluded", (other.mixture for other in others))
         inputs |= packed(builder, phase, mixture, trajectory)
     inputs["tokenizer"] = _tokenizer(builder, phase, data.inputs, trajectory)
     fields |= {
@@ -110,8 +110,7 @@ def _add_segment(
     )
     if parent is not None:
         models = parent if graph.nodes[parent.name].imported else builder.tokenizer_of(parent)
-        what = next(iter(data.inputs.values())).name
-        builder.same_tokenizer((*phase.path, data.field), what, node.inputs["tokenizer"], models)
+        builder.same_tokenizer((*phase.path, data.field), next(iter(data.inputs.values())), models)
     drawn.add(node, key, planned)
 
 
@@ -128,13 +127,8 @@ def _kept(builder: Builder, phase: str, checkpoint: Checkpointing) -> Checkpoint
 
 def _check_best(builder: Builder, phase: Phase) -> None:
     """Checks that the metrics of `checkpoint.best` are measured: otherwise none would be kept for them."""
-    sources = sorted(
-        {
-            name
-            for node in builder.graph.segments(phase.name)
-            for name in getattr(node.part, "source_names", [])
-        }
-    )
+    segments = builder.graph.segments(phase.name)
+    sources = sorted({name for node in segments for name in getattr(node.part, "source_names", [])})
     for index, metric in enumerate(phase.training.checkpoint.best):
         path: FieldPath = (*phase.path, "checkpoint", "best", index)
         wanted = metric.removeprefix("val_loss").removeprefix("/")
@@ -176,7 +170,7 @@ def add_merge(builder: Builder, name: str) -> None:
     read.sort(key=lambda pair: pair[0].hashed)
     trajectory = builder.graph.trajectories[name]
     tokenizer = builder.tokenizer_of(read[0][0])
-    inputs = {f"checkpoint:{index}": checkpoint for index, (checkpoint, _) in enumerate(read)}
+    inputs = numbered("checkpoint", (checkpoint for checkpoint, _ in read))
     if stage.base is not None:
         inputs["base"] = builder.checkpoint(stage.base, ("stages", name, "base"))[0]
         if inputs["base"].hashed in {checkpoint.hashed for checkpoint, _ in read}:
@@ -184,14 +178,10 @@ def add_merge(builder: Builder, name: str) -> None:
             builder.problem(("stages", name, "base"), message, "name what the others were trained from.")
     for role, checkpoint in inputs.items():
         path = ("stages", name, role.partition(":")[0].replace("checkpoint", "checkpoints"))
-        builder.same_tokenizer(path, checkpoint.name, builder.tokenizer_of(checkpoint), tokenizer)
-    part = MergePart(
-        model=trajectory.model,
-        weights=[weight for _, weight in read],
-        **{field: getattr(stage, field) for field in MergeRule.model_fields},
-    )
+        builder.same_tokenizer(path, checkpoint, tokenizer)
+    own = {"model": trajectory.model, "weights": [weight for _, weight in read]}
     inputs["tokenizer"] = tokenizer
-    builder.node(name, name, part, inputs, start_step=0, end_step=1, phase=name)
+    builder.node(name, name, MergePart(**shared(stage, MergePart) | own), inputs, end_step=1, phase=name)
 
 
 def add_rewrite(builder: Builder, name: str) -> None:

@@ -8,7 +8,12 @@ from typing import Any, NamedTuple, cast
 from flows.planning.graph import Input
 from flows.planning.mixtures import corpora
 from flows.planning.parts.builder import Builder, reads
-from flows.planning.parts.preferences import add_log_probabilities, check_preferences, preference_inputs
+from flows.planning.parts.preferences import (
+    add_log_probabilities,
+    check_preferences,
+    conversations,
+    preference_inputs,
+)
 from specs.errors import FieldPath
 from specs.settings import Phase
 from specs.stages.dpo import DpoStage
@@ -71,10 +76,8 @@ def _pairs_with_reference(
     trajectory = builder.graph.trajectories[phase.name]
     path, length = (*phase.path, "pairs"), trajectory.settings.sequence_length
     pairs, _ = add_labelled_pairs(builder, phase.stage, stage.pairs, path, length)
-    reference = builder.graph.nodes.get(f"{phase.stage}/log_probabilities")
-    if reference is None:
-        assert start is not None, "the reference model of the loss"
-        reference = add_log_probabilities(builder, phase.stage, pairs, start, trajectory)
+    assert start is not None, "the reference model of the loss"
+    reference = add_log_probabilities(builder, phase.stage, pairs, start, trajectory)
     return SegmentData({"pairs": pairs, "log_probabilities": reads(reference)}, {}, "pairs")
 
 
@@ -117,16 +120,10 @@ def add_labelled_pairs(
 ) -> tuple[Input, list[str]]:
     """Adds the pairs of conversations as tokens, once per stage; also returns the names of the conversations
     in the order of the part."""
-    read = sorted((builder.part(source) for source in sources), key=lambda one: one.fingerprint)
-    names = [one.name for one in read]
-    if (existing := builder.graph.nodes.get(f"{name}/pairs")) is not None:
-        return reads(existing), names
-    tokenizer = builder.tokenizer_of(read[0])
-    for one in read[1:]:
-        builder.same_tokenizer(path, one.name, builder.tokenizer_of(one), tokenizer)
-    inputs = {f"conversations:{index}": one for index, one in enumerate(read)} | {"tokenizer": tokenizer}
+    inputs = conversations(builder, sources, path, None)
     part = LabelledPairsPart(max_tokens=max_tokens, margin=margin)
-    return reads(builder.node(f"{name}/pairs", name, part, inputs, kind="labelled_pairs")), names
+    node = builder.node(f"{name}/pairs", name, part, inputs, kind="labelled_pairs")
+    return reads(node), [read.name for role, read in inputs.items() if role != "tokenizer"]
 
 
 def packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajectory) -> dict[str, Input]:
@@ -137,9 +134,7 @@ def packed(builder: Builder, phase: Phase, mixture: Input, trajectory: Trajector
         return rows
     for index, corpus in enumerate(corpora(builder.graph, mixture.name)):
         name = f"{phase.stage}/packing-{settings.sequence_length}/{corpus.name}"
-        node = builder.graph.nodes.get(name)
-        if node is None:
-            part = PackingPart(sequence_length=settings.sequence_length)
-            node = builder.node(name, phase.stage, part, {"corpus": corpus}, kind="packing")
+        part = PackingPart(sequence_length=settings.sequence_length)
+        node = builder.node(name, phase.stage, part, {"corpus": corpus}, kind="packing")
         rows[f"packed:{index}"] = reads(node)
     return rows
