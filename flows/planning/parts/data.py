@@ -143,12 +143,11 @@ def _add_in_order(builder: Builder, name: str, add_part: Callable[[str, dict[str
             add(source)
         near = [one.identity_fields() for one in other.sources[source].filters]
         if isinstance(step, NearDuplicatesFilter) and step.identity_fields() not in near:
-            builder.problem(
-                path,
+            message = (
                 f"'{ref}' has no near-duplicates filter with the same settings, so its signatures are not"
-                " stored",
-                f"give '{ref}' the same filter.",
+                " stored"
             )
+            builder.problem(path, message, f"give '{ref}' the same filter.")
         return builder.part(ref)
 
     for source in stage.sources:

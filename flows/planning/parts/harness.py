@@ -201,11 +201,8 @@ class _Checked:
         if datasets is None:
             if names:
                 shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-                builder.problem(
-                    self.at,
-                    f"the tasks read {shown}, and datasets is not stated",
-                    "set datasets: FOLDER, and put each at FOLDER/<its name>.",
-                )
+                message = f"the tasks read {shown}, and datasets is not stated"
+                builder.problem(self.at, message, "set datasets: FOLDER, and put each at FOLDER/<its name>.")
             return
         for name in names:
             try:
