@@ -149,11 +149,8 @@ def _check_batches(pipeline: Pipeline, name: str, stage: Stage) -> Iterator[Prob
         path: FieldPath = (*at, "global_batch_size", begin)
         if batch > 0 and batch % ranks:  # a smaller one is reported by `batch_pieces`
             fix = f"use a multiple of {ranks}, or other launch.processes."
-            yield Problem(
-                path,
-                f"a batch of {batch} sequences cannot be divided among {ranks} data-parallel processes",
-                fix,
-            )
+            message = f"a batch of {batch} sequences cannot be divided among {ranks} data-parallel processes"
+            yield Problem(path, message, fix)
 
 
 def _check_layout(
@@ -278,8 +275,5 @@ def _check_float8(
             obstacle = f"the {cluster.gpu} of cluster.gpu has no float8; GPUs from the H100 on have it"
         if obstacle:
             fix = "set precision: {linear: param}" + (", or other sizes." if odd else ".")
-            yield Problem(
-                (*phase.path, "precision", "linear"),
-                f"'{phase.name}' cannot train in {linear}: {obstacle}",
-                fix,
-            )
+            message = f"'{phase.name}' cannot train in {linear}: {obstacle}"
+            yield Problem((*phase.path, "precision", "linear"), message, fix)

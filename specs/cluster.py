@@ -35,51 +35,24 @@ class Gpu(NamedTuple):
 GPUS: dict[str, Gpu] = {
     "A100-40GB": Gpu(312e12, 40e9, 400, "NVIDIA A100 data sheet: 312 TFLOP/s dense, 40 GB, 400 W"),
     "A100": Gpu(312e12, 80e9, 400, "NVIDIA A100 data sheet: 312 TFLOP/s dense, 80 GB, 400 W"),
-    "H100": Gpu(
-        989.5e12,
-        80e9,
-        700,
-        "NVIDIA H100 data sheet: 1,979 TFLOP/s with sparsity, 3,958 in float8, 80 GB, up to 700 W",
-        1979e12,
-    ),
-    "H100-HBM2e": Gpu(
-        989.5e12,
-        96e9,
-        500,
+    "H100": Gpu(989.5e12, 80e9, 700,
+        "NVIDIA H100 data sheet: 1,979 TFLOP/s with sparsity, 3,958 in float8, 80 GB, up to 700 W", 1979e12),
+    "H100-HBM2e": Gpu(989.5e12, 96e9, 500,
         "an H100 SXM with 96 GB, limited to 500 W: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md",
-        1979e12,
-    ),
-    "H200": Gpu(
-        989.5e12,
-        141e9,
-        700,
-        "NVIDIA H200 data sheet: 1,979 TFLOP/s with sparsity, 3,958 in float8, 141 GB, up to 700 W",
-        1979e12,
-    ),
+        1979e12),
+    "H200": Gpu(989.5e12, 141e9, 700,
+        "NVIDIA H200 data sheet: 1,979 TFLOP/s with sparsity, 3,958 in float8, 141 GB, up to 700 W", 1979e12),
     # The module's 450 to 1,000 W are CPU, GPU and memory together; the GPU is an H100. The Apertus report
     # (arXiv 2509.14233) measured about 560 W per GPU: state it as `power_per_gpu`.
-    "GH200": Gpu(
-        989.5e12,
-        96e9,
-        700,
+    "GH200": Gpu(989.5e12, 96e9, 700,
         "NVIDIA GH200 data sheet: 1,979 TFLOP/s with sparsity, 3,958 in float8, 96 GB HBM3; power of an H100",
-        1979e12,
-    ),
-    "B200": Gpu(
-        2250e12,
-        180e9,
-        1000,
+        1979e12),
+    "B200": Gpu(2250e12, 180e9, 1000,
         "NVIDIA DGX B200 data sheet: 8 GPUs, 36 PFLOP/s with sparsity, 72 in float8, 1,440 GB; 1,000 W each",
-        4500e12,
-    ),
-    "MI300X": Gpu(
-        1307.4e12,
-        192e9,
-        750,
-        "AMD MI300X data sheet: 1,307.4 TFLOP/s dense, 2,614.9 in float8, 192 GB, 750 W",
-        2614.9e12,
-    ),
-}
+        4500e12),
+    "MI300X": Gpu(1307.4e12, 192e9, 750,
+        "AMD MI300X data sheet: 1,307.4 TFLOP/s dense, 2,614.9 in float8, 192 GB, 750 W", 2614.9e12),
+}  # fmt: skip
 assert set(GPUS) == set(get_args(GpuName))
 
 

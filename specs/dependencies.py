@@ -107,11 +107,8 @@ def order(pipeline: Pipeline, wrong: Collection[str] = ()) -> list[str]:
             return
         if name in path:
             cycle = " -> ".join([*path[path.index(name) :], name])
-            raise SpecError.of(
-                ("stages", name),
-                f"the stages form a cycle: {cycle}",
-                "let one of them start from another stage.",
-            )
+            message = f"the stages form a cycle: {cycle}"
+            raise SpecError.of(("stages", name), message, "let one of them start from another stage.")
         path.append(name)
         excluded = [
             other for mixture in mixtures_of(pipeline, name) for other in excluded_by(pipeline, mixture)

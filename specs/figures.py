@@ -150,8 +150,5 @@ def misnamed(figures: Mapping[str, FigureSpec], stages: Iterable[str]) -> Iterat
                 yield Problem(("figures", name, "series", series), message, "name variants of that stage.")
             for axis, variant in ((axis, variant) for axis in figure.axes() for variant in variants):
                 if (stage := axis[1].stage.replace(VARIANT, variant)) not in known:
-                    yield Problem(
-                        ("figures", name, axis[0], "stage"),
-                        f"there is no stage '{stage}'",
-                        did_you_mean(stage, known),
-                    )
+                    message = f"there is no stage '{stage}'"
+                    yield Problem(("figures", name, axis[0], "stage"), message, did_you_mean(stage, known))

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from specs.base import identity, location, reference
 from specs.filter_bases import CutoffFilter, DocumentFilter, Filter, Missing, missing_value, outside
 from specs.options import option
 from specs.robots import RobotsFilter
 from specs.scoring import Percentile, ScoreModel
-from specs.sources import CONVERSATIONAL, SourceSpec, resolve_url
+from specs.sources import CONVERSATIONAL, SourceSpec, Url
 from specs.units import ReferenceText
 
 # A document with this score or more is dropped (swiss-ai/pretrain-data, pipelines/fineweb-2, and
@@ -110,7 +110,7 @@ class LanguageFilter(DocumentFilter):
     use."""
 
     filter: Literal["language"] = identity()
-    model: str = location(
+    model: Url = location(
         min_length=1,
         description="fastText model (.bin or .ftz) on any fsspec URL, for example GlotLID or lid.176",
     )
@@ -130,12 +130,6 @@ class LanguageFilter(DocumentFilter):
                     f"min_scores names '{label}', which languages does not list; list it, or drop it"
                 )
         return self
-
-    @field_validator("model")
-    @classmethod
-    def _readable(cls, url: str) -> str:
-        resolve_url(url)
-        return url
 
     def files(self) -> list[SourceSpec]:
         return [outside(self.model)]

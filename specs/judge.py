@@ -17,7 +17,7 @@ from pydantic import field_validator, model_validator
 from specs.base import Spec, identity, location, reference
 from specs.options import option
 from specs.server import Server
-from specs.sources import resolve_url
+from specs.sources import Url
 from specs.units import Reference
 
 CLAUSE = re.compile(
@@ -141,7 +141,7 @@ class Judge(Spec):
         description="arguments for the chat template, such as enable_thinking: false, so that the reply"
         " begins at once",
     )
-    constitution: str = location(
+    constitution: Url = location(
         description="file (any fsspec URL) with numbered clauses: `[2.1] ...`, `2.1 ...` or `2. ...` at the"
         " begin of a line. Its content is identity"
     )
@@ -156,12 +156,6 @@ class Judge(Spec):
         description="the best completions are also compared two by two, each pair in both orders; their"
         " scores are given again, in the order of the mean probability to be preferred",
     )
-
-    @field_validator("constitution")
-    @classmethod
-    def _has_a_place(cls, url: str) -> str:
-        resolve_url(url)
-        return url
 
     @field_validator("template")
     @classmethod

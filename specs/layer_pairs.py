@@ -23,7 +23,6 @@ class LayerPairs(Spec):
     )
 
     def schedule(self, n_layers: int) -> list[LayerStep]:
-        """The steps of a model of `n_layers` layers."""
         pairs: list[LayerStep] = []
         for layer in range(self.start, self.start + self.layers, 2):
             match self.form:

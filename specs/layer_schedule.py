@@ -85,7 +85,6 @@ class DepthAverage(Spec):
     )
 
     def schedule(self, n_layers: int) -> list[LayerStep]:
-        """The steps of a model of `n_layers` layers."""
         return [
             LayerStep(layer, self._summed(layer + 1) if (layer + 1) % self.period == 0 else ())
             for layer in range(n_layers)

@@ -22,76 +22,29 @@ from specs.sparse_attention import SparseAttention
 
 MOST = 2**24
 """Limit of a width, a number of heads and a vocabulary: over a hundred times that of any model."""
-FLAVOURS: dict[str, dict[str, int | float]] = {
-    # For CPUs. Weights as small as the large models' would keep a narrow model on a plateau for most of a
-    # short run.
-    "mini": {
-        "dim": 96,
-        "n_layers": 3,
-        "n_heads": 3,
-        "n_kv_heads": 1,
-        "head_dim": 32,
-        "ffn_dim": 480,
-        "vocab_size": 2048,
-        "init_std": 0.06,
-    },
+_DIMENSIONS = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "vocab_size")
+_SIZES: dict[str, tuple[float, ...]] = {
+    "mini": (96, 3, 3, 1, 32, 480, 2048),  # for CPUs
     # The follow-up report (arXiv 2605.29128) states 0.44B parameters and no dimensions. Chosen: half the
     # width of 1.5b, with its 8 key heads of 64; feed-forward 5.25 times the width as in 8b and 70b; 12 layers
     # then have 0.44B parameters.
-    "0.5b": {
-        "dim": 1024,
-        "n_layers": 12,
-        "n_heads": 16,
-        "n_kv_heads": 8,
-        "head_dim": 64,
-        "ffn_dim": 5376,
-        "vocab_size": 131_072,
-    },
+    "0.5b": (1024, 12, 16, 8, 64, 5376, 131_072),
     # The 1.5B model of the report's ablations (table 3) and of the follow-up (arXiv 2605.29128: 16 layers,
     # width 2048, 32/8 heads, untied). xIELU has no gate, so its feed-forward width is 12,288 where the gated
     # baseline has 8192 (table 3): two matrices have as many parameters as three had.
-    "1.5b": {
-        "dim": 2048,
-        "n_layers": 16,
-        "n_heads": 32,
-        "n_kv_heads": 8,
-        "head_dim": 64,
-        "ffn_dim": 12_288,
-        "vocab_size": 131_072,
-    },
+    "1.5b": (2048, 16, 32, 8, 64, 12_288, 131_072),
     # The report names a 3B model (table 3) and no dimensions. Chosen: the shape of Llama 3.2 3B, as 1.5b has
     # that of Llama 3.2 1B, with the same widening of 8192 to 12,288; with untied embeddings it has 3.62B
     # parameters.
-    "3b": {
-        "dim": 3072,
-        "n_layers": 28,
-        "n_heads": 24,
-        "n_kv_heads": 8,
-        "head_dim": 128,
-        "ffn_dim": 12_288,
-        "vocab_size": 131_072,
-    },
+    "3b": (3072, 28, 24, 8, 128, 12_288, 131_072),
     # Report, table 1; head dimension, parameter counts and feed-forward width 5.25 d as in the released run
     # scripts.
-    "8b": {
-        "dim": 4096,
-        "n_layers": 32,
-        "n_heads": 32,
-        "n_kv_heads": 8,
-        "head_dim": 128,
-        "ffn_dim": 21_504,
-        "vocab_size": 131_072,
-    },
-    "70b": {
-        "dim": 8192,
-        "n_layers": 80,
-        "n_heads": 64,
-        "n_kv_heads": 8,
-        "head_dim": 128,
-        "ffn_dim": 43_008,
-        "vocab_size": 131_072,
-    },
+    "8b": (4096, 32, 32, 8, 128, 21_504, 131_072),
+    "70b": (8192, 80, 64, 8, 128, 43_008, 131_072),
 }
+FLAVOURS = {name: dict(zip(_DIMENSIONS, sizes, strict=True)) for name, sizes in _SIZES.items()}
+# Weights as small as the large models' would keep a narrow model on a plateau for most of a short run.
+FLAVOURS["mini"]["init_std"] = 0.06
 
 
 class RopeScaling(Spec):

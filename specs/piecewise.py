@@ -59,11 +59,8 @@ def _begins(path: FieldPath, keys: list[str]) -> list[Budget]:
 def _increasing(path: FieldPath, keys: list[str], positions: list[int]) -> None:
     for key, before, after in zip(keys[1:], positions, positions[1:], strict=False):
         if after <= before:
-            raise SpecError.of(
-                (*path, key),
-                "this breakpoint is less than one whole batch after the breakpoint before it",
-                "order the breakpoints, at least a batch apart.",
-            )
+            message = "this breakpoint is less than one whole batch after the breakpoint before it"
+            raise SpecError.of((*path, key), message, "order the breakpoints, at least a batch apart.")
 
 
 def batch_pieces(at: FieldPath, batches: dict[str, int], length: int) -> Pieces:

@@ -21,13 +21,13 @@ LARGEST_SPACE = 2**48
 """Most secrets of a generator: `apertus_model.data.order.permutation` draws from at most this many."""
 
 
-def _each_once(buckets: list[int]) -> list[int]:
-    if twice := sorted({bucket for bucket in buckets if buckets.count(bucket) > 1}):
+def each_once(numbers: list[int]) -> list[int]:
+    if twice := sorted({number for number in numbers if numbers.count(number) > 1}):
         raise ValueError(f"{twice[0]} is repeated; list it once")
-    return buckets
+    return numbers
 
 
-Buckets = Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_each_once)]
+Buckets = Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(each_once)]
 """The number of repetitions of each group of documents; a group with 0 is never trained on."""
 
 

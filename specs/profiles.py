@@ -21,31 +21,11 @@ from specs.locations import located
 from specs.redaction import is_secret
 from specs.units import Duration
 
-OUR_SBATCH_OPTIONS = frozenset(
-    [
-        "array",
-        "chdir",
-        "cpus-per-task",
-        "error",
-        "exclude",
-        "export",
-        "job-name",
-        "mem",
-        "nodes",
-        "no-requeue",
-        "ntasks",
-        "ntasks-per-node",
-        "open-mode",
-        "output",
-        "parsable",
-        "partition",
-        "requeue",
-        "signal",
-        "time",
-        "wait",
-        "wrap",
-    ]
-)
+OUR_SBATCH_OPTIONS = {
+    "array", "chdir", "cpus-per-task", "error", "exclude", "export", "job-name", "mem", "nodes", "no-requeue",
+    "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "partition", "requeue", "signal", "time",
+    "wait", "wrap",
+}  # fmt: skip
 Quantity = Annotated[str, StringConstraints(pattern=r"^[1-9]\d*(\.\d+)?([KMGT]i?)?$")]
 
 

@@ -38,7 +38,6 @@ class Repeats(Spec):
     )
 
     def schedule(self, n_layers: int) -> list[LayerStep]:
-        """The steps of a model of `n_layers` layers."""
         stack, end = plain(n_layers), self.start + self.layers
         passes = [
             LayerStep(

@@ -15,7 +15,7 @@ from specs.base import Spec, execution, location, reference
 from specs.judge import Judge
 from specs.launch import HeldModel
 from specs.options import option
-from specs.sources import FUNCTION, resolve_url
+from specs.sources import FUNCTION, Url
 from specs.units import Reference
 
 CLASSIFIER_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
@@ -30,7 +30,7 @@ class RewardSpec(Spec):
         None, description=f"{', '.join(REWARDS)}, or `package.module:name` of an installed package"
     )
     version: int | None = option(None, ge=1, description="version of an installed function")
-    model: str | None = location(
+    model: Url | None = location(
         None,
         description="folder (any fsspec URL) with a Hugging Face sequence classifier of one output",
     )
@@ -80,8 +80,6 @@ class RewardSpec(Spec):
             raise ValueError(
                 "parameters are those of a model's folder; leave them out, or set model or judge"
             )
-        if self.model is not None:
-            resolve_url(self.model)
         if self.function is None:
             return self
         if self.function in REWARDS:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from specs.base import Spec, execution, identity, location
 from specs.filter_bases import DocumentFilter, Missing, missing_value, outside
 from specs.options import option
-from specs.sources import TABLES, SourceSpec, resolve_url, usual_globs
+from specs.sources import TABLES, SourceSpec, Url, usual_globs
 
 # The crawlers of AI companies, and `*` for all (swiss-ai/pretrain-data, robots_filter.py).
 ROBOTS_AGENTS = [
@@ -38,7 +38,7 @@ class RobotsSource(Spec):
     are redirects (3xx): their target is an answer of its own. An address without a path is that of a host.
     """
 
-    url: str = location(min_length=1, description="folder or file on any fsspec URL")
+    url: Url = location(min_length=1, description="folder or file on any fsspec URL")
     format: Literal["warc", "jsonl", "parquet", "arrow"] = identity()
     include: list[str] = execution(
         default_factory=lambda: ["**/*"],
@@ -73,12 +73,6 @@ class RobotsSource(Spec):
             raise ValueError(f"two of {', '.join(COLUMNS)} are '{twice[0]}'; name each column once")
         return self
 
-    @field_validator("url")
-    @classmethod
-    def _readable(cls, url: str) -> str:
-        resolve_url(url)
-        return url
-
     @property
     def files(self) -> SourceSpec:
         """The files as a source. A row of a table is read as a document: its text is the address."""
@@ -110,7 +104,7 @@ class RobotsFilter(DocumentFilter):
     snapshots: list[RobotsSource] = option(
         default_factory=list, description="stored robots.txt files; or `domains`"
     )
-    domains: str | None = location(
+    domains: Url | None = location(
         None,
         min_length=1,
         description="file on any fsspec URL, plain or compressed (.gz, .zst, ...): `*.csv` with the columns"
@@ -141,13 +135,6 @@ class RobotsFilter(DocumentFilter):
     )
     column: str = option("url", description="holds the document's address")
     missing: Missing = missing_value()
-
-    @field_validator("domains")
-    @classmethod
-    def _readable(cls, url: str | None) -> str | None:
-        if url is not None:
-            resolve_url(url)
-        return url
 
     @model_validator(mode="after")
     def _one_form(self) -> RobotsFilter:

@@ -12,7 +12,7 @@ from pydantic import StringConstraints, model_validator
 
 from specs.base import Spec, identity, location, reference
 from specs.options import option
-from specs.sources import resolve_url
+from specs.sources import Url
 from specs.units import Reference
 
 FASTTEXT_SUFFIXES = (".bin", ".ftz")
@@ -34,7 +34,7 @@ class ScoreModel(Spec):
     from_: Reference | None = reference(
         None, alias="from", to="classifier", description="a `classifier` stage, whose model scores"
     )
-    url: str | None = location(
+    url: Url | None = location(
         None,
         min_length=1,
         description="fsspec URL of a folder with a Hugging Face sequence classifier (config.json,"
@@ -54,8 +54,6 @@ class ScoreModel(Spec):
     def _one_of_the_two(self) -> ScoreModel:
         if (self.from_ is None) == (self.url is None):
             raise ValueError("a model is a classifier stage or a file; set from or url")
-        if self.url is not None:
-            resolve_url(self.url)
         if self.max_tokens is not None and (self.url is None or self.fasttext):
             raise ValueError("max_tokens belongs to a folder with a Hugging Face classifier; leave it out")
         return self

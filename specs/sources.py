@@ -11,9 +11,9 @@ import re
 import sysconfig
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import AfterValidator, field_validator, model_validator
 
 from specs.base import Spec, execution, identity, location
 from specs.options import option
@@ -193,6 +193,15 @@ class SourceSpec(Spec):
                 " <owner>/<name>@<revision>"
             )
         return url
+
+
+def _readable(url: str) -> str:
+    resolve_url(url)
+    return url
+
+
+Url = Annotated[str, AfterValidator(_readable)]
+"""A place on any fsspec URL, or `installed:...` of an installed package."""
 
 
 def resolve_url(url: str) -> str:

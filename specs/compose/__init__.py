@@ -116,11 +116,8 @@ def expand(document: Document, overrides: Iterable[str] = ()) -> Document:
             problems += _override(document, assignment)
     if "extends" in document.data:
         where = document.where(("extends",))
-        problems.append(
-            Problem(
-                ("extends",), "files are merged before overrides are applied", "set it in the file.", where
-            )
-        )
+        message = "files are merged before overrides are applied"
+        problems.append(Problem(("extends",), message, "set it in the file.", where))
         del document.data["extends"]
     root = tree(document)
     variables = Variables(root.content.get("variables"))

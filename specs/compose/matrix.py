@@ -84,12 +84,8 @@ class Matrices:
         if path in self.variables.unknown:
             return
         if content in ([], {}):
-            self.variables.problem(
-                path,
-                "the matrix is empty, so there is no stage",
-                "list a variant, or remove the stage.",
-                matrix,
-            )
+            message = "the matrix is empty, so there is no stage"
+            self.variables.problem(path, message, "list a variant, or remove the stage.", matrix)
         elif isinstance(content, list):
             for index, item in enumerate(content):
                 item = self._filled(item, (*path, index))
@@ -130,19 +126,11 @@ class Matrices:
             if not values.content:
                 self.variables.problem((*path, key), "this list is empty", "list at least one value.", values)
             elif not all(key.split(".")):
-                self.variables.problem(
-                    (*path, key),
-                    f"'{key}' is not the path of a field",
-                    "write for example optimizer.lr.",
-                    values,
-                )
+                message = f"'{key}' is not the path of a field"
+                self.variables.problem((*path, key), message, "write for example optimizer.lr.", values)
             elif (wrong := _not_mapping(rest, key.split(".")[:-1])) is not None:
-                self.variables.problem(
-                    (*path, key),
-                    f"there is no field '{key}': '{wrong}' is not a mapping",
-                    "change that one.",
-                    values,
-                )
+                message = f"there is no field '{key}': '{wrong}' is not a mapping"
+                self.variables.problem((*path, key), message, "change that one.", values)
             elif any(key.startswith(f"{other}.") for other in fields):
                 message = "the matrix sets this field and a field that contains it"
                 self.variables.problem((*path, key), message, "keep one.", values)

@@ -39,28 +39,17 @@ class Variables:
         if stated is None or stated.content is None:
             return
         if not isinstance(stated.content, dict):
-            self.problem(
-                ("variables",),
-                "variables are a mapping of names to values",
-                "write for example {lr: 1e-4}.",
-                stated,
-            )
+            message = "variables are a mapping of names to values"
+            self.problem(("variables",), message, "write for example {lr: 1e-4}.", stated)
             return
         for name, value in stated.content.items():
             if name == "matrix":
-                self.problem(
-                    ("variables", name),
-                    "${matrix} is the name of the variant in a stage with a matrix",
-                    "rename it.",
-                    value,
-                )
+                message = "${matrix} is the name of the variant in a stage with a matrix"
+                self.problem(("variables", name), message, "rename it.", value)
             elif not VARIABLE.fullmatch(name):
-                self.problem(
-                    ("variables", name),
-                    f"'{name}' is not a name",
-                    "use letters, digits, _ and -, a letter first.",
-                    value,
-                )
+                message = f"'{name}' is not a name"
+                fix = "use letters, digits, _ and -, a letter first."
+                self.problem(("variables", name), message, fix, value)
             if name != "matrix":
                 self._stated[name] = value
         for name in self._stated:
@@ -107,12 +96,8 @@ class Variables:
             for stated, item in content.items():
                 key = self.text(stated, (*path, stated), item.origin)
                 if key in filled:
-                    self.problem(
-                        (*path, key),
-                        f"two keys are '{key}' when their variables are filled in",
-                        "keep one.",
-                        item,
-                    )
+                    message = f"two keys are '{key}' when their variables are filled in"
+                    self.problem((*path, key), message, "keep one.", item)
                     continue
                 filled[key] = self.fill(item, (*path, key))
                 if isinstance(item.content, dict):  # such a key may be a path, as that of a model
@@ -144,12 +129,8 @@ class Variables:
         if "${" not in text:
             return text
         if "${" in USE.sub("", text):
-            self.problem(
-                path,
-                f"'{text}' has a ${{ that is not closed",
-                "write ${name} for a variable, $${ for the text itself.",
-                origin,
-            )
+            message = f"'{text}' has a ${{ that is not closed"
+            self.problem(path, message, "write ${name} for a variable, $${ for the text itself.", origin)
             return text
         filled, end = "", 0
         for match in USE.finditer(text):

@@ -16,7 +16,7 @@ from specs.errors import FieldPath, Problem
 from specs.launch import HeldModel
 from specs.options import option
 from specs.scoring import FASTTEXT_CHARACTERS, TOKENS, Label
-from specs.sources import SourceSpec, resolve_url
+from specs.sources import SourceSpec, Url
 from specs.stages.base import DocumentsPart, Part, only_text
 from specs.stages.gates import Gated
 
@@ -76,7 +76,7 @@ class FastText(Spec):
 class Encoder(Spec):
     """A frozen Hugging Face encoder, whose last hidden states are averaged over the tokens of a document."""
 
-    encoder: str = location(
+    encoder: Url = location(
         min_length=1,
         description="folder (any fsspec URL) with config.json, safetensors and tokenizer, such as XLM-R"
         " base; no code of it is run",
@@ -89,12 +89,6 @@ class Encoder(Spec):
     precision: Literal["float32", "bfloat16"] = identity(
         "bfloat16", description="precision of the encoder; its states are averaged in float32"
     )
-
-    @field_validator("encoder")
-    @classmethod
-    def _readable(cls, url: str) -> str:
-        resolve_url(url)
-        return url
 
 
 class Perceptron(Encoder):

@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints, model_validator
 from specs.base import Spec, execution, identity, location
 from specs.launch import HeldModel
 from specs.options import option
-from specs.sources import resolve_url
+from specs.sources import Url
 from specs.stages.base import Part
 
 FAMILIES = ("perplexity", "forgetting", "loss", "memorisation", "reward", "kl", "sharpness")
@@ -62,7 +62,7 @@ class ClassifierSpec(Spec):
     the metrics `<label>`, the mean probability of the label, and `<label>_rate`, the share of answers with
     at least 0.5."""
 
-    model: str = location(
+    model: Url = location(
         min_length=1, description="folder (any fsspec URL) with a Hugging Face sequence classifier"
     )
     label: str = identity(
@@ -71,11 +71,6 @@ class ClassifierSpec(Spec):
     max_tokens: int = option(
         512, ge=1, description="maximum tokens of an answer that the classifier reads; the rest is cut off"
     )
-
-    @model_validator(mode="after")
-    def _readable(self) -> ClassifierSpec:
-        resolve_url(self.model)
-        return self
 
 
 class Suite(Spec):

@@ -12,6 +12,7 @@ from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath, Problem, did_you_mean
 from specs.launch import HeldModel
 from specs.options import option
+from specs.planted import each_once
 from specs.stages.base import Part
 from specs.stages.corpus import CorpusSource
 from specs.stages.preference_data import Sampling
@@ -72,12 +73,7 @@ class Memorisation(Spec):
     )
     batch_size: int = reference(32, ge=1, le=10_000, description="probes that are continued together")
 
-    @field_validator("prefixes", "offsets")
-    @classmethod
-    def _each_once(cls, lengths: list[int]) -> list[int]:
-        if twice := sorted({length for length in lengths if lengths.count(length) > 1}):
-            raise ValueError(f"{twice[0]} is repeated; list it once")
-        return lengths
+    _each_once = field_validator("prefixes", "offsets")(each_once)
 
     def problems(self, at: FieldPath, process: CorpusSource) -> Iterator[Problem]:
         """Why the part of a corpus, which `process` makes, does not have the probes that these settings, at
