@@ -221,9 +221,7 @@ class Graph:
 
     def duplicate_of(self, node: Node) -> str | None:
         """The first part with the same fingerprint, whose work this part shares."""
-        same = (node.path, node.end_step)
-        first = next(other.name for other in self.nodes.values() if (other.path, other.end_step) == same)
-        return None if first == node.name else first
+        return self.duplicates().get(node.name)
 
     def duplicates(self) -> dict[str, str]:
         """Every part that shares the work of an earlier part, with the first part that does this work."""

@@ -24,8 +24,8 @@ def difference(node: Node, records: Records) -> str:
     """The reason why a part that is not stored has to run: fields with their old and new values."""
     candidates = [
         (reasons, identity)
-        for path in _candidates(node, records)
-        if (identity := Artifact(records.store, path).readable_identity) is not None
+        for name in records.store.names(node.kind)[-LOOKED_AT:]
+        if (identity := Artifact(records.store, f"{node.kind}/{name}").readable_identity) is not None
         and _related(node, identity)
         and 2 * len(reasons := _reasons(node, identity)) < len({**flatten(node.identity), **node.inputs})
     ]
@@ -42,10 +42,6 @@ def difference(node: Node, records: Records) -> str:
     if identity.name == node.name:
         return text
     return f"{text} (against {identity.name} {identity.fingerprint[:8]})"
-
-
-def _candidates(node: Node, records: Records) -> list[str]:
-    return [f"{node.kind}/{name}" for name in records.store.names(node.kind)[-LOOKED_AT:]]
 
 
 def _related(node: Node, identity: Identity) -> bool:

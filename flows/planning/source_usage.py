@@ -64,35 +64,33 @@ def usages(graph: Graph, pipeline: Pipeline, store: Store) -> list[SourceUsage]:
         for segment, step in ancestry_of(graph, node, node.end_step or 0):
             if "mixture" in segment.inputs and step >= furthest.get(segment.name, (segment, 0))[1]:
                 furthest[segment.name] = segment, step
-        ancestry = list(furthest.values())
         for corpus in corpora(graph, mixture.name):
-            drawn = [
-                (segment.stage, sources.tokens(segment, step, corpus.fingerprint))
-                for segment, step in ancestry
-            ]
-            tokens = sum(count for stage, count in drawn if stage == node.stage)
-            in_all = sum(count for _, count in drawn)
-            passes = sum(sources.passes(segment, step, corpus.fingerprint) for segment, step in ancestry)
+            tokens = consumed = passes = 0.0
+            for segment, step in furthest.values():
+                drawn = sources.drawn(segment, step, corpus.fingerprint)
+                in_tokens = drawn * cast(Segment, segment.part).sequence_length
+                consumed += in_tokens
+                tokens += in_tokens if segment.stage == node.stage else 0.0
+                if drawn:
+                    in_all = sources.sequences(segment, corpus.fingerprint)
+                    passes += drawn / in_all if in_all else math.inf
             available_tokens, exact = sources.available(graph.nodes[corpus.name])
-            sequences, length = sources.sequences(node, corpus.fingerprint), node.segment.sequence_length
             limit = allowed[corpus.fingerprint]
             lacking = max(0.0, passes / limit - 1) * available_tokens if available_tokens else tokens
-            shortfall = lacking if passes > limit else 0.0
-            declared = corpus_is_declared(graph, graph.nodes[corpus.name])
             usage = SourceUsage(
                 stage=node.stage,
                 mixture=mixture.name,
                 source=corpus.name,
                 tokens=tokens,
-                consumed=in_all,
+                consumed=consumed,
                 passes=passes,
                 allowed=limit,
                 available=available_tokens,
                 exact=exact,
-                declared=declared,
-                sequences=sequences,
-                sequence_length=length,
-                shortfall=shortfall,
+                declared=corpus_is_declared(graph, graph.nodes[corpus.name]),
+                sequences=sources.sequences(node, corpus.fingerprint),
+                sequence_length=node.segment.sequence_length,
+                shortfall=lacking if passes > limit else 0.0,
             )
             before = highest.get((node.stage, corpus.name))
             if before is None or usage.passes / limit >= before.passes / before.allowed:
@@ -104,30 +102,23 @@ def problems(uses: list[SourceUsage]) -> list[Problem]:
     """A problem for each use beyond its limit, with what to change."""
     refused = []
     for usage in uses:
-        if usage.passes > usage.allowed:
-            known = "holds" if usage.exact else "is declared with" if usage.declared else "can hold at most"
-            available = f"{known} {usage.available:,} training tokens"
-            message = (
-                f"'{usage.stage}' draws {usage.tokens:,.0f} tokens from '{usage.source}' through mixture"
-                f" '{usage.mixture}', which {available} ({usage.sequences:,} sequences of"
-                f" {usage.sequence_length})"
-            )
-            if math.isfinite(usage.passes):
-                message += (
-                    f": with what was drawn before {usage.passes:.1f} passes, {usage.allowed:g} are allowed"
-                )
-            fix = "lower the budget or the source's weight, add data" + (
-                f" ({usage.passes / usage.allowed:.2f} times as much), or raise max_repetition to"
-                f" {_above(usage.passes):g}."
-                if math.isfinite(usage.passes)
-                else ", or shorten the sequences."
-            )
-            refused.append(Problem(("stages", usage.stage, "budget"), message, fix))
+        if usage.passes <= usage.allowed:
+            continue
+        known = "holds" if usage.exact else "is declared with" if usage.declared else "can hold at most"
+        message = (
+            f"'{usage.stage}' draws {usage.tokens:,.0f} tokens from '{usage.source}' through mixture"
+            f" '{usage.mixture}', which {known} {usage.available:,} training tokens ({usage.sequences:,}"
+            f" sequences of {usage.sequence_length})"
+        )
+        fix = "lower the budget or the source's weight, add data"
+        if math.isfinite(passes := usage.passes):
+            message += f": with what was drawn before {passes:.1f} passes, {usage.allowed:g} are allowed"
+            least = int(passes * 10 + 1) / 10
+            fix += f" ({passes / usage.allowed:.2f} times as much), or raise max_repetition to {least:g}."
+        else:
+            fix += ", or shorten the sequences."
+        refused.append(Problem(("stages", usage.stage, "budget"), message, fix))
     return refused
-
-
-def _above(passes: float) -> float:
-    return int(passes * 10 + 1) / 10
 
 
 class _Sources:
@@ -171,16 +162,6 @@ class _Sources:
             )
         samples = part.sample_at(step) - part.sample_offset
         return float(samples * self._shares[mixture].get(corpus, 0))
-
-    def tokens(self, segment: Node, step: int, corpus: str) -> float:
-        return self.drawn(segment, step, corpus) * cast(Segment, segment.part).sequence_length
-
-    def passes(self, segment: Node, step: int, corpus: str) -> float:
-        drawn = self.drawn(segment, step, corpus)
-        if not drawn:
-            return 0.0
-        sequences = self.sequences(segment, corpus)
-        return drawn / sequences if sequences else float("inf")
 
 
 def corpus_is_declared(graph: Graph, node: Node) -> bool:

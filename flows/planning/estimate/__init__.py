@@ -83,27 +83,18 @@ class Estimates:
         scoring; `inference` has those of sampling and scoring alone."""
         documents = [stage.to_json() for stage in self.stages.values()]
         stored = sum(part.checkpoints.kept * part.checkpoints.bytes for part in self.parts)
-        requests = Requests(0, 0, 0, 0, 0)
-        for part in self.parts:
-            every = part.requests.times(part.checkpoints.written)
-            requests = Requests(*(before + more for before, more in zip(requests, every, strict=True)))
+        each = [part.requests.times(part.checkpoints.written) for part in self.parts]
+        requests = Requests(*map(sum, zip(Requests(0, 0, 0, 0, 0), *each, strict=True)))
         price = self.cluster.storage_price if self.cluster else None
         asked = self._inference_totals()
-        training = {
-            name: time_and_cost.total([stage.sum(name) for stage in self.stages.values()])
-            for name in time_and_cost.Spent._fields
-        }
+        sums = ("tokens", "sequences", "steps", "recomputed_flops", "masked_labels")
+        asking = [asked] if asked["gpu_hours"] else []
         return {
             "parameters": max((document["parameters"] for document in documents), default=0),
-            **{
-                name: sum(document[name] for document in documents)
-                for name in ("tokens", "sequences", "steps", "recomputed_flops", "masked_labels")
-            },
+            **{name: sum(document[name] for document in documents) for name in sums},
             "flops": sum(document["flops"] for document in documents) + asked["flops"],
             **{
-                name: time_and_cost.total(
-                    [*([training[name]] if documents else []), *([asked[name]] if asked["gpu_hours"] else [])]
-                )
+                name: time_and_cost.total([document[name] for document in [*documents, *asking]])
                 for name in time_and_cost.Spent._fields
             },
             "seconds": self.seconds,
@@ -138,45 +129,35 @@ class Estimates:
         """The JSON form. `masked_by_hash` counts the labels of a segment that the hash of Goldfish leaves
         out; it needs numpy, which the planner does not load (`flows.inspection.goldfish`). Without it
         `masked_labels_by_hash` is None."""
-        cluster = self.cluster
-        facts = None
-        if cluster is not None:
-            gpu = cluster.device
-            facts = {
-                "gpu": cluster.gpu,
-                "gpus": cluster.nodes * cluster.gpus_per_node,
-                "bf16_flops": gpu.bf16_flops,
-                "memory_bytes": gpu.memory,
-                "watts": cluster.watts,
-                "pue": cluster.pue,
-                "source": gpu.source,
-            }
         after, _ = self.stored()
-        stages, totals = {name: stage.to_json() for name, stage in self.stages.items()}, self.totals()
+        stages = {}
         for name, stage in self.stages.items():
-            masked = [
-                masked_by_hash(part.segment, part.node.tokens) if masked_by_hash else None
-                for part in stage.parts
-            ]
-            more = [
-                {"masked_labels_by_hash": by, "stored_bytes_after": after[part.node.name]}
-                for part, by in zip(stage.parts, masked, strict=True)
-            ]
-            stages[name]["masked_labels_by_hash"] = time_and_cost.total(masked)
-            stages[name]["parts"] = [
-                part.to_json() | fields for part, fields in zip(stage.parts, more, strict=True)
-            ]
-        totals["masked_labels_by_hash"] = time_and_cost.total(
-            [stage["masked_labels_by_hash"] for stage in stages.values()]
-        )
-        inference = {name: stage.to_json() for name, stage in self.inference.items()}
-        corpora = {name: stage.to_json() for name, stage in self.corpora.items()}
+            parts = [part.to_json() | {"stored_bytes_after": after[part.node.name]} for part in stage.parts]
+            for document, part in zip(parts, stage.parts, strict=True):
+                masked = masked_by_hash(part.segment, part.node.tokens) if masked_by_hash else None
+                document["masked_labels_by_hash"] = masked
+            whole = time_and_cost.total([document["masked_labels_by_hash"] for document in parts])
+            stages[name] = stage.to_json() | {"masked_labels_by_hash": whole, "parts": parts}
+        of_stages = [stage["masked_labels_by_hash"] for stage in stages.values()]
         return {
-            "cluster": facts,
+            "cluster": self._facts() if self.cluster is not None else None,
             "stages": stages,
-            "inference": inference,
-            "corpora": corpora,
-            "totals": totals,
+            "inference": {name: stage.to_json() for name, stage in self.inference.items()},
+            "corpora": {name: stage.to_json() for name, stage in self.corpora.items()},
+            "totals": self.totals() | {"masked_labels_by_hash": time_and_cost.total(of_stages)},
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        assert self.cluster is not None
+        gpu = self.cluster.device
+        return {
+            "gpu": self.cluster.gpu,
+            "gpus": self.cluster.nodes * self.cluster.gpus_per_node,
+            "bf16_flops": gpu.bf16_flops,
+            "memory_bytes": gpu.memory,
+            "watts": self.cluster.watts,
+            "pue": self.cluster.pue,
+            "source": gpu.source,
         }
 
 
