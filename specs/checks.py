@@ -86,33 +86,38 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage) -> Iterator[P
         target = pipeline.stages.get(ref.stage)
         if target is None:  # as for sources
             continue
-        if "not_in" in path and target.kind in kinds and target.kind != stage.kind:
-            message = f"'{ref}' is a part of kind {target.kind}; here parts of kind {stage.kind} are compared"
-            yield Problem(path, message, f"name a part of kind {stage.kind}.")
-            continue
-        if target.kind not in kinds:
-            wanted = f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
-            fitting = [one for one, other in pipeline.stages.items() if other.kind in kinds and one != name]
-            message = f"stage '{ref.stage}' is {a(target.kind)}; {wanted} is needed here"
-            yield Problem(path, message, one_of(fitting))
-            continue
-        if ref.selector and target.result() not in MODELS:
-            message = f"'{ref}' names a step, but {a(target.kind)} such as '{ref.stage}' has no steps"
-            yield Problem(path, message, f"write '{ref.target}'.")
-            continue
-        if ref.best is not None and not target.MEASURES_LOSS:
-            one = f"'{ref.stage}' is {a(target.kind)} and has one result"
-            yield Problem(path, f"'{ref}' chooses by held-out loss, but {one}", f"write '{ref.stage}'.")
-            continue
-        if (problem := _check_part(path, ref, target)) is not None:
+        if (problem := _check_reference(pipeline, name, path, ref, kinds)) is not None:
             yield problem
-            continue
-        if stage.chooses_by_loss(ref) and any(
-            not phase.training.validation.interval for phase in target.phases(ref.stage)
-        ):
-            message = f"'{ref}' chooses by held-out loss, but '{ref.stage}' measures none"
-            yield Problem(path, message, "give it a validation.interval.")
-        yield from stage.part_problems(path, ref, target)
+        else:
+            yield from stage.part_problems(path, ref, target)
+
+
+def _check_reference(
+    pipeline: Pipeline, name: str, path: FieldPath, ref: Reference, kinds: tuple[str, ...]
+) -> Problem | None:
+    """The first problem of a reference to a stage that exists; the stage `name` needs one of `kinds`."""
+    stage, target = pipeline.stages[name], pipeline.stages[ref.stage]
+    if "not_in" in path and target.kind in kinds and target.kind != stage.kind:
+        message = f"'{ref}' is a part of kind {target.kind}; here parts of kind {stage.kind} are compared"
+        return Problem(path, message, f"name a part of kind {stage.kind}.")
+    if target.kind not in kinds:
+        wanted = f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
+        fitting = [other for other, found in pipeline.stages.items() if found.kind in kinds and other != name]
+        message = f"stage '{ref.stage}' is {a(target.kind)}; {wanted} is needed here"
+        return Problem(path, message, one_of(fitting))
+    if ref.selector and target.result() not in MODELS:
+        message = f"'{ref}' names a step, but {a(target.kind)} such as '{ref.stage}' has no steps"
+        return Problem(path, message, f"write '{ref.target}'.")
+    if ref.best is not None and not target.MEASURES_LOSS:
+        message = f"'{ref}' chooses by held-out loss, but '{ref.stage}' is {a(target.kind)}"
+        return Problem(path, f"{message} and has one result", f"write '{ref.stage}'.")
+    if (problem := _check_part(path, ref, target)) is not None:
+        return problem
+    unmeasured = any(not phase.training.validation.interval for phase in target.phases(ref.stage))
+    if unmeasured and stage.chooses_by_loss(ref):
+        message = f"'{ref}' chooses by held-out loss, but '{ref.stage}' measures none"
+        return Problem(path, message, "give it a validation.interval.")
+    return None
 
 
 def _check_part(path: FieldPath, ref: Reference, target: Stage) -> Problem | None:
@@ -138,19 +143,14 @@ def _check_batches(pipeline: Pipeline, name: str, stage: Stage) -> Iterator[Prob
     if launch.mismatch is not None:  # reported by `_check_layout`
         return
     ranks = launch.data_parallel
-    stated = [(phase.path, phase.training.global_batch_size) for phase in stage.phases(name)]
-    pieces = [
-        (path, begin, batch)
-        for path, batches in stated
-        if isinstance(batches, dict)
-        for begin, batch in batches.items()
-    ]
-    for at, begin, batch in pieces:
-        path: FieldPath = (*at, "global_batch_size", begin)
-        if batch > 0 and batch % ranks:  # a smaller one is reported by `batch_pieces`
-            fix = f"use a multiple of {ranks}, or other launch.processes."
-            message = f"a batch of {batch} sequences cannot be divided among {ranks} data-parallel processes"
-            yield Problem(path, message, fix)
+    for phase in stage.phases(name):
+        batches = phase.training.global_batch_size
+        for begin, batch in batches.items() if isinstance(batches, dict) else ():
+            if batch > 0 and batch % ranks:  # a smaller one is reported by `batch_pieces`
+                message = f"a batch of {batch} sequences cannot be divided among {ranks} data-parallel"
+                fix = f"use a multiple of {ranks}, or other launch.processes."
+                path = (*phase.path, "global_batch_size", begin)
+                yield Problem(path, f"{message} processes", fix)
 
 
 def _check_layout(

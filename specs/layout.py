@@ -28,35 +28,26 @@ def misfits(
     tp, cp, stages = parallel.tp, parallel.cp, parallel.stages
     for name in ("n_kv_heads", "n_heads", "ffn_dim", "vocab_size"):
         if (size := getattr(model, name)) % tp:
-            yield Misfit(
-                "tp",
-                f"{name} {size} cannot be divided among {tp} tensor-parallel processes",
-                f"use a divisor of {size}.",
-            )
+            message = f"{name} {size} cannot be divided among {tp} tensor-parallel processes"
+            yield Misfit("tp", message, f"use a divisor of {size}.")
             break
     if parallel.virtual_stages is not None and parallel.pp_schedule != "interleaved-1f1b":
         message = f"{parallel.pp_schedule} has one stage per process, not {parallel.virtual_stages}"
-        yield Misfit(
-            "virtual_stages", message, "set pp_schedule: interleaved-1f1b, or leave out virtual_stages."
-        )
+        fix = "set pp_schedule: interleaved-1f1b, or leave out virtual_stages."
+        yield Misfit("virtual_stages", message, fix)
     if stages > 1 and model.method is not None:
         field, method = model.method
         yield Misfit("pp", f"model.{field} {method.PIPELINE}", "use pp: 1.")
     if cp > 1 and model.attention is not None:
-        message = (
-            f"model.attention (sparse: {model.attention.sparse}) chooses among the keys of a whole sequence"
-        )
-        yield Misfit("cp", f"{message}, and each process has only a part of it", "use cp: 1.")
-    if cp > 1 and model.mamba is not None:
-        message = (
-            "model.mamba: the state of a layer goes through a whole sequence, and each process has a part"
-        )
+        keys = "the keys of a whole sequence, and each process has only a part of it"
+        message = f"model.attention (sparse: {model.attention.sparse}) chooses among {keys}"
         yield Misfit("cp", message, "use cp: 1.")
+    if cp > 1 and model.mamba is not None:
+        message = "model.mamba: the state of a layer goes through a whole sequence"
+        yield Misfit("cp", f"{message}, and each process has a part", "use cp: 1.")
     if cp > 1 and model.method is not None and model.reads_earlier_keys:
-        message = (
-            f"model.{model.method[0]}: layers read the keys of earlier passes, which context parallelism"
-        )
-        yield Misfit("cp", f"{message} does not exchange", "use cp: 1.")
+        message = f"model.{model.method[0]}: layers read the keys of earlier passes"
+        yield Misfit("cp", f"{message}, which context parallelism does not exchange", "use cp: 1.")
     if model.n_layers + 2 < 2 * stages:
         kind = f" ({stages // parallel.pp} per process)" if stages > parallel.pp else ""
         message = (
@@ -71,28 +62,20 @@ def misfits(
         yield Misfit("async_tp", message, "set tp and sequence_parallel: true, or leave out async_tp.")
     pieces = (2 * cp if cp > 1 else 1) * (tp if parallel.sequence_parallel else 1)
     if sequence_length is not None and sequence_length % pieces:
-        how = f"cp {cp}" + (
-            f" with sequence parallelism over tp {tp}" if parallel.sequence_parallel and tp > 1 else ""
-        )
+        split = parallel.sequence_parallel and tp > 1
+        how = f"cp {cp}" + (f" with sequence parallelism over tp {tp}" if split else "")
         message = f"sequence_length {sequence_length} is not a multiple of {pieces}, which {how} needs"
-        yield Misfit(
-            "cp" if cp > 1 else "sequence_parallel", message, "change the degree or sequence_length."
-        )
-    if (
-        batch is not None
-        and (share := batch // launch.data_parallel)
-        and micro_batch_size(parallel, share) is None
-    ):
+        field = "cp" if cp > 1 else "sequence_parallel"
+        yield Misfit(field, message, "change the degree or sequence_length.")
+    share = 0 if batch is None else batch // launch.data_parallel
+    if share and micro_batch_size(parallel, share) is None:
         message = (
             f"a batch of {batch} sequences is {share} for each of {launch.data_parallel} data-parallel"
             f" pipelines, which cannot be split into micro-batches for {parallel.pp} processes"
             f" ({parallel.pp_schedule})"
         )
-        yield Misfit(
-            "pp",
-            message,
-            f"use a batch that gives each a multiple of {parallel.pp}, or a lower pp or fewer processes.",
-        )
+        fix = f"use a batch that gives each a multiple of {parallel.pp}, or a lower pp or fewer processes."
+        yield Misfit("pp", message, fix)
 
 
 def stage_layers(n_layers: int, stages: int) -> list[int]:

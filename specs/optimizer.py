@@ -134,24 +134,17 @@ class OptimizerSpec(Spec):
         before = inherited.get("name")
         name: OptimizerName = self.name or before or "ademamix"
         facts = OPTIMIZERS[name]
-        problems = [
-            Problem(
-                (*at, field),
-                f"{name} does not read {field}; it reads {', '.join(facts.fields)}",
-                _fix(field),
-            )
-            for field, value in stated.items()
-            if field not in ("name", *facts.fields) and (field, value) != ("state_dtype", "float32")
-        ]
-        if (
-            self.betas is not None
-            and "betas" in facts.defaults
-            and len(self.betas) != len(facts.defaults["betas"])
-        ):
-            wanted = f"{name} has {len(facts.defaults['betas'])} betas, not {len(self.betas)}"
-            problems.append(
-                Problem((*at, "betas"), wanted, f"write for example {list(facts.defaults['betas'])}.")
-            )
+        problems = []
+        for field, value in stated.items():
+            if field not in ("name", *facts.fields) and (field, value) != ("state_dtype", "float32"):
+                message = f"{name} does not read {field}; it reads {', '.join(facts.fields)}"
+                readers = ", ".join(other for other, its in OPTIMIZERS.items() if field in its.fields)
+                fix = f"leave it out, or use an optimizer that reads it: {readers}."
+                problems.append(Problem((*at, field), message, fix))
+        betas = list(facts.defaults.get("betas", ()))
+        if self.betas is not None and betas and len(self.betas) != len(betas):
+            message = f"{name} has {len(betas)} betas, not {len(self.betas)}"
+            problems.append(Problem((*at, "betas"), message, f"write for example {betas}."))
         if before not in (None, name) and self.lr is None:
             message = f"the learning rate of the parent's optimizer {before} does not apply to {name}"
             problems.append(Problem((*at, "lr"), message, "set optimizer.lr."))
@@ -159,11 +152,5 @@ class OptimizerSpec(Spec):
             raise SpecError(problems)
         kept = {field: inherited.get(field) for field in (facts.fields if before == name else ["grad_clip"])}
         goes_over = {field: value for field, value in kept.items() if value is not None}
-        return OptimizerSpec(
-            **{"state_dtype": "float32", **facts.defaults, **goes_over, **stated, "name": name}
-        )
-
-
-def _fix(field: str) -> str:
-    readers = [name for name, facts in OPTIMIZERS.items() if field in facts.fields]
-    return f"leave it out, or use an optimizer that reads it: {', '.join(readers)}."
+        values = {"state_dtype": "float32", **facts.defaults, **goes_over, **stated, "name": name}
+        return OptimizerSpec(**values)

@@ -101,21 +101,13 @@ def _check_imported(phase: Phase, stage: Training) -> None:
     if missing := [what for what in phase.carry if what != "weights"]:
         message = f"'{phase.parent}' has weights only; there is no {' and no '.join(missing)} to carry"
         problems.append(Problem((*phase.path, "carry"), message, "set carry: [weights]."))
-    for field, unstated in (
-        ("optimizer.lr", stage.optimizer.lr is None),
-        ("global_batch_size", stage.global_batch_size is None),
-    ):
-        if unstated:
+    inherited = {"optimizer.lr": stage.optimizer.lr, "global_batch_size": stage.global_batch_size}
+    for field, value in inherited.items():
+        if value is None:
             message = f"'{phase.parent}' has weights only; there is no {field} to inherit"
             problems.append(Problem((*phase.path, *field.split(".")), message, f"set {field}."))
-    rests = {
-        "global_batch_size": stage.global_batch_size,
-        "mixture": stage.data,
-        "schedule": stage.schedule,
-        "budget": stage.budget,
-    }
-    for field, value in rests.items():
-        if value == REST:
+    for field in ("global_batch_size", "mixture", "schedule", "budget"):
+        if (stage.data if field == "mixture" else getattr(stage, field)) == REST:
             message = f"'{phase.parent}' has weights only; there is no training to continue"
             problems.append(Problem((*phase.path, field), message, f"set {field}."))
     if problems:
@@ -132,13 +124,10 @@ def _filled(
     batches, mixtures, budget = phase.training.global_batch_size, phase.training.data, phase.training.budget
     if start is not None and parent is not None:
         done = parent.tokens_at(start.step)
-        left = [segment for segment in parent.planned if segment.end_step > start.step] or [
-            parent.planned[-1]
-        ]
-        begins = [
-            f"{max(0, segment.start_sample * parent.settings.sequence_length - done)} tokens"
-            for segment in left
-        ]
+        left = [segment for segment in parent.planned if segment.end_step > start.step]
+        left = left or [parent.planned[-1]]
+        length = parent.settings.sequence_length
+        begins = [f"{max(0, segment.start_sample * length - done)} tokens" for segment in left]
         if mixtures == REST and not left[0].mixture:
             message = f"'{start.phase}' trains on no mixture, so there is no rest of it to train on"
             raise SpecError.of((*phase.path, "mixture"), message, "name a mixture.")
@@ -190,18 +179,14 @@ def _check_parent(phase: Phase, start: Point, parent: Trajectory) -> None:
         raise SpecError.of((*at, "carry"), message, "set carry: [weights].")
     if parent.origin == "import":
         _check_imported(phase, stage)
-    if "optimizer" in phase.carry and stage.optimizer.name not in (None, parent.settings.optimizer.name):
-        message = (
-            f"the states to carry are those of {parent.settings.optimizer.name}, which"
-            f" {stage.optimizer.name} cannot use"
-        )
+    theirs, own = parent.settings.optimizer.name, stage.optimizer.name
+    if "optimizer" in phase.carry and own not in (None, theirs):
+        message = f"the states to carry are those of {theirs}, which {own} cannot use"
         carried = ", ".join(what for what in phase.carry if what != "optimizer")
         raise SpecError.of((*at, "carry"), message, f"set carry: [{carried}].")
     if not parent.lr_at(start.step) and (stage.schedule == REST or stage.optimizer.lr is None):
-        message = (
-            f"the learning rate has decayed to 0 at step {start.step} of '{start.phase}', so there is"
-            " none to inherit"
-        )
+        decayed = f"the learning rate has decayed to 0 at step {start.step} of '{start.phase}'"
+        message = f"{decayed}, so there is none to inherit"
         field = ("schedule",) if stage.schedule == REST else ("optimizer", "lr")
         raise SpecError.of((*at, *field), message, f"set {'.'.join(field)}.")
 
@@ -222,9 +207,8 @@ def _trajectory(
     batches, begins, budget = _filled(phase, start, parent)
     pieces = batch_pieces(at, batches, length)
     total, leftover = whole_budget((*at, "budget"), budget, pieces, length)
-    mixtures = annealed_pieces(
-        at, mixture_pieces(at, begins, pieces, length), annealed, pieces, length, total
-    )
+    named = mixture_pieces(at, begins, pieces, length)
+    mixtures = annealed_pieces(at, named, annealed, pieces, length, total)
     full, cut = _schedule(phase, budget, pieces, length, start, parent)
     breakpoints = {begin for begin, _ in pieces} | {begin for begin, _ in mixtures} | {total}
     if cut:
@@ -232,9 +216,8 @@ def _trajectory(
     stated = [*(pieces if stage.global_batch_size != REST else ()), *(mixtures if stage.data != REST else ())]
     for begin, _ in stated:
         if begin >= total:
-            message = (
-                f"breakpoint {begin * length:,} tokens is after the stage ends at {total * length:,} tokens"
-            )
+            ends = f"after the stage ends at {total * length:,} tokens"
+            message = f"breakpoint {begin * length:,} tokens is {ends}"
             raise SpecError.of((*at, "budget"), message, "raise the budget, or remove the breakpoint.")
     planned: list[SegmentPlan] = []
     for begin, end in pairwise(sorted(point for point in breakpoints if point <= total)):
@@ -256,7 +239,9 @@ def _trajectory(
         carry=phase.carry,
         parent=start,
         segments=tuple(
-            replace(one, end_sample=min(one.end_sample, stop)) for one in planned if one.start_sample < stop
+            replace(part, end_sample=min(part.end_sample, stop))
+            for part in planned
+            if part.start_sample < stop
         ),
         planned=tuple(planned),
         schedule=full,

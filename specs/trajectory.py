@@ -98,9 +98,8 @@ class Trajectory:
     def tokens_at(self, step: int) -> int:
         """Tokens consumed by the phase after `step` steps."""
         segment = self.segments[self.segment_of(step)]
-        return (
-            segment.start_sample + (step - segment.start_step) * segment.batch
-        ) * self.settings.sequence_length
+        sample = segment.start_sample + (step - segment.start_step) * segment.batch
+        return sample * self.settings.sequence_length
 
     def segment_of(self, step: int) -> int:
         """The index of the segment that trains `step`; the first one for step 0."""
@@ -170,9 +169,8 @@ def point_of(
     parent = parents[phase]
     if parent.stands_for is not None:
         if (ref.step, ref.tokens, ref.best) != (None, None, None):
-            raise SpecError.of(
-                path, f"'{ref}' names a step, and '{phase}' is one checkpoint", f"name '{phase}' alone."
-            )
+            message = f"'{ref}' names a step, and '{phase}' is one checkpoint"
+            raise SpecError.of(path, message, f"name '{phase}' alone.")
         return parent.stands_for
     step = (best or {}).get(str(ref), parent.steps)
     if ref.step is not None:
@@ -182,9 +180,8 @@ def point_of(
         inside = [segment for segment in parent.segments if segment.start_sample <= sample][-1]
         step = inside.start_step + min((sample - inside.start_sample) // inside.batch, inside.steps)
     if not 0 < step <= parent.steps or (ref.tokens or 0) > parent.tokens:
-        message = (
-            f"'{ref}' is outside stage '{phase}', which has {parent.steps} steps ({parent.tokens:,} tokens)"
-        )
+        has = f"{parent.steps} steps ({parent.tokens:,} tokens)"
+        message = f"'{ref}' is outside stage '{phase}', which has {has}"
         raise SpecError.of(path, message, "name a step inside it, or raise its budget.")
     return Point(phase, parent.segment_of(step), step)
 
@@ -192,10 +189,10 @@ def point_of(
 def candidates(pipeline: Pipeline, name: str) -> list[tuple[FieldPath, Reference]]:
     """The checkpoints that a selection chooses among, each with the path of the field that names it. Invalid
     evaluations are left out."""
-    stage = cast(SelectStage, pipeline.stages[name])
-    evaluated = [(ref.stage, pipeline.stages.get(ref.stage)) for ref in stage.evaluations]
-    return [(("stages", name, "checkpoints", index), ref) for index, ref in enumerate(stage.checkpoints)] + [
-        (("stages", other, "from"), evaluation.read_model)
-        for other, evaluation in evaluated
-        if evaluation is not None and evaluation.read_model is not None
-    ]
+    stage, among = cast(SelectStage, pipeline.stages[name]), list[tuple[FieldPath, Reference]]()
+    among += [(("stages", name, "checkpoints", index), ref) for index, ref in enumerate(stage.checkpoints)]
+    for ref in stage.evaluations:
+        evaluation = pipeline.stages.get(ref.stage)
+        if evaluation is not None and evaluation.read_model is not None:
+            among.append((("stages", ref.stage, "from"), evaluation.read_model))
+    return among

@@ -58,20 +58,13 @@ def notes(
         if not artifact.complete:
             bound, _ = available(graph, store, node)
             if declared.tokens is not None and bound < declared.tokens.amount:
-                texts.append(
-                    f"source {name} declares {declared.tokens.amount:,} tokens; its files can hold {bound:,}"
-                    " at most"
-                )
+                stated = f"source {name} declares {declared.tokens.amount:,} tokens"
+                texts.append(f"{stated}; its files can hold {bound:,} at most")
         else:
             metrics = artifact.manifest.metrics
-            sizes = {
-                "tokens": declared.tokens.amount if declared.tokens else None,
-                "documents": declared.documents,
-            }
-            for what, stated in sizes.items():
-                if stated is not None and abs(metrics.get(what, stated) - stated) > TOLERANCE * stated:
-                    texts.append(
-                        f"source {name} declares {stated:,} {what}; '{node.name}' has {metrics[what]:,}"
-                        f" ({metrics[what] / stated:.2f})"
-                    )
+            tokens = declared.tokens.amount if declared.tokens else None
+            for what, number in (("tokens", tokens), ("documents", declared.documents)):
+                if number is not None and abs(metrics.get(what, number) - number) > TOLERANCE * number:
+                    found = f"'{node.name}' has {metrics[what]:,} ({metrics[what] / number:.2f})"
+                    texts.append(f"source {name} declares {number:,} {what}; {found}")
     return texts

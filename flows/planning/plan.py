@@ -129,18 +129,17 @@ class Plan:
         duplicates = self.graph.duplicates()
         once = [self.steps[name] for name in self.graph.nodes if name not in duplicates]
         todo = [step for step in once if step.action != "reuse"]
-        totals: dict[str, Any] = {
-            key: sum(getattr(step.node, key) for step in once) for key in ("tokens", "steps")
-        }
-        totals["flops"] = sum(step.flops for step in once)
-        totals["to_do"] = {
-            key: sum(step.left[key] for step in todo) for key in ("tokens", "steps", "flops")
-        } | {"parts": len(todo)}
+        left = {key: sum(step.left[key] for step in todo) for key in ("tokens", "steps", "flops")}
         trajectories = list(self.graph.trajectories.values())
         # of an imported model, perhaps only the tokenizer is read
         own = [t for t in trajectories if t.origin != "import"] or trajectories
-        totals["parameters"] = max((t.model.parameters for t in own), default=0)
-        return totals
+        return {
+            "tokens": sum(step.node.tokens for step in once),
+            "steps": sum(step.node.steps for step in once),
+            "flops": sum(step.flops for step in once),
+            "to_do": left | {"parts": len(todo)},
+            "parameters": max((t.model.parameters for t in own), default=0),
+        }
 
     def to_json(self, masked_by_hash: Callable[[Segment, int], int] | None = None) -> dict[str, Any]:
         """The JSON form: one object per stage of the recipe, inputs first, with its parts inside, and the
@@ -149,17 +148,18 @@ class Plan:
         for name in order(self.pipeline):
             parts = [self.steps[node.name].to_json() for node in self.graph.of(name)]
             stages.append(_whole(name, self.pipeline.stages[name].kind, parts))
-        document: dict[str, Any] = {
+        return {
             "pipeline": self.pipeline.name,
             "store": self.store.url,
             "stages": stages,
             "totals": self.totals(),
             "notes": self.graph.notes,
             "tasks": self.graph.tasks,
+            "declared": {name: files.to_json() for name, files in self.graph.unavailable.items()},
+            "source_usage": [usage.to_json() for usage in self.source_usage],
+            "estimates": self.estimates.to_json(masked_by_hash),
+            **self.advice.to_json(),
         }
-        document["declared"] = {name: files.to_json() for name, files in self.graph.unavailable.items()}
-        document["source_usage"] = [usage.to_json() for usage in self.source_usage]
-        return document | {"estimates": self.estimates.to_json(masked_by_hash)} | self.advice.to_json()
 
 
 def _whole(name: str, kind: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -169,17 +169,13 @@ def _whole(name: str, kind: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
     action = "reuse" if set(actions) == {"reuse"} else ("run" if set(actions) == {"run"} else "resume")
     states = {part["state"] for part in parts} - {"reuse", "run", "resume"}
     decisive = next((part for part in parts if part["action"] != "reuse"), parts[-1])
-    reason = (
-        decisive["reason"]
-        if len(parts) == 1 or action == "reuse"
-        else f"{decisive['name']}: {decisive['reason']}"
-    )
+    named = "" if len(parts) == 1 or action == "reuse" else f"{decisive['name']}: "
     return {
         "name": name,
         "kind": kind,
         "action": action,
         "state": next((state for state in ("gate failed", "declared") if state in states), action),
-        "reason": reason,
+        "reason": named + decisive["reason"],
         "fingerprint": parts[-1]["fingerprint"],
         "path": parts[-1]["path"],
         **{key: sum(part[key] for part in parts) for key in ("tokens", "steps", "flops")},
@@ -207,15 +203,13 @@ def make(
     waiting = plan.graph.waits_for()
     for node in plan.graph.nodes.values():
         if missing := waiting[node.name]:
-            plan.steps[node.name] = Step(
-                node, "run", declared_inputs.reason(plan.graph, node), False, unavailable=missing
-            )
+            reason = declared_inputs.reason(plan.graph, node)
+            plan.steps[node.name] = Step(node, "run", reason, False, unavailable=missing)
             continue
         step = decide(node, plan, records)
-        held = holder_of(store, node.path) if step.stored and step.action != "reuse" else None
-        plan.steps[node.name] = (
-            step if held is None else replace(step, holder=str(held), reason=f"held by {held}")
-        )
+        if step.stored and step.action != "reuse" and (held := holder_of(store, node.path)) is not None:
+            step = replace(step, holder=str(held), reason=f"held by {held}")
+        plan.steps[node.name] = step
     plan.graph.notes += [*declared_inputs.notes(plan.graph, store, available), *_packing_notes(plan)]
     plan.source_usage = usages(plan.graph, pipeline, store)
     problems = [*usage_problems(plan.source_usage), *_lost_parents(plan), *_protected(plan, records)]
@@ -247,31 +241,20 @@ def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
         return Step(node, "reuse", failures[0] if failures else "finished", True, gate_failures=failures)
     if node.end_step is not None and (usable := node.kept_steps(store)):
         ended = [step for step in node.artifact(store).manifest_steps() if step <= node.end_step]
-        why = (
-            f"the budget grew: it ended at step {max(ended)} before"
-            if usable[-1] in ended
-            else "it was interrupted"
-        )
-        return Step(
-            node,
-            "resume",
-            f"at step {usable[-1]} of {node.end_step}; {why}",
-            True,
-            resume_step=usable[-1],
-        )
+        grew = usable[-1] in ended
+        why = f"the budget grew: it ended at step {max(ended)} before" if grew else "it was interrupted"
+        reason = f"at step {usable[-1]} of {node.end_step}; {why}"
+        return Step(node, "resume", reason, True, resume_step=usable[-1])
     stored = bool(store.names(node.path))
     if records is None:
         return Step(node, "run", "", stored)
     if (duplicate := plan.graph.duplicate_of(node)) is not None:
         return Step(node, "run", f"done once, as {duplicate}", stored)
     if stored:
-        units = len(store.names(f"{node.path}/units"))
-        reason = (
-            f"it was interrupted; {counted(units, 'unit of work is', 'units of work are')} stored"
-            if units
-            else "it was interrupted before anything was committed"
-        )
-        if not units and any(store.names(f"damaged/{when}/{node.path}") for when in store.names("damaged")):
+        reason = "it was interrupted before anything was committed"
+        if units := len(store.names(f"{node.path}/units")):
+            reason = f"it was interrupted; {counted(units, 'unit of work is', 'units of work are')} stored"
+        elif any(store.names(f"damaged/{when}/{node.path}") for when in store.names("damaged")):
             reason = "it was damaged, and is withdrawn"
         return Step(node, "run", reason, stored)
     return Step(node, "run", difference(node, records), False)
@@ -321,22 +304,11 @@ def _lost_parents(plan: Plan) -> list[Problem]:
             past = parent.action == "reuse" or (parent.resume_step or 0) > read.step
             if not past or read.step in parent.node.kept_steps(plan.store):
                 continue
-            kept = [
-                kept
-                for node in plan.graph.segments(parent.node.phase) or [parent.node]
-                for kept in node.kept_steps(plan.store)
-            ]
-            message = (
-                f"step {read.step} of '{read.node}' was not kept; kept are"
-                f" {', '.join(map(str, kept)) or 'none'}"
-            )
-            problems.append(
-                Problem(
-                    _where_named(plan, step.node, read),
-                    message,
-                    "start from one of these, or rerun the parent.",
-                )
-            )
+            phase = plan.graph.segments(parent.node.phase) or [parent.node]
+            kept = ", ".join(str(step) for node in phase for step in node.kept_steps(plan.store)) or "none"
+            message = f"step {read.step} of '{read.node}' was not kept; kept are {kept}"
+            fix = "start from one of these, or rerun the parent."
+            problems.append(Problem(_where_named(plan, step.node, read), message, fix))
     return list(dict.fromkeys(problems))
 
 
@@ -358,12 +330,8 @@ def _protected(plan: Plan, records: Records) -> list[Problem]:
     problems: dict[str, Problem] = {}  # the first of each stage: later ones follow from it
     for step in plan.steps.values():
         node = step.node
-        if (
-            step.action == "reuse"
-            or step.unavailable
-            or node.stage in problems
-            or not plan.pipeline.stages[node.stage].protect
-        ):
+        protected = plan.pipeline.stages[node.stage].protect and node.stage not in problems
+        if step.action == "reuse" or step.unavailable or not protected:
             continue
         before, path = records.last(node.name), ("stages", node.stage, "protect")
         if records.had_finished(node.path, node.end_step):
@@ -373,11 +341,8 @@ def _protected(plan: Plan, records: Records) -> list[Problem]:
             fix = "bring it back from a copy (apertus cp), or remove protect: true to have it made again."
             problems[node.stage] = Problem(path, message, fix)
         elif before is not None and (before.complete or records.had_finished(before.path, before.step)):
-            why = (
-                step.reason
-                if before.path != node.path
-                else f"it ended at step {before.step} and would now end at step {node.end_step}"
-            )
+            ends = f"it ended at step {before.step} and would now end at step {node.end_step}"
+            why = step.reason if before.path != node.path else ends
             message = f"'{node.name}' is protected and would run again: {why}"
             problems[node.stage] = Problem(path, message, "undo the change, or remove protect: true.")
         elif records.problem:

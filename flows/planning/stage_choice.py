@@ -41,14 +41,10 @@ def _chosen(plan: Plan, until: str | None, only: str | None, until_option: str) 
             raise SpecError.of((), f"there is no stage '{name}'", did_you_mean(name, stages), option)
     if only is not None:
         parents = {parent for node in plan.graph.of(only) for parent in plan.graph.parents(node)}
-        missing = sorted(
-            p for p in parents if plan.graph.nodes[p].stage != only and plan.steps[p].action != "reuse"
-        )
-        if missing:
-            message = (
-                f"'{only}' reads {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not"
-                " finished"
-            )
+        others = [name for name in sorted(parents) if plan.graph.nodes[name].stage != only]
+        if missing := [name for name in others if plan.steps[name].action != "reuse"]:
+            verb = "is" if len(missing) == 1 else "are"
+            message = f"'{only}' reads {', '.join(missing)}, which {verb} not finished"
             raise SpecError.of((), message, f"run --until {only}.", "--only")
         return {only}
     if until is None:
@@ -80,10 +76,8 @@ def _refuse_unavailable(plan: Plan, stages: set[str]) -> None:
     for name, readers in wanted.items():
         unavailable = plan.graph.unavailable[name]
         first, *others = dict.fromkeys(readers)
-        message = (
-            f"'{name}' is unavailable ({unavailable.reason}); '{first}'"
-            f"{' and the stages after it' if others else ''} cannot run"
-        )
+        affected = f"'{first}' and the stages after it" if others else f"'{first}'"
+        message = f"'{name}' is unavailable ({unavailable.reason}); {affected} cannot run"
         rule = f"; {RULE}" if os.path.isabs(unavailable.url) else ""
         fix = unavailable.install or f"put the data at {unavailable.url}, or correct the url{rule}."
         problems.append(Problem(unavailable.path, message, fix))

@@ -58,20 +58,12 @@ def advise(graph: Graph, pipeline: Pipeline, usages: list[SourceUsage], estimate
     order = list(pipeline.stages)
     all_advice.sort(key=lambda advice: order.index(advice.stage))
     silent = {(name, code) for name, stage in pipeline.stages.items() for code in stage.silence}
-    everywhere = set(pipeline.silence)
-    given = [
-        advice
-        for advice in all_advice
-        if advice.code not in everywhere and (advice.stage, advice.code) not in silent
-    ]
-    silenced = [advice for advice in all_advice if advice not in given]
-    applies = {(advice.stage, advice.code) for advice in all_advice}
+    silent |= {("", code) for code in pipeline.silence}
+    found = {pair for advice in all_advice for pair in advice.silenced_by}
+    given = [advice for advice in all_advice if not silent & advice.silenced_by]
+    silenced = [advice for advice in all_advice if silent & advice.silenced_by]
     notes = [
-        f"{name}: silence: [{code}] has no effect, there is nothing to silence"
-        for name, code in sorted(silent - applies)
-    ]
-    codes = {advice.code for advice in all_advice}
-    notes += [
-        f"silence: [{code}] has no effect, there is nothing to silence" for code in sorted(everywhere - codes)
+        f"{name}{': ' if name else ''}silence: [{code}] has no effect, there is nothing to silence"
+        for name, code in sorted(silent - found, key=lambda pair: (not pair[0], pair))
     ]
     return Given(given, silenced, notes)

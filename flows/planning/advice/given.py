@@ -27,6 +27,11 @@ class Advice:
     def __post_init__(self) -> None:
         assert self.code in CODES, self.code
 
+    @property
+    def silenced_by(self) -> set[tuple[str, str]]:
+        """The stages under which a recipe can silence it, with its code; "" for all stages."""
+        return {(self.stage, self.code), ("", self.code)}
+
     def to_json(self) -> dict[str, Any]:
         about = CODES[self.code]
         return {

@@ -145,11 +145,7 @@ def gpu_memory(context: Context) -> Iterator[Advice]:
         nearest = nearest_that_fits(part, limit, cluster.gpus_per_node)
         fix = "no setting fits on as many GPUs; use more of them"
         if nearest is not None:
-            settings, fits = nearest
-            fix = (
-                f"{', '.join(f'{field}: {value}' for field, value in settings.items())} needs"
-                f" {fits / 1e9:.1f} GB"
-            )
+            fix = _needs(*nearest)
         yield Advice(
             "gpu-memory",
             name,
@@ -187,15 +183,11 @@ def sampling_memory(context: Context) -> Iterator[Advice]:
         if need <= limit:
             continue
         wanted = weights if held.shared else halves
-        enough = next(
-            (tp for tp in (1, 2, 4, 8, 16) if tp <= cluster.gpus_per_node and wanted / tp <= limit), None
-        )
+        degrees = [tp for tp in (1, 2, 4, 8, 16) if tp <= cluster.gpus_per_node and wanted / tp <= limit]
+        enough = degrees[0] if degrees else None
         settings: dict[str, Any] = {} if held.shared else {"engine": "vllm"}
         settings |= {} if enough is None else {"launch.parallel.tp": enough}
-        fix = (
-            ", ".join(f"{field}: {value}" for field, value in settings.items())
-            + f" needs {wanted / (enough or 1) / 1e9:.1f} GB"
-        )
+        fix = _needs(settings, wanted / (enough or 1))
         if held.role == "reward_model":
             fix, enough = "its layers cannot be divided among GPUs; use a smaller reward model", None
         elif enough is None:
@@ -211,6 +203,11 @@ def sampling_memory(context: Context) -> Iterator[Advice]:
                 "nearest": settings if enough else None,
             },
         )
+
+
+def _needs(settings: dict[str, Any], size: float) -> str:
+    stated = ", ".join(f"{field}: {value}" for field, value in settings.items())
+    return f"{stated} needs {size / 1e9:.1f} GB"
 
 
 def nearest_that_fits(
@@ -229,16 +226,13 @@ def nearest_that_fits(
     degrees = [tp for tp in (1, 2, 4, 8, 16) if parallel.tp <= tp <= max(gpus_per_node, parallel.tp)]
     copies = sorted({parallel.dp_replicate, 1}, reverse=True)
     for tp, recomputed, replicas, size in product(degrees, again, copies, sizes):
-        layout = parallel.model_copy(update={"tp": tp, "dp_replicate": replicas, "dp_shard": -1})
-        if tp > parallel.tp:
-            layout = layout.model_copy(update={"sequence_parallel": True})
-        trial = launch.model_copy(update={"parallel": layout})
-        if not _runs(trial, segment):
+        split = parallel.sequence_parallel or tp > parallel.tp
+        degrees_of = {"tp": tp, "sequence_parallel": split, "dp_replicate": replicas, "dp_shard": -1}
+        layout = parallel.model_copy(update=degrees_of)
+        if not _runs(launch.model_copy(update={"parallel": layout}), segment):
             continue
-        changed = segment.model_copy(
-            update={"parallel": layout, "micro_batch_size": size, "activation_checkpointing": recomputed}
-        )
-        need = memory_of_step(changed, launch.world_size).total
+        changes = {"parallel": layout, "micro_batch_size": size, "activation_checkpointing": recomputed}
+        need = memory_of_step(segment.model_copy(update=changes), launch.world_size).total
         if need <= limit:
             settings: dict[str, Any] = {}
             if size != micro:

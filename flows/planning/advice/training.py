@@ -26,23 +26,18 @@ ROPE_BOUNDS = (
 
 def sft_optimizer(context: Context) -> Iterator[Advice]:
     for name, trajectory in context.phases():
-        before = [
-            parent
-            for _, parent in context.ancestry(trajectory)
-            if context.kind(parent.stage) not in (*CHAT, "")
-        ]
-        if (
-            context.kind(trajectory.stage) in CHAT
-            and before
-            and before[-1].settings.optimizer.name != trajectory.settings.optimizer.name
-        ):
-            own, first = trajectory.settings.optimizer.name, before[-1]
+        ancestors = [parent for _, parent in context.ancestry(trajectory)]
+        pretrained = [parent for parent in ancestors if context.kind(parent.stage) not in (*CHAT, "")]
+        if not pretrained or context.kind(trajectory.stage) not in CHAT:
+            continue
+        own, first = trajectory.settings.optimizer.name, pretrained[-1].settings.optimizer.name
+        if own != first:
             yield Advice(
                 "sft-optimizer",
                 trajectory.stage,
-                f"'{name}' is trained with {own}, but '{first.stage}' was pretrained with "
-                f"{first.settings.optimizer.name}; use that, or compare both",
-                {"optimizer": own, "pretraining_optimizer": first.settings.optimizer.name},
+                f"'{name}' is trained with {own}, but '{pretrained[-1].stage}' was pretrained with {first};"
+                " use that, or compare both",
+                {"optimizer": own, "pretraining_optimizer": first},
             )
 
 
@@ -55,11 +50,8 @@ def decay_before_sft(context: Context) -> Iterator[Advice]:
                 continue
             peak, last = parent.settings.optimizer.lr or 0.0, parent.lr_at(start.step)
             schedule = parent.schedule
-            decayed = (
-                schedule.decay != "none"
-                and schedule.offset + parent.tokens_at(start.step) > schedule.decay_start
-            )
-            if decayed and last < peak:
+            decays = schedule.offset + parent.tokens_at(start.step) > schedule.decay_start
+            if schedule.decay != "none" and decays and last < peak:
                 yield Advice(
                     "decay-before-sft",
                     trajectory.stage,
@@ -86,18 +78,15 @@ def learning_rate_jump(context: Context) -> Iterator[Advice]:
         up = first > JUMP * before and not schedule.warmup_tokens
         down = max(first, peak) < before / JUMP
         if up or down:
-            reached = first if up else peak
+            after = first if up else peak
+            fix = "resume from the rate there, and decay from it"
+            fix = "warm up to it (schedule.warmup), or begin lower" if up else fix
             yield Advice(
                 "learning-rate-jump",
                 trajectory.stage,
-                f"the learning rate goes from {before:g} at step {start.step} of '{start.phase}' to"
-                f" {reached:g} at the first step of '{name}'; "
-                + (
-                    "warm up to it (schedule.warmup), or begin lower"
-                    if up
-                    else "resume from the rate there, and decay from it"
-                ),
-                {"before": before, "after": reached},
+                f"the learning rate goes from {before:g} at step {start.step} of '{start.phase}' to {after:g}"
+                f" at the first step of '{name}'; {fix}",
+                {"before": before, "after": after},
             )
 
 
@@ -117,11 +106,8 @@ def slow_warmup(context: Context) -> Iterator[Advice]:
         )
         longest = max((optimizer.alpha_warmup or 0) if optimizer.alpha else 0, optimizer.beta3_warmup or 0)
         if longest > steps and not continued:
-            reached = (
-                (optimizer.alpha or 0.0) * min(1.0, steps / optimizer.alpha_warmup)
-                if optimizer.alpha_warmup
-                else optimizer.alpha
-            )
+            share = min(1.0, steps / optimizer.alpha_warmup) if optimizer.alpha_warmup else 1.0
+            reached = (optimizer.alpha or 0.0) * share
             yield Advice(
                 "slow-warmup",
                 trajectory.stage,
@@ -144,22 +130,22 @@ def never_reached(context: Context) -> Iterator[Advice]:
         planned = trajectory.planned[-1].end_step
         late = [step for step in milestones.get(name, []) if step > planned]
         if late:
-            steps = ", ".join(f"{step:,}" for step in late)
-            ends = f"'{name}' has {planned:,} steps and ends before its milestones {steps}"
-            message = f"{ends}; raise its budget, or leave them out"
-            yield Advice("never-reached", trajectory.stage, message, {"steps": planned, "milestones": late})
+            yield Advice(
+                "never-reached",
+                trajectory.stage,
+                f"'{name}' has {planned:,} steps and ends before its milestones"
+                f" {', '.join(f'{step:,}' for step in late)}; raise its budget, or leave them out",
+                {"steps": planned, "milestones": late},
+            )
         schedule, tokens = trajectory.schedule, trajectory.planned_tokens
         warmup = schedule.warmup_tokens - schedule.offset
         if warmup > tokens:
             reached = schedule.factor(tokens)
-            message = (
-                f"the warm-up of '{name}' takes {warmup:,} of its {tokens:,} tokens: its rate reaches"
-                f" {reached:.3g} of the peak; shorten it"
-            )
             yield Advice(
                 "never-reached",
                 trajectory.stage,
-                message,
+                f"the warm-up of '{name}' takes {warmup:,} of its {tokens:,} tokens: its rate reaches"
+                f" {reached:.3g} of the peak; shorten it",
                 {"tokens": tokens, "warmup_tokens": warmup, "reached": reached},
             )
 

@@ -21,6 +21,7 @@ from math import ceil
 from statistics import fmean
 from typing import Any, NamedTuple, cast
 
+from flows.planning.estimate.time_and_cost import total
 from flows.planning.estimate.work import Known
 from flows.planning.graph import Graph, Node
 from infra.store.hugging_face import stored_model
@@ -156,8 +157,7 @@ class CorpusWork:
     @property
     def seconds(self) -> float | None:
         """The seconds of the parts, one after the other; None if one is unknown."""
-        known = [part.seconds for part in self.parts if part.seconds is not None]
-        return sum(known) if len(known) == len(self.parts) else None
+        return total([part.seconds for part in self.parts])
 
     @property
     def source(self) -> str:
@@ -178,11 +178,10 @@ class CorpusWork:
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form, with the names of docs/estimates.md."""
-        tasks = [part.tasks for part in self.parts]
         return {
             **{name: self.sum(name) for name in SIZES},
             "core_hours": self.core_hours,
-            "tasks": sum(task for task in tasks if task is not None) if None not in tasks else None,
+            "tasks": total([part.tasks for part in self.parts]),
             "seconds": self.seconds,
             "sizes_source": self.source,
             "not_counted": self.missing or None,
@@ -194,7 +193,7 @@ def corpora_of(graph: Graph, known: Known) -> dict[str, CorpusWork]:
     """The work by stage, in the order of the plan; work that two parts share is counted with the first."""
     duplicates, stages = graph.duplicates(), dict[str, list[PartWork]]()
     for node in graph.nodes.values():
-        if node.name not in duplicates and (work := _part_work(graph, known, node)) is not None:
+        if node.name not in duplicates and (work := _part_work(known, node)) is not None:
             stages.setdefault(node.stage, []).append(work)
     return {name: CorpusWork(parts) for name, parts in stages.items()}
 
@@ -236,29 +235,29 @@ def documents_of(graph: Graph, node: Node, per_token: float) -> DocumentSizes:
     return DocumentSizes(text, number if number is not None else text / DOCUMENT_BYTES, "declared")
 
 
-def _part_work(graph: Graph, known: Known, node: Node) -> PartWork | None:
+def _part_work(known: Known, node: Node) -> PartWork | None:
     """The work of a part; None if it makes no corpus, conversations, classifier or fastText scores."""
     match node.part:
         case CorpusPart():
-            return _corpus(graph, known, node, node.part)
+            return _corpus(known, node, node.part)
         case ConversationsPart():
-            return _conversations(graph, known, node, node.part)
+            return _conversations(known, node, node.part)
         case ScoresPart(method="fasttext"):
-            read = documents_of(graph, node, BYTES_PER_TOKEN)
-            seconds = read.bytes / RATES["fasttext"]
-            tasks = _tasks(graph, node, node.part, read)
-            return PartWork(node, seconds, read.bytes, read.source, tasks=tasks)
+            documents = documents_of(known.graph, node, BYTES_PER_TOKEN)
+            seconds, tasks = documents.bytes / RATES["fasttext"], _tasks(known, node, node.part, documents)
+            return PartWork(node, seconds, documents.bytes, documents.source, tasks=tasks)
         case ClassifierPart():
-            return _training(graph, node, node.part)
+            return _training(known.graph, node, node.part)
     return None
 
 
 def _training(graph: Graph, node: Node, part: ClassifierPart) -> PartWork:
     """The work of training a classifier on the documents of its features; `balance` is ignored."""
     features = [graph.nodes[read.node or ""] for role, read in node.inputs.items() if role != "reference"]
-    read = [documents_of(graph, one, BYTES_PER_TOKEN) for one in features]
-    text, number = sum(one.bytes for one in read), sum(one.number for one in read)
-    source = max((one.source for one in read), key=SOURCES.index)
+    labelled = [documents_of(graph, part_of_source, BYTES_PER_TOKEN) for part_of_source in features]
+    text = sum(documents.bytes for documents in labelled)
+    number = sum(documents.number for documents in labelled)
+    source = max((documents.source for documents in labelled), key=SOURCES.index)
     trained, missing = 1 - part.validation, ""
     if isinstance(part.training, FastText):
         seconds = trained * text * part.training.epochs / RATES["fasttext-training"]
@@ -281,30 +280,28 @@ def folder_at(graph: Graph, url: str) -> Listing | None:
     return next((listing for listing in graph.listings.values() if listing.url == resolve_url(url)), None)
 
 
-def _tasks(graph: Graph, node: Node, part: DocumentsPart, read: DocumentSizes) -> int:
-    listing = graph.listings.get(node.inputs["documents"].name)
+def _tasks(known: Known, node: Node, part: DocumentsPart, documents: DocumentSizes) -> int:
+    listing = known.graph.listings.get(node.inputs["documents"].name)
     text_per_byte = TEXT_PER_BYTE if part.source.format in COMPRESSED_INSIDE else 1
-    files = ceil(read.bytes / (FILE_BYTES * text_per_byte)) if listing is None else len(listing.files)
+    files = ceil(documents.bytes / (FILE_BYTES * text_per_byte)) if listing is None else len(listing.files)
     return 1 if part.source.limit else ceil(files / part.files_per_task)
 
 
-def _corpus(graph: Graph, known: Known, node: Node, part: CorpusPart) -> PartWork:
-    tokenizer = graph.nodes[node.inputs["tokenizer"].node or ""]
-    per_token, missing = _bytes_per_token(known, tokenizer), []
-    listing, manifest = graph.listings.get(node.inputs["documents"].name), known.manifest(node)
-    width = _token_width(tokenizer)
-    read = manifest.metrics.get("read") if manifest is not None else None
-    if manifest is not None and isinstance(read, dict) and {"bytes", "documents"} <= read.keys():
-        documents, tokens = (
-            DocumentSizes(read["bytes"], read["documents"], "measured"),
-            manifest.metrics["tokens"],
-        )
+def _corpus(known: Known, node: Node, part: CorpusPart) -> PartWork:
+    tokenizer, manifest = known.input(node, "tokenizer"), known.manifest(node)
+    per_token, width, missing = _bytes_per_token(known, tokenizer), _token_width(tokenizer), []
+    listing = known.graph.listings.get(node.inputs["documents"].name)
+    metrics = manifest.metrics if manifest is not None else {}
+    read = metrics.get("read")
+    if isinstance(read, dict) and {"bytes", "documents"} <= read.keys():
+        documents = DocumentSizes(read["bytes"], read["documents"], "measured")
+        tokens = metrics["tokens"]
     elif listing is not None and part.source.format in TOKENISED:
         tokens = sum(file.size for file in listing.files if file.path.endswith(".bin")) / width
         documents = DocumentSizes(0.0, 0.0, "files")
         missing.append("reading of tokens")
     else:
-        documents = documents_of(graph, node, per_token)
+        documents = documents_of(known.graph, node, per_token)
         tokens = documents.text / per_token
         missing += _before_filters(part.process, listing)
     missing += _without_rate(part.process)
@@ -318,16 +315,16 @@ def _corpus(graph: Graph, known: Known, node: Node, part: CorpusPart) -> PartWor
         tokens=tokens,
         token_bytes=tokens * width,
         signature_bytes=_signature_bytes(part.process, documents),
-        tasks=_tasks(graph, node, part, documents),
+        tasks=_tasks(known, node, part, documents),
         missing=", ".join(missing),
     )
 
 
-def _conversations(graph: Graph, known: Known, node: Node, part: ConversationsPart) -> PartWork:
-    tokenizer = graph.nodes[node.inputs["tokenizer"].node or ""]
-    per_token, manifest = _bytes_per_token(known, tokenizer), known.manifest(node)
-    listing = graph.listings.get(node.inputs["documents"].name)
-    documents, missing = documents_of(graph, node, per_token), _without_rate(part.process)
+def _conversations(known: Known, node: Node, part: ConversationsPart) -> PartWork:
+    tokenizer, manifest = known.input(node, "tokenizer"), known.manifest(node)
+    per_token = _bytes_per_token(known, tokenizer)
+    listing = known.graph.listings.get(node.inputs["documents"].name)
+    documents, missing = documents_of(known.graph, node, per_token), _without_rate(part.process)
     measured = manifest.metrics if manifest is not None else {}
     read = measured.get("read", {}).get("conversations")
     if read and measured["conversations"]:  # those read count as long as those kept
@@ -346,7 +343,7 @@ def _conversations(graph: Graph, known: Known, node: Node, part: ConversationsPa
         token_bytes=tokens * (per_token + _token_width(tokenizer) + MASK_BYTES),
         passes=CONVERSATION_PASSES,
         signature_bytes=_signature_bytes(part.process, documents),
-        tasks=_tasks(graph, node, part, documents),
+        tasks=_tasks(known, node, part, documents),
         missing=", ".join(missing),
     )
 

@@ -1,13 +1,8 @@
 """Estimates the seconds of sampling, token by token, from the shapes alone.
 
-A step gives every sequence in flight one token. It reads all weights, and the keys and values of every
-sequence; for layers without attention, it reads and writes the states. Its products are too small to keep a
-GPU busy, so the memory bandwidth decides as long as few sequences are in flight:
-
-    step = max(weights, products) + max(keys and values, scores) + states
-           + sums over the GPUs that share the layers
-
-with the rates of a rehearsal (`apertus_model.rehearsal.rates`).
+A step gives every sequence in flight one token, and takes the sum of `TERMS`. Its products are too small to
+keep a GPU busy, so the memory bandwidth decides as long as few sequences are in flight. Rates are those of a
+rehearsal (`apertus_model.rehearsal.rates`).
 
 Invariant: a pure function of shapes and rates; host time, which can be most of the time for small models
 without CUDA graphs, is not included.
@@ -66,16 +61,42 @@ class Replica:
 
     def step(self, sequences: float, context: float) -> float:
         """The seconds of a step of `sequences` sequences, each with `context` tokens before it."""
-        model, rates, gpus = self.model, self.rates, self.gpus
-        matrices = model.layer_runs * model.layer_matrices + len(model.mamba_layers) * model.mamba_matrices
-        products = 2 * sequences * (matrices + model.vocab_size * model.dim)
-        scores = 4 * sequences * model.score_runs * model.query_dim * context
-        seconds = rates.compute(products / gpus, self.weights / gpus, "matrix", self.width)
-        read = self.keys(context) * model.score_runs / max(1, self.attentions)
-        seconds += rates.compute(scores / gpus, sequences * read / gpus, "attention", self.width)
-        seconds += rates.compute(0, sequences * 2 * self.states / gpus, "memory", self.width)
-        states = self.width * sequences * model.dim
-        return seconds + 2 * model.layer_runs * rates.between("all-reduce", states, gpus, 1)
+        return sum(seconds(self, sequences, context) for seconds in TERMS.values())
+
+    def compute(self, operations: float, moved: float, kind: str) -> float:
+        """The seconds of operators of all GPUs: of computing, or of moving bytes if that takes longer."""
+        return self.rates.compute(operations / self.gpus, moved / self.gpus, kind, self.width)
+
+
+def products(replica: Replica, sequences: float, context: float) -> float:
+    """Products with the matrices, or the reads of their weights."""
+    model = replica.model
+    matrices = model.layer_runs * model.layer_matrices + len(model.mamba_layers) * model.mamba_matrices
+    operations = 2 * sequences * (matrices + model.vocab_size * model.dim)
+    return replica.compute(operations, replica.weights, "matrix")
+
+
+def scores(replica: Replica, sequences: float, context: float) -> float:
+    """Scores, or the reads of all keys and values, which a step of a schedule may read for earlier ones."""
+    model = replica.model
+    operations = 4 * sequences * model.score_runs * model.query_dim * context
+    keys = replica.keys(context) * model.score_runs / max(1, replica.attentions)
+    return replica.compute(operations, sequences * keys, "attention")
+
+
+def states(replica: Replica, sequences: float, context: float) -> float:
+    """Reads and writes of the states of layers without attention."""
+    return replica.compute(0, sequences * 2 * replica.states, "memory")
+
+
+def sums(replica: Replica, sequences: float, context: float) -> float:
+    """Sums of a layer's two results over the GPUs that share it."""
+    size = replica.width * sequences * replica.model.dim
+    return 2 * replica.model.layer_runs * replica.rates.between("all-reduce", size, replica.gpus, 1)
+
+
+TERMS = {"products": products, "scores": scores, "states": states, "sums": sums}
+"""The time of a step, term by term."""
 
 
 def decode_seconds(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from apertus_model.evaluation.harness.data import CONVERTED, Snapshot, snapshot_source
@@ -55,19 +54,20 @@ def add_harness(
         )
     suites = {key: suite.resolved(chat) for key, suite in harness.suites.items()}
     for key, suite in suites.items():
-        _check_template(builder, (*at, "suites", key, "chat_template"), suite, chat)
-    needs = _Checked(builder, at, harness, suites).needs
+        if suite.chat_template and not chat:
+            message = "the model has no chat template: it was not trained on conversations"
+            fix = "leave chat_template out, or evaluate an instruct model."
+            builder.problem((*at, "suites", key, "chat_template"), message, fix)
+    needs = _Suites(builder, at, harness, suites)
     inputs = {}
     for key, suite in suites.items():
         part = HarnessPart(**shared(harness, HarnessPart), suite=suite)
         read = {"model": model, **own}
         if suite.classifier is not None:
+            path = (*at, "suites", key, "classifier", "model")
+            fix = "name a folder with a sequence classifier of Hugging Face."
             read["classifier"] = builder.folder(
-                f"{name}.{key}.classifier",
-                suite.classifier.model,
-                CLASSIFIER_FILES,
-                (*at, "suites", key, "classifier", "model"),
-                "name a folder with a sequence classifier of Hugging Face.",
+                f"{name}.{key}.classifier", suite.classifier.model, CLASSIFIER_FILES, path, fix
             )
         read |= {f"data:{one}": data for one, data in needs.inputs(key).items()}
         node = builder.node(f"{name}/harness/{key}", name, part, read, kind="harness")
@@ -79,13 +79,7 @@ def add_harness(
     return inputs
 
 
-def _check_template(builder: Builder, path: FieldPath, suite: Suite, chat: bool) -> None:
-    if suite.chat_template and not chat:
-        message = "the model has no chat template: it was not trained on conversations"
-        builder.problem(path, message, "leave chat_template out, or evaluate an instruct model.")
-
-
-def _story(name: str, suites: dict[str, Suite], needs: _SuiteNeeds) -> str:
+def _story(name: str, suites: dict[str, Suite], needs: _Suites) -> str:
     """A note for the plan on the tasks of each suite."""
     if needs.unknown is not None:
         return (
@@ -106,34 +100,20 @@ def _story(name: str, suites: dict[str, Suite], needs: _SuiteNeeds) -> str:
     return f"{name}: {', '.join(messages)}"
 
 
-@dataclass
-class _SuiteNeeds:
-    """The tasks of a stage's suites, and the data that they need."""
-
-    tasks: dict[str, list[Needs]] = field(default_factory=dict)  # by suite
-    members: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by suite: the tasks of each name
-    metrics: dict[str, list[str]] = field(default_factory=dict)  # by suite
-    tags: dict[str, list[str]] = field(default_factory=dict)  # by suite: names that are tags
-    data: dict[str, Input] = field(default_factory=dict)  # by data set
-    unknown: Input | None = None  # the stand-in when the harness is not installed
-
-    def inputs(self, suite: str) -> dict[str, Input]:
-        """The data sets of one suite."""
-        if self.unknown is not None:
-            return {"?": self.unknown}
-        names = {one for task in self.tasks.get(suite, []) for one in task.datasets}
-        return {name: self.data[name] for name in sorted(names) if name in self.data}
-
-
-class _Checked:
-    """Looks up the tasks of a stage, and what they need; adds problems to the builder."""
+class _Suites:
+    """The tasks of a stage's suites, and the data that they need, looked up. Adds problems to the builder."""
 
     def __init__(self, builder: Builder, at: FieldPath, harness: Harness, suites: dict[str, Suite]) -> None:
         self.builder, self.at, self.harness = builder, at, harness
-        self.needs = _SuiteNeeds()
+        self.tasks: dict[str, list[Needs]] = {}  # by suite
+        self.members: dict[str, dict[str, list[str]]] = {}  # by suite: the tasks of each name
+        self.metrics: dict[str, list[str]] = {}  # by suite
+        self.tags: dict[str, list[str]] = {}  # by suite: names that are tags
+        self.data: dict[str, Input] = {}  # by data set
+        self.unknown: Input | None = None  # the stand-in when the harness is not installed
         self._unfetched: dict[str, str] = {}  # data set -> what is missing
         if installed_version() is None:
-            self.needs.unknown = self._not_installed()
+            self.unknown = self._not_installed()
             return
         try:
             check_release()
@@ -147,16 +127,20 @@ class _Checked:
                 builder.problem((*at, "include"), str(error))
                 return
             self._resolve(suites, catalogue)
-        read = dict.fromkeys(
-            one for tasks in self.needs.tasks.values() for task in tasks for one in task.datasets
-        )
-        self._data(sorted(read))
+        self._look_up(sorted({name for task in self._all for name in task.datasets}))
         for key, suite in suites.items():
             self._refuse(key, suite)
 
+    def inputs(self, suite: str) -> dict[str, Input]:
+        """The data sets of one suite."""
+        if self.unknown is not None:
+            return {"?": self.unknown}
+        names = {name for task in self.tasks.get(suite, []) for name in task.datasets}
+        return {name: self.data[name] for name in sorted(names) if name in self.data}
+
     @property
     def _all(self) -> list[Needs]:
-        return [task for tasks in self.needs.tasks.values() for task in tasks]
+        return [task for tasks in self.tasks.values() for task in tasks]
 
     def _not_installed(self) -> Input:
         """A stand-in for the data of unknown tasks, of which no fingerprint can be made."""
@@ -189,19 +173,18 @@ class _Checked:
                 self.builder.problem(path, str(error), "name other tasks.")
                 continue
             members = [task for one in tasks.values() for task in one]
-            self.needs.members[key] = {name: [task.name for task in named] for name, named in tasks.items()}
-            self.needs.tasks[key] = [needs_of(task) for task in members]
-            self.needs.metrics[key] = metric_names(suite, members)
-            self.needs.tags[key] = [name for name in known if catalogue.is_tag(name)]
+            self.members[key] = {name: [task.name for task in named] for name, named in tasks.items()}
+            self.tasks[key] = [needs_of(task) for task in members]
+            self.metrics[key] = metric_names(suite, members)
+            self.tags[key] = [name for name in known if catalogue.is_tag(name)]
 
-    def _data(self, names: list[str]) -> None:
+    def _look_up(self, names: list[str]) -> None:
         """Looks up the data sets as inputs, and adds one problem for all that are missing."""
         datasets, builder = self.harness.datasets, self.builder
         path: FieldPath = (*self.at, "datasets")
         if datasets is None:
             if names:
-                shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-                message = f"the tasks read {shown}, and datasets is not stated"
+                message = f"the tasks read {_some(names, 6)}, and datasets is not stated"
                 builder.problem(self.at, message, "set datasets: FOLDER, and put each at FOLDER/<its name>.")
             return
         for name in names:
@@ -214,10 +197,9 @@ class _Checked:
             if not declared and (missing := self._lacks(name, source)) is not None:
                 self._unfetched[name] = missing
                 continue
-            self.needs.data[name] = builder.outside(
-                f"{self.at[1]}.datasets.{name}", source, path, "correct the url."
-            )
-            listing = builder.graph.listings.get(f"{self.at[1]}.datasets.{name}")
+            key = f"{self.at[1]}.datasets.{name}"
+            self.data[name] = builder.outside(key, source, path, "correct the url.")
+            listing = builder.graph.listings.get(key)
             if declared and listing is not None and (missing := self._incomplete(name, listing)) is not None:
                 self._unfetched[name] = missing
         if self._unfetched:
@@ -261,7 +243,7 @@ class _Checked:
     def _refuse(self, key: str, suite: Suite) -> None:
         """Adds problems for tasks that cannot be run, one for each reason."""
         path = (*self.at, "suites", key, "tasks")
-        tasks = self.needs.tasks.get(key, [])
+        tasks = self.tasks.get(key, [])
         reasons: dict[tuple[str, str], list[str]] = {}
         for task in tasks:
             if task.refusal:
@@ -283,15 +265,15 @@ class _Checked:
         if packages:
             needing = _some([task.task for task in tasks if task.packages])
             message = f"{needing} need packages that are not installed: {', '.join(packages)}"
-            if any(read.name in self.builder.graph.unavailable for read in self.needs.inputs(key).values()):
+            if any(read.name in self.builder.graph.unavailable for read in self.inputs(key).values()):
                 self.builder.graph.notes.append(f"{self.at[1]}: {message}")
             else:
                 self.builder.problem(path, message, f"pip install {' '.join(packages)}.")
 
 
-def _some(names: Iterable[str]) -> str:
+def _some(names: Iterable[str], most: int = 4) -> str:
     named = list(names)
-    return ", ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
+    return ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")
 
 
 def suite_of(stage: EvaluateStage, metric: str) -> str | None:
