@@ -145,16 +145,10 @@ def planted_in(spec: dict[str, Any], metrics: dict[str, Any]) -> list[PlantedRec
     manifest, which are empty before it is made."""
     documents = []
     for name, fields in sorted(spec.get("process", {}).get("planted", {}).items()):
-        made = (metrics.get("planted") or {}).get(name, {})
-        documents.append(
-            PlantedRecord(
-                name=name,
-                canaries="canaries" in fields,
-                buckets=fields["buckets"],
-                documents=made.get("documents"),
-                copies=made.get("copies"),
-                tokens=made.get("tokens"),
-                digest=made.get("digest", ""),
-            )
+        stored = (metrics.get("planted") or {}).get(name, {})
+        counts = {count: stored.get(count) for count in ("documents", "copies", "tokens")}
+        record = PlantedRecord(
+            name, "canaries" in fields, fields["buckets"], digest=stored.get("digest", ""), **counts
         )
+        documents.append(record)
     return documents

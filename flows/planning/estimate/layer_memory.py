@@ -7,7 +7,6 @@ width of the feed-forward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Literal
 
 from flows.planning.estimate.sizes import RankSizes
@@ -31,45 +30,20 @@ def mixing(model: ModelSpec, length: float, b: int, tp: int) -> float:
     return convolved + matrices + wide + b * queries
 
 
-@dataclass(frozen=True)
 class LayerMemory:
-    """Bytes of one run of a layer for a micro-batch."""
+    """Bytes of one run of a layer for a micro-batch. `reads`: number of earlier steps of the schedule whose
+    keys and values attention sees as well; `read_later`: whether later steps read its own; `mamba`: whether
+    it mixes tokens by Mamba-2."""
 
-    sizes: RankSizes
-    device: Device
-    reads: int = 0  # earlier steps of the schedule whose keys and values attention sees as well
-    read_later: bool = False  # whether later steps read its own keys and values
-    mamba: bool = False  # whether it mixes tokens by Mamba-2
-
-    @property
-    def model(self) -> ModelSpec:
-        return self.sizes.model
-
-    @property
-    def b(self) -> int:
-        return self.sizes.b
-
-    @property
-    def tp(self) -> int:
-        return self.sizes.tp
-
-    @property
-    def tokens(self) -> float:
-        return self.sizes.tokens
-
-    @property
-    def length(self) -> float:
-        """Tokens of a row on this rank."""
-        return self.sizes.tokens / self.sizes.rows
-
-    @property
-    def state(self) -> float:
-        """Bytes of the residual stream."""
-        return self.sizes.tokens * self.sizes.b * self.sizes.model.dim / self.sizes.spread
-
-    @property
-    def checkpointing(self) -> str:
-        return self.sizes.segment.activation_checkpointing
+    def __init__(
+        self, sizes: RankSizes, device: Device, reads: int = 0, read_later: bool = False, mamba: bool = False
+    ) -> None:
+        self.sizes, self.device = sizes, device
+        self.reads, self.read_later, self.mamba = reads, read_later, mamba
+        self.model, self.b, self.tp, self.tokens = sizes.model, sizes.b, sizes.tp, sizes.tokens
+        self.length = sizes.tokens / sizes.rows  # tokens of a row on this rank
+        self.state = sizes.tokens * sizes.b * sizes.model.dim / sizes.spread  # bytes of the residual stream
+        self.checkpointing = sizes.segment.activation_checkpointing
 
     @property
     def masked(self) -> bool:
@@ -205,8 +179,8 @@ def layer_runs(layer: LayerMemory) -> list[list[LayerMemory]]:
     later = {number for step in model.schedule for number in step.reads}
     return [
         [
-            replace(
-                layer, reads=len(step.reads), read_later=number in later, mamba=index in model.mamba_layers
+            LayerMemory(
+                layer.sizes, layer.device, len(step.reads), number in later, index in model.mamba_layers
             )
             for index in step.layers
         ]

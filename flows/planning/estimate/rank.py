@@ -6,7 +6,6 @@ Invariant: a pure function of shapes and layout.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -206,7 +205,7 @@ class Rank(RankSizes):
         among them that a pass has freed when it reaches the first layer. No gradient reaches the first
         layers if nothing before them is trained."""
         if (compared := self.segment.compared) is not None:  # no layer depends on another
-            mixer = replace(self.layer, mamba=True)
+            mixer = LayerMemory(self, self.device, mamba=True)
             return len(self.model.mamba_layers) * mixer.compared(compared == "matrix"), 0.0
         if self.runs:
             with_gradients = [run.kept() for step in self.runs for run in step][self.untouched :]
