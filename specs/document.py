@@ -114,14 +114,8 @@ def nearest_file(path: Path, but: Path | None = None) -> str:
 
 
 def parse(text: str, name: str, shape: str = SHAPE, *, or_nothing: bool = False) -> Document:
-    """Reads a YAML text.
-
-    Args:
-        text: the YAML.
-        name: the file in messages.
-        shape: what a file is that is no mapping, in messages.
-        or_nothing: reads anything but a mapping as an empty mapping.
-    """
+    """Reads a YAML text. `name` and `shape`: the file in messages, and what it should be; `or_nothing`: reads
+    anything but a mapping as an empty one."""
     try:
         root = _compose(text)
     except MarkedYAMLError as error:
@@ -289,14 +283,8 @@ def override(document: Document, assignment: str, variables: Document | None = N
     """Applies one `path=value` of `--set`. Raises SpecError for a malformed assignment, and for a path that
     leads through a value that is not a mapping.
 
-    A path through a mapping that is a variable changes a copy of it, at that place only. Validation finds out
-    later whether the field exists.
-
-    Args:
-        document: changed in place.
-        assignment: `path=value`.
-        variables: the document that states the variables, if not `document`.
-    """
+    A path through a mapping that is a variable changes a copy of it, at that place only. `variables`: the
+    document that states them, if not `document`. Validation finds out later whether the field exists."""
     stated = mask_url(assignment)
     where = f"--set {stated}" if len(stated) <= SHOWN else f"--set {stated[:SHOWN]}..."
     target, equals, text = assignment.partition("=")

@@ -133,17 +133,9 @@ class HuggingFaceError(StageError):
 
 
 def other_architecture(config: Any, name: str, known: Mapping[str, Collection[str]]) -> str | None:
-    """The architecture of a causal language model that is not Apertus; None for Apertus, and for a model that
-    an export here made from it.
-
-    Args:
-        config: content of `config.json`.
-        name: the name of that file, for the message.
-        known: `model_type` -> architectures that the installed transformers computes by its own code.
-
-    Raises:
-        HuggingFaceError: an architecture that transformers does not have.
-    """
+    """The architecture of a causal language model that is not Apertus, by its `config.json`; None for
+    Apertus, and for a model that an export here made from it. `known`: `model_type` -> architectures that the
+    installed transformers computes by its own code. Raises HuggingFaceError for any other."""
     try:
         kind = checked(Kind, config)
     except ForeignError as error:
@@ -200,19 +192,9 @@ def hugging_face_config(
     pad_token_id: int | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Arguments of `transformers.ApertusConfig`, or of the config of `own_class`, that describe this model.
-
-    Args:
-        spec: dimensions.
-        max_position_embeddings: longest sequence the model was trained on, in tokens.
-        bos_token_id: id of the begin-of-document token.
-        eos_token_id: id of the end-of-document token.
-        pad_token_id: id of the padding token, if there is one.
-        dtype: dtype of the stored weights.
-
-    Raises:
-        HuggingFaceError: a model that neither class computes.
-    """
+    """Arguments of `transformers.ApertusConfig`, or of the config of `own_class`, that describe this model;
+    `max_position_embeddings`: the longest sequence that it was trained on. Raises HuggingFaceError for a
+    model that neither class computes."""
     if (obstacle := not_representable(spec)) is not None:
         raise HuggingFaceError(obstacle)
     rope: dict[str, str | float] = {"rope_type": "default", "rope_theta": spec.rope_theta}
@@ -283,14 +265,9 @@ def _original(scaling: RopeScaling) -> RopeScaling:
 
 
 def model_of(config: Any, name: str = "config.json") -> ModelSpec:
-    """The model that a `config.json` describes, of this or an older release of transformers.
-
-    `name` is what errors call the file.
-
-    Raises:
-        HuggingFaceError: it is not an `ApertusForCausalLM`, or it differs from this model; the message names
-        every such field and its value.
-    """
+    """The model that a `config.json` describes, of this or an older release of transformers. Raises
+    HuggingFaceError for another architecture, or for one that differs: the message calls the file `name`, and
+    names every such field and its value."""
     try:
         kind = checked(Kind, config)
     except ForeignError as error:

@@ -32,11 +32,8 @@ def longest_interval(
         low, high = high, 2 * high
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (
-            (middle, high)
-            if expected_time(middle, write_seconds, mean_time_between_failures) <= limit
-            else (low, middle)
-        )
+        longer = expected_time(middle, write_seconds, mean_time_between_failures) <= limit
+        low, high = (middle, high) if longer else (low, middle)
     return low
 
 
@@ -53,26 +50,14 @@ def young_daly(write_seconds: float, mean_time_between_failures: float) -> float
         t = sqrt(2 d M) [1 + sqrt(d / (2 M)) / 3 + (d / (2 M)) / 9] - d    for d < 2 M
         t = M                                                             otherwise
 
-    Args:
-        write_seconds: d, the time for which training stops at a save; with asynchronous saves, the stall.
-        mean_time_between_failures: M, in seconds, of the whole job: that of a node divided by the number of
-            nodes.
-
-    Returns:
-        Seconds of work between the end of a save and the beginning of the next.
-
-    Raises:
-        ValueError: an argument is not positive.
-    """
+    Returns the seconds of work between the end of a save and the beginning of the next. d is the time for
+    which training stops at a save (with asynchronous saves, the stall), and M that of the whole job: a node's
+    divided by the number of nodes. Raises ValueError for an argument that is not positive."""
     if write_seconds <= 0 or mean_time_between_failures <= 0:
-        raise ValueError(
-            f"a write time of {write_seconds} s and failures every {mean_time_between_failures} s: both must"
-            " be positive"
-        )
+        failures = f"failures every {mean_time_between_failures} s"
+        raise ValueError(f"a write time of {write_seconds} s and {failures}: both must be positive")
     if write_seconds >= 2 * mean_time_between_failures:
         return mean_time_between_failures
     ratio = write_seconds / (2 * mean_time_between_failures)
-    return (
-        young(write_seconds, mean_time_between_failures) * (1 + math.sqrt(ratio) / 3 + ratio / 9)
-        - write_seconds
-    )
+    work = young(write_seconds, mean_time_between_failures) * (1 + math.sqrt(ratio) / 3 + ratio / 9)
+    return work - write_seconds

@@ -91,16 +91,8 @@ def stage_layers(n_layers: int, stages: int) -> list[int]:
 def micro_batch_size(parallel: Parallel, share: int, at_most: int | None = None) -> int | None:
     """Sequences per forward pass: the largest divisor of `share` that is at most `at_most`. A pipeline gets
     as many micro-batches as it has stages if there are enough sequences, and needs as many as it has
-    processes; `interleaved-1f1b` needs rounds of equal length, of `pp` micro-batches or a few more.
-
-    Args:
-        parallel: layout.
-        share: sequences of a step on each data-parallel rank.
-        at_most: upper limit; none by default.
-
-    Returns:
-        None when no size fits.
-    """
+    processes; `interleaved-1f1b` needs rounds of equal length, of `pp` micro-batches or a few more. `share`:
+    sequences of a step on each data-parallel rank. None when no size fits."""
     for size in range(min(at_most or share, max(1, share // parallel.stages)), 0, -1):
         number, left = divmod(share, size)
         even = parallel.pp_schedule != "interleaved-1f1b" or number % max(1, number // parallel.pp) == 0

@@ -122,14 +122,9 @@ class OptimizerSpec(Spec):
         """The spec with a value for every field that the optimizer reads: the stated one, else that of
         `inherited`, else that of `specs.capabilities.OPTIMIZERS`. Other fields are None.
 
-        Args:
-            inherited: fields of the parent's resolved optimizer; empty without a parent.
-            at: path of this spec, for errors.
-
-        Raises:
-            SpecError: the optimizer does not read a stated field or has another number of betas, or `lr` is
-                missing where the optimizer changes.
-        """
+        `inherited`: those of the parent's resolved optimizer; empty without a parent. Raises SpecError, with
+        paths under `at`, if the optimizer does not read a stated field or has another number of betas, or if
+        `lr` is missing where the optimizer changes."""
         stated = self.stated()
         before = inherited.get("name")
         name: OptimizerName = self.name or before or "ademamix"

@@ -59,13 +59,8 @@ def distinct(document: Document, problems: Iterable[Problem]) -> list[Problem]:
 
 
 def extended(path: str | Path, text: str | None = None) -> Document:
-    """A file merged over the chain of files that it extends. Raises SpecError for a file that cannot be read,
-    and for a cycle.
-
-    Args:
-        path: the file.
-        text: its content, if it is not written yet.
-    """
+    """A file merged over the chain of files that it extends; `text`: its content, if it is not written yet.
+    Raises SpecError for a file that cannot be read, and for a cycle."""
     files, documents = [Path(path)], [read(path) if text is None else parse(text, str(path))]
     while "extends" in documents[-1].data:
         file, document = files[-1], documents[-1]

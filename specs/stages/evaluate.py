@@ -124,14 +124,9 @@ class EvaluatePart(Part):
     batch_size: int = execution(8)
 
     def metrics(self, roles: Container[str], buckets: Iterable[int], against: Collection[str]) -> list[str]:
-        """The names of all metrics but those of the harness. The measurement leaves out positions of
-        `by_position` that no held-out document reaches.
-
-        Args:
-            roles: of the inputs.
-            buckets: numbers of repetitions of the probes.
-            against: names of the sources of the evaluation that this one is compared with.
-        """
+        """The names of all metrics but those of the harness, by the roles of the inputs, the numbers of
+        repetitions of the probes, and the sources of the evaluation that this one is compared with. The
+        measurement leaves out positions of `by_position` that no held-out document reaches."""
         names = [
             *(["perplexity"] if self.source_names else []),
             *(f"perplexity/{source}" for source in self.source_names),

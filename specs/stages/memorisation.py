@@ -139,13 +139,7 @@ class ContinuationsPart(Part):
 
 
 def metric_name(decoding: str, prefix: int, offset: int, measure: str, bucket: int) -> str:
-    """The name of a metric, whose interval is at `/low` and `/high`.
-
-    Args:
-        decoding: how the continuation is made; `truth` for the true one.
-        prefix: tokens given.
-        offset: tokens of the probe before them.
-        measure: of the continuation, or `sequences` for their number.
-        bucket: repetitions in training.
-    """
+    """The name of a metric, whose interval is at `/low` and `/high`. `decoding`: how it is continued,
+    `truth` for the true one; `prefix` and `offset`: tokens given, and before them; `measure`: `sequences` for
+    the number; `bucket`: repetitions in training."""
     return f"memorisation/{decoding}/prefix-{prefix}/offset-{offset}/{measure}/{bucket}"

@@ -41,17 +41,11 @@ class ConsumedSamples(NamedTuple):
 
 @dataclass
 class Drawn:
-    """What was drawn before a segment begins.
+    """What was drawn before a segment begins."""
 
-    Attributes:
-        samples: the samples at which counters continue.
-        ancestry: the segments before this one.
-        carried: the segments of `ancestry` whose counters continue.
-    """
-
-    samples: Counters = field(default_factory=dict)
-    ancestry: Ancestry = field(default_factory=list)
-    carried: Ancestry = field(default_factory=list)
+    samples: Counters = field(default_factory=dict)  # at which counters continue
+    ancestry: Ancestry = field(default_factory=list)  # the segments before this one
+    carried: Ancestry = field(default_factory=list)  # those of them whose counters continue
 
     @classmethod
     def before(cls, graph: Graph, parent: Node, step: int, *, carried: bool) -> Drawn:
