@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 def _merged(pipeline: Pipeline, name: str, trajectories: Trajectories, best: Best) -> Trajectory | None:
-    """The trajectory of a merge."""
     stage = cast(MergeStage, pipeline.stages[name])
     if not all(phase_of(ref, trajectories) in trajectories for ref in stage.parents):
         return None
@@ -58,7 +57,6 @@ def _alone(name: str, trajectory: Trajectory, start: Point) -> Trajectory:
 
 
 def _rewritten(pipeline: Pipeline, name: str, trajectories: Trajectories, best: Best) -> Trajectory | None:
-    """The trajectory of a checkpoint that is computed in another way."""
     stage, at = cast(RewriteStage, pipeline.stages[name]), ("stages", name)
     if phase_of(stage.from_, trajectories) not in trajectories:
         return None

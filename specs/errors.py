@@ -52,7 +52,6 @@ class SpecError(ValueError):
 
     @classmethod
     def of(cls, path: FieldPath, message: str, fix: str = "", where: str = "") -> SpecError:
-        """An error with one problem."""
         return cls([Problem(path, message, fix, where)])
 
 

@@ -187,5 +187,4 @@ class Judge(Spec):
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the scale."""
         return list(range(self.scale[0], self.scale[1] + 1))

@@ -208,7 +208,6 @@ class Launch(Spec):
 
     @property
     def worker_count(self) -> int | None:
-        """The stated number of workers."""
         return self.workers.count if self.workers is not None else None
 
     def workers_of_node(self, gpus: int, each: int) -> int:

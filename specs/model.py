@@ -281,7 +281,6 @@ class ModelSpec(Spec):
 
     @property
     def layer_matrices(self) -> int:
-        """The number of parameters of a layer in matrices."""
         return sum(inputs * outputs for inputs, outputs in self.sides.values())
 
     @property

@@ -50,7 +50,6 @@ class RewardSpec(Spec):
 
     @property
     def name(self) -> str:
-        """The name of the reward for messages."""
         if self.judge is not None:
             return f"of the judge {self.judge.from_ or self.judge.revision}"
         return self.function or self.model or str(self.from_)

@@ -60,7 +60,6 @@ class ScoreModel(Spec):
 
     @property
     def fasttext(self) -> bool:
-        """Whether `url` is a fastText model."""
         return self.url is not None and self.url.endswith(FASTTEXT_SUFFIXES)
 
 

@@ -226,5 +226,4 @@ def resolve_url(url: str) -> str:
 
 @cache
 def _library(name: str) -> Path:
-    """A folder of this Python installation."""
     return Path(sysconfig.get_path(name))

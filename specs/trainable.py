@@ -72,7 +72,6 @@ def fits(name: str, patterns: Sequence[str]) -> bool:
 
 
 def trained(model: ModelSpec, patterns: Sequence[str]) -> dict[str, int]:
-    """The sizes of the parameters that are trained."""
     return {name: size for name, size in sizes(model).items() if fits(name, patterns)}
 
 

@@ -51,7 +51,6 @@ class Input:
 
     @property
     def label(self) -> str:
-        """The name, with the step of a checkpoint."""
         return self.name if self.step is None else f"{self.name}@step={self.step}"
 
     @property
@@ -99,7 +98,6 @@ class Node:
 
     @property
     def path(self) -> str:
-        """Folder of the artifact in the store."""
         return f"{self.kind}/{self.fingerprint}"
 
     def artifact(self, store: Store) -> Artifact:
@@ -200,7 +198,6 @@ class Graph:
         return any(ref.best is not None and ref.stage == node.stage for ref in references)
 
     def of(self, stage: str) -> list[Node]:
-        """The parts of a stage, in order."""
         return [node for node in self.nodes.values() if node.stage == stage]
 
     def part(self, ref: Reference) -> Node:
@@ -216,7 +213,6 @@ class Graph:
         return (self.nodes[read.node], read.step or 0) if read and read.node else (None, 0)
 
     def segments(self, phase: str) -> list[Node]:
-        """The segments of a phase, in order."""
         return [node for node in self.nodes.values() if node.phase == phase]
 
     def duplicate_of(self, node: Node) -> str | None:
@@ -238,5 +234,4 @@ class Graph:
         return [part.name for part in parts if part.name not in read]
 
     def parents(self, node: Node) -> list[str]:
-        """Names of the parts that a part reads."""
         return [read.node for read in node.inputs.values() if read.node is not None]

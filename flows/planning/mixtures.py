@@ -23,7 +23,6 @@ LearnedWeights = Callable[[Node], list[int] | None]  # learned by a segment; Non
 
 
 def sources(node: Node) -> list[Input]:
-    """The inputs that a mixture draws from."""
     return [read for role, read in node.inputs.items() if role.startswith("source:")]
 
 

@@ -54,7 +54,6 @@ def _related(node: Node, identity: Identity) -> bool:
 
 
 def _reasons(node: Node, identity: Identity) -> list[str]:
-    """The differences of the part from a stored artifact."""
     reasons = []
     if identity.version != node.version:
         reasons.append(f"version of {node.kind}: {identity.version} -> {node.version}")
@@ -67,7 +66,6 @@ def _reasons(node: Node, identity: Identity) -> list[str]:
 
 
 def _input_reason(change: Change[Input]) -> str:
-    """The text for one changed input."""
     now, before = change.a, change.b
     if before is None or now is None:
         return f"input {change.name}: {before.name if before else 'none'} -> {now.name if now else 'none'}"

@@ -75,12 +75,10 @@ class ConversationSource(Spec):
 
     @property
     def replaced(self) -> tuple[Pii, ...]:
-        """The kinds of personal data that are replaced, in the order of replacement."""
         return replaced_kinds(self.pii)
 
     @property
     def replaced_only(self) -> dict[str, list[str]]:
-        """The values of columns that limit the replacement to some conversations."""
         return replaced_only(self.pii)
 
 

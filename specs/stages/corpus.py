@@ -66,12 +66,10 @@ class CorpusSource(Spec):
 
     @property
     def replaced(self) -> tuple[Pii, ...]:
-        """The kinds of personal data that are replaced, in the order of replacement."""
         return replaced_kinds(self.pii)
 
     @property
     def replaced_only(self) -> dict[str, list[str]]:
-        """The values of columns that limit the replacement to some documents."""
         return replaced_only(self.pii)
 
     def columns(self) -> list[str]:

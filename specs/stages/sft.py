@@ -84,7 +84,6 @@ class SftLoss(Spec):
 
     @property
     def objective(self) -> str:
-        """Name of the objective in the engine."""
         if self.inverse_rl is not None:
             return "inverse-rl"
         if self.length_normalised or self.average == "conversations":

@@ -35,7 +35,6 @@ class TrainingStage(Stage):
 
     @classmethod
     def segment(cls) -> type[Segment]:
-        """The class of its parts."""
         return Segment
 
     def segment_fields(self, settings: Settings) -> dict[str, Any]:

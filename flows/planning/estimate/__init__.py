@@ -1,5 +1,6 @@
 """Estimates of a plan: FLOPs, hours, energy and cost, per stage that trains, samples or scores and in total;
-memory and storage of training; processor time and bytes of corpora.
+memory and storage of training; processor time and bytes of corpora. docs/estimates.md has the names of their
+JSON form.
 
 Invariants: estimates are a pure function of recipe and store; they load neither torch nor Prefect. Work that
 two stages share is counted once, with the first.

@@ -132,7 +132,6 @@ class PartWork:
         return self.token_bytes + self.signature_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form, with the names of docs/estimates.md."""
         return {
             "name": self.node.name,
             **{name: round(getattr(self, name)) for name in SIZES},
@@ -177,7 +176,6 @@ class CorpusWork:
         return round(sum(getattr(part, name) for part in self.parts))
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form, with the names of docs/estimates.md."""
         return {
             **{name: self.sum(name) for name in SIZES},
             "core_hours": self.core_hours,

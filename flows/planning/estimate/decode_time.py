@@ -51,7 +51,6 @@ class Replica:
         return len(self.model.mamba_layers) * (4 * state + self.width * window)
 
     def cached(self, context: float) -> float:
-        """The bytes that are kept for a sequence."""
         return self.keys(context) + self.states
 
     def room(self, context: float) -> int:

@@ -53,7 +53,6 @@ class PartInference:
         return bool(self.work.requests)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form, with the names of docs/estimates.md."""
         work = self.work
         numbers = {
             "requests": round(work.requests),
@@ -91,7 +90,6 @@ class StageInference:
         return sum_of(self.parts, name)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form, with the names of docs/estimates.md."""
         parts = [part.to_json() for part in self.parts]
         counted = [part for part in self.parts if part.counted]
         sums = {

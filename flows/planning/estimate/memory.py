@@ -73,7 +73,6 @@ def gradients_at_end(rank: Rank) -> float:
 
 
 def states(rank: Rank) -> float:
-    """The shard of the optimizer's states."""
     matrices, trained = rank.trained.matrices, rank.trained.total
     some = rank.segment.trainable and rank.segment.adapters is None
     layers = matrices / rank.count.matrices if some else rank.layers

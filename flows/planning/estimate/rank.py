@@ -99,7 +99,6 @@ class Rank(RankSizes):
 
     @cached_property
     def stage_parameters(self) -> list[float]:
-        """The parameters of each stage of the rank."""
         stages = [number * self.count.layer for number in self.stage_layers]
         stages[0] += self.count.embedding * self.first
         stages[-1] += self.count.head * self.last

@@ -194,7 +194,6 @@ class RankWork(RankSizes):
 
     @property
     def forward(self) -> float:
-        """The seconds of a layer's forward pass."""
         return sum(self.products) + self.scores + self.mixing + self.accesses.forward
 
     @property

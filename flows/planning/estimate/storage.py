@@ -40,7 +40,6 @@ class Checkpoints(NamedTuple):
 
 
 def trained_parameters(segment: Segment) -> int:
-    """The number of parameters that have gradients."""
     some = trained_part(segment)
     return segment.model.parameters if some is None else round(some.total)
 

@@ -41,7 +41,6 @@ def spent(
 
 
 def used(seconds: float | None, gpus: int, cluster: Cluster | None) -> Spent:
-    """The time and cost of `gpus` GPUs for `seconds` seconds."""
     if cluster is None or seconds is None:
         return Spent()
     hours, price = seconds * gpus / 3600, cluster.price_per_gpu_hour

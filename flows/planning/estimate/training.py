@@ -63,7 +63,6 @@ class PartEstimate:
         return self.node.tokens // self.segment.goldfish.k if self.segment.goldfish is not None else 0
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form, with the names of docs/estimates.md."""
         return {
             "name": self.node.name,
             **extent(self.node),
@@ -110,7 +109,6 @@ class StageEstimate:
         return time_and_cost.total([getattr(part.spent, name) for part in self.parts])
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form, with the names of docs/estimates.md, which gives the units."""
         first, last = self.parts[0], self.parts[-1]
         segment, limit = last.segment, self.cluster.device.memory if self.cluster else None
         need = self.largest.memory.to_json()

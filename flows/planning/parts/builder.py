@@ -268,7 +268,6 @@ class Builder:
         self.problem(path, message, f"use data made with {made}.")
 
     def model_folder(self, key: str, model: HubModel, include: list[str], path: FieldPath) -> Input:
-        """Files of a model's folder, as an input."""
         if key in self.graph.unavailable:
             return Input("external", self.graph.digests[key], key)
         read = self.folder(key, model.url, include, path, FIX)

@@ -30,7 +30,6 @@ FOLDER = "name a folder with config.json, safetensors and a tokenizer."
 
 
 def add_classifier(builder: Builder, name: str) -> None:
-    """Adds a part for each source, and one for the classifier."""
     stage = cast(ClassifierStage, builder.pipeline.stages[name])
     labelled = [
         (_features(builder, name, source, labelled.label_column), labelled.label)
@@ -79,7 +78,6 @@ def _features(builder: Builder, name: str, source: str, label_column: str | None
 
 
 def encoder_folder(builder: Builder, stage: str, training: Perceptron) -> Input:
-    """The folder of a stage's encoder, as an input."""
     path: FieldPath = ("stages", stage, "training", "encoder")
     return _folder(builder, f"{stage}.encoder", training.encoder, path)
 

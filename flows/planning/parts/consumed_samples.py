@@ -55,7 +55,6 @@ class Drawn:
         return cls(consumed_until(graph, parent, step), ancestry, ancestry) if carried else cls({}, ancestry)
 
     def add(self, node: Node, key: tuple[str, ...], planned: SegmentPlan) -> None:
-        """Adds a segment."""
         self.samples[key] = self.samples.get(key, 0) + planned.end_sample - planned.start_sample
         self.ancestry = [(node, planned.end_step), *self.ancestry]
         self.carried = [(node, planned.end_step), *self.carried]

@@ -30,7 +30,6 @@ WEB_COLUMNS = ("url", "date")
 
 
 def add_tokenizer(builder: Builder, name: str) -> None:
-    """Adds the one part of the stage."""
     stage = cast(TokenizerStage, builder.pipeline.stages[name])
     if stage.from_ is not None:
         vocab_size = stage.vocab_size if "vocab_size" in stage.model_fields_set else None
@@ -48,7 +47,6 @@ def add_tokenizer(builder: Builder, name: str) -> None:
 
 
 def add_corpus(builder: Builder, name: str) -> None:
-    """Adds one part per source, after the parts that its filters name under `not_in`."""
     stage, sources = cast(CorpusStage, builder.pipeline.stages[name]), builder.pipeline.sources
 
     def add(source: str, inputs: dict[str, Input]) -> None:
@@ -87,7 +85,6 @@ def _check_columns(
 
 
 def _filter_files(builder: Builder, stage: str, source: str, filters: list[FilterSpec]) -> dict[str, Input]:
-    """The files that filters read, as inputs."""
     inputs: dict[str, Input] = {}
     for step, chosen in enumerate(filters):
         path = ("stages", stage, "sources", source, "filters", step)
@@ -98,7 +95,6 @@ def _filter_files(builder: Builder, stage: str, source: str, filters: list[Filte
 
 
 def add_conversations(builder: Builder, name: str) -> None:
-    """Adds one part per source, after the parts that its filters name under `not_in`."""
 
     def add(source: str, inputs: dict[str, Input]) -> None:
         inputs |= scores(builder, name, source)

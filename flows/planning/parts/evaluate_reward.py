@@ -10,7 +10,6 @@ from specs.stages.evaluate_reward import EvaluateRewardPart, EvaluateRewardStage
 
 
 def add_evaluate_reward(builder: Builder, name: str) -> None:
-    """Adds the parts of the stage, of which the evaluation is the last."""
     stage = cast(EvaluateRewardStage, builder.pipeline.stages[name])
     inputs = reward_inputs(builder, name, stage.reward, ("stages", name, "reward"))
     pairs = builder.parts(stage.pairs)

@@ -23,7 +23,6 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def add_evaluate_tokenizers(builder: Builder, name: str) -> None:
-    """Adds the parts of the stage, of which the evaluation is the last."""
     stage = cast(EvaluateTokenizersStage, builder.pipeline.stages[name])
     text = _text(builder, name, stage)
     inputs = {"text": reads(text)}

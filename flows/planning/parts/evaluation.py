@@ -110,7 +110,6 @@ def _held_out(builder: Builder, at: FieldPath, named: list[Reference], tokenizer
 
 
 def _check_metric(builder: Builder, evaluation: Node, metric: str, path: FieldPath) -> None:
-    """Adds a problem for a metric that the evaluation will not have."""
     stage = cast(EvaluateStage, builder.pipeline.stages[evaluation.stage])
     suites = {
         role.removeprefix(SUITE): builder.suite_metrics.get(read.name)
@@ -153,7 +152,6 @@ def _buckets(builder: Builder, memorisation: Memorisation) -> list[int]:
 
 
 def _exposed(builder: Builder, memorisation: Memorisation | None) -> Canaries | None:
-    """The canaries whose exposure an evaluation measures."""
     if memorisation is None or memorisation.exposure is None:
         return None
     assert memorisation.planted is not None, "checked with the references"
@@ -289,7 +287,6 @@ def _compare(
 
 
 def add_probe(builder: Builder, name: str) -> None:
-    """Adds the one part of the stage."""
     stage = cast(ProbeStage, builder.pipeline.stages[name])
     at: FieldPath = ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
@@ -343,7 +340,6 @@ def _check_losses(builder: Builder, name: str, stage: SelectStage, read: list[In
 
 
 def add_export(builder: Builder, name: str) -> None:
-    """Adds the one part of the stage."""
     stage = cast(ExportStage, builder.pipeline.stages[name])
     path: FieldPath = ("stages", name, "from")
     checkpoint, trajectory = builder.checkpoint(stage.from_, path)

@@ -159,7 +159,6 @@ class _Suites:
         return Catalogue(folder)
 
     def _resolve(self, suites: dict[str, Suite], catalogue: Catalogue) -> None:
-        """Finds the tasks of each suite."""
         for key, suite in suites.items():
             path = (*self.at, "suites", key, "tasks")
             known = [name for name in suite.tasks if name in catalogue]

@@ -135,7 +135,6 @@ def _sampler(
 def _add_generator(
     builder: Builder, name: str, key: str, max_tokens: int, checkpoint: Input, prompts: Node
 ) -> Node:
-    """Adds the completions of one generator."""
     at: FieldPath = ("stages", name, "generators", key)
     generator = cast(PreferenceDataStage, builder.pipeline.stages[name]).generators[key]
     sampling, room = generator.completions, (*at, "completions", "max_new_tokens")
