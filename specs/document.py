@@ -126,11 +126,8 @@ def parse(text: str, name: str, shape: str = SHAPE, *, or_nothing: bool = False)
             raise SpecError.of(
                 (), "a second document begins here", "write one to a file, without another ---.", where
             ) from error
-        fix = (
-            'quote "${...}" inside { } and [ ].'
-            if variable
-            else "check indentation, colons and quotes there."
-        )
+        fix = "check indentation, colons and quotes there."
+        fix = 'quote "${...}" inside { } and [ ].' if variable else fix
         raise SpecError.of((), f"not YAML: {error.problem or error}", fix, where) from error
     except YAMLError as error:
         raise SpecError.of((), f"not YAML: {error}", where=name) from error

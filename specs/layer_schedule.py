@@ -23,6 +23,7 @@ from specs.base import Spec, identity
 from specs.options import option
 
 MOST_LAYERS = 10_000
+MOST_PASSES = 64
 INPUT = -1
 """In `LayerStep.summed`: the input of the step, instead of a numbered state."""
 
@@ -105,3 +106,78 @@ class DepthAverage(Spec):
                 " an earlier state; lower them"
             )
         return None
+
+
+class LayerRange(Spec):
+    """A range of layers."""
+
+    start: int = identity(ge=0, le=MOST_LAYERS, description="first layer of the range, from 0")
+    layers: int = identity(ge=1, le=MOST_LAYERS, description="number of layers in the range")
+
+    def obstacle(self, n_layers: int) -> str | None:
+        """Why a model of `n_layers` layers does not have this range; None if it does."""
+        end = self.start + self.layers
+        if end > n_layers:
+            return f"the range ends with layer {end - 1}, but the last layer is {n_layers - 1}"
+        return None
+
+
+class LayerPairs(LayerRange):
+    """Layer parallelism (arXiv 2502.02790): in a range of layers, every two neighbours run on the same
+    states, and their results are added: x' = x + A1(x) + A2(x), then x' + F1(x') + F2(x'). The weights are
+    unchanged, and tensor-parallel processes exchange two sums a pair instead of four."""
+
+    PIPELINE: ClassVar[str] = "runs two layers at a time, which a pipeline could separate"
+    layers: int = identity(ge=2, le=MOST_LAYERS, multiple_of=2, description="number of layers in the range")
+    form: Literal["paired", "dropped", "swapped"] = option(
+        "paired",
+        description="controls: dropped leaves out the second layer of each pair, swapped runs it first",
+    )
+
+    def schedule(self, n_layers: int) -> list[LayerStep]:
+        pairs: list[LayerStep] = []
+        for layer in range(self.start, self.start + self.layers, 2):
+            match self.form:
+                case "paired":
+                    pairs.append(LayerStep(layer, beside=(layer + 1,)))
+                case "dropped":
+                    pairs.append(LayerStep(layer))
+                case "swapped":
+                    pairs += [LayerStep(layer + 1), LayerStep(layer)]
+        stack = plain(n_layers)
+        return [*stack[: self.start], *pairs, *stack[self.start + self.layers :]]
+
+
+class Repeats(LayerRange):
+    """CoTFormer (arXiv 2310.10845): a range of layers runs `times` times with the same weights. In pass r, a
+    layer's attention sees the keys and values that this layer made in passes 1 to r: token t sees the tokens
+    up to t of its document in each of these passes, always at their own rotary positions. The layers before
+    and after the range run once.
+
+    There is no adaptive router: the paper's chooses the tokens that continue among all tokens of a sequence,
+    later ones too, so it is not causal."""
+
+    PIPELINE: ClassVar[str] = (
+        "runs the same layers several times, and each belongs to one stage of a pipeline"
+    )
+    times: int = identity(ge=2, le=MOST_PASSES, description="passes through the range")
+    keys: Literal["all", "own"] = option(
+        "all",
+        description="all: attention sees the keys of every pass so far. own: of its own pass alone, which is"
+        " the control (block universal transformer)",
+    )
+    norm: bool = option(
+        True,
+        description="whether an RMSNorm follows every pass, the last one too; one for all passes, as in the"
+        " authors' LN variant",
+    )
+
+    def schedule(self, n_layers: int) -> list[LayerStep]:
+        stack, end = plain(n_layers), self.start + self.layers
+        passes = []
+        for number in range(self.times):
+            for layer in range(self.start, end):
+                earlier = range(number) if self.keys == "all" else ()
+                reads = tuple(layer + 1 + each * self.layers for each in earlier)
+                passes.append(LayerStep(layer, reads=reads, normed=self.norm and layer == end - 1))
+        return [*stack[: self.start], *passes, *stack[end:]]

@@ -13,11 +13,9 @@ from typing import Any, Literal
 from pydantic import field_validator, model_validator
 
 from specs.base import Spec, execution, identity
-from specs.layer_pairs import LayerPairs
-from specs.layer_schedule import MOST_LAYERS, DepthAverage, LayerStep, Method, plain
+from specs.layer_schedule import MOST_LAYERS, DepthAverage, LayerPairs, LayerStep, Method, Repeats, plain
 from specs.mamba import Mamba
 from specs.options import option
-from specs.repeats import Repeats
 from specs.sparse_attention import SparseAttention
 
 MOST = 2**24

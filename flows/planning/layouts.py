@@ -138,11 +138,8 @@ def _degrees(segment: Segment, processes: int, gpus_per_node: int) -> Iterator[P
     recipe's."""
     assert segment.optimizer.name is not None, "the planner resolves the optimizer"
     own = segment.parallel
-    stages = (
-        [1]
-        if OBJECTIVES[segment.objective].pipeline_obstacle
-        else _divisors(processes, segment.model.n_layers)
-    )
+    whole = OBJECTIVES[segment.objective].pipeline_obstacle
+    stages = [1] if whole else _divisors(processes, segment.model.n_layers)
     for tp, cp, pp in product(_divisors(processes, gpus_per_node), _cp(segment, processes), stages):
         ranks, left = divmod(processes, tp * cp * pp)
         each = ranks * segment.separate_gradients

@@ -57,11 +57,9 @@ def shares(
     if part.learned and (known := learned(graph.nodes[node.inputs["learned"].name])) is not None:
         weights = [known[position] for position in part.learned]
     for read, weight in zip(sources(node), weights, strict=True):
-        inner = (
-            shares(graph, read.node or "", tokens, learned)
-            if read.kind == "mixture"
-            else {read.fingerprint: Fraction(1)}
-        )
+        inner = {read.fingerprint: Fraction(1)}
+        if read.kind == "mixture":
+            inner = shares(graph, read.node or "", tokens, learned)
         size = tokens(graph.nodes[read.node or ""]) if part.proportional else 1
         for fingerprint, share in inner.items():
             sums[fingerprint] = sums.get(fingerprint, Fraction(0)) + weight * size * share

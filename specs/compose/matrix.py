@@ -210,11 +210,8 @@ def lists_of_stages(root: Value, variants: Mapping[str, list[str]]) -> Value:
         if not isinstance(item.content, str):
             return [item]
         stated, at, selector = item.content.partition("@")
-        names = (
-            [name for name in stages.content if fnmatchcase(name, stated)]
-            if "*" in stated
-            else variants.get(stated, [])
-        )
+        matching = [name for name in stages.content if fnmatchcase(name, stated)]
+        names = matching if "*" in stated else variants.get(stated, [])
         return [replace(item, content=f"{name}{at}{selector}") for name in names] or [item]
 
     def named(stage: Value) -> Value:

@@ -53,13 +53,8 @@ def plain_document(name: str, root: Value) -> Document:
 
 def nodes(value: Value) -> Iterator[Value]:
     yield value
-    for item in (
-        value.content.values()
-        if isinstance(value.content, dict)
-        else value.content
-        if isinstance(value.content, list)
-        else ()
-    ):
+    content = value.content.values() if isinstance(value.content, dict) else value.content
+    for item in content if isinstance(value.content, (dict, list)) else ():
         yield from nodes(item)
 
 

@@ -19,7 +19,7 @@ from specs.stages.base import SourcePart, Stage
 from specs.units import ByteSize, Reference
 
 
-class Repeats(Spec):
+class RepeatedProbes(Spec):
     """Memorisation probes: documents cut to `length` tokens and put into the training split a known number
     of times (report, appendix on memorisation). Bucket 0 holds sequences that are never trained on."""
 
@@ -44,7 +44,7 @@ class CorpusSource(Spec):
         lt=1,
         description="share of the documents kept out of training, for validation; 0 holds out none",
     )
-    repeats: Repeats | None = option(None)
+    repeats: RepeatedProbes | None = option(None)
     planted: dict[str, Planted] = option(
         default_factory=dict,
         description="canaries and poison by name: documents to put among those of this source, a known number"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from specs.base import identity
-from specs.layer_pairs import LayerPairs
+from specs.layer_schedule import LayerPairs
 from specs.model import ModelSpec
 from specs.options import option
 from specs.sparse_attention import SparseAttention

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from specs.layer_pairs import LayerPairs
-from specs.layer_schedule import LayerStep
+from specs.layer_schedule import LayerPairs, LayerStep
 from specs.model import ModelSpec
 
 SMALL: dict[str, Any] = {

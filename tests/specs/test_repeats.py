@@ -8,9 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from specs.hugging_face import hugging_face_config
-from specs.layer_schedule import LayerStep
+from specs.layer_schedule import LayerStep, Repeats
 from specs.model import ModelSpec
-from specs.repeats import Repeats
 from specs.trainable import sizes, untouched
 
 SMALL: dict[str, Any] = {

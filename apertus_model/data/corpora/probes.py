@@ -22,7 +22,7 @@ from apertus_model.data.corpora.shuffle import shuffle_keys
 from apertus_model.data.corpora.state import SpanBatch, blocks
 from apertus_model.data.corpora.verdicts import is_held_out
 from infra.store.inputs import SourceError
-from specs.stages.corpus import CorpusSource, Repeats
+from specs.stages.corpus import CorpusSource, RepeatedProbes
 
 OPENINGS = pa.schema([("opening", pa.uint64()), ("text", pa.uint64()), ("candidate", pa.bool_())])
 
@@ -47,7 +47,7 @@ def add_openings(
     writer.add(pa.Table.from_arrays(arrays, schema=OPENINGS), cell_of(hashes, ranges))
 
 
-def choose(rows: pa.Table, repeats: Repeats, seed: int) -> tuple[int, list[list[int]]]:
+def choose(rows: pa.Table, repeats: RepeatedProbes, seed: int) -> tuple[int, list[list[int]]]:
     """The number of candidates in a range, and the first candidates as (keyed hash, text)."""
     opening, text = column(rows, "opening"), column(rows, "text")
     candidate = np.asarray(rows.column("candidate").to_pylist(), bool)
@@ -59,7 +59,7 @@ def choose(rows: pa.Table, repeats: Repeats, seed: int) -> tuple[int, list[list[
     return len(texts), [[int(keys[i]), int(texts[i])] for i in order]
 
 
-def probes_of(ranges: list[dict[str, Any]], repeats: Repeats) -> list[Probe]:
+def probes_of(ranges: list[dict[str, Any]], repeats: RepeatedProbes) -> list[Probe]:
     """The probes, from the results of `choose` of all ranges. SourceError if there are too few candidates."""
     needed = len(repeats.buckets) * repeats.per_bucket
     candidates = sum(result["candidates"] for result in ranges)

@@ -60,17 +60,16 @@ def _features(builder: Builder, name: str, source: str, label_column: str | None
         columns = []
     inputs = {"documents": builder.documents(source)}
     encoder = None
-    if isinstance(training, Perceptron):
+    if not isinstance(training, Perceptron):
+        most = training.max_characters
+    else:
+        most = CHARACTERS_PER_TOKEN * training.max_tokens
         encoder = Encoder(**{field: getattr(training, field) for field in Encoder.model_fields})
         inputs["encoder"] = encoder_folder(builder, name, training)
     part = FeaturesPart(
         **_read(builder, source, columns, stage.files_per_task),
         encoder=encoder,
-        max_characters=(
-            CHARACTERS_PER_TOKEN * training.max_tokens
-            if isinstance(training, Perceptron)
-            else training.max_characters
-        ),
+        max_characters=most,
         label_column=label_column,
         language_column=stage.language_column,
     )

@@ -56,11 +56,11 @@ def add_preference_data(builder: Builder, name: str) -> None:
     model = None
     if not stage.completions.by_chat:
         room = (*at, "completions", "max_new_tokens")
-        model = (
-            add_model(builder, name, checkpoint, trajectory)
-            if stage.sampler is None
-            else _sampler(builder, name, stage.sampler, (*at, "sampler"), room, stage.completions, checkpoint)
-        )
+        if stage.sampler is None:
+            model = add_model(builder, name, checkpoint, trajectory)
+        else:
+            path, sampling = (*at, "sampler"), stage.completions
+            model = _sampler(builder, name, stage.sampler, path, room, sampling, checkpoint)
     completions = add_completions(builder, name, stage.completions, model, prompts)
     generated = {
         f"generated:{number}": reads(_add_generator(builder, name, key, max_tokens, checkpoint, prompts))

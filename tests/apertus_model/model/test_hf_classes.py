@@ -17,11 +17,9 @@ from apertus_model.model.hf_layers import SideBySide
 from apertus_model.model.model import model_config, shapes
 from apertus_model.stages.export import by_cache
 from specs.hugging_face import OWN_CLASSES, HuggingFaceError, hugging_face_config, model_of
-from specs.layer_pairs import LayerPairs
-from specs.layer_schedule import DepthAverage
+from specs.layer_schedule import DepthAverage, LayerPairs, Repeats
 from specs.mamba import Mamba
 from specs.model import ModelSpec
-from specs.repeats import Repeats
 from tests.apertus_model.model.theirs import random_weights
 
 PLAIN = ModelSpec(

@@ -10,8 +10,7 @@ import torch
 from apertus_model.model.attention import document_mask
 from apertus_model.model.layer_schedule import WeightedSum
 from apertus_model.model.model import ApertusModel, model_config
-from specs.layer_pairs import LayerPairs
-from specs.layer_schedule import DepthAverage
+from specs.layer_schedule import DepthAverage, LayerPairs
 from specs.model import ModelSpec
 from tests.numerics import largest_difference
 

@@ -16,8 +16,8 @@ from torchtitan.distributed import ParallelDims
 from apertus_model.model.attention import document_mask
 from apertus_model.model.model import ApertusModel, model_config
 from apertus_model.model.parallelize import compile_layers
+from specs.layer_schedule import Repeats
 from specs.model import ModelSpec
-from specs.repeats import Repeats
 from tests.machine import slow
 from tests.numerics import largest_difference
 

@@ -9,7 +9,7 @@ import torch
 
 from apertus_model.stages import export
 from infra.store import Artifact
-from specs.layer_pairs import LayerPairs
+from specs.layer_schedule import LayerPairs
 from specs.stages.rewrite import RewritePart
 from tests.apertus_model.stages.test_export import EXPORT
 from tests.apertus_model.stages.training import SPEC, Stages, weights_of

@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 
 from flows.planning.estimate import flops
-from specs.layer_pairs import LayerPairs
-from specs.layer_schedule import DepthAverage
+from specs.layer_schedule import DepthAverage, LayerPairs, Repeats
 from specs.mamba import Mamba
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
-from specs.repeats import Repeats
 from specs.settings import Lora, Precision
 from specs.stages.distill import DistillLoss
 from tests.apertus_model.harness import ListedSamples, segment, train

@@ -18,12 +18,10 @@ from flows.planning.estimate.sizes import adapters
 from flows.planning.estimate.storage import checkpoint_bytes
 from specs.capabilities import OPTIMIZERS
 from specs.launch import Parallel
-from specs.layer_pairs import LayerPairs
-from specs.layer_schedule import DepthAverage
+from specs.layer_schedule import DepthAverage, LayerPairs, Repeats
 from specs.mamba import Mamba
 from specs.model import ModelSpec
 from specs.optimizer import OptimizerSpec
-from specs.repeats import Repeats
 from specs.settings import Lora, Precision
 from specs.sparse_attention import Dropped, Hashed
 from specs.stages.distill import DistillLoss

@@ -18,10 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from apertus_model.model.sparse_attention import draw
 from specs.launch import Parallel
-from specs.layer_pairs import LayerPairs
-from specs.layer_schedule import DepthAverage
+from specs.layer_schedule import DepthAverage, LayerPairs, Repeats
 from specs.mamba import Mamba
-from specs.repeats import Repeats
 from specs.sparse_attention import Dropped, Hashed
 from tests.apertus_model.harness import Result, losses, same
 from tests.apertus_model.step_costs import local

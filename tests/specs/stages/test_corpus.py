@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from specs.stages.corpus import CorpusSource, Repeats, needs_text
+from specs.stages.corpus import CorpusSource, RepeatedProbes, needs_text
 
 LANGUAGE = {"filter": "language", "model": "/lid.bin", "languages": ["de"]}
 SCORE = {"filter": "score", "column": "quality", "min": 2}
@@ -29,7 +29,7 @@ def test_steps_that_need_text_are_named() -> None:
 
 def test_a_bucket_of_probes_is_stated_once() -> None:
     with pytest.raises(ValidationError, match="2 is repeated; list it once"):
-        Repeats(buckets=[0, 2, 2], per_bucket=1, length=8)
+        RepeatedProbes(buckets=[0, 2, 2], per_bucket=1, length=8)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 
 from apertus_model.rehearsal.rates import Rates, clock
 from flows.planning.estimate.decode_time import CACHE, Replica, decode_seconds
+from specs.layer_schedule import Repeats
 from specs.mamba import Mamba
 from specs.model import ModelSpec
-from specs.repeats import Repeats
 
 EIGHT = ModelSpec(flavour="8b")
 BANDWIDTH = 4.0e12 * 2903 / 3350  # of a GH200's memory, and the fraction of it that copies reach

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from specs.launch import Parallel
-from specs.repeats import Repeats
+from specs.layer_schedule import Repeats
 from tests.flows.planning.estimate.test_memory_formula import MODEL, TOKENS, memory
 
 

@@ -11,7 +11,7 @@ import pytest
 from flows.planning.plan import Plan, make
 from infra.store import Store
 from specs.errors import SpecError
-from specs.layer_pairs import LayerPairs
+from specs.layer_schedule import LayerPairs
 from specs.recipe import load
 from specs.sparse_attention import Hashed
 from specs.stages.evaluate import EvaluatePart
