@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from typing import Any
 
 from flows.planning.graph import Graph
 from flows.planning.parts.builder import Builder
@@ -26,7 +27,7 @@ from specs.stages import STAGES, TRAINING
 from specs.trajectory import imported
 
 
-def _found() -> dict[str, Callable[[Builder, str], None]]:
+def _found() -> dict[str, Callable[[Builder, str, Any], None]]:
     """For each kind of stage, the function `add_<kind>` of a module of this folder; `add_training` for
     kinds that train."""
     modules = [
@@ -78,7 +79,7 @@ def _build(
     builder.graph.trajectories = resolve(pipeline, names, best, models)
     for name in names:
         stage = pipeline.stages[name]
-        ADD[stage.kind](builder, name)
+        ADD[stage.kind](builder, name, stage)
         builder.graph.after[name] = tuple(stage.after)
     if builder.problems:
         raise SpecError(builder.problems)

@@ -29,16 +29,15 @@ WEIGHTS, TOKENIZER = (".safetensors",), ("tokenizer.json", "vocab.txt", "vocab.j
 FOLDER = "name a folder with config.json, safetensors and a tokenizer."
 
 
-def add_classifier(builder: Builder, name: str) -> None:
-    stage = cast(ClassifierStage, builder.pipeline.stages[name])
+def add_classifier(builder: Builder, name: str, stage: ClassifierStage) -> None:
     labelled = [
-        (_features(builder, name, source, labelled.label_column), labelled.label)
+        (_features(builder, name, stage, source, labelled.label_column), labelled.label)
         for source, labelled in stage.sources.items()
     ]
     labelled.sort(key=lambda pair: (pair[0].fingerprint, pair[1] or ""))
     inputs = numbered("source", (read for read, _ in labelled))
     if stage.reference is not None:
-        inputs["reference"] = _features(builder, name, stage.reference, None)
+        inputs["reference"] = _features(builder, name, stage, stage.reference, None)
     labels = [label for _, label in labelled]
     builder.node(name, name, ClassifierPart(**shared(stage, ClassifierPart) | {"labels": labels}), inputs)
     metrics = stage.metrics()
@@ -47,9 +46,10 @@ def add_classifier(builder: Builder, name: str) -> None:
             builder.unknown_metric(path, name, metric, metrics)
 
 
-def _features(builder: Builder, name: str, source: str, label_column: str | None) -> Input:
+def _features(
+    builder: Builder, name: str, stage: ClassifierStage, source: str, label_column: str | None
+) -> Input:
     """Adds the texts or embeddings of a source, as a part of the stage."""
-    stage = cast(ClassifierStage, builder.pipeline.stages[name])
     spec, training = builder.pipeline.sources[source], stage.training
     columns = [column for column in (label_column, stage.language_column) if column is not None]
     if columns and spec.format not in TABLES:
@@ -81,9 +81,10 @@ def encoder_folder(builder: Builder, stage: str, training: Perceptron) -> Input:
     return _folder(builder, f"{stage}.encoder", training.encoder, path)
 
 
-def scores(builder: Builder, name: str, source: str) -> dict[str, Input]:
+def scores(
+    builder: Builder, name: str, stage: CorpusStage | ConversationsStage, source: str
+) -> dict[str, Input]:
     """Adds the scores that a source's filters need, each as a part of the stage; returns them by role."""
-    stage = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[name])
     inputs_of_steps: dict[str, Input] = {}
     for step, chosen in scored(stage.sources[source].filters).items():
         at: FieldPath = ("stages", name, "sources", source, "filters", step)

@@ -27,10 +27,10 @@ from specs.units import Reference
 
 WEB = ("warc",)
 WEB_COLUMNS = ("url", "date")
+TextStage = CorpusStage | ConversationsStage
 
 
-def add_tokenizer(builder: Builder, name: str) -> None:
-    stage = cast(TokenizerStage, builder.pipeline.stages[name])
+def add_tokenizer(builder: Builder, name: str, stage: TokenizerStage) -> None:
     if stage.from_ is not None:
         vocab_size = stage.vocab_size if "vocab_size" in stage.model_fields_set else None
         builder.model_tokenizer(stage.from_, name, name, ("stages", name, "from"), vocab_size)
@@ -46,18 +46,18 @@ def add_tokenizer(builder: Builder, name: str) -> None:
     builder.node(name, name, part, inputs)
 
 
-def add_corpus(builder: Builder, name: str) -> None:
-    stage, sources = cast(CorpusStage, builder.pipeline.stages[name]), builder.pipeline.sources
+def add_corpus(builder: Builder, name: str, stage: CorpusStage) -> None:
+    sources = builder.pipeline.sources
 
     def add(source: str, inputs: dict[str, Input]) -> None:
         process = stage.sources[source]
         texts = {key: planted.documents for key, planted in process.planted.items() if planted.documents}
-        inputs |= scores(builder, name, source)
+        inputs |= scores(builder, name, stage, source)
         inputs |= {f"planted:{key}": builder.documents(text) for key, text in texts.items()}
         planted = {key: sources[text] for key, text in texts.items()}
-        _add_source(builder, name, source, CorpusPart, inputs, planted=planted)
+        _add_source(builder, name, stage, source, CorpusPart, inputs, planted=planted)
 
-    _add_in_order(builder, name, add)
+    _add_in_order(builder, name, stage, add)
 
 
 def _check_columns(
@@ -94,19 +94,20 @@ def _filter_files(builder: Builder, stage: str, source: str, filters: list[Filte
     return inputs
 
 
-def add_conversations(builder: Builder, name: str) -> None:
+def add_conversations(builder: Builder, name: str, stage: ConversationsStage) -> None:
 
     def add(source: str, inputs: dict[str, Input]) -> None:
-        inputs |= scores(builder, name, source)
-        _add_source(builder, name, source, ConversationsPart, inputs)
+        inputs |= scores(builder, name, stage, source)
+        _add_source(builder, name, stage, source, ConversationsPart, inputs)
 
-    _add_in_order(builder, name, add)
+    _add_in_order(builder, name, stage, add)
 
 
-def _add_in_order(builder: Builder, name: str, add_part: Callable[[str, dict[str, Input]], None]) -> None:
+def _add_in_order(
+    builder: Builder, name: str, stage: TextStage, add_part: Callable[[str, dict[str, Input]], None]
+) -> None:
     """Calls `add_part` for each source of a stage, with the files and parts that its filters read, after the
     sources of the stage that these filters name under `not_in`."""
-    stage = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[name])
     waiting: list[str] = []
 
     def add(source: str) -> None:
@@ -128,7 +129,7 @@ def _add_in_order(builder: Builder, name: str, add_part: Callable[[str, dict[str
         """A part named under `not_in`. SpecError if parts name each other; adds a problem if the part does
         not store the signatures that are compared."""
         ref = Reference.parse(text)
-        other = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[ref.stage])
+        other = cast(TextStage, builder.pipeline.stages[ref.stage])
         source = ref.part or next(iter(other.sources))
         if ref.stage == name:
             if source in waiting:
@@ -151,9 +152,14 @@ def _add_in_order(builder: Builder, name: str, add_part: Callable[[str, dict[str
 
 
 def _add_source(
-    builder: Builder, name: str, source: str, kind: type[SourcePart], more: dict[str, Input], **fields: Any
+    builder: Builder,
+    name: str,
+    stage: TextStage,
+    source: str,
+    kind: type[SourcePart],
+    more: dict[str, Input],
+    **fields: Any,
 ) -> None:
-    stage = cast(CorpusStage | ConversationsStage, builder.pipeline.stages[name])
     inputs = {"tokenizer": builder.part(stage.tokenizer), "documents": builder.documents(source)}
     listing = builder.graph.listings.get(source)
     part = kind(
@@ -166,10 +172,9 @@ def _add_source(
     builder.node(f"{name}/{source}", name, part, inputs | more)
 
 
-def add_mixture(builder: Builder, name: str) -> None:
+def add_mixture(builder: Builder, name: str, stage: MixtureStage) -> None:
     """Adds one part; for an annealed mixture, one per piece and one for its end. Sources are in the order of
     their fingerprints."""
-    stage = cast(MixtureStage, builder.pipeline.stages[name])
     field = next(field for field in ("weights", "proportional", "learned") if getattr(stage, field))
     further: dict[str, Input] = {}
     if stage.learned is not None:

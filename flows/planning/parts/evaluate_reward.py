@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from flows.planning.parts.builder import Builder, numbered, shared
 from flows.planning.parts.preferences import reward_inputs
 from specs.stages.evaluate_reward import EvaluateRewardPart, EvaluateRewardStage
 
 
-def add_evaluate_reward(builder: Builder, name: str) -> None:
-    stage = cast(EvaluateRewardStage, builder.pipeline.stages[name])
+def add_evaluate_reward(builder: Builder, name: str, stage: EvaluateRewardStage) -> None:
     inputs = reward_inputs(builder, name, stage.reward, ("stages", name, "reward"))
     pairs = builder.parts(stage.pairs)
     names = [read.name for read in pairs]

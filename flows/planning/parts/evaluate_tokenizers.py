@@ -5,8 +5,6 @@ Another tokenizer adds a part that counts, and reruns none of the existing count
 
 from __future__ import annotations
 
-from typing import cast
-
 from flows.planning.graph import Input, Node
 from flows.planning.parts.builder import Builder, numbered, reads, shared
 from specs.errors import FieldPath
@@ -22,8 +20,7 @@ from specs.stages.evaluate_tokenizers import (
 TOKENIZER_FILE = "tokenizer.json"
 
 
-def add_evaluate_tokenizers(builder: Builder, name: str) -> None:
-    stage = cast(EvaluateTokenizersStage, builder.pipeline.stages[name])
+def add_evaluate_tokenizers(builder: Builder, name: str, stage: EvaluateTokenizersStage) -> None:
     text = _text(builder, name, stage)
     inputs = {"text": reads(text)}
     for key, compared in stage.tokenizers.items():

@@ -36,9 +36,8 @@ EXTRAPOLATION = 16
 from 4,096 to 65,536 tokens, and the earlier model is measured at the length of the later one."""
 
 
-def add_evaluate(builder: Builder, name: str) -> None:
+def add_evaluate(builder: Builder, name: str, stage: EvaluateStage) -> None:
     """Adds the parts that generate answers or run tasks, and the evaluation as the last part."""
-    stage = cast(EvaluateStage, builder.pipeline.stages[name])
     at: FieldPath = ("stages", name)
     if (other := builder.other_model(stage.from_)) is not None:
         _add_other(builder, name, stage, other)
@@ -286,8 +285,7 @@ def _compare(
     return trajectory
 
 
-def add_probe(builder: Builder, name: str) -> None:
-    stage = cast(ProbeStage, builder.pipeline.stages[name])
+def add_probe(builder: Builder, name: str, stage: ProbeStage) -> None:
     at: FieldPath = ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
     _check_length(builder, stage.sequence_length, trajectory, (*at, "sequence_length"))
@@ -299,9 +297,8 @@ def add_probe(builder: Builder, name: str) -> None:
     builder.node(name, name, ProbePart(**shared(stage, ProbePart) | own), inputs)
 
 
-def add_select(builder: Builder, name: str) -> None:
+def add_select(builder: Builder, name: str, stage: SelectStage) -> None:
     """Adds one part, which reads the metrics; stages that start from it read the chosen checkpoint itself."""
-    stage = cast(SelectStage, builder.pipeline.stages[name])
     among = [builder.checkpoint(ref, path) for path, ref in candidates(builder.pipeline, name)]
     read = [checkpoint for checkpoint, _ in among]
     different = {(checkpoint.hashed, repr(trajectory.model)) for checkpoint, trajectory in among}
@@ -339,8 +336,7 @@ def _check_losses(builder: Builder, name: str, stage: SelectStage, read: list[In
             builder.problem(path, message, "name such a step, or set another validation.interval.")
 
 
-def add_export(builder: Builder, name: str) -> None:
-    stage = cast(ExportStage, builder.pipeline.stages[name])
+def add_export(builder: Builder, name: str, stage: ExportStage) -> None:
     path: FieldPath = ("stages", name, "from")
     checkpoint, trajectory = builder.checkpoint(stage.from_, path)
     builder.exportable(path, trajectory)

@@ -34,9 +34,8 @@ from specs.trajectory import Trajectory
 from specs.units import Reference
 
 
-def add_preference_data(builder: Builder, name: str) -> None:
+def add_preference_data(builder: Builder, name: str, stage: PreferenceDataStage) -> None:
     """Adds six parts, and two for each generator; each part is an artifact."""
-    stage = cast(PreferenceDataStage, builder.pipeline.stages[name])
     at: FieldPath = ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
     length = stage.sequence_length or trajectory.settings.sequence_length
@@ -73,9 +72,9 @@ def add_preference_data(builder: Builder, name: str) -> None:
     add_log_probabilities(builder, name, reads(pairs), checkpoint, trajectory)
 
 
-def add_rewarded_completions(builder: Builder, name: str) -> None:
+def add_rewarded_completions(builder: Builder, name: str, stage: RewardedCompletionsStage) -> None:
     """Adds two parts: the completions with their quantiles, and their log-probabilities."""
-    stage, at = cast(RewardedCompletionsStage, builder.pipeline.stages[name]), ("stages", name)
+    at = ("stages", name)
     checkpoint, trajectory = builder.checkpoint(stage.from_, (*at, "from"))
     length = stage.sequence_length or trajectory.settings.sequence_length
     if stage.max_tokens is not None and stage.max_tokens > length:

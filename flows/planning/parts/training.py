@@ -18,7 +18,7 @@ from specs.launch import Checkpointing
 from specs.pipeline import Pipeline
 from specs.settings import Phase
 from specs.stages.merge import MergePart, MergeStage
-from specs.stages.rewrite import RewritePart
+from specs.stages.rewrite import RewritePart, RewriteStage
 from specs.stages.select import SelectPart
 from specs.stages.tokenizer import TokenizerPart
 from specs.stages.training import TrainingStage
@@ -29,9 +29,8 @@ OF_KIND = {"distill": add_teacher, "domain_weights": domain_fields}
 """Further inputs and fields of the segments of a kind."""
 
 
-def add_training(builder: Builder, name: str) -> None:
+def add_training(builder: Builder, name: str, stage: TrainingStage) -> None:
     """Adds a chain of segments per phase."""
-    stage = cast(TrainingStage, builder.pipeline.stages[name])
     for phase in stage.phases(name):
         if phase.name in builder.graph.trajectories:
             _add_phase(builder, stage, phase)
@@ -153,9 +152,8 @@ def _tokenizer(builder: Builder, phase: Phase, data: dict[str, Input], trajector
     return tokenizer
 
 
-def add_merge(builder: Builder, name: str) -> None:
+def add_merge(builder: Builder, name: str, stage: MergeStage) -> None:
     """Adds one part, whose result is its checkpoint 1."""
-    stage = cast(MergeStage, builder.pipeline.stages[name])
     if name not in builder.graph.trajectories:
         return
     weights = stage.weights or [1.0] * len(stage.checkpoints)
@@ -184,7 +182,7 @@ def add_merge(builder: Builder, name: str) -> None:
     builder.node(name, name, MergePart(**shared(stage, MergePart) | own), inputs, end_step=1, phase=name)
 
 
-def add_rewrite(builder: Builder, name: str) -> None:
+def add_rewrite(builder: Builder, name: str, stage: RewriteStage) -> None:
     """Adds one part, which states how the model is computed; stages that start from it read its input."""
     if name in builder.graph.trajectories:
         read, trajectory = builder.checkpoint(Reference(name), ("stages", name, "from"))
