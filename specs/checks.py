@@ -203,19 +203,19 @@ def _check_layout(
 
 def _check_recomputation(phase: Phase, parallel: Parallel, at: FieldPath) -> Iterator[Problem]:
     """Checks that what a phase recomputes, compiles and trains is possible in a layout, stated at `at`."""
-    stated = phase.training
-    if stated.activation_checkpointing == "memory_budget" and not stated.compile:
+    training = phase.training
+    if training.activation_checkpointing == "memory_budget" and not training.compile:
         message = "memory_budget is what the compiler of a layer works to, and the layers are not compiled"
         fix = "set compile: true, or another activation_checkpointing."
         yield Problem((*phase.path, "activation_checkpointing"), message, fix)
-    if parallel.async_tp and not stated.compile:
+    if parallel.async_tp and not training.compile:
         message = f"'{phase.name}': the compiler rewrites layers for async_tp, and they are not compiled"
         fix = f"set compile: true for '{phase.stage}', or leave out async_tp."
         yield Problem((*at, "async_tp"), message, fix)
-    if parallel.pp > 1 and stated.trainable:
+    if parallel.pp > 1 and training.trainable:
         message = f"'{phase.name}' trains some parameters alone, and a part of a pipeline may have none"
         yield Problem((*at, "pp"), message, "use pp: 1.")
-    if parallel.tp > 1 and stated.compile and stated.activation_checkpointing in ("selective", "full"):
+    if parallel.tp > 1 and training.compile and training.activation_checkpointing in ("selective", "full"):
         message = (
             "torch 2.13 cannot compile layers with activation checkpointing under tensor parallelism"
             f" (tp {parallel.tp})"

@@ -96,10 +96,10 @@ def order(pipeline: Pipeline, wrong: Collection[str] = ()) -> list[str]:
         reached: set[str] = set()
         left = [name]
         while left:
-            one = left.pop()
-            if one in stages and one not in reached:
-                reached.add(one)
-                left += needs(one, stages[one])
+            other = left.pop()
+            if other in stages and other not in reached:
+                reached.add(other)
+                left += needs(other, stages[other])
         return reached
 
     def visit(name: str) -> None:

@@ -61,16 +61,16 @@ def _rewritten(pipeline: Pipeline, name: str, trajectories: Trajectories, best: 
     if phase_of(stage.from_, trajectories) not in trajectories:
         return None
     start = point_of(stage.from_, trajectories, (*at, "from"), best)
-    read = trajectories[start.phase]
+    parent = trajectories[start.phase]
     if stage.layer_pairs is not None:
-        if read.model.method is not None:
-            message = f"the layers of '{stage.from_}' have another order already: {read.model.method[0]}"
+        if parent.model.method is not None:
+            message = f"the layers of '{stage.from_}' have another order already: {parent.model.method[0]}"
             fix = "name a checkpoint whose layers run one after the other."
             raise SpecError.of((*at, "from"), message, fix)
-        if obstacle := stage.layer_pairs.obstacle(read.model.n_layers):
+        if obstacle := stage.layer_pairs.obstacle(parent.model.n_layers):
             raise SpecError.of((*at, "layer_pairs"), obstacle, "set a range inside the model.")
-    model = read.model.model_copy(update=stage.changes)
-    if model == read.model:
+    model = parent.model.model_copy(update=stage.changes)
+    if model == parent.model:
         (field,) = stage.changes
         message = f"'{stage.from_}' is computed in that way already"
         raise SpecError.of((*at, field), message, "set another, or leave out the stage.")
@@ -78,7 +78,7 @@ def _rewritten(pipeline: Pipeline, name: str, trajectories: Trajectories, best: 
         message, _, _ = obstacle.partition(";")
         fix = "name a checkpoint whose layers read their own keys alone."
         raise SpecError.of((*at, "attention"), f"'{stage.from_}': {message}", fix)
-    return replace(_alone(name, read, start), model=model, parent=start, origin="rewrite")
+    return replace(_alone(name, parent, start), model=model, parent=start, origin="rewrite")
 
 
 def _selected(pipeline: Pipeline, name: str, trajectories: Trajectories, best: Best) -> Trajectory | None:

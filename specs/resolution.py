@@ -213,8 +213,9 @@ def _trajectory(
     breakpoints = {begin for begin, _ in pieces} | {begin for begin, _ in mixtures} | {total}
     if cut:
         breakpoints.add(whole_batches((full.decay_start - full.offset) // length, pieces))
-    stated = [*(pieces if stage.global_batch_size != REST else ()), *(mixtures if stage.data != REST else ())]
-    for begin, _ in stated:
+    own = {begin for begin, _ in pieces} if stage.global_batch_size != REST else set()
+    own |= {begin for begin, _ in mixtures} if stage.data != REST else set()
+    for begin in sorted(own):
         if begin >= total:
             ends = f"after the stage ends at {total * length:,} tokens"
             message = f"breakpoint {begin * length:,} tokens is {ends}"
@@ -269,8 +270,8 @@ def settings_of(phase: Phase, model: ModelSpec, start: Point | None, parent: Tra
     if start is not None and parent is not None:
         of_parent = stage.inherited(parent.settings)
         for name in INHERITED:
-            stated = name in values and name in stage.model_fields_set
-            if not stated or (values[name] is None and name != "goldfish"):  # of Goldfish, None is a setting
+            own = name in values and name in stage.model_fields_set
+            if not own or (values[name] is None and name != "goldfish"):  # of Goldfish, None is a setting
                 values[name] = getattr(of_parent, name)
         if parent.origin != "import":
             rest = stage.schedule == REST
@@ -285,11 +286,11 @@ def _schedule(
     phase: Phase, budget: Budget, pieces: Pieces, length: int, start: Point | None, parent: Trajectory | None
 ) -> tuple[Schedule, bool]:
     """The schedule of a phase, and whether a segment begins where it starts to decay."""
-    stated = phase.training.schedule
-    if isinstance(stated, ScheduleSpec):
-        full = full_schedule(phase.path, stated, budget, pieces, length)
+    schedule = phase.training.schedule
+    if isinstance(schedule, ScheduleSpec):
+        full = full_schedule(phase.path, schedule, budget, pieces, length)
         # a decay over the whole stage leaves no segment before it
-        return full, full.decay != "none" and stated.decay_over is not None
+        return full, full.decay != "none" and schedule.decay_over is not None
     assert start is not None and parent is not None
     done = parent.schedule.offset + parent.tokens_at(start.step)
     return parent.schedule.model_copy(update={"offset": done}), parent.schedule.decay_start > done

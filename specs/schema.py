@@ -60,17 +60,17 @@ def json_schema() -> dict[str, Any]:
             definitions[f"{prefix}{stage.__name__}"]["properties"]["matrix"] = {"$ref": "#/$defs/Matrix"}
         definitions[f"{prefix}Pipeline"]["properties"] |= {"extends": _EXTENDS, "variables": _VARIABLES}
     kinds = {kind: stage.__name__ for kind, stage in STAGES.items()}
-    stated, changed = {"$ref": "#/$defs/Stage"}, {"$ref": "#/$defs/PartialStage"}
+    whole, partial = {"$ref": "#/$defs/Stage"}, {"$ref": "#/$defs/PartialStage"}
     null = {"type": "null"}
     names = definitions["Pipeline"]["properties"]["stages"]["patternProperties"]
     definitions["PartialPipeline"]["properties"]["stages"] = {
         "type": "object",
-        "patternProperties": {name: _union([changed, null]) for name in names},
+        "patternProperties": {name: _union([partial, null]) for name in names},
     }
     for name in names:
-        names[name] = {"if": {"required": ["matrix"]}, "then": changed, "else": stated}
+        names[name] = {"if": {"required": ["matrix"]}, "then": partial, "else": whole}
     # null removes a field of the extended file's matrix
-    fields = _union([{"type": "array", "minItems": 1}, changed, null, _USE])
+    fields = _union([{"type": "array", "minItems": 1}, partial, null, _USE])
     variants = {"type": "object", "minProperties": 1, "additionalProperties": fields}
     listed = {"type": "array", "minItems": 1, "items": _SCALAR}
     definitions |= {

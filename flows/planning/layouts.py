@@ -91,10 +91,10 @@ class Layout:
         """The settings in the form that `--set` takes, float8 included. `path`: that of the phase, see
         `specs.stages.training.Phase`."""
         stage, phase = ".".join(map(str, path[:2])), ".".join(map(str, path))
-        stated = [f"{stage}.launch.{name}={flow(value)}" for name, value in self.launch.items()]
+        assignments = [f"{stage}.launch.{name}={flow(value)}" for name, value in self.launch.items()]
         if (linear := self.segment.precision.linear) != "param":
-            stated.append(f"{stage}.precision.linear={linear}")
-        return stated + [f"{phase}.{name}={flow(value)}" for name, value in self.settings.items()]
+            assignments.append(f"{stage}.precision.linear={linear}")
+        return assignments + [f"{phase}.{name}={flow(value)}" for name, value in self.settings.items()]
 
     def to_yaml(self, path: FieldPath) -> str:
         """The settings as YAML to paste under a recipe. Settings of one of several steps cannot be stated

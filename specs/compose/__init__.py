@@ -65,15 +65,15 @@ def extended(path: str | Path, text: str | None = None) -> Document:
     while "extends" in documents[-1].data:
         file, document = files[-1], documents[-1]
         at: FieldPath = ("extends",)
-        stated, where = document.data.pop("extends"), document.where(at)
-        if not isinstance(stated, str) or not stated:
+        named, where = document.data.pop("extends"), document.where(at)
+        if not isinstance(named, str) or not named:
             raise SpecError.of(
-                at, f"{shown(stated)} is not a file", "name one file, relative to this one.", where
+                at, f"{shown(named)} is not a file", "name one file, relative to this one.", where
             )
-        if "://" in stated:
+        if "://" in named:
             fix = "copy it here, and name the copy."
-            raise SpecError.of(at, f"'{mask_url(stated)}' is a URL, not a file", fix, where)
-        base = file.parent / stated
+            raise SpecError.of(at, f"'{mask_url(named)}' is a URL, not a file", fix, where)
+        base = file.parent / named
         if not os.path.isfile(base):
             raise SpecError.of(at, f"there is no file '{base}'", nearest_file(base, file), where)
         for index, other in enumerate(files):

@@ -210,8 +210,8 @@ class Variables:
             content = [self._moved(item, place, name) for item in content]
         elif isinstance(content, dict):
             content = {key: self._moved(item, place, name) for key, item in content.items()}
-        stated = name != "matrix" and not name.startswith(TEXT)
-        where = f"{place.where} ({name} from {value.origin.where})" if stated else place.where
+        of_variable = name != "matrix" and not name.startswith(TEXT)
+        where = f"{place.where} ({name} from {value.origin.where})" if of_variable else place.where
         return Value(content, replace(value.origin, where=where))
 
     def _count(self, origin: Origin, extra: int = 0) -> None:

@@ -85,13 +85,13 @@ class DistillStage(MixtureTraining, TrainingStage):
             raise ValueError("mamba replaces the attention of a checkpoint; set model.mamba for new weights")
         if self.mamba is not None and self.carry != ["weights"]:
             raise ValueError("mamba makes new parameters, without optimizer states; set carry: [weights]")
-        stated = {
+        whole_passes = {
             "top_k": self.top_k is not None,
             "compile": self.compile,
             "activation_checkpointing": self.activation_checkpointing != "none",
         }
-        if self.loss.compare != "logits" and any(stated.values()):
-            field = next(name for name in stated if stated[name])
+        if self.loss.compare != "logits" and any(whole_passes.values()):
+            field = next(name for name in whole_passes if whole_passes[name])
             raise ValueError(
                 f"{field} is for whole forward passes; compare: {self.loss.compare} runs mixers alone"
             )

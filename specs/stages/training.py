@@ -49,8 +49,8 @@ class TrainingStage(Stage):
             if not issubclass(Segment, base)
             for name in inspect.get_annotations(base)
         }
-        taken = {name for name in own & kind.model_fields.keys() if role_of(kind, name) != "reference"}
-        return dict(settings) | {name: getattr(self, name) for name in taken}
+        common = {name for name in own & kind.model_fields.keys() if role_of(kind, name) != "reference"}
+        return dict(settings) | {name: getattr(self, name) for name in common}
 
     @property
     def trains_on(self) -> str:

@@ -35,21 +35,21 @@ def checkpoint_interval(context: Context) -> Iterator[Advice]:
     for name, stage in context.estimates.stages.items():
         part = stage.costliest
         saving = part.saving
-        stated, best, lost, longest = saving.interval, saving.best, saving.lost, saving.longest
-        if not part.lost_seconds or stated is None or best is None or lost is None or longest is None:
+        interval, best, lost, longest = saving.interval, saving.best, saving.lost, saving.longest
+        if not part.lost_seconds or interval is None or best is None or lost is None or longest is None:
             continue
-        if not best / FAR <= stated <= best * FAR and lost > NOTICED:
-            rare = stated > best
+        if not best / FAR <= interval <= best * FAR and lost > NOTICED:
+            rare = interval > best
             steps = max(1, int((longest if rare else best) / (part.step_seconds or 1.0)))
             yield Advice(
                 "checkpoint-interval",
                 name,
-                f"'{part.node.name}' saves every {stated:,.0f} s, which with the failures of this cluster "
+                f"'{part.node.name}' saves every {interval:,.0f} s, which with the failures of this cluster "
                 f"takes {lost:.1%} more time than the optimum of {best:,.3g} s, for a stall of "
                 f"{saving.copy:,.2g} s and {saving.upload:,.2g} s of writing; checkpoint.interval {steps:,} "
                 f"{f'loses {NOTICED:.0%}' if rare else 'is the optimum'}",
                 {
-                    "interval_seconds": stated,
+                    "interval_seconds": interval,
                     "young_daly_seconds": best,
                     "copy_seconds": saving.copy,
                     "write_seconds": saving.upload,
@@ -168,10 +168,10 @@ def sampling_memory(context: Context) -> Iterator[Advice]:
     limit = cluster.device.memory
     for node in context.graph.nodes.values():
         held = node.part.held_model
-        read = node.inputs[held.role].node if held is not None else None
-        if held is None or read is None:
+        name = node.inputs[held.role].node if held is not None else None
+        if held is None or name is None:
             continue
-        model = context.graph.nodes[read].part
+        model = context.graph.nodes[name].part
         if isinstance(model, ModelFolderPart):
             known = 2 * model.shape.parameters if model.shape is not None else 0
             halves = weights = model.weight_bytes or known

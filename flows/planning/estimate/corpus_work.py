@@ -290,9 +290,9 @@ def _corpus(known: Known, node: Node, part: CorpusPart) -> PartWork:
     per_token, width, missing = _bytes_per_token(known, tokenizer), _token_width(tokenizer), []
     listing = known.graph.listings.get(node.inputs["documents"].name)
     metrics = manifest.metrics if manifest is not None else {}
-    read = metrics.get("read")
-    if isinstance(read, dict) and {"bytes", "documents"} <= read.keys():
-        documents = DocumentSizes(read["bytes"], read["documents"], "measured")
+    counts = metrics.get("read")
+    if isinstance(counts, dict) and {"bytes", "documents"} <= counts.keys():
+        documents = DocumentSizes(counts["bytes"], counts["documents"], "measured")
         tokens = metrics["tokens"]
     elif listing is not None and part.source.format in TOKENISED:
         tokens = sum(file.size for file in listing.files if file.path.endswith(".bin")) / width

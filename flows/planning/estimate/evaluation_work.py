@@ -90,9 +90,9 @@ def _continuations(known: Known, node: Node) -> Work:
 def _probes(known: Known, corpus: Node, name: str | None) -> Number:
     """The number of probes of a corpus: those of `repeats`, or the documents planted under a name."""
     process, manifest = cast(CorpusPart, corpus.part).process, known.manifest(corpus, same=True)
-    made = manifest.metrics if manifest is not None else {}
-    made = {"probes": made.get("planted", {}).get(name, {}).get("documents")} if name is not None else made
-    if isinstance(stored := made.get("probes"), int):
+    metrics = manifest.metrics if manifest is not None else {}
+    planted = metrics.get("planted", {}).get(name, {}).get("documents")
+    if isinstance(stored := metrics.get("probes") if name is None else planted, int):
         return Number(stored, "measured")
     if name is not None and (canaries := process.planted[name].canaries) is not None:
         return Number(canaries.count, "declared")
@@ -104,11 +104,11 @@ def _probes(known: Known, corpus: Node, name: str | None) -> Number:
 def _divergence(known: Known, node: Node, models: tuple[ModelSpec, ModelSpec]) -> Work:
     """The work of both models, which read the answers of the first."""
     sequences, tokens = answers(known, known.input(node, "completions"))
-    read = sequences.value * tokens.value
+    tokens_read = sequences.value * tokens.value
     length = max(1, round(tokens.value))
-    operations = sum(flops.scored(model, read, length) for model in models)
+    operations = sum(flops.scored(model, tokens_read, length) for model in models)
     source = weakest([sequences.source, tokens.source])
-    return Work(sequences.value, 2 * read, 0, operations, source=source)
+    return Work(sequences.value, 2 * tokens_read, 0, operations, source=source)
 
 
 def _harness(known: Known, node: Node) -> Work:

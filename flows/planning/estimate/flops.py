@@ -170,12 +170,12 @@ def aligned_teacher(segment: Segment) -> int:
     model, length = segment.teacher_beside, segment.sequence_length
     assert model is not None, "attention is compared with that of a teacher"
     compared = segment.model.mamba_layers
-    read = 2 * model.dim * (model.query_dim + 2 * model.key_dim)
-    attention = read + 2 * model.query_dim * model.dim + 2 * int(model.scores(length))
+    projections = 2 * model.dim * (model.query_dim + 2 * model.key_dim)
+    attention = projections + 2 * model.query_dim * model.dim + 2 * int(model.scores(length))
     feed_forward = 2 * model.ffn_matrices * model.dim * model.ffn_dim
     total = (compared[-1] + 1) * attention + compared[-1] * feed_forward
     if segment.compared == "matrix":
-        total += len(compared) * (read + 2 * model.query_dim * length)
+        total += len(compared) * (projections + 2 * model.query_dim * length)
     return total
 
 

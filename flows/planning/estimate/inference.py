@@ -205,8 +205,8 @@ def _seconds(node: Node, work: Work, cluster: Cluster, measured: dict[str, float
 def _measured_seconds(node: Node, work: Work, known: Known, cluster: Cluster, gpus: int) -> float | None:
     """The seconds of completions, by the tokens per second and GPU of a worker in their stored result or in
     that of the last run; None without such a measurement, or if an MFU is stated."""
-    stated = cluster.mfu != "measured" or node.launch.mfu is not None
-    if stated or node.kind != "completions":
+    mfu_stated = cluster.mfu != "measured" or node.launch.mfu is not None
+    if mfu_stated or node.kind != "completions":
         return None
     manifest = known.manifest(node)
     speed = manifest.metrics.get("tokens_per_second") if manifest is not None else None

@@ -80,8 +80,8 @@ class LayerMemory:
         model, b, tp = self.model, self.b, self.tp
         queries = model.query_dim / tp
         seen = queries if self.by_operators else model.key_dim / tp
-        read = b * (queries + 2 * seen * self.sizes.cp * (1 + self.reads))
-        return read + b * queries + 4 * model.n_heads / tp + 8 * model.head_dim
+        inputs = b * (queries + 2 * seen * self.sizes.cp * (1 + self.reads))
+        return inputs + b * queries + 4 * model.n_heads / tp + 8 * model.head_dim
 
     def mixing(self) -> float:
         """The bytes per token that a mixer of Mamba-2 keeps besides the norms."""
@@ -92,12 +92,12 @@ class LayerMemory:
         (`trainer/objectives/alignment.py`), including its inputs. A comparison of matrices keeps four of
         whole rows: scores, decays, their product, and the difference."""
         model, b = self.model, self.b
-        read = 2 * b * model.dim + self.norm(model.query_dim + model.key_dim)
+        inputs = 2 * b * model.dim + self.norm(model.query_dim + model.key_dim)
         if not by_matrix:
-            return self.tokens * (read + self.mixing()) + 2 * self.result(by_matrix)
+            return self.tokens * (inputs + self.mixing()) + 2 * self.result(by_matrix)
         assert model.mamba is not None
         convolved = b * (model.query_dim + 2 * model.key_dim) * (model.mamba.conv_width + 1)
-        wide = self.tokens * (read + convolved + 4 * 4 * model.query_dim)
+        wide = self.tokens * (inputs + convolved + 4 * 4 * model.query_dim)
         return wide + 4 * self.result(by_matrix)
 
     def result(self, by_matrix: bool) -> float:
@@ -112,8 +112,8 @@ class LayerMemory:
     def mask(self) -> float:
         """Bytes of the mask that a layer keeps: the CPU's kernel makes an additive mask from the boolean one.
         Sparse attention has a mask for every head; without a kernel, each head keeps its softmax."""
-        one = self.model.attention is None and not self.by_operators
-        heads = 1 if one else self.model.n_heads / self.tp
+        shared = self.model.attention is None and not self.by_operators
+        heads = 1 if shared else self.model.n_heads / self.tp
         seen = self.length * self.sizes.cp * (1 + self.reads)
         return self.b * heads * self.tokens * seen if self.masked else 0.0
 

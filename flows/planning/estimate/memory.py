@@ -74,8 +74,8 @@ def gradients_at_end(rank: Rank) -> float:
 
 def states(rank: Rank) -> float:
     matrices, trained = rank.trained.matrices, rank.trained.total
-    some = rank.segment.trainable and rank.segment.adapters is None
-    layers = matrices / rank.count.matrices if some else rank.layers
+    partial = rank.segment.trainable and rank.segment.adapters is None
+    layers = matrices / rank.count.matrices if partial else rank.layers
     others = (trained - matrices) / rank.shards
     return state_bytes(rank.segment.optimizer, matrices / rank.shards, others, rank.model, layers)
 

@@ -40,8 +40,8 @@ class Checkpoints(NamedTuple):
 
 
 def trained_parameters(segment: Segment) -> int:
-    some = trained_part(segment)
-    return segment.model.parameters if some is None else round(some.total)
+    part = trained_part(segment)
+    return segment.model.parameters if part is None else round(part.total)
 
 
 def weight_bytes(segment: Segment) -> int:
@@ -54,8 +54,8 @@ def checkpoint_bytes(segment: Segment) -> int:
     """The bytes of the weights in float32 and of the optimizer's states; schedule-free AdamW stores the
     weights that it trains beside the averaged ones."""
     model, trained = segment.model, trained_parameters(segment)
-    some = trained_part(segment)
-    matrices = model.n_layers * parameters(model).matrices if some is None else some.matrices
+    part = trained_part(segment)
+    matrices = model.n_layers * parameters(model).matrices if part is None else part.matrices
     states = state_bytes(segment.optimizer, matrices, trained - matrices, model, model.n_layers)
     assert segment.optimizer.name is not None, "the planner resolves the optimizer"
     more = 4 * trained if OPTIMIZERS[segment.optimizer.name].stores_trained else 0

@@ -300,17 +300,17 @@ def add_probe(builder: Builder, name: str, stage: ProbeStage) -> None:
 def add_select(builder: Builder, name: str, stage: SelectStage) -> None:
     """Adds one part, which reads the metrics; stages that start from it read the chosen checkpoint itself."""
     among = [builder.checkpoint(ref, path) for path, ref in candidates(builder.pipeline, name)]
-    read = [checkpoint for checkpoint, _ in among]
+    checkpoints = [checkpoint for checkpoint, _ in among]
     different = {(checkpoint.hashed, repr(trajectory.model)) for checkpoint, trajectory in among}
-    if len(different) < len(read):
+    if len(different) < len(checkpoints):
         builder.problem(("stages", name), "two of the candidates are the same checkpoint", "name each once.")
     names = [str(ref) for _, ref in candidates(builder.pipeline, name)]
     evaluations = [builder.part(evaluation) for evaluation in stage.evaluations]
     if stage.checkpoints:
-        _check_losses(builder, name, stage, read)
+        _check_losses(builder, name, stage, checkpoints)
     for evaluation in evaluations:
         _check_metric(builder, builder.graph.nodes[evaluation.name], stage.metric, ("stages", name, "metric"))
-    inputs = numbered("checkpoint", read) | numbered("evaluation", evaluations)
+    inputs = numbered("checkpoint", checkpoints) | numbered("evaluation", evaluations)
     builder.node(name, name, SelectPart(**shared(stage, SelectPart), names=names), inputs)
 
 

@@ -216,17 +216,17 @@ class _Suites:
     def _incomplete(self, name: str, listing: Listing) -> str | None:
         """Something that the tasks need and a data set lacks; None if it is complete."""
         snapshot = Snapshot(listing)
-        paths = {one.path for one in listing.files}
+        paths = {file.path for file in listing.files}
         if name == NLTK:
             wanted = sorted({resource for task in self._all for resource in task.nltk})
-            lacking = [one for one in wanted if not any(f"/{one}" in f"/{path}" for path in paths)]
+            lacking = [file for file in wanted if not any(f"/{file}" in f"/{path}" for path in paths)]
             return f"no {', '.join(lacking)}" if lacking else None
         for task in self._all:
             for place in task.files:
                 if place.startswith(f"{name}/") and place.removeprefix(f"{name}/") not in paths:
                     return f"no file {place.removeprefix(f'{name}/')}, which {task.task} reads"
-            for one in dict.fromkeys(task.reads):
-                if one.dataset == name and (missing := snapshot.missing(one)) is not None:
+            for needed in dict.fromkeys(task.reads):
+                if needed.dataset == name and (missing := snapshot.missing(needed)) is not None:
                     return f"{missing} ({task.task})"
         return None
 
