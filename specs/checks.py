@@ -102,7 +102,7 @@ def _check_reference(
         return Problem(path, message, f"name a part of kind {stage.kind}.")
     if target.kind not in kinds:
         wanted = f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
-        fitting = [other for other, found in pipeline.stages.items() if found.kind in kinds and other != name]
+        fitting = [other for other, its in pipeline.stages.items() if its.kind in kinds and other != name]
         message = f"stage '{ref.stage}' is {a(target.kind)}; {wanted} is needed here"
         return Problem(path, message, one_of(fitting))
     if ref.selector and target.result() not in MODELS:

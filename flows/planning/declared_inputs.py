@@ -65,6 +65,6 @@ def notes(
             tokens = declared.tokens.amount if declared.tokens else None
             for what, number in (("tokens", tokens), ("documents", declared.documents)):
                 if number is not None and abs(metrics.get(what, number) - number) > TOLERANCE * number:
-                    found = f"'{node.name}' has {metrics[what]:,} ({metrics[what] / number:.2f})"
-                    texts.append(f"source {name} declares {number:,} {what}; {found}")
+                    measured = f"'{node.name}' has {metrics[what]:,} ({metrics[what] / number:.2f})"
+                    texts.append(f"source {name} declares {number:,} {what}; {measured}")
     return texts

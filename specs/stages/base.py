@@ -40,6 +40,8 @@ class Stage(Spec):
     IN_LAYOUT: ClassVar[bool] = False  # whether `launch.parallel` spreads its model over processes
     READS: ClassVar[Literal["text", "conversations"]] = "text"  # the content of its sources
     CONTINUED_BY: ClassVar[str] = ""  # the kind of stage that trains on from it; its own by default
+    # of its training, which some optimizers cannot minimise (`specs.optimizer.refusals`); "" for none
+    OBJECTIVE: ClassVar[str] = ""
     PART_PER_SOURCE: ClassVar[bool] = False  # whether references name its parts, `<stage>/<source>`
     kind: str = identity()
     after: list[str] = execution(
@@ -106,9 +108,7 @@ class Stage(Spec):
 
     @property
     def objective(self) -> str:
-        """The objective, which some optimizers cannot minimise (`specs.optimizer.refusals`); "" for
-        a stage that does not train."""
-        return ""
+        return self.OBJECTIVE
 
     @property
     def read_model(self) -> Reference | None:

@@ -51,6 +51,7 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
 
     VERSION: ClassVar[int] = 2
     RESULT: ClassVar[str] = "domain_weights"
+    OBJECTIVE: ClassVar[str] = "domain-weights"
     kind: Literal["domain_weights"] = identity()
     model: ModelSpec = identity()
     seed: int = identity(28, description="seed of the initial weights")
@@ -78,10 +79,6 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
     def segment(cls) -> type[DomainWeightsSegment]:
         return DomainWeightsSegment
 
-    @property
-    def objective(self) -> str:
-        return "domain-weights"
-
     def phases(self, name: str) -> list[Phase]:
         return [Phase(name, name, ("stages", name), self, None, model=self.model, seed=self.seed)]
 
@@ -90,18 +87,12 @@ class DomainWeightsSegment(Segment):
     """A resolved segment. `targets` has the positions of the targets among the sources of the mixture, in the
     order of the sources' fingerprints."""
 
+    OBJECTIVE: ClassVar[str] = "domain-weights"
+    DATA_CLASS: ClassVar[str] = "EqualMixtureData"
     PLAN_DEPENDS: ClassVar[bool] = True
     sources: int = identity(description="number of sources of the mixture, targets included")
     targets: list[int] = option(default_factory=list)
     update: WeightUpdate = identity()
-
-    @property
-    def data_class(self) -> str:
-        return "EqualMixtureData"
-
-    @property
-    def objective(self) -> str:
-        return "domain-weights"
 
     @property
     def separate_gradients(self) -> int:

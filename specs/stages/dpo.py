@@ -28,6 +28,7 @@ class DpoStage(PreferenceTraining):
     first."""
 
     VERSION: ClassVar[int] = 1
+    OBJECTIVE: ClassVar[str] = "dpo"
     kind: Literal["dpo"] = identity()
     preferences: Repeats = preference_sets("preference_data", default_factory=dict)
     pairs: DifferentReferences = reference(
@@ -57,8 +58,5 @@ class DpoStage(PreferenceTraining):
 class DpoSegment(PreferenceSegment):
     """A resolved segment of DPO."""
 
+    OBJECTIVE: ClassVar[str] = "dpo"
     loss: DpoLoss = identity()
-
-    @property
-    def objective(self) -> str:
-        return "dpo"

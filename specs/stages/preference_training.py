@@ -39,24 +39,17 @@ class PairTraining(FromParent, Training):
     data_seed: int = option(28, description="seed of the order of the sequences")
     schedule: OrRest[LinearSchedule] = identity(default_factory=LinearSchedule)
 
-    @property
-    def objective(self) -> str:
-        return self.kind
-
 
 class PreferenceTraining(PairTraining):
     """Training against a reference model: `from`, with which the preference data were made. The stages of the
     data also decide the sequence length."""
 
+    TRAINS_ON: ClassVar[str] = "preferences"
     carry: CarryField = carries("weights")
     preferences: Repeats = preference_sets("preference_data")
     repeated_prompts: RepeatedPrompts = identity(
         "error", description="whether a prompt of several sets is an error, or is kept in the first of them"
     )
-
-    @property
-    def trains_on(self) -> str:
-        return "preferences"
 
     def inherited(self, parent: Settings) -> Settings:
         """Log-ratios to a reference are not computed in float8, even if the parent is."""
@@ -82,11 +75,8 @@ class PreferenceSegment(Segment):
     """A resolved segment. Inputs: `pairs`, `log_probabilities`, `tokenizer`, `parent`; for several sets
     `pairs:<i>`, `log_probabilities:<i>` and `distinct_prompts`."""
 
+    DATA_CLASS: ClassVar[str] = "PreferenceData"
     data_seed: int = option(28)
     repeats: list[Repeat] = identity(
         default_factory=lambda: [1], neutral=[1], description="repeats in the order of the inputs"
     )
-
-    @property
-    def data_class(self) -> str:
-        return "PreferenceData"

@@ -24,6 +24,7 @@ class QrpoStage(PreferenceTraining):
     alike, so it also trains on completions without pairs."""
 
     VERSION: ClassVar[int] = 1
+    OBJECTIVE: ClassVar[str] = "qrpo"
     kind: Literal["qrpo"] = identity()
     preferences: Repeats = preference_sets("preference_data", "rewarded_completions")
     loss: QrpoLoss = identity(default_factory=QrpoLoss)
@@ -36,8 +37,5 @@ class QrpoStage(PreferenceTraining):
 class QrpoSegment(PreferenceSegment):
     """A resolved segment of QRPO."""
 
+    OBJECTIVE: ClassVar[str] = "qrpo"
     loss: QrpoLoss = identity()
-
-    @property
-    def objective(self) -> str:
-        return "qrpo"

@@ -31,6 +31,8 @@ class RewardModelStage(PairTraining):
 
     VERSION: ClassVar[int] = 1
     RESULT: ClassVar[str] = "reward_model"
+    OBJECTIVE: ClassVar[str] = "bradley-terry"
+    TRAINS_ON: ClassVar[str] = "pairs"
     kind: Literal["reward_model"] = identity()
     carry: CarryField = carries("weights")
     pairs: DifferentReferences = reference(
@@ -68,17 +70,9 @@ class RewardModelStage(PairTraining):
     def adapters(self) -> Lora | None:
         return self.lora
 
-    @property
-    def trains_on(self) -> str:
-        return "pairs"
-
     @classmethod
     def segment(cls) -> type[RewardSegment]:
         return RewardSegment
-
-    @property
-    def objective(self) -> str:
-        return "bradley-terry"
 
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         return NO_FLOAT8 if to == "float8" and self.lora is not None else super().obstacle(to)
@@ -90,16 +84,10 @@ class RewardModelStage(PairTraining):
 class RewardSegment(AdaptedSegment):
     """A resolved segment. Inputs: `pairs`, `tokenizer`, `parent`. A sample is a packed sequence of pairs."""
 
+    OBJECTIVE: ClassVar[str] = "bradley-terry"
+    DATA_CLASS: ClassVar[str] = "RewardData"
     loss: RewardLoss = identity()
     max_repetition: float = execution(1.0)
-
-    @property
-    def data_class(self) -> str:
-        return "RewardData"
-
-    @property
-    def objective(self) -> str:
-        return "bradley-terry"
 
 
 class LabelledPairsPart(Part):

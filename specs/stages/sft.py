@@ -97,6 +97,7 @@ class SftStage(SftLoss, FromParent, Training):
 
     VERSION: ClassVar[int] = 1
     CHAT: ClassVar[bool] = True
+    TRAINS_ON: ClassVar[str] = "conversations"
     kind: Literal["sft"] = identity()
     carry: CarryField = carries("weights")
     conversations: Repeats = reference(
@@ -122,10 +123,6 @@ class SftStage(SftLoss, FromParent, Training):
     @property
     def adapters(self) -> Lora | None:
         return self.lora
-
-    @property
-    def trains_on(self) -> str:
-        return "conversations"
 
     @classmethod
     def segment(cls) -> type[SftSegment]:
@@ -156,10 +153,7 @@ class SftSegment(SftLoss, AdaptedSegment):
     """A resolved segment. Inputs: `conversations:<i>`, `tokenizer`, `parent`. A sample is a sequence of
     conversations."""
 
+    DATA_CLASS: ClassVar[str] = "ConversationData"
     repeats: list[Repeat] = identity(description="repeats in the order of the inputs")
     packing: AnyPacking = option("best-fit")
     longer: Literal["drop", "truncate"] = option("drop")
-
-    @property
-    def data_class(self) -> str:
-        return "ConversationData"

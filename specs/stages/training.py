@@ -31,6 +31,8 @@ class TrainingStage(Stage):
     IN_LAYOUT: ClassVar[bool] = True
     # further inputs of its segments: by role, the field that names a part
     INPUTS: ClassVar[dict[str, str]] = {}
+    OBJECTIVE: ClassVar[str] = "cross-entropy"
+    TRAINS_ON: ClassVar[str] = "mixture"  # its data, resolved by `flows.planning.parts.training_data`
     CHAT: ClassVar[bool] = False  # whether its model ends a turn, instead of a document
 
     @classmethod
@@ -54,12 +56,7 @@ class TrainingStage(Stage):
 
     @property
     def trains_on(self) -> str:
-        """The kind of its data, which the planner resolves (`flows.planning.parts.training_data`)."""
-        return "mixture"
-
-    @property
-    def objective(self) -> str:
-        return "cross-entropy"
+        return self.TRAINS_ON
 
     def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
         return OBJECTIVES[self.objective].pipeline_obstacle if to == "pp" else ""
@@ -114,6 +111,9 @@ class Segment(Settings, Part):
     phase."""
 
     ON_ENGINE: ClassVar[bool] = True
+    OBJECTIVE: ClassVar[str] = "cross-entropy"  # its name in the engine
+    # the class of its data: a name in `apertus_model.stages.training_data`, or `module:name`
+    DATA_CLASS: ClassVar[str] = "MixtureData"
 
     model: ModelSpec = identity()
     seed: int | None = option(None, description="seed of new weights; None where all weights are a parent's")
@@ -134,13 +134,11 @@ class Segment(Settings, Part):
 
     @property
     def objective(self) -> str:
-        """The name of the objective in the engine."""
-        return "cross-entropy"
+        return self.OBJECTIVE
 
     @property
     def data_class(self) -> str:
-        """The class of its data: a name in `apertus_model.stages.training_data`, or `module:name`."""
-        return "MixtureData"
+        return self.DATA_CLASS
 
     @property
     def adapters(self) -> Lora | None:

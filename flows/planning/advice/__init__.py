@@ -59,11 +59,11 @@ def advise(graph: Graph, pipeline: Pipeline, usages: list[SourceUsage], estimate
     all_advice.sort(key=lambda advice: order.index(advice.stage))
     silent = {(name, code) for name, stage in pipeline.stages.items() for code in stage.silence}
     silent |= {("", code) for code in pipeline.silence}
-    found = {pair for advice in all_advice for pair in advice.silenced_by}
+    can_be_silenced = {pair for advice in all_advice for pair in advice.silenced_by}
     given = [advice for advice in all_advice if not silent & advice.silenced_by]
     silenced = [advice for advice in all_advice if silent & advice.silenced_by]
     notes = [
         f"{name}{': ' if name else ''}silence: [{code}] has no effect, there is nothing to silence"
-        for name, code in sorted(silent - found, key=lambda pair: (not pair[0], pair))
+        for name, code in sorted(silent - can_be_silenced, key=lambda pair: (not pair[0], pair))
     ]
     return Given(given, silenced, notes)
