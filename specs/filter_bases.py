@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -47,6 +47,7 @@ class Filter(Spec):
 class DocumentFilter(Filter):
     """Base of the filters of single documents."""
 
+    COLUMNS: ClassVar[tuple[str, ...]] = ()  # the fields that name a column
     only: dict[str, Annotated[list[str], Field(min_length=1)]] = option(
         default_factory=dict,
         description="limits the filter to documents whose column has one of the values: `{language: [deu,"
@@ -54,12 +55,14 @@ class DocumentFilter(Filter):
     )
 
     def columns(self) -> list[str]:
-        return list(self.only)
+        named = [getattr(self, field) for field in self.COLUMNS]
+        return [*self.only, *(column for column in named if column is not None)]
 
 
 class CutoffFilter(DocumentFilter):
     """Base of the filters that compare a number of a document with a cut-off, which may differ by column."""
 
+    COLUMNS: ClassVar[tuple[str, ...]] = ("by",)
     by: str | None = option(
         None, description="column whose value selects a cut-off, for instance the language"
     )
@@ -73,9 +76,6 @@ class CutoffFilter(DocumentFilter):
         if (self.by is None) != (not self.cutoffs):
             raise ValueError("`by` (a column) and `cutoffs` (its values) go together; set both or none")
         return self
-
-    def columns(self) -> list[str]:
-        return [*super().columns(), *([] if self.by is None else [self.by])]
 
 
 def missing_value(default: Missing = "error") -> Missing:

@@ -12,7 +12,7 @@ sampler; personal data are always replaced last.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -91,6 +91,7 @@ class ToxicityFilter(DocumentFilter):
     letters.
     """
 
+    COLUMNS: ClassVar[tuple[str, ...]] = ("column", "language_column")
     filter: Literal["toxicity"] = identity()
     classifier: str = identity(min_length=1, description="name and version of the classifier")
     column: str = option("toxic_score")
@@ -99,9 +100,6 @@ class ToxicityFilter(DocumentFilter):
     )
     thresholds: dict[str, float] = identity(default_factory=lambda: dict(TOXICITY_THRESHOLDS), min_length=1)
     missing: Missing = missing_value()
-
-    def columns(self) -> list[str]:
-        return [*super().columns(), self.column, self.language_column]
 
 
 class LanguageFilter(DocumentFilter):
@@ -199,11 +197,8 @@ class ScoreFilter(DocumentFilter):
         return [bound for bound in (self.min, self.max) if isinstance(bound, str)]
 
     def columns(self) -> list[str]:
-        return [
-            *super().columns(),
-            *([] if self.model else [self.column]),
-            *([] if self.by is None else [self.by]),
-        ]
+        scored = [] if self.model else [self.column]
+        return [*self.only, *scored, *([] if self.by is None else [self.by])]
 
     def adds(self) -> list[str]:
         return [self.column] if self.model else []
@@ -215,6 +210,7 @@ class SampleFilter(DocumentFilter):
     FineWeb-2: 0.95 for languages with a quality classifier and no toxicity classifier; for languages with
     neither 0.3135, where the others keep their top third, or 0.095, where they keep their top tenth."""
 
+    COLUMNS: ClassVar[tuple[str, ...]] = ("by",)
     filter: Literal["sample"] = identity()
     rate: float = identity(ge=0, le=1)
     by: str | None = option(None, description="column whose value selects a rate")
@@ -229,20 +225,15 @@ class SampleFilter(DocumentFilter):
             raise ValueError("`by` (a column) and `rates` (of its values) go together; set both or none")
         return self
 
-    def columns(self) -> list[str]:
-        return [*super().columns(), *([] if self.by is None else [self.by])]
-
 
 class LicenseFilter(DocumentFilter):
     """Keeps documents whose licence is one of `allow`. The comparison ignores case."""
 
+    COLUMNS: ClassVar[tuple[str, ...]] = ("column",)
     filter: Literal["license"] = identity()
     allow: list[str] = identity(min_length=1)
     column: str = option("license")
     missing: Missing = missing_value("drop")
-
-    def columns(self) -> list[str]:
-        return [*super().columns(), self.column]
 
 
 class ExactDuplicatesFilter(Filter):

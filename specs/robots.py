@@ -6,7 +6,7 @@ their content.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -100,6 +100,7 @@ class RobotsFilter(DocumentFilter):
     excludes `www.example.org`, while `blog.example.org` does not exclude `example.org`.
     """
 
+    COLUMNS: ClassVar[tuple[str, ...]] = ("column",)
     filter: Literal["robots"] = identity()
     snapshots: list[RobotsSource] = option(
         default_factory=list, description="stored robots.txt files; or `domains`"
@@ -149,6 +150,3 @@ class RobotsFilter(DocumentFilter):
         return (
             [source.files for source in self.snapshots] if self.domains is None else [outside(self.domains)]
         )
-
-    def columns(self) -> list[str]:
-        return [*super().columns(), self.column]

@@ -145,6 +145,8 @@ class Part(Spec):
     ON_ENGINE: ClassVar[bool] = False
     # processes that share its units on a machine without GPUs; 0: its work is not cut into units
     WORKERS: ClassVar[int] = 0
+    # the field whose settings say which whole model each worker holds, if they alone decide
+    HELD_BY: ClassVar[str] = ""
     # whether it is made of several checkpoints, or is one of them
     OF_CHECKPOINTS: ClassVar[bool] = False
     # whether plans depend on its result (sizes, tokenizers, choices), so that a run plans again after it
@@ -153,7 +155,8 @@ class Part(Spec):
     @property
     def held_model(self) -> HeldModel | None:
         """The whole model that each worker holds; None if there is none, or if a server holds it."""
-        return None
+        held: HeldModel | None = getattr(self, self.HELD_BY).held_model if self.HELD_BY else None
+        return held
 
     def gpus_of_worker(self, launch: Launch) -> int:
         """GPUs of each worker; 0 without a whole model. (Each process of torchrun has one GPU.)"""

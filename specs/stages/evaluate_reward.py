@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar, Literal
 
 from specs.base import execution, identity, reference
-from specs.launch import HeldModel
 from specs.options import option
 from specs.rewards import RewardSpec
 from specs.stages.base import DifferentReferences, Part
@@ -67,16 +66,13 @@ class EvaluateRewardPart(Part):
     for `RewardsPart`."""
 
     WORKERS: ClassVar[int] = 1
+    HELD_BY: ClassVar[str] = "reward"
     reward: RewardSpec = identity()
     split: Literal["train", "validation"] = identity()
     limit: int | None = option(None)
     seed: int = identity()
     source_names: list[str] = execution(description="names of the conversations, for the metrics")
     pairs_per_unit: int = execution(64)
-
-    @property
-    def held_model(self) -> HeldModel | None:
-        return self.reward.held_model
 
     def metrics(self) -> Iterator[str]:
         """The names of all metrics. The measurement leaves out those about which no pair says anything."""

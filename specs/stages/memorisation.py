@@ -10,7 +10,6 @@ from pydantic import Field, field_validator
 
 from specs.base import Spec, execution, identity, reference
 from specs.errors import FieldPath, Problem, did_you_mean
-from specs.launch import HeldModel
 from specs.options import option
 from specs.planted import each_once
 from specs.stages.base import Part
@@ -127,15 +126,12 @@ class ContinuationsPart(Part):
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
+    HELD_BY: ClassVar[str] = "sampling"
     planted: str | None = option(None)
     prefixes: list[int] = identity()
     offsets: list[int] = identity()
     sampling: Sampling = identity(description="one completion of each prefix, of `max_new_tokens` tokens")
     batches_per_unit: int = execution(8)
-
-    @property
-    def held_model(self) -> HeldModel | None:
-        return self.sampling.held_model
 
 
 def metric_name(decoding: str, prefix: int, offset: int, measure: str, bucket: int) -> str:

@@ -215,13 +215,10 @@ class CompletionsPart(Part):
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
+    HELD_BY: ClassVar[str] = "sampling"
     sampling: Sampling = identity()
     personas: Personas | None = option(None)
     prompts_per_unit: int = execution(64)
-
-    @property
-    def held_model(self) -> HeldModel | None:
-        return self.sampling.held_model
 
 
 class RewardsPart(Part):
@@ -230,13 +227,10 @@ class RewardsPart(Part):
 
     VERSION: ClassVar[int] = 1
     WORKERS: ClassVar[int] = 1
+    HELD_BY: ClassVar[str] = "reward"
     reward: RewardSpec = identity()
     license: str = execution("", description="license from the model card of the folder that scores")
     prompts_per_unit: int = execution(64)
-
-    @property
-    def held_model(self) -> HeldModel | None:
-        return self.reward.held_model
 
 
 class PairsPart(Part):
