@@ -1,4 +1,4 @@
-"""The dimensions of the Apertus architecture, and what follows from them: parameters and FLOPs.
+"""The dimensions of the Apertus architecture, and what follows from them: parameters and products.
 
 Invariant: the dimensions alone identify a model. The name of a flavour only fills in dimensions that were not
 given, and is not part of the identity. Sources: Apertus report (arXiv 2509.14233) table 1 and appendix E;
@@ -333,11 +333,3 @@ class ModelSpec(Spec):
         layers += len(self.mamba_layers) * (self.mamba_matrices + self.mamba_vectors)
         schedule = self.sum_weights + self.schedule_vectors
         return layers + schedule + (self.vocab_size + self.outputs) * self.dim + self.dim
-
-    def flops_per_token(self, sequence_length: int) -> int:
-        """Training FLOPs per token: 3 x forward, 2 per multiply-add, full (not halved) attention scores
-        (report, appendix E)."""
-        layers = self.layer_runs * self.layer_matrices + self.score_runs * int(self.scores(sequence_length))
-        mixing = self.mamba_matrices + self.mamba_products(sequence_length)
-        layers += len(self.mamba_layers) * mixing
-        return 3 * 2 * (layers + (self.sum_weights + self.outputs) * self.dim)

@@ -1,4 +1,4 @@
-"""Folders as those of Hugging Face models, without weights."""
+"""Folders as those of Hugging Face models, without weights; the FLOPs of a model by the formula of the report."""
 
 from __future__ import annotations
 
@@ -44,3 +44,12 @@ def other_model_folder(target: Path, *, template: bool = True, **changes: Any) -
     if template:
         (target / "chat_template.jinja").write_text("{{ messages }}")
     return target
+
+
+def flops_per_token(model: ModelSpec, sequence_length: int) -> int:
+    """Training FLOPs per token: 3 x forward, 2 per multiply-add, full (not halved) attention scores (Apertus
+    report, appendix E)."""
+    layers = model.layer_runs * model.layer_matrices + model.score_runs * int(model.scores(sequence_length))
+    mixing = model.mamba_matrices + model.mamba_products(sequence_length)
+    layers += len(model.mamba_layers) * mixing
+    return 3 * 2 * (layers + (model.sum_weights + model.outputs) * model.dim)

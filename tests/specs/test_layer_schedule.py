@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from specs.hugging_face import not_representable
 from specs.layer_schedule import INPUT, DepthAverage, LayerStep
 from specs.model import ModelSpec
+from tests.models import flops_per_token
 
 SMALL: dict[str, Any] = {
     "dim": 16,
@@ -55,7 +56,7 @@ def test_the_plain_stack_is_neutral() -> None:
     assert dense.identity_fields()["depth_average"] == {"dilation": 1, "period": 1}
     assert dense.parameters - plain.parameters == dense.sum_weights == 6 * 9 // 2
     # 3 x forward, 2 per multiply-add of a state
-    assert dense.flops_per_token(64) - plain.flops_per_token(64) == 3 * 2 * 27 * 16
+    assert flops_per_token(dense, 64) - flops_per_token(plain, 64) == 3 * 2 * 27 * 16
 
 
 def test_a_reward_model_with_sums_has_no_class_in_transformers() -> None:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from specs.mamba import Mamba, NewMixers
 from specs.model import ModelSpec
 from specs.trainable import sizes
+from tests.models import flops_per_token
 
 SMALL: dict[str, Any] = {
     "dim": 32, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96, "vocab_size": 256
@@ -50,7 +51,7 @@ def test_parameters_and_operations_are_those_of_the_formulas() -> None:
     mixing = 4 * (2 * 16 * 16 + 2 * 16 * 16 + 16 * 16 * 8 // 16)
     scores = 2 * 4 * 16 * 128
     difference = 2 * (mixing + 32 * (64 + 4) - scores)
-    assert hybrid.flops_per_token(128) - plain.flops_per_token(128) == 6 * difference
+    assert flops_per_token(hybrid, 128) - flops_per_token(plain, 128) == 6 * difference
 
 
 def test_new_parameters_are_what_attention_lacks_or_all_of_a_mixer() -> None:

@@ -11,6 +11,7 @@ from specs.hugging_face import hugging_face_config
 from specs.layer_schedule import LayerStep, Repeats
 from specs.model import ModelSpec
 from specs.trainable import sizes, untouched
+from tests.models import flops_per_token
 
 SMALL: dict[str, Any] = {
     "dim": 32, "n_layers": 4, "n_heads": 2, "n_kv_heads": 1, "head_dim": 16, "ffn_dim": 64, "vocab_size": 256
@@ -39,7 +40,7 @@ def test_weights_count_once_products_n_times_and_scores_n_times_n_plus_1_halves(
     assert model.parameters == plain.parameters + plain.dim == sum(sizes(model).values())
     assert model.layer_runs == control.layer_runs == 2 + 2 * 3
     assert model.score_runs == 2 + 2 * (3 * 4 // 2) and control.score_runs == 2 + 2 * 3
-    assert model.flops_per_token(64) - control.flops_per_token(64) == 3 * 2 * 6 * 2 * plain.query_dim * 64
+    assert flops_per_token(model, 64) - flops_per_token(control, 64) == 3 * 2 * 6 * 2 * plain.query_dim * 64
     assert model.reads_earlier_keys and not control.reads_earlier_keys
     assert "repeats" not in plain.identity_fields() and model.without_method == plain
     assert model.identity_fields()["repeats"] == RANGE

@@ -18,6 +18,7 @@ from specs.errors import SpecError
 from specs.hugging_face import HuggingFaceError, hugging_face_config
 from specs.model import ModelSpec
 from specs.recipe import load
+from tests.models import flops_per_token
 from tests.numerics import Numerics, largest_difference
 from tests.recipes import write_recipe
 
@@ -65,7 +66,7 @@ def test_two_thirds_of_the_width_are_as_many_parameters_and_flops() -> None:
     xielu = ModelSpec(flavour="1.5b")
     swiglu = ModelSpec(flavour="1.5b", activation="swiglu", ffn_dim=8192)
     assert xielu.parameters - swiglu.parameters == 2 * xielu.n_layers
-    assert xielu.flops_per_token(4096) == swiglu.flops_per_token(4096)
+    assert flops_per_token(xielu, 4096) == flops_per_token(swiglu, 4096)
 
 
 def test_xielu_is_neutral_and_swiglu_is_identity() -> None:

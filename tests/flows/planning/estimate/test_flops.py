@@ -10,6 +10,7 @@ from specs.mamba import Mamba
 from specs.model import ModelSpec
 from specs.stages.distill import DistillLoss, DistillSegment
 from tests.flows.planning.segments import segment
+from tests.models import flops_per_token
 
 
 def test_flops_are_those_of_the_report() -> None:
@@ -25,7 +26,7 @@ def test_flops_are_six_times_the_parameters_and_twelve_times_the_scores(flavour:
     inside = model.parameters - model.vocab_size * model.dim
     scores = 12 * model.n_layers * model.n_heads * model.head_dim * 4096
     assert flops.training(segment(flavour)) == pytest.approx(6 * inside + scores, rel=1e-4)
-    assert flops.training(segment(flavour)) == model.flops_per_token(4096)
+    assert flops.training(segment(flavour)) == flops_per_token(model, 4096)
 
 
 @pytest.mark.parametrize("mamba", [None, Mamba(layers=[0], chunk=7)])

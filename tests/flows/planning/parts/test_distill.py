@@ -17,6 +17,7 @@ from specs.mamba import OWN
 from specs.recipe import load
 from specs.stages.distill import DistillSegment, TeacherTokensPart
 from tests.flows.comparing import changed, segment
+from tests.models import flops_per_token
 from tests.recipes import RECIPE, write_recipe
 from tests.specs.stages.test_distill import STAGE
 
@@ -113,7 +114,7 @@ def test_the_work_of_a_stored_teacher_is_a_forward_pass(tmp_path: Path, store: S
     assert work is not None
     model, tokens = segment(plan, "pretrain/1").model, 8 * 4 * 32
     assert (work.requests, work.read) == (8 * 4, tokens)
-    assert work.forward_flops == tokens * model.flops_per_token(32) // 3
+    assert work.forward_flops == tokens * flops_per_token(model, 32) // 3
     beside, stored = planned(tmp_path, store), plan
     difference = beside.graph.nodes["student"].flops - stored.graph.nodes["student"].flops
     assert difference == work.forward_flops
