@@ -1,4 +1,4 @@
-"""Folders as those of Hugging Face models, without weights; the FLOPs of a model by the formula of the report."""
+"""Folders as those of Hugging Face models, without weights; FLOPs by the formula of the report."""
 
 from __future__ import annotations
 

@@ -148,9 +148,8 @@ def excluded(
                 builder.problem(("stages", node.stage, "seed"), f"{message}, in another order", fix)
             else:
                 before = before_segment.get(consumed.mixture.fingerprint, consumed)
-                before_segment[consumed.mixture.fingerprint] = (
-                    consumed if consumed.samples >= before.samples else before
-                )
+                most = max(consumed, before, key=lambda samples_of: samples_of.samples)
+                before_segment[consumed.mixture.fingerprint] = most
     return before_segment
 
 
