@@ -127,7 +127,8 @@ def parse(text: str, name: str, shape: str = SHAPE, *, or_nothing: bool = False)
                 (), "a second document begins here", "write one to a file, without another ---.", where
             ) from error
         fix = "check indentation, colons and quotes there."
-        fix = 'quote "${...}" inside { } and [ ].' if variable else fix
+        if variable:
+            fix = 'quote "${...}" inside { } and [ ].'
         raise SpecError.of((), f"not YAML: {error.problem or error}", fix, where) from error
     except YAMLError as error:
         raise SpecError.of((), f"not YAML: {error}", where=name) from error

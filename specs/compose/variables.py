@@ -191,7 +191,8 @@ class Variables:
         if name in self._open or len(self._open) == MAX_DEPTH:
             chain = " -> ".join([*self._open[self._open.index(name) if name in self._open else 0 :], name])
             message = f"more than {MAX_DEPTH} variables use each other"
-            message = f"the variables form a cycle: {chain}" if name in self._open else message
+            if name in self._open:
+                message = f"the variables form a cycle: {chain}"
             self.problem(path, message, "set one of them without the others.", stated)
             return None
         self._open.append(name)

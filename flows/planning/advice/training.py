@@ -80,7 +80,8 @@ def learning_rate_jump(context: Context) -> Iterator[Advice]:
         if up or down:
             after = first if up else peak
             fix = "resume from the rate there, and decay from it"
-            fix = "warm up to it (schedule.warmup), or begin lower" if up else fix
+            if up:
+                fix = "warm up to it (schedule.warmup), or begin lower"
             yield Advice(
                 "learning-rate-jump",
                 trajectory.stage,
