@@ -328,6 +328,7 @@ TIMES: dict[str, Callable[[RankWork], float]] = {
     "output": lambda rank: rank.micro_batches * rank.last,
     "teacher": lambda rank: rank.micro_batches * rank.last * (rank.segment.teacher_beside is not None),
     "pipeline": lambda rank: rank.micro_batches * rank.piped,
+    # FSDP gathers for every micro-batch, in a pipeline once
     "weights": lambda rank: 0 if rank.single else 1 if rank.piped else rank.micro_batches,
     "step": lambda rank: 1,
 }
