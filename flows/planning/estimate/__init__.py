@@ -175,9 +175,9 @@ def estimate(graph: Graph, pipeline: Pipeline, store: Store) -> Estimates:
         name: StageEstimate(name, parts[0].node.kind, parts, cluster) for name, parts in stages.items()
     }
     known = Known(graph, store, records)
-    asking = infer(graph, known, cluster, measured)
+    asking = infer(known, cluster, measured)
     times = _spans(graph, training, asking, pipeline)
-    return Estimates(cluster, training, asking, times, corpora_of(graph, known), _loads(graph))
+    return Estimates(cluster, training, asking, times, corpora_of(known), _loads(graph))
 
 
 def _spans(

@@ -18,7 +18,7 @@ from flows.planning.estimate.decode_time import Replica, decode_seconds
 from flows.planning.estimate.evaluation_work import EVALUATION
 from flows.planning.estimate.sampling_work import SAMPLING
 from flows.planning.estimate.work import Count, Known, NotCounted, Work, weakest
-from flows.planning.graph import Graph, Node
+from flows.planning.graph import Node
 from specs.cluster import Cluster
 from specs.launch import Launch
 from specs.stages.base import Part
@@ -139,21 +139,15 @@ def gpus_of_worker(part: Part, launch: Launch) -> int:
     return part.gpus_of_worker(launch) or 1
 
 
-def infer(
-    graph: Graph, known: Known, cluster: Cluster | None, measured: dict[str, float]
-) -> dict[str, StageInference]:
+def infer(known: Known, cluster: Cluster | None, measured: dict[str, float]) -> dict[str, StageInference]:
     """The estimates by stage, in the order of the plan; work that two parts share is counted with the first.
     `measured`: the MFU of stored training stages."""
-    duplicates, stages = graph.duplicates(), dict[str, list[PartInference]]()
-    kinds = dict[str, str]()
+    graph, stages = known.graph, dict[str, list[PartInference]]()
+    duplicates = graph.duplicates()
     for node in graph.nodes.values():
-        if node.name in duplicates:
-            continue
-        work = work_of(known, node)
-        if work is not None:
-            estimated = _estimated(node, work, known, cluster, measured)
-            stages.setdefault(node.stage, []).append(estimated)
-            kinds[node.stage] = graph.of(node.stage)[-1].kind
+        if node.name not in duplicates and (work := work_of(known, node)) is not None:
+            stages.setdefault(node.stage, []).append(_estimated(node, work, known, cluster, measured))
+    kinds = {name: graph.of(name)[-1].kind for name in stages}
     return {name: StageInference(name, kinds[name], parts, cluster) for name, parts in stages.items()}
 
 
