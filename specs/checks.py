@@ -88,14 +88,18 @@ def _check_references(pipeline: Pipeline, name: str, stage: Stage) -> Iterator[P
             continue
         if (problem := _check_reference(pipeline, name, path, ref, kinds)) is not None:
             yield problem
-        else:
-            yield from stage.part_problems(path, ref, target)
+            continue
+        unmeasured = any(not phase.training.validation.interval for phase in target.phases(ref.stage))
+        if unmeasured and stage.chooses_by_loss(ref):
+            message = f"'{ref}' chooses by held-out loss, but '{ref.stage}' measures none"
+            yield Problem(path, message, "give it a validation.interval.")
+        yield from stage.part_problems(path, ref, target)
 
 
 def _check_reference(
     pipeline: Pipeline, name: str, path: FieldPath, ref: Reference, kinds: tuple[str, ...]
 ) -> Problem | None:
-    """The first problem of a reference to a stage that exists; the stage `name` needs one of `kinds`."""
+    """The problem of what a reference names: a stage, whose kind is not one of `kinds`, a step or a part."""
     stage, target = pipeline.stages[name], pipeline.stages[ref.stage]
     if "not_in" in path and target.kind in kinds and target.kind != stage.kind:
         message = f"'{ref}' is a part of kind {target.kind}; here parts of kind {stage.kind} are compared"
@@ -111,13 +115,7 @@ def _check_reference(
     if ref.best is not None and not target.MEASURES_LOSS:
         message = f"'{ref}' chooses by held-out loss, but '{ref.stage}' is {a(target.kind)}"
         return Problem(path, f"{message} and has one result", f"write '{ref.stage}'.")
-    if (problem := _check_part(path, ref, target)) is not None:
-        return problem
-    unmeasured = any(not phase.training.validation.interval for phase in target.phases(ref.stage))
-    if unmeasured and stage.chooses_by_loss(ref):
-        message = f"'{ref}' chooses by held-out loss, but '{ref.stage}' measures none"
-        return Problem(path, message, "give it a validation.interval.")
-    return None
+    return _check_part(path, ref, target)
 
 
 def _check_part(path: FieldPath, ref: Reference, target: Stage) -> Problem | None:

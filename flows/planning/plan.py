@@ -305,7 +305,7 @@ def _lost_parents(plan: Plan) -> list[Problem]:
             if not past or read.step in parent.node.kept_steps(plan.store):
                 continue
             phase = plan.graph.segments(parent.node.phase) or [parent.node]
-            kept = ", ".join(str(step) for node in phase for step in node.kept_steps(plan.store)) or "none"
+            kept = ", ".join(str(at) for node in phase for at in node.kept_steps(plan.store)) or "none"
             message = f"step {read.step} of '{read.node}' was not kept; kept are {kept}"
             fix = "start from one of these, or rerun the parent."
             problems.append(Problem(_where_named(plan, step.node, read), message, fix))
