@@ -40,8 +40,7 @@ def unit_of(value: float, units: Sequence[Unit]) -> Unit:
 
 
 def amount(value: float | None) -> str:
-    """A number with three digits and a magnitude, such as `1.23k` for 1,234; `-` for zero, or if it is
-    unknown."""
+    """A number with three digits and a magnitude (1,234: `1.23k`); `-` for zero, or if it is unknown."""
     if not value:
         return "-"
     magnitude, suffix = unit_of(value, MAGNITUDES)

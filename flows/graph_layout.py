@@ -43,8 +43,7 @@ class Drawing:
 
 
 def draw(reads: dict[str, list[str]], after: dict[str, list[str]]) -> Drawing:
-    """Lays out stages, which are given inputs first, each with the stages that it reads and those that it
-    only waits for."""
+    """Lays out stages, inputs first, with the stages that each reads, and those that it only waits for."""
     before = {stage: [*reads[stage], *after.get(stage, [])] for stage in reads}
     layer: dict[str, int] = {}
     for stage in reads:
@@ -75,8 +74,7 @@ def draw(reads: dict[str, list[str]], after: dict[str, list[str]]) -> Drawing:
 
 
 def _places(layers: list[list[Slot]], links: list[tuple[Slot, Slot]]) -> dict[Slot, float]:
-    """Coordinates across the layers: each slot near the mean of its neighbours, in an order with few
-    crossings."""
+    """Coordinates across the layers: each slot near the mean of its neighbours, with few crossings."""
     neighbours: dict[Slot, tuple[list[Slot], list[Slot]]] = {
         slot: ([], []) for layer in layers for slot in layer
     }

@@ -100,8 +100,7 @@ class StoredPart:
 
     @cached_property
     def marker(self) -> Manifest | CheckpointMarker | None:
-        """The manifest of a finished part, else the marker of its last checkpoint. StoreError if it is
-        damaged."""
+        """The manifest of a finished part, else its last checkpoint's marker. StoreError if damaged."""
         return self.artifact.manifest if self.artifact.complete else None
 
     @property
@@ -168,8 +167,7 @@ class StoredPart:
 
 @dataclass(frozen=True)
 class PlannedPart(StoredPart):
-    """A part of a plan. `damages`, if it is given, collects errors about its marker, and the part is then
-    like one without a marker."""
+    """A part of a plan. `damages`, if given, collects errors about its marker, which is then None."""
 
     plan: Plan
     damages: list[str] | None = None

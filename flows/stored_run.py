@@ -46,8 +46,7 @@ def open_run(recipe: str | Path, *overrides: str, store: str | None = None) -> S
 
 
 class StoredRun:
-    """The results of the parts of a plan. Parts have the names that `apertus status` prints; a stage of one
-    part has that of the part."""
+    """The results of the parts of a plan, which have the names that `apertus status` prints."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -62,8 +61,7 @@ class StoredRun:
         return planned_parts(self.plan)
 
     def artifact(self, name: str) -> Artifact:
-        """The finished artifact of a part: its files, metrics and facts. SpecError when there is none, or the
-        stage has several parts."""
+        """The finished artifact of a part. SpecError when there is none, or the stage has several parts."""
         nodes = self.plan.named(name, "artifact")
         if len(nodes) > 1:
             fix = f"name one: {', '.join(node.name for node in nodes)}."

@@ -67,8 +67,7 @@ def bytes_progress(console: Console, work: str, *, quiet: bool = False) -> Progr
 def empty_table(
     title: str, headings: Sequence[str], *, numbers: Collection[str] = (), folded: Collection[str] = ()
 ) -> Table:
-    """A table without rows. The columns `numbers` are right-aligned; the cells of the columns `folded` are
-    wrapped where the terminal is too narrow."""
+    """A table without rows. Columns `numbers` are right-aligned; narrow terminals wrap those in `folded`."""
     empty = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in headings:
         fold = name in folded

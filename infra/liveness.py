@@ -50,8 +50,7 @@ def wait_for_end(pipe: int = 0) -> None:
 
 
 def start_guard(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Starts a process that acts when this one has ended, for whatever reason: its standard input ends
-    then."""
+    """Starts a process whose standard input ends when this process ends, for whatever reason."""
     nowhere = subprocess.DEVNULL  # whoever reads what this process prints waits for all that hold its output
     with stop_signals_blocked():
         guard = subprocess.Popen(
@@ -95,8 +94,7 @@ class Beats:
 
 @contextlib.contextmanager
 def beats_in_file(file: Path) -> Iterator[None]:
-    """Rewrites a file every `BEAT_SECONDS`, in a thread: a sign that this process lives, whatever its other
-    threads do."""
+    """Rewrites a file every `BEAT_SECONDS`, in a thread: a sign that this process lives."""
     counts = itertools.count()
 
     def beat() -> None:
@@ -132,8 +130,7 @@ class Silence:
 
 
 class FileSilence:
-    """The `Silence` of a process that runs `beats_in_file`. A file that cannot be read counts as
-    unchanged."""
+    """The `Silence` of a process with `beats_in_file`. An unreadable file counts as unchanged."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -151,8 +148,7 @@ class FileSilence:
 
 
 def machine() -> tuple[str, str]:
-    """The boot of the machine and the namespace of process ids, which are equal for two processes that see
-    each other's ids."""
+    """The machine's boot and the namespace of process ids: equal for processes that see each other's."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -160,8 +156,7 @@ def machine() -> tuple[str, str]:
 
 
 def started(pid: int) -> int | None:
-    """The start time of a process, in clock ticks since boot. None when it is gone, or only waits to be
-    reaped."""
+    """The start of a process in clock ticks since boot; None if it is gone, or only to be reaped."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -113,8 +113,7 @@ def options(
     memory: str | None,
     time_limit: Duration | None,
 ) -> Options:
-    """The options of sbatch that every job has. `output`: the file that the job appends to; `cpus`: per
-    task."""
+    """The options of sbatch of every job. `output`: a file to append to; `cpus`: per task."""
     return {
         **profile.arguments,
         "job-name": name,
@@ -144,8 +143,7 @@ class Jobs:
         return self.numbers[-1]
 
     def states(self) -> dict[str, str] | None:
-        """Slurm's state of each job (`7`) and of each element of an array (`7_0`) that it still knows; None
-        when Slurm does not answer."""
+        """Slurm's state of each job (`7`) and array element (`7_0`) that it knows; None without an answer."""
         answer = command(
             "squeue",
             f"--jobs={','.join(self.numbers)}",
@@ -160,8 +158,7 @@ class Jobs:
         return {job if element == "N/A" else f"{job}_{element}": state for job, element, state in rows}
 
     def over_for_long(self, name: str, over: bool | None) -> bool:
-        """Whether a job has been over for so long that all its files are visible. `over`: whether it is over
-        now; None when that is not known."""
+        """Whether a job has been over so long that its files are visible. `over`: None if not known now."""
         if over is False:
             self._over.pop(name, None)
         return (

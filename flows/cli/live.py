@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from flows.execution.runner import Observer
 from flows.format import describe, headline
 from flows.planning.plan import Step
 from specs.job import ProgressRow
@@ -53,12 +54,10 @@ class OneWriter(Console):
             self._turn.release()
 
 
-class _Watcher:
+class _Watcher(Observer):
     """Prints notes; a stage's own lines go to its log."""
 
     console: Console
-
-    def line(self, name: str, text: str) -> None: ...
 
     def note(self, name: str, text: str) -> None:
         self.console.print(f"[yellow]note[/] {escape(name)}: {escape(text)}", soft_wrap=True)

@@ -17,8 +17,7 @@ from specs.redaction import redacted
 
 
 def show_next_steps(console: Console, plan: Plan, spec: str, store: str | None, overrides: list[str]) -> None:
-    """Prints the folder of the model, and three commands for the same store and the recipe with the same
-    overrides."""
+    """Prints the model's folder, and three commands for the same store, recipe and overrides."""
     show_anomalies(console, plan)
     exports = [
         step.node

@@ -2,10 +2,9 @@
 
 Prefect runs the tasks, retries them by a condition, is told by `wait_for` which parts a part reads, and shows
 states, logs and pages. It decides neither what is cached, since a task looks into the store first, nor the
-number of attempts, which the runner decides, since it knows what was committed meanwhile. Nor does its task
-runner decide when a part starts: between two parts the plan is made again, so the walk submits a part when
-all that it reads has finished and been planned with, and as many as may run at a time. In the task runner, a
-part that waits would hold a thread, and the next part would start by the plan before.
+number of attempts, since the runner knows what was committed meanwhile. Nor does it decide when a part
+starts: the plan is made again between two parts, so the walk submits a part when all that it reads has
+finished and been planned with. In Prefect's task runner, the next part would start by the plan before.
 
 The flow runs in this process without a server, or with the one that `PREFECT_API_URL` names; `prefect.yaml`
 deploys it.
@@ -74,16 +73,6 @@ class PipelineInterrupted(KeyboardInterrupt):
     """A stage was stopped from outside, which ends the run as well."""
 
 
-class _Silent:
-    """An observer for runs without a terminal, which have Prefect's logs."""
-
-    def begin(self, step: Step) -> None: ...
-    def line(self, name: str, text: str) -> None: ...
-    def note(self, name: str, text: str) -> None: ...
-    def progress(self, name: str, row: ProgressRow) -> None: ...
-    def end(self, step: Step, outcome: str, seconds: float, metrics: dict[str, Any] | None) -> None: ...
-
-
 @dataclass
 class Run:
     """A plan to run, its observer, and the profile of its cluster."""
@@ -97,7 +86,7 @@ class Run:
 _run: ContextVar[Run] = ContextVar("run")  # the run of `apertus run`; not set in a deployed run
 
 
-class _Logged:
+class _Logged(Observer):
     """An observer that also sends a stage's lines to the log of its task run."""
 
     def __init__(self, inner: Observer) -> None:
@@ -142,23 +131,17 @@ class Session:
         """Parts that must finish before a part. A duplicate waits for the part that does its work."""
         graph = self.plan.graph
         node = graph.nodes[name]
+        needed = {*graph.parents(node)}
+        needed |= {other.name for stage in graph.after[node.stage] for other in graph.of(stage)}
         duplicate = graph.duplicate_of(node)
-        same = {duplicate} if duplicate is not None and graph.nodes[duplicate].stage in self.chosen else set()
-        return {
-            *graph.parents(node),
-            *same,
-            *(other.name for stage in graph.after[node.stage] for other in graph.of(stage)),
-        }
+        if duplicate is not None and graph.nodes[duplicate].stage in self.chosen:
+            needed.add(duplicate)
+        return needed
 
 
 def _worth_another_try(task_: Any, run: Any, state: Any) -> bool:
-    try:
-        state.result()
-    except StageFailed as error:
-        return error.again
-    except Exception:
-        return False
-    return False
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, StageFailed) and error.again
 
 
 @task(task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
@@ -193,8 +176,7 @@ def _secrets_kept() -> Iterator[None]:
 
 
 def walk(session: Session) -> None:
-    """Submits every chosen part when it is ready, up to the recipe's concurrency. PipelineFailed when a
-    part did not finish."""
+    """Submits chosen parts when ready, up to the recipe's concurrency. PipelineFailed if one fails."""
     plan, runner = session.plan, session.runner
     part = run_part.with_options(retries=ENDLESS, retry_condition_fn=_worth_another_try)
     waiting = [name for name, node in plan.graph.nodes.items() if node.stage in session.chosen]
@@ -367,7 +349,7 @@ def pipeline(
             recipe = load(spec, overrides or [])
             plan = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))
             check_sources(plan)
-            run = Run(plan, _Silent(), load_profile(os.environ.get("APERTUS_PROFILE")))
+            run = Run(plan, Observer(), load_profile(os.environ.get("APERTUS_PROFILE")))
         try:
             run_plan(run, until, only)
         except WorkerLost as error:

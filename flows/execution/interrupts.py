@@ -24,8 +24,7 @@ _deferring = False
 
 
 def listen() -> None:
-    """Installs the handlers, in the main thread. A signal that was ignored at the start, as by nohup, stays
-    ignored."""
+    """Installs the handlers, in the main thread. A signal ignored at the start (nohup) stays ignored."""
     for number in STOP_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _on_signal)

@@ -138,8 +138,7 @@ def _rehearse_kinds(
     begins: Callable[[int, str], None],
     run: Callable[..., PartResult],
 ) -> tuple[list[Found], list[Found]]:
-    """Rehearses layouts in their order until `number` of different kinds fit; returns these, and those that
-    were dropped."""
+    """The layouts of different kinds that fit, until `number` are found, and those that were dropped."""
     best, dropped, done = list[Found](), list[Found](), set[Any]()
     for layout in known:
         if len(best) == number or len(best) + len(dropped) == MOST_TRIED:
@@ -243,8 +242,7 @@ def _percents(speed: float | None) -> int:
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Spearman's rank correlation; None for fewer than three pairs, or if one side has only equal values.
-    Equal values share their mean rank."""
+    """Spearman's rank correlation; None for fewer than three pairs, or only equal values on one side."""
     if len(first) < 3:
         return None
     one, other = _ranks(first), _ranks(second)

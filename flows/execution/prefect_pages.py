@@ -46,8 +46,7 @@ def only_shown(what: str) -> Iterator[None]:
 
 
 class ProgressBar:
-    """The progress of one part, sent to Prefect at most every few seconds. Made inside the part's task
-    run."""
+    """The progress of one part, sent to Prefect every few seconds. Made inside the part's task run."""
 
     def __init__(self, pipeline: str, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -98,8 +97,7 @@ def publish_results(step: Step, plan: Plan) -> None:
 
 
 def publish_run(plan: Plan, report: str, failed: dict[str, str]) -> None:
-    """Publishes the run on one page: a line per part with its results and seconds, failures with reasons, and
-    a link to the report."""
+    """Publishes the run on one page: parts with results and seconds, failures, a link to the report."""
     link = report if "://" in report else Path(report).absolute().as_uri()
     lines = [f"# {plan.pipeline.name}", "", f"The report: [{report}]({link})", ""]
     lines += [f"- **{name}** did not finish: {_one_line(reason)}" for name, reason in failed.items()]

@@ -239,8 +239,7 @@ def run_ranks(tasks: list[Task], begins: Callable[[int], None] = lambda rank: No
 
 @contextlib.contextmanager
 def _begun(task: Task) -> Iterator[Callable[[], RankReport]]:
-    """Starts the process of a rank, and yields a function that waits for its report. Kills the process if
-    nobody has waited."""
+    """Starts the process of a rank, and yields a function that waits for its report; kills it at the end."""
     try:
         if task.device == "cuda":
             fake_cuda.compile_once()

@@ -1,9 +1,8 @@
 """Runs one part: makes the job, starts its process, and judges the outcome by the store.
 
-Invariant: a part is finished when its manifest is in the store, whatever its process returned; a process that
-returned 0 without a manifest has failed. Nothing is started while the runner is stopping. A run that works on
-a part holds its lease; another run waits for it, and reuses the result, or takes over when the holder ends
-without a result.
+Invariant: a part is finished when its manifest is in the store, whatever its process returned. Nothing is
+started while the runner is stopping. A run that works on a part holds its lease; another run waits for it,
+and reuses the result, or takes over when the holder ends without one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -35,8 +34,7 @@ REFUSALS = 100  # in a row, by a cluster that accepted jobs of this run before; 
 
 
 class StageFailed(RuntimeError):
-    """A part that did not reach its manifest. `again`: another attempt may succeed. `refused`: the cluster
-    did not accept the job."""
+    """A part without a manifest. `again`: another attempt may succeed; `refused`: by the cluster."""
 
     def __init__(self, message: str, *, again: bool, refused: bool = False) -> None:
         super().__init__(message)
@@ -62,8 +60,8 @@ class Interrupted(RuntimeError):
     """The part was stopped from outside; the next run resumes from what it has committed."""
 
 
-class Observer(Protocol):
-    """Receives the events of a run: the terminal, Prefect's logs."""
+class Observer:
+    """Receives the events of a run. Subclasses show them in a terminal or in Prefect's logs."""
 
     def begin(self, step: Step) -> None: ...
     def line(self, name: str, text: str) -> None: ...
@@ -93,8 +91,7 @@ class Runner:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Records, before anything runs, the artifacts of the run and the files of its sources. StoreError
-        for a store that other processes cannot see."""
+        """Records the run and its sources. StoreError if other processes cannot see the store."""
         if isinstance(self.plan.store.fs, MemoryFileSystem):
             message = "is in the memory of this process, and stages are processes of their own"
             raise StoreError(f"the store {self.plan.store.url} {message}. Fix: name a folder or a bucket")
@@ -125,11 +122,12 @@ class Runner:
             process.stop(reason)
 
     def run(self, name: str) -> Step:
-        """Runs a part unless it is finished, and returns its step. Raises StageFailed, GateFailed or
-        Interrupted.
+        """Runs a part unless it is finished, and returns its step. After a StageFailed with `again`, the next
+        call for the part waits first, as `retries` of the recipe state.
 
-        After a StageFailed with `again`, the next call for the same part waits first, as long as `retries` of
-        the recipe state."""
+        Raises:
+            StageFailed, GateFailed, Interrupted.
+        """
         node = self.plan.graph.nodes[name]
         if failed := self._failed.get(name, 0):
             wait = self.plan.pipeline.retries.wait(failed - 1)
@@ -145,8 +143,7 @@ class Runner:
             raise StageFailed(f"{name}: {error}", again=self._another(node)) from error
 
     def _another(self, node: Node, *, refused: bool = False) -> bool:
-        """Whether another attempt follows a failed one. The recipe limits the failures in a row without a
-        new commit."""
+        """Whether another attempt follows: the recipe limits failures in a row without a new commit."""
         gained: set[str] = set()
         with contextlib.suppress(OSError):
             committed = self._committed(node)
@@ -183,8 +180,7 @@ class Runner:
         return step
 
     def _turn(self, node: Node) -> Lease | None:
-        """Waits for the lease of a part; None when another run has finished it. Interrupted when the
-        runner is told to stop."""
+        """Waits for the lease of a part, unless told to stop; None when another run has finished the part."""
         artifact = node.artifact(self.plan.store)
         leases = Leases(self.plan.store, node.path, self.timing)
         noted = ""
@@ -307,8 +303,6 @@ class Runner:
         return self.plan.store.location(path)
 
     def _job(self, node: Node, step: Step, scratch: Path, lease: Lease) -> Job:
-        inputs = {role: self._input(node, read) for role, read in node.inputs.items()}
-        resume = self.sound_checkpoint(node, step.resume_step, lease)
         return Job(
             pipeline=self.plan.pipeline.name,
             node=node.name,
@@ -317,7 +311,7 @@ class Runner:
             fingerprint=node.fingerprint,
             spec=node.part.to_json(),
             identity=node.identity,
-            inputs=inputs,
+            inputs={role: self._input(node, read) for role, read in node.inputs.items()},
             launch=self.profile.launch_of(node.launch),
             store=self.plan.store.url,
             path=node.path,
@@ -325,7 +319,7 @@ class Runner:
             lease=lease.generation,
             scratch=str(scratch),
             progress=str(scratch / "progress.jsonl"),
-            resume_step=resume,
+            resume_step=self.sound_checkpoint(node, step.resume_step, lease),
             profile=self.profile,
             tracking=self.plan.pipeline.tracking,
             gpus=node.part.gpus_of_worker(node.launch),
@@ -333,29 +327,18 @@ class Runner:
         )
 
     def _input(self, node: Node, read: Input) -> InputRef:
-        if read.node is None:
-            return InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name)
-        path = self.plan.graph.nodes[read.node].path
-        folder = None
-        if read.step is not None:
-            hold(self.plan.store, path, read.step, node.path)
-            checkpoint = Artifact(self.plan.store, path).checkpoint(read.step)
-            checkpoint.check(content=False)
-            folder = checkpoint.folder
-        return InputRef(
-            kind=read.kind,
-            fingerprint=read.fingerprint,
-            name=read.name,
-            path=path,
-            step=read.step,
-            checkpoint=folder,
-        )
+        reference = InputRef(kind=read.kind, fingerprint=read.fingerprint, name=read.name, path=read.place)
+        if read.place is None or read.step is None:
+            return reference
+        hold(self.plan.store, read.place, read.step, node.path)
+        checkpoint = Artifact(self.plan.store, read.place).checkpoint(read.step)
+        checkpoint.check(content=False)
+        return reference.model_copy(update={"step": read.step, "checkpoint": checkpoint.folder})
 
     def sound_checkpoint(self, node: Node, step: int | None, lease: Lease | None = None) -> int | None:
         """The last checkpoint of the part's trajectory, up to `step`, whose files have the lengths in its
-        marker. The stage compares their content while it loads them (`_withdraw_damaged`).
-
-        The marker of a damaged checkpoint is withdrawn, so that the step can be committed again."""
+        marker; the stage compares their content while it loads them. The marker of a damaged checkpoint is
+        withdrawn, so that the step can be committed again."""
         artifact = node.artifact(self.plan.store)
         for candidate in reversed(self._own_steps(node)):
             if step is None or candidate > step:
@@ -392,9 +375,8 @@ class Runner:
         for step in reversed(steps):
             if lease is not None:
                 lease.check()
-            self.observer.note(
-                node.name, f"checkpoint {step} is withdrawn, the one before it is used: {error}"
-            )
+            problem = f"checkpoint {step} is withdrawn, the one before it is used: {error}"
+            self.observer.note(node.name, problem)
             node.artifact(self.plan.store).withdraw(step)
 
 

@@ -19,8 +19,7 @@ KILLED = "the process of this run was killed, as by a stopping worker; the next 
 
 
 def guard(run: str) -> subprocess.Popen[bytes]:
-    """Starts the guard of this process, which executes the flow run with the id `run`. It may be killed when
-    the end of the run has been reported."""
+    """Starts the guard of this process and its flow run, to be killed when the run's end is reported."""
     with interrupts.blocked():  # signals may be sent to all processes at once
         return start_guard([sys.executable, "-m", "flows.execution.watchdog", run])
 

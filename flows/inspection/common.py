@@ -26,8 +26,7 @@ class Options:
 
 
 def references(plan: Plan, node: Node) -> dict[str, InputRef]:
-    """The inputs of a part by role, without checkpoints. SpecError when one of them, or a part that a
-    mixture among them reads, has not been made."""
+    """The inputs of a part by role, without checkpoints. SpecError if one, or its mixture's, is not made."""
     references: dict[str, InputRef] = {}
     for role, read in node.inputs.items():
         if read.step is None and read.node is not None:

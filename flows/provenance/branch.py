@@ -146,8 +146,7 @@ def branch(
 
 
 def _refer(branched: Plan, before: set[str]) -> None:
-    """Writes references beside the stored checkpoints of the original that new parts start from, so that
-    pruning keeps them from now on."""
+    """Writes references beside the stored checkpoints that new parts start from: pruning keeps them."""
     for node, parent, step in branched.graph.starts(branched.pipeline):
         if node.path not in before and branched.steps[parent.name].stored:
             (hold if step in parent.kept_steps(branched.store) else refer)(

@@ -45,8 +45,7 @@ class Draft:
             self.comments[place] = comment
 
     def override(self, assignment: str) -> None:
-        """States one `path=value` of `--set`. SpecError if it is malformed; the fields are checked with
-        the whole recipe."""
+        """States one `path=value` of `--set`. SpecError if malformed; fields are checked with the recipe."""
         where = f"--set {mask_url(assignment)}"
         target, equals, text = assignment.partition("=")
         target = target.strip()
@@ -98,8 +97,7 @@ class Draft:
         return any(stage in made for made in self.document.variants.values())
 
     def differs(self, path: FieldPath) -> bool:
-        """Whether a field belongs to a variant of a matrix whose variants differ in it, so that it cannot
-        be stated for one of them."""
+        """Whether a field is of a matrix's variant, and the variants differ in it."""
         variants = self.document.variants.get(self._matrix(path) or "", [])
         values = [_at(self.document.data, ("stages", variant, *path[2:])) for variant in variants]
         return any(value != values[0] for value in values)
@@ -197,8 +195,7 @@ def _stage(draft: Draft, name: str, fields: Any) -> list[str]:
 
 
 def _field(name: str, value: Any) -> list[str]:
-    """A field as YAML, as `specs.document` reads it back. Variables have been filled in already, so
-    a `${` in text is escaped to stay as it is."""
+    """A field as YAML. Variables are filled in by now, so a `${` in text is escaped."""
     yaml, text = YAML(typ="rt"), io.StringIO()
     yaml.width, yaml.default_flow_style = WIDTH, None  # mappings and lists of plain values are in brackets
     yaml.representer.ignore_aliases = lambda data: True

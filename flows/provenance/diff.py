@@ -166,8 +166,7 @@ def compare(a: Side, b: Side) -> list[Difference]:
 
 
 def _beside(branched: Side, original: Side) -> list[tuple[str, str]]:
-    """Pairs of segments: one that resumes from inside a stage of the other side, and the segment of that
-    stage that trains on from the same place."""
+    """Pairs of segments: one that branches off inside a stage of the other side, and that stage's own."""
     pairs: dict[str, str] = {}
     names = {part.fingerprint: name for name, part in original.parts.items()}
     own = {part.fingerprint: name for name, part in branched.parts.items()}
@@ -229,8 +228,7 @@ def _input(read: Input | None) -> str | None:
 
 
 def _published(a: StoredPart, b: StoredPart) -> list[tuple[str, Compared]]:
-    """Published scores beside the metrics of each side. A side without published scores, such as a run, is
-    compared with those of the other side."""
+    """Published scores beside the metrics of each side; a side without any takes the other's."""
     scores = a.published or b.published, b.published or a.published
     ours, theirs = (
         [score.compared(metric, part.numbers) for metric, score in stated.items()]
@@ -253,8 +251,7 @@ def _at_equal_tokens(a: StoredPart, b: StoredPart) -> Iterator[Losses]:
 
 
 def _losses(part: StoredPart) -> dict[str, dict[int, float]]:
-    """The losses of a finished part, by name and by the tokens that its lineage had consumed; empty if they
-    cannot be read."""
+    """The losses of a finished part by name and tokens of its lineage; empty if they cannot be read."""
     losses: defaultdict[str, dict[int, float]] = defaultdict(dict)
     tokens_at: dict[int, int] = {}
     if part.manifest is None:

@@ -85,8 +85,7 @@ class Lineage:
         return {source.path: source.weight / total for source in sources}
 
     def trained_on(self) -> dict[str, float]:
-        """The tokens of every corpus that were trained on along the lineage, by key; a trajectory counts up
-        to its furthest step in the lineage."""
+        """The tokens of each corpus, by key, that trajectories trained on up to their furthest step here."""
         furthest: dict[str, Member] = {}
         for member in self.parts.values():
             path = member.part.path
@@ -119,8 +118,7 @@ class Lineage:
         return uses
 
     def summary_lines(self, member: Member) -> list[str]:
-        """A few lines about a finished part: documents, filters and planted documents of data, shares of a
-        mixture."""
+        """A few lines about a finished part: counts, filters and planted documents; shares of a mixture."""
         if member.part.kind in ("corpus", "conversations"):
             planted = [f"planted on purpose: {record.line}" for record in member.planted]
             return [*_data_lines(member), *planted]

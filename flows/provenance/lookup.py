@@ -56,8 +56,7 @@ def _by_fingerprint(store: Store, text: str, match: re.Match[str]) -> Artifact:
 
 
 def _last_step(store: Store, path: str) -> int | None:
-    """The furthest finished step of a trajectory, or else its furthest checkpoint; None for an artifact
-    without steps."""
+    """The furthest finished step of a trajectory, or else its furthest checkpoint; None without steps."""
     artifact = Artifact(store, path)
     return max(artifact.manifest_steps() or artifact.checkpoint_steps(), default=None)
 
@@ -79,8 +78,7 @@ def _of_run(store: Store, run: str, part: str) -> list[Artifact]:
 
 
 def find_export(store: Store, folder: Path) -> Artifact:
-    """The export whose weights and configuration a folder holds, byte by byte, wherever the folder is.
-    StoreError when there is no such export."""
+    """The export with the weights and configuration in a folder, byte by byte. StoreError without one."""
     names = ["config.json", *sorted(path.name for path in folder.glob(WEIGHTS))]
     if len(names) < 2 or not (folder / "config.json").is_file():
         raise StoreError(f"'{folder}' has no config.json with {WEIGHTS} beside it: it is no exported model")

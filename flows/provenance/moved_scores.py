@@ -58,8 +58,7 @@ class MovedScores:
 
 
 def moved_scores(a: Artifact, b: Artifact) -> MovedScores | None:
-    """The comparison of two finished parts; None for parts that do not score, that scored other completions,
-    or whose scores cannot be read."""
+    """The comparison of finished parts; None unless both have readable scores of the same completions."""
     kind = a.identity.kind
     if kind != b.identity.kind or kind not in SCORED or _scored(a) != _scored(b):
         return None

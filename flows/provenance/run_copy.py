@@ -30,8 +30,7 @@ Parts = dict[str, tuple[str, int | None]]
 def transfer(
     console: Console, what: str, target: str, stages: list[str], store: str | None, overrides: list[str]
 ) -> Copied:
-    """Copies a recipe's parts, or a named run, as far as they are stored. `stages`: copies only these
-    stages, and what they were made from."""
+    """Copies what is stored of a recipe or a named run, or of `stages` and what they were made from."""
     if Path(what).suffix in (".yaml", ".yml"):
         pipeline = load(what, overrides)
         source = Store.open(store or pipeline.store)

@@ -129,8 +129,7 @@ def _stage(plan: Plan, name: str, parts: list[PlannedPart]) -> StageContent:
 
 
 def _result(plan: Plan, name: str, parts: list[PlannedPart]) -> dict[str, Any]:
-    """The numbers of a stage as a whole: in a chain, those of the last part that has any; counts of
-    independent parts are summed."""
+    """The numbers of a whole stage: of the last part that has any, in a chain; sums of counts otherwise."""
     stored = [numbers(part.metrics) for part in parts if part.metrics]
     if not stored:
         return {}
@@ -144,8 +143,7 @@ def _result(plan: Plan, name: str, parts: list[PlannedPart]) -> dict[str, Any]:
 
 
 def _folded(plan: Plan, stages: list[StageContent]) -> list[StageContent]:
-    """The stages, with many variants of a matrix joined into one, inputs first. Where stages would then need
-    each other, nothing is joined."""
+    """The stages, inputs first, with a matrix's many variants joined, unless that makes a circle."""
     document = plan.pipeline._document
     many = {
         name: made for name, made in (document.variants if document else {}).items() if len(made) >= FOLDED
@@ -186,8 +184,7 @@ def _experiments(plan: Plan, stages: list[StageContent]) -> dict[str, Experiment
 
 
 def _numbers_of(stage: StageContent) -> dict[str, float]:
-    """The numbers of a finished stage for figures: those of its last part; for training also the held-out
-    losses at its end."""
+    """The numbers of a finished stage's last part, with the held-out losses at the end of training."""
     part = stage.parts[-1]
     if part.state not in DONE:
         return {}
@@ -215,8 +212,7 @@ def _curves(plan: Plan, stages: list[StageContent], notes: list[str]) -> list[Cu
 
 
 def _mixtures(plan: Plan, parts: dict[str, PlannedPart]) -> dict[str, list[Share]]:
-    """The shares by name of the mixture, with passes of finished training. A mixture by size is left out
-    until its sources are built."""
+    """Shares by name of the mixture, with passes of training; by size, only when its sources are built."""
     mixtures = {}
     for node in plan.graph.nodes.values():
         if node.kind != "mixture":

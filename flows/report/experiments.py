@@ -74,8 +74,7 @@ def experiment_of(spec: FigureSpec, metrics: Metrics) -> Experiment:
 
 
 def _means(spec: FigureSpec, series: str, points: Mapping[str, list[FigurePoint]]) -> list[FigurePoint]:
-    """The mean of the points of a series, or of their differences from those of `against` with the same
-    label; no point if there is no number."""
+    """The mean of a series, or of its differences from `against` at equal labels; none without numbers."""
     own = points[series]
     if spec.against:
         others = {point.text: point for point in points[spec.against]}
@@ -145,8 +144,7 @@ def _value(metrics: Mapping[str, float], name: str) -> Measured | None:
 
 
 def front(points: list[FigurePoint], x_better: str | None, y_better: str | None) -> list[FigurePoint]:
-    """The points that no other beats: none is at least as good on both axes and better on one. In the
-    order of x."""
+    """The points, in the order of x, that no other beats: none is as good on both axes, better on one."""
     assert x_better and y_better, "the spec requires `better` of both axes"
     signs = (1 if x_better == "lower" else -1, 1 if y_better == "lower" else -1)
     costs = [(signs[0] * point.x.value, signs[1] * point.y.value) for point in points if point.x is not None]

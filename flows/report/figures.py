@@ -80,8 +80,7 @@ def label(text: object) -> str:
 
 
 def short(names: Iterable[str]) -> dict[str, str]:
-    """Names without the folder that all of them share: `corpus/code` and `corpus/notes` are `code` and
-    `notes`."""
+    """Names without a folder that all share: `corpus/code` and `corpus/notes` are `code` and `notes`."""
     unique = dict.fromkeys(names)
     folders = {name.rpartition("/")[0] for name in unique}
     return {name: name.rpartition("/")[2] if len(folders) == 1 else name for name in unique}

@@ -34,8 +34,7 @@ REFERENCE = {"type": "line", "xref": "x", "yref": "paper", "x0": 1, "x1": 1, "y0
 
 
 def outcomes(corpora: Mapping[str, list[Language]]) -> list[Figure]:
-    """A figure for each corpus that has languages, with bars for the shares of the documents that were kept,
-    and that each filter removed."""
+    """For each corpus with languages, bars: the shares of documents kept, and removed by each filter."""
     names = filters_of(language for languages in corpora.values() for language in languages)
     look = Styles([KEPT, *names], (SERIES_COLOURS[2], *SERIES_COLOURS[:2], *SERIES_COLOURS[3:]))
     return [_outcomes_of(corpus, languages, look) for corpus, languages in corpora.items() if languages]

@@ -83,8 +83,7 @@ OVER: dict[Over, str] = {
 
 
 def _memorisation(evaluations: list[Evaluation], look: dict[str, Style]) -> list[Figure | None]:
-    """A line for each evaluation and decoding: every measure over repetitions, Rouge-L also over prefixes and
-    offsets. The table has everything."""
+    """A line per evaluation and decoding: each measure over repetitions, Rouge-L also over the others."""
     tables = {evaluation.name: Memorised.of(evaluation.metrics) for evaluation in evaluations}
     decodings = [row.decoding for table in tables.values() for row in table.rows]
     dashes = dict(zip(dict.fromkeys(decodings), ("solid", "dash", "dot"), strict=False))

@@ -49,8 +49,7 @@ def stage_lines(stage: StageContent) -> list[str]:
 
 
 def elided(text: str, length: int) -> str:
-    """A long name without its middle, since siblings (`evaluate-aligned-qrpo`, `-dpo`) differ at their
-    ends."""
+    """A long name without its middle: siblings (`evaluate-aligned-qrpo`, `-dpo`) differ at the end."""
     if len(text) <= length:
         return text
     end = length // 2

@@ -1,5 +1,4 @@
-"""Makes the bucket that a store's URL names, if it does not exist: `python -m infra.docker.bucket
-s3://bucket/store`."""
+"""Makes the bucket of a store's URL if needed: `python -m infra.docker.bucket s3://bucket/store`."""
 
 from __future__ import annotations
 

@@ -62,16 +62,14 @@ class Ended:
 
     @property
     def last_words(self) -> str:
-        """The signal that ended a rank, according to torchrun's report; else the last line with a letter in
-        it."""
+        """The signal that ended a rank, by torchrun's report; else the last line with a letter."""
         signals = [signalled[1] for line in self.tail if (signalled := RANK_SIGNALLED.search(line))]
         lines = [line for line in self.tail if re.search("[A-Za-z]", line)]
         return (signals or lines[-1:] or ["it printed nothing"])[0]
 
 
 class LimitedAttempt:
-    """An attempt at a part. It is told once to stop, by its time limit at the latest. `distributed`: it runs
-    under torchrun."""
+    """An attempt, told once to stop, by its time limit at the latest. `distributed`: under torchrun."""
 
     def __init__(self, job: Job, launch: Launch, *, distributed: bool) -> None:
         self.job = job
@@ -83,8 +81,7 @@ class LimitedAttempt:
         self._stopped_at = 0.0
 
     def stop(self, reason: str) -> None:
-        """Asks the stage to end: a training stage commits a checkpoint first. Kills a stage that does not end
-        within the grace period."""
+        """Asks the stage to end, with a checkpoint if it trains, and kills it after the grace period."""
         with self._lock:
             if self._stopped:
                 return
@@ -327,8 +324,7 @@ def stacks_of(scratch: Path) -> list[str]:
 
 
 def lines_of(path: Path, over: threading.Event, seconds: float = 0.2) -> Iterator[str]:
-    """Yields the whole lines of a growing file, as they come, until `over` is set. Waits for a file that does
-    not exist yet."""
+    """Yields whole lines of a growing file, which may not exist yet, as they come, until `over` is set."""
     rest, place = "", 0
     while True:
         last = over.is_set()

@@ -183,8 +183,7 @@ class SlurmJob(ClusterJob):
         os.replace(clean, log)
 
     def _submit(self, on_line: Callable[[str], None]) -> str:
-        """Submits the job and returns its number. When sbatch refuses it without the nodes that failed
-        before, they are allowed again."""
+        """Submits the job; if sbatch refuses it, with the nodes that failed before. Returns its number."""
         script = self.scratch / "job.sh"
         try:
             return self._jobs.submit(script, self.options())

@@ -67,8 +67,7 @@ class ForkedStage:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal, and -9 when the server does not report it. None while the
-        process runs."""
+        """The exit code: None while the process runs, -9 when the server does not report it."""
         with self._lock:
             if self.returncode is not None:
                 return self.returncode
@@ -196,8 +195,7 @@ def _kill_servers() -> None:
 
 
 def server_for(environment: Mapping[str, str]) -> StageServer | None:
-    """The stage server of this process for stages with this environment, started if there is none; None on a
-    machine with a GPU."""
+    """The stage server of this process for stages with this environment; None beside a GPU."""
     if any(Path(device).exists() for device in GPU_DEVICES):
         return None
     return kept_server(environment)

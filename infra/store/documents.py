@@ -285,8 +285,7 @@ def check(model: type[M], document: Any, what: str) -> M:
 
 
 def check_step(model: type[Ended], document: Any, step: int | None, what: str) -> Ended:
-    """The marker of the checkpoint of a step, the manifest of a step of a training artifact, or (None) of
-    another artifact, checked."""
+    """The marker of a checkpoint at a step, or the manifest, checked; `step` is None for most manifests."""
     marker = check(model, document, what)
     if marker.step != step:
         raise DamagedError(f"{what} is damaged: it states step {marker.step}; {FIX}")
@@ -294,8 +293,7 @@ def check_step(model: type[Ended], document: Any, step: int | None, what: str) -
 
 
 def check_unit(document: Any, path: str, what: str) -> Unit:
-    """A unit of the artifact in `path`, checked: each file states its place, which is below the artifact's
-    attempts."""
+    """A unit of the artifact at `path`, checked: its files are below the artifact's attempts."""
     unit = check(Unit, document, what)
     for name, record in unit.files.items():
         inside_artifact(record, path, what, name)
@@ -325,8 +323,7 @@ def sealed(document: Document) -> Document:
 
 
 def unsealed(document: Any) -> tuple[Any, bool]:
-    """A stored document without its checksum, and whether it had one. ForeignError when its content is not
-    what the checksum was made from."""
+    """A document without its checksum, and whether it had one. ForeignError if the checksum differs."""
     if not isinstance(document, dict) or CHECKSUM not in document:
         return document, False
     content = {name: value for name, value in document.items() if name != CHECKSUM}

@@ -261,8 +261,7 @@ def _what(name: str) -> Iterator[None]:
 
 
 def read_small(fs: AbstractFileSystem, path: str, most: int) -> bytes:
-    """The content of a file. ForeignError for a file that has more than `most` bytes or is not regular;
-    OSError as the filesystem raises it."""
+    """The content of a file. ForeignError if it is irregular or longer than `most` bytes; OSError."""
     if isinstance(fs, LocalFileSystem):
         return read_local(path, most)
     check_length(int(fs.size(path) or 0), most)
@@ -271,8 +270,7 @@ def read_small(fs: AbstractFileSystem, path: str, most: int) -> bytes:
 
 
 def locate(reference: str, *, download: bool = True) -> str:
-    """The folder, as a local path or fsspec URL, that a reference (what follows `hf:`) names. SourceError
-    when there is no such folder."""
+    """The folder, a path or fsspec URL, that a reference (after `hf:`) names. SourceError without one."""
     try:
         url = resolve_url(without_credentials(reference))
     except ValueError as error:

@@ -40,8 +40,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class StoreError(MaskedError, RuntimeError):
-    """A store that does not hold what it should, or refuses an operation. The message says what is wrong and
-    what to do."""
+    """A store that does not hold what it should, or refuses an operation. The message has the fix."""
 
 
 class DamagedError(StoreError):
@@ -49,8 +48,7 @@ class DamagedError(StoreError):
 
 
 class DamagedCheckpoint(DamagedError):
-    """A checkpoint that is not what was committed. `artifact`: the path in the store of its artifact; `step`:
-    its step."""
+    """A damaged checkpoint. `artifact`: the path of its artifact in the store."""
 
     def __init__(self, message: str, artifact: str, step: int) -> None:
         super().__init__(message, artifact, step)  # all arguments, so that the error can be pickled
@@ -61,8 +59,7 @@ class DamagedCheckpoint(DamagedError):
 
 
 def inside(name: Any, what: str) -> str:
-    """A relative path that stays in its folder. StoreError for anything else; `what` says where the path was
-    found."""
+    """A relative path that stays in its folder, else StoreError. `what` says where it was found."""
     if (
         not isinstance(name, str)
         or not name

@@ -56,8 +56,7 @@ def _time(stamp: str) -> datetime | None:
 
 
 def next_stamp(store: Store, run: str, now: datetime | None = None) -> str:
-    """The name of a new record: the time `now`, or one microsecond after the last record, whose writer's
-    clock may be ahead."""
+    """The name of a new record: the time `now`, or just after the last record, whose clock may be ahead."""
     now = now or datetime.now(UTC)
     times = [when for stamp in stamps(store, run)[-1:] if (when := _time(stamp)) is not None]
     when = max([now, *(last + timedelta(microseconds=1) for last in times)])

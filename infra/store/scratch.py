@@ -31,8 +31,7 @@ def scratch_root(stated: str | None = None) -> Path:
 
 @contextlib.contextmanager
 def temporary_folder(name: str, root: str | None = None) -> Iterator[Path]:
-    """A new folder `apertus-<name>-...` below `scratch_root(root)`, removed afterwards. StageError where it
-    cannot be created."""
+    """A new folder `apertus-<name>-...` in `scratch_root(root)`, removed afterwards. StageError if it fails."""
     parent = scratch_root(root)
     try:
         parent.mkdir(parents=True, exist_ok=True)

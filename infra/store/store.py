@@ -57,8 +57,7 @@ TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30}  # of S3, in seconds; `Re
 
 
 class Store(Filesystem):
-    """A folder on an fsspec filesystem that has the layout above. `piece_bytes`: the piece length of the
-    files that are written here."""
+    """A folder on an fsspec filesystem with the layout above; `piece_bytes`: of files written here."""
 
     def __init__(
         self,
@@ -105,8 +104,7 @@ class Store(Filesystem):
         return store
 
     def format(self) -> Format | None:
-        """The content of `format.json`; None for a new store. DamagedError when it is not what was
-        written."""
+        """The content of `format.json`; None for a new store. DamagedError for any other content."""
         document = self.read_json_if_there("format.json")
         try:
             return None if document is None else checked(Format, document)

@@ -15,8 +15,7 @@ from specs.differences import Change
 
 
 def show(console: Console, a: Side, b: Side, differences: list[Difference]) -> None:
-    """Prints which parts are the same or on one side only, then tables of what differs; parts that differ in
-    the same way share a table."""
+    """Prints the parts of one side, and a table of what differs for parts that differ in the same way."""
     console.print(f"[bold]A[/] {escape(a.label)}    [bold]B[/] {escape(b.label)}", soft_wrap=True)
     alone = len(differences) == 1
     by_verdict: dict[str, list[str]] = {}

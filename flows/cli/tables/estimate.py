@@ -56,8 +56,7 @@ def _by_columns(
     optional: tuple[str, ...],
     width: int,
 ) -> Table:
-    """A table of rows with their labels, under the heading `labels`; `columns`: the cell of a row, by
-    heading."""
+    """A table of labelled rows; `labels`: heading of the labels; `columns`: heading -> cell of a row."""
     cells = [[escape(label), *(cell(row) for cell in columns.values())] for label, row in rows]
     return table(title, caption, (labels, *columns), cells, optional=optional, width=width)
 

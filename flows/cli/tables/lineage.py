@@ -14,8 +14,7 @@ from specs.errors import counted
 
 
 def tree(lineage: Lineage, root: str) -> Tree:
-    """A part and what it was made from. A part that is shown already is only named; the tokenizer, which
-    everything reads, is then left out."""
+    """The tree of a part. A repeated part is only named, and a repeated tokenizer left out."""
     shown = {root}
 
     def grow(member: Member, branch: Tree) -> Tree:

@@ -197,8 +197,7 @@ def show_plan(console: Console, plan: Plan, details: bool = False) -> None:
 
 
 def show_item(console: Console, label: str, text: str, style: str = "", indent: int = 0) -> None:
-    """Prints a line with its label; in a terminal it is broken between words, with continuation lines
-    indented, elsewhere it stays one line."""
+    """Prints a labelled line, broken between words and indented in a terminal only."""
     if not console.is_terminal:
         console.print(f"{' ' * indent}{escape(label)}: {escape(text)}", style=style, soft_wrap=True)
         return
@@ -210,8 +209,7 @@ def show_item(console: Console, label: str, text: str, style: str = "", indent: 
 
 
 def show_advice(console: Console, plan: Plan, details: bool = False) -> None:
-    """Prints the advice by code: the reason once, then the message for each stage, or for the first of
-    several variants with the same advice."""
+    """Prints the advice by code: the reason once, then a message for each stage or family of variants."""
     codes = dict.fromkeys(advice.code for advice in plan.advice.given)
     for code in codes:
         about = CODES[code]

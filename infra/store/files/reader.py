@@ -47,8 +47,7 @@ FETCHES = 8  # requests at a time
 
 
 class RangeFile(Protocol):
-    """A file that is read in parts. `name` is for messages, `size` in bytes; `remote` when a read may wait
-    for a network."""
+    """A file that is read in parts. `name` is for messages; `remote`: a read may wait for a network."""
 
     @property
     def name(self) -> str: ...
@@ -61,8 +60,7 @@ class RangeFile(Protocol):
 
 
 class CheckedFile:
-    """A file of the store. `name` is its path, for messages; `size` in bytes, as recorded; `remote` when a
-    read may wait for a network."""
+    """A file of the store. `size`: bytes, as recorded; `remote`: a read may wait for a network."""
 
     def __init__(self, store: Filesystem, path: str, record: FileRecord) -> None:
         if record.size > WHOLE_BYTES and record.pieces is None:
@@ -85,8 +83,7 @@ class CheckedFile:
 
     @property
     def digests(self) -> bytes:
-        """SHA-256 of the pieces, 32 bytes each. DamagedError when the sidecar is not what the record
-        states."""
+        """SHA-256 of the pieces, 32 bytes each. DamagedError for a sidecar that differs."""
         with self._loading:
             if self._digests is None:
                 self._digests = self._load_digests()
@@ -108,8 +105,7 @@ class CheckedFile:
         return data
 
     def read(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop), 0 <= start <= stop <= size. DamagedError when they are not what was
-        written."""
+        """Bytes [start, stop), 0 <= start <= stop <= size. DamagedError when they differ."""
         if not self.remote:
             return self._local.read(start, stop)
         first, last = start // self.piece_bytes, -(-stop // self.piece_bytes)
@@ -154,8 +150,7 @@ class CheckedFile:
         )
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """Consecutive checked blocks of [start, stop), at most `FETCH_BYTES` long; `FETCHES` of them are
-        read ahead, side by side."""
+        """Yields checked blocks of [start, stop), up to `FETCH_BYTES` long; `FETCHES` are read ahead."""
         step = max(1, FETCH_BYTES // self.piece_bytes) * self.piece_bytes
         return read_ahead((self, *span) for span in cut(start, self.size if stop is None else stop, step))
 
@@ -169,8 +164,7 @@ class CheckedFile:
         return b"".join(self.blocks())
 
     def check(self) -> None:
-        """Compares the whole file, whatever was compared before. DamagedError names the pieces that
-        differ."""
+        """Compares the whole file, whatever was compared before. DamagedError names the differing pieces."""
         self.check_size()
         self.digests  # noqa: B018  (damage of the list is reported as such)
         with ThreadPoolExecutor(FETCHES, "check") as pool:
@@ -240,8 +234,7 @@ def cut(start: int, stop: int, step: int) -> list[tuple[int, int]]:
 
 
 def read_ahead(spans: Iterable[tuple[RangeFile, int, int]]) -> Iterator[bytes]:
-    """Yields the content of each span of a file, in turn; `FETCHES` of them are read at a time, side by
-    side."""
+    """Yields the content of each span of a file, in turn; `FETCHES` of them are read side by side."""
     todo = list(spans)
     if len(todo) < 2:
         yield from (file.read(begin, end) for file, begin, end in todo)
@@ -255,8 +248,7 @@ def read_ahead(spans: Iterable[tuple[RangeFile, int, int]]) -> Iterator[bytes]:
 
 
 def in_order(pool: ThreadPoolExecutor, calls: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
-    """Yields the results of `calls`, in order, while the pool makes the next `ahead` of them. A call is
-    submitted only when a result is asked for."""
+    """Yields results in order, while the pool makes the next `ahead`. Submits as results are asked for."""
     pending: deque[Future[T]] = deque()
     for call in calls:
         pending.append(pool.submit(call))

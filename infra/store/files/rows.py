@@ -18,8 +18,7 @@ SUFFIX = ".parquet"
 
 
 def encode(rows: Sequence[dict[str, Any]]) -> bytes:
-    """A table whose columns are the fields of all rows; those that are mappings are structs. ForeignError for
-    a row that is no `MetricsRow`."""
+    """A table with a column per field; mappings are structs. ForeignError for a row of another form."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

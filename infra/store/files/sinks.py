@@ -35,8 +35,7 @@ def part_length(before: int) -> int:
 
 
 def parts_of(size: int) -> int:
-    """The number of parts in which a file of `size` bytes is uploaded; 0 for a file that is shorter than a
-    part, which is put in one go."""
+    """The number of parts in which `size` bytes are uploaded; 0: shorter than a part, put in one go."""
     number = 0
     while size > 0 and (number or size >= PART_BYTES):
         size, number = size - part_length(number), number + 1
@@ -63,8 +62,7 @@ def sink_for(store: Filesystem, path: str) -> Sink:
 
 
 class LocalSink:
-    """A temporary file beside the target, synced and renamed at the end. Parts are written by position, so
-    that a try can be repeated."""
+    """A temporary file beside the target, renamed at the end. Writes by position can be repeated."""
 
     def __init__(self, store: Filesystem, path: str) -> None:
         self._store, self._path = store, path
@@ -105,8 +103,7 @@ class LocalSink:
 
 
 class MultipartSink:
-    """A multipart upload to S3, `PARTS_AHEAD` parts at a time; one PUT for a file that is shorter than a
-    part."""
+    """A multipart upload to S3, `PARTS_AHEAD` parts at a time; one PUT for less than a part."""
 
     def __init__(self, store: Filesystem, path: str) -> None:
         self._store, self._path, self._full = store, path, store.full(path)
@@ -178,8 +175,7 @@ class MultipartSink:
 
 
 class SpoolSink:
-    """A sink for filesystems of which nothing is known but that they take a file: the file is collected in a
-    temporary one, and put in one call."""
+    """A sink for any other filesystem: collects a file in a temporary one, and puts it in one call."""
 
     def __init__(self, store: Filesystem, path: str) -> None:
         self._store, self._path, self._full = store, path, store.full(path)

@@ -62,8 +62,7 @@ class Writer:
             self.abort()
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Takes all of `data`, which may be changed afterwards. StorageError when the storage fails; the
-        file is then given up."""
+        """Takes all of `data`, which may change afterwards. StorageError, and the file is given up."""
         if self.closed:
             raise ValueError(f"{self.path} is closed")
         view = memoryview(data).cast("B")

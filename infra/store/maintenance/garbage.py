@@ -203,8 +203,7 @@ def _compare_clocks(store: Store, clock: Callable[[], float]) -> None:
 
 
 def _may_run(store: Store, contents: Contents, grace: float, now: float) -> bool:
-    """Whether a run may be working at an artifact. A file without a time counts as old, a lease without
-    one as held."""
+    """Whether a run may work at an artifact. Files without a time are old, such leases held."""
     if any(file.modified is not None and now - file.modified < grace for file in contents.files.values()):
         return True
     folder, longest = f"{contents.path}/leases/", max(grace, LEASE_GRACE)
@@ -291,8 +290,7 @@ def _references(contents: Contents, whole: set[str]) -> GarbageItem | None:
 def _inputs(
     store: Store, listing: dict[str, FileEntry], documents: set[str], grace: float, now: float
 ) -> list[GarbageItem]:
-    """The records of documents outside the store that no reached artifact was made from. Making them again
-    costs no more than reading the documents."""
+    """Records of documents that no reached artifact was made from; cheap to make again."""
     item = GarbageItem("inputs", "inputs", "inputs", "inputs of no run")
     for name, file in listing.items():
         if not name.startswith("inputs/") or file.modified is None or now - file.modified < grace:

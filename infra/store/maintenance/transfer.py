@@ -52,8 +52,7 @@ def closure(store: Store, roots: Iterable[tuple[str, int | None]]) -> list[tuple
 
 
 def markers_of(contents: Contents, step: int | None) -> list[Marker]:
-    """The markers of an artifact that are copied: those up to `step`, in the order in which they are
-    written."""
+    """The markers of an artifact up to `step` that are copied, in the order of writing."""
     chosen = [
         marker
         for marker in contents.markers

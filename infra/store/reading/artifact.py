@@ -32,8 +32,7 @@ from specs.job import InputRef
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: `folder` is its place in the store, `marker` the content of its commit
-    marker."""
+    """A committed checkpoint: its folder in the store, and the content of its commit marker."""
 
     artifact: Artifact
     step: int
@@ -92,8 +91,7 @@ class Checkpoint:
 
 
 class Artifact:
-    """The folder of one fingerprint. `step` chooses the manifest of a training artifact; None is the only
-    manifest of other artifacts."""
+    """The folder of one fingerprint. `step` chooses a training artifact's manifest; else None."""
 
     def __init__(self, store: Store, path: str, step: int | None = None) -> None:
         self.store = store
@@ -143,8 +141,7 @@ class Artifact:
             return None
 
     def metric(self, *path: str) -> float:
-        """A number among the metrics of the manifest. DamagedError, which names the metric, if it is not a
-        number."""
+        """A number among the manifest's metrics. DamagedError names a metric that is no number."""
         value: Any = self.manifest.metrics
         for name in path:
             value = value.get(name) if isinstance(value, dict) else None
@@ -227,8 +224,7 @@ class Artifact:
         ]
 
     def history(self, marker: CheckpointMarker | Manifest | None = None) -> Iterator[dict[str, Any]]:
-        """Yields the rows of metrics, in order, over all attempts that led to the manifest (or to the
-        checkpoint whose marker is given)."""
+        """Yields the rows of metrics, in order, of all attempts that led to the manifest or `marker`."""
         for entry in (marker or self.manifest).history:
             yield from decode(
                 self.store.reader(f"{self.path}/attempts/{entry.path}", entry).bytes(), entry.path
@@ -295,8 +291,7 @@ _compared_here: set[tuple[str, int, int, int]] = set()
 
 
 def _state(copy: Path) -> tuple[str, int, int, int]:
-    """The present state of a copy: that in which this process compared it, unless somebody has touched it
-    since."""
+    """The present state of a copy: as it was compared, unless somebody has touched it since."""
     seen = copy.stat()
     return str(copy), seen.st_size, seen.st_mtime_ns, seen.st_ino
 

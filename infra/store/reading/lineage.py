@@ -88,8 +88,7 @@ Counts = Callable[[str, Input], bool]
 
 
 def of_weights(role: str, ref: Input) -> bool:
-    """Whether the weights began as those of an input: a parent, or a checkpoint that was merged or
-    exported."""
+    """Whether the weights began as an input's: a parent, or a checkpoint merged or exported."""
     return ref.step is not None and role.split(":")[0] in ("parent", "checkpoint", "base")
 
 

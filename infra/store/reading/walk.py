@@ -102,8 +102,7 @@ class Contents:
 
     @property
     def knows_inputs(self) -> bool:
-        """Whether it is known what the artifact was made from. If nothing is committed yet, nothing was
-        made."""
+        """Whether it is known what the artifact was made from; so if nothing is committed."""
         return self.identity is not None or not (self.markers or self.damaged)
 
     @property

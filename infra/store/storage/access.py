@@ -30,8 +30,7 @@ ADDRESS = {"ParamValidationError", "NoRegionError", "InvalidRegionError", "Bucke
 
 
 def fix_of(error: BaseException, url: str) -> str | None:
-    """What a user can do about an error of the first request to remote storage; None for a fault of the
-    storage, and for local files."""
+    """What a user can do about the first request's error; None for a fault of storage, and for files."""
     protocol = SAME.get(stated := get_protocol(url), stated)
     if protocol in ("file", "local"):
         return None

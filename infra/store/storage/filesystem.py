@@ -192,8 +192,7 @@ class Filesystem:
         return data
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of a file that is known to have them. DamagedError when it is gone, or has
-        become shorter."""
+        """Bytes [start, stop) of a file known to have them. DamagedError if it is gone or shorter."""
         full, length = self.full(path), stop - start
 
         def ask() -> bytes:
@@ -216,14 +215,12 @@ class Filesystem:
             raise self.missing(path) from error
 
     def read_whole(self, path: str) -> bytes:
-        """The content of a file of which no digest is stated: its length is compared, so that a truncated
-        answer is asked for again."""
+        """A file without a stated digest: its length is compared, and a short answer is tried again."""
         size = self.size(path)
         return self.read_bytes(path) if size is None else self.read_range(path, 0, size)
 
     def check_whole(self, path: str, data: bytes) -> None:
-        """Raises WrongLength, which is met with another try, when the store has more or fewer bytes of a file
-        than it gave."""
+        """Raises WrongLength, so that it is tried again, if the store has another size than it gave."""
         if (has := self.size(path)) != len(data):
             raise WrongLength(
                 f"the store {self.url} gave {len(data)} bytes of '{path}' and says that it has {has}"
@@ -276,8 +273,7 @@ class Filesystem:
         return self.call(f"writing '{path}'", link)
 
     def _create(self, path: str, full: str, data: bytes) -> None:
-        """Writes conditionally, if the filesystem can. What is stored afterwards counts, so a conflict is no
-        error."""
+        """Writes conditionally, if the filesystem can. Conflicts are no error: what is stored counts."""
 
         def create() -> None:
             try:
@@ -319,8 +315,7 @@ class Filesystem:
             )
 
     def overwrite(self, path: str, data: bytes) -> None:
-        """Rewrites a small file that is rewritten again and again: one call, not tried again, and not made
-        durable on local disk."""
+        """Rewrites a small file, as is done often: in one call, not tried again, not durable on disk."""
         full = self.full(path)
         with self.timed():
             if self.is_local:

@@ -54,8 +54,7 @@ def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def sync(number: int, path: Path) -> None:
-    """Makes what was written to an open file durable. StorageError, which is never met with another try, when
-    that fails."""
+    """Makes an open file's content durable. StorageError, never met with another try, if that fails."""
     try:
         os.fsync(number)
     except OSError as error:

@@ -44,8 +44,7 @@ NETWORK_ERRORS = {
 
 
 class StorageError(MaskedError, OSError):
-    """Storage that did not do what was asked of it in any try. The message says what failed and what to
-    do."""
+    """Storage that failed in every try. The message says what failed and what to do."""
 
 
 class WrongLength(OSError):
@@ -87,8 +86,7 @@ class Retry:
     chance: Callable[[], float] = random.random
 
     def pause(self, number: int) -> float:
-        """The seconds to wait after try `number`, from 1: between half and all of `first` x 2^(number - 1),
-        at most `longest`."""
+        """The seconds after try `number`, from 1: 1/2 to 1 of `first` x 2^(number - 1), or `longest`."""
         return min(self.longest, self.first * 2 ** (number - 1)) * (0.5 + 0.5 * self.chance())
 
     def call(self, what: str, function: Callable[[], T], *, guard: float | None = None) -> T:

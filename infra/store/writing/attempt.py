@@ -152,8 +152,7 @@ class Attempt:
         return unit
 
     def unit_files(self, key: str, unit: Unit) -> dict[str, Path]:
-        """The local paths of the files of a unit, with checked content: the stored files, or copies of them.
-        DamagedError names a file that differs."""
+        """Local paths of a unit's files, or of copies, checked. DamagedError names one that differs."""
         try:
             return {
                 name: local_file(self.store.reader(record.path, record))
@@ -259,8 +258,7 @@ class Attempt:
     def commit(
         self, *, metrics: dict[str, Any], facts: dict[str, Any] | None = None, step: int | None = None
     ) -> None:
-        """Writes the manifest, last of all. `step`: the end of a training segment, whose checkpoint is
-        committed already."""
+        """Writes the manifest, last. `step`: a training segment's end, whose checkpoint is committed."""
         end: dict[str, Any] = {"attempt": self.job.attempt, "files": self.files}
         if step is not None:
             checkpoint = self.artifact.checkpoint(step)

@@ -77,8 +77,7 @@ def _stated_seconds() -> float:
 
 
 class Holder(Strict):
-    """The holder that a claim states. `since` is for people; the rest identifies the launcher's process on
-    its machine."""
+    """The holder by its claim: the launcher's process on its machine; `since` is for people."""
 
     attempt: str = Field(pattern=NAME)
     host: str = Field(pattern=r"^[\w.:-]*$")
@@ -114,8 +113,7 @@ class Holder(Strict):
 
     @property
     def gone(self) -> bool:
-        """Whether the holder ran on this machine, and its process has ended. Of other machines nothing is
-        known."""
+        """Whether the holder ran on this machine and has ended. Of other machines nothing is known."""
         return self.on_this_machine and not liveness.is_running(self.pid, self.started)
 
 
@@ -128,8 +126,7 @@ class Beat(Foreign):
 
     @classmethod
     def read(cls, data: bytes) -> Beat:
-        """The beat that `data` states; a default one if there is no file yet, or it is damaged: only its
-        changes are then looked at."""
+        """The beat in `data`; a default one without a file, or if it is damaged: only changes count."""
         try:
             return checked(cls, parse_json(data))
         except ForeignError:
@@ -206,8 +203,7 @@ class Leases:
 
 
 class Lease:
-    """A lease that was claimed. Inside its `with` block, it beats in a thread; the end of the block releases
-    it."""
+    """A lease that was claimed. Its `with` block beats in a thread, and releases it at the end."""
 
     def __init__(self, store: Store, path: str, generation: int, holder: Holder, timing: Timing) -> None:
         self.store = store
@@ -260,8 +256,7 @@ class Lease:
         self._write(released=False)
 
     def release(self) -> None:
-        """Lets the next attempt have the lease. When the storage refuses, others find out after the time of
-        the lease."""
+        """Lets the next attempt have the lease. If storage refuses, it ends by its time."""
         if self.lost:
             return
         try:
@@ -305,8 +300,7 @@ def require(store: Store, path: str, generation: int, attempt: str) -> None:
 
 
 def holder_of(store: Store, path: str) -> Holder | None:
-    """The holder that seems to work at a part now, by a single look, which cannot tell whether a process of
-    another machine still lives."""
+    """Who seems to work at a part, by one look, which cannot tell if another machine's process lives."""
     try:
         seen = Leases(store, path).look()
     except StoreError:

@@ -27,15 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 def refer(store: Store, path: str, step: int, referrer: str) -> None:
-    """Notes that the artifact `referrer` (`<kind>/<fingerprint>`) starts from the checkpoint of `step` of
-    the artifact at `path`."""
+    """Notes that `referrer` (`<kind>/<fingerprint>`) starts from a checkpoint of the artifact at `path`."""
     place = f"{path}/references/{step:08d}-{referrer.rsplit('/', 1)[-1]}.json"
     store.write_document(place, CheckpointUse(referrer=referrer))
 
 
 def hold(store: Store, path: str, step: int, referrer: str) -> None:
-    """Like `refer`, for a checkpoint that has to exist. StoreError when it does not, since it was pruned
-    before its pruner could see the reference."""
+    """Like `refer`, for a checkpoint that has to exist. StoreError if it was pruned before."""
     refer(store, path, step, referrer)
     if not store.exists(Artifact(store, path).marker_path(step)):
         raise StoreError(
