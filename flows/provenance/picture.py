@@ -6,16 +6,14 @@ lineage gives the same bytes.
 
 from __future__ import annotations
 
-from html import escape
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from flows.format import amount, headline
-from flows.graph_layout import HEIGHT, WIDTH, Box, draw
+from flows.graph_layout import HEIGHT, WIDTH, draw
 from flows.provenance.lineage import Lineage, Member
 from specs.errors import counted
 from specs.stages import CHECKPOINTS
 
-FITS, FITS_BOLD = 28, 22  # characters in a line of a box
-FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
 TOP = 56  # for the title, in pixels
 COLOURS = {  # fill, border
     "documents": ("#fff7e6", "#c98a1b"),
@@ -31,28 +29,21 @@ def svg(lineage: Lineage, title: str) -> str:
     reads: dict[str, list[str]] = {key: [] for key in lineage.sources}
     reads |= {key: list(dict.fromkeys(member.sources.values())) for key, member in lineage.parts.items()}
     drawing = draw(reads, {})
-    width, height = max(drawing.width, 560), drawing.height + TOP + 34
-    lines = [
-        (
-            f"<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0f}' height='{height:.0f}' viewBox='0 0"
-            f" {width:.0f} {height:.0f}' {FONT}>"
-        ),
-        (
-            "<defs><marker id='tip' viewBox='0 0 8 8' refX='2' refY='4' markerWidth='7' markerHeight='7'"
-            " orient='auto'><path d='M0 0 L8 4 L0 8 z' fill='#7b8794'/></marker></defs>"
-        ),
-        f"<rect width='{width:.0f}' height='{height:.0f}' fill='#ffffff'/>",
-        f"<text x='10' y='24' font-size='17' font-weight='600' fill='#1f2933'>{escape(title)}</text>",
-        f"<text x='10' y='43' font-size='12' fill='#52606d'>{escape(_summary(lineage))}</text>",
-        f"<g transform='translate(0 {TOP})'>",
-    ]
-    for arrow in drawing.arrows:
-        lines.append(
-            f"<path d='{arrow.path}' fill='none' stroke='#7b8794' stroke-width='1.4' marker-end='url(#tip)'/>"
-        )
-    lines += [_box(lineage, box) for box in drawing.boxes]
-    lines += ["</g>", _legend(height - 14), "</svg>"]
-    return "\n".join(lines) + "\n"
+    environment = Environment(
+        loader=PackageLoader("flows.provenance", ""), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    return environment.get_template("picture.svg.jinja").render(
+        width=round(max(drawing.width, 560)),
+        height=round(drawing.height + TOP + 34),
+        top=TOP,
+        title=title,
+        summary=_summary(lineage),
+        arrows=drawing.arrows,
+        boxes=[(box, _content(lineage, box.stage)) for box in drawing.boxes],
+        box_size=(WIDTH, HEIGHT),
+        colours=COLOURS,
+    )
 
 
 def _summary(lineage: Lineage) -> str:
@@ -66,41 +57,21 @@ def _summary(lineage: Lineage) -> str:
     )
 
 
-def _box(lineage: Lineage, box: Box) -> str:
-    member = lineage.parts.get(box.stage)
+def _content(lineage: Lineage, key: str) -> tuple[str, bool, list[str]]:
+    """Of a box: its group among `COLOURS`, whether its border is dashed, and its lines."""
+    member = lineage.parts.get(key)
     if member is None:
-        source = lineage.sources[box.stage]
+        source = lineage.sources[key]
         size = f"{counted(source.files, 'file')}, {amount(source.bytes)}B"
         facts = size if source.files else source.language
         licence = f"licence: {source.license or 'not stated'}"
-        group, texts = "documents", [source.name, licence, facts, f"sha-256 {source.digest[:16]}"]
-    else:
-        part = member.part
-        group = "result" if part.kind in RESULTS else "training" if part.kind in MODELS else "data"
-        at = f", step {member.key.rpartition('@')[2]}" if "@" in member.key else ""
-        state = f"{part.fingerprint[:16]} {member.action}"
-        texts = [part.name, f"{part.kind}{at}", _numbers(lineage, member), state]
-    fill, border = COLOURS[group]
-    dashed = " stroke-dasharray='5 3'" if member is not None and member.action in ("run", "gone") else ""
-    shape = (
-        f"<rect width='{WIDTH}' height='{HEIGHT}' rx='7' fill='{fill}' stroke='{border}'"
-        f" stroke-width='1.3'{dashed}/>"
-    )
-    parts = [
-        f"<g transform='translate({box.x:.1f} {box.y:.1f})'><title>{escape(chr(10).join(texts))}</title>",
-        shape,
-    ]
-    for index, text in enumerate(texts):
-        style = (
-            "font-size='13' font-weight='600' fill='#1f2933'"
-            if index == 0
-            else "font-size='11' fill='#3e4c59'"
-        )
-        parts.append(
-            f"<text x='10' y='{21 + 18 * index}'"
-            f" {style}>{escape(_short(text, FITS if index else FITS_BOLD))}</text>"
-        )
-    return "".join([*parts, "</g>"])
+        return "documents", False, [source.name, licence, facts, f"sha-256 {source.digest[:16]}"]
+    part = member.part
+    group = "result" if part.kind in RESULTS else "training" if part.kind in MODELS else "data"
+    at = f", step {member.key.rpartition('@')[2]}" if "@" in member.key else ""
+    state = f"{part.fingerprint[:16]} {member.action}"
+    texts = [part.name, f"{part.kind}{at}", _numbers(lineage, member), state]
+    return group, member.action in ("run", "gone"), texts
 
 
 def _numbers(lineage: Lineage, member: Member) -> str:
@@ -112,18 +83,3 @@ def _numbers(lineage: Lineage, member: Member) -> str:
     if member.steps:
         return f"{counted(member.steps, 'step')}, {amount(member.tokens)} tokens"
     return headline(member.part.results)
-
-
-def _short(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1]}…"
-
-
-def _legend(y: float) -> str:
-    parts, x = [], 10
-    for name, (fill, border) in COLOURS.items():
-        parts.append(
-            f"<rect x='{x}' y='{y - 9:.0f}' width='12' height='12' rx='2' fill='{fill}' stroke='{border}'/>"
-        )
-        parts.append(f"<text x='{x + 17}' y='{y + 1:.0f}' font-size='11' fill='#3e4c59'>{name}</text>")
-        x += 30 + 7 * len(name)
-    return "".join(parts)

@@ -31,7 +31,7 @@ def scratch_root(stated: str | None = None) -> Path:
 
 @contextlib.contextmanager
 def temporary_folder(name: str, root: str | None = None) -> Iterator[Path]:
-    """A new folder `apertus-<name>-...` in `scratch_root(root)`, removed afterwards. StageError if it fails."""
+    """A new folder `apertus-<name>-...` in `scratch_root(root)`, removed afterwards, or a StageError."""
     parent = scratch_root(root)
     try:
         parent.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,6 @@ def lineage(
     """Show the lineage of a stage or a model, down to the source files, with licences, filters and counts."""
     from flows.cli.tables import lineage as tables
     from flows.provenance import lineage as lineages
-    from flows.provenance.picture import svg
 
     plan = None if stage is None else _planned(spec, stage, store, overrides)
     if stage is None or plan is None:
@@ -111,6 +110,8 @@ def lineage(
     else:
         traced = [lineages.of_plan(plan, [stage] if stage in plan.graph.nodes else plan.graph.ends_of(stage))]
     if picture is not None:
+        from flows.provenance.picture import svg  # loads jinja2
+
         write(picture, svg(traced[0], f"{stage or spec}: what it was made from"), plan)
     if as_json:
         parts = [lineage.to_json(root, files=files) for lineage in traced for root in lineage.roots]
