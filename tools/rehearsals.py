@@ -14,7 +14,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from apertus_model.rehearsal.rates import Rates
-from flows.execution.rehearsal import PartResult, Rehearsal
+from apertus_model.rehearsal.records import PartResult
+from flows.execution.rehearsal import Rehearsal
 from flows.planning.estimate.memory import memory_of_rank
 from flows.planning.estimate.step_time import of_step
 from flows.planning.estimate.training import PartEstimate

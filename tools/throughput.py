@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from apertus_model.rehearsal.rates import Rates
+from apertus_model.rehearsal.records import PartResult
 from flows.execution.layout_search import busiest_ranks
-from flows.execution.rehearsal import PartResult, rehearse
+from flows.execution.rehearsal import rehearse
 from flows.planning.estimate.training import part_estimate
 from flows.planning.graph import Node
 from flows.planning.layouts import Layout

@@ -120,3 +120,43 @@ class RankReport(Strict):
     rank: int
     rehearsed: Rehearsed | None = None
     failure: Failure | None = None
+
+
+class RankResult(Strict):
+    """The report of a rank, beside what the plan expects."""
+
+    rank: int
+    pipeline_rank: int
+    planned_memory: dict[str, Any]  # bytes, by the parts of a plan's estimate
+    memory_difference: float | None  # (planned - rehearsed) / rehearsed; None where the rank does not build
+    planned_flops: float  # of a step, with recomputation
+    flops_ratio: float | None  # counted / planned
+    report: RankReport
+
+
+class PartResult(Strict):
+    """A part of a stage, with the ranks that were rehearsed."""
+
+    stage: str
+    part: str
+    gpus: int
+    gpu: str
+    ranks: list[RankResult]
+    # predicted from the slowest of these ranks; None where a rank does not build
+    bubble: float  # idle time of a pipeline, as a fraction of the time of its busiest rank
+    step_seconds: float | None
+    tokens_per_second_per_gpu: float | None
+
+    @property
+    def failures(self) -> list[tuple[int, Failure]]:
+        return [(rank.rank, rank.report.failure) for rank in self.ranks if rank.report.failure is not None]
+
+    @property
+    def built(self) -> dict[int, Rehearsed]:
+        """The ranks that build."""
+        return {rank.rank: rank.report.rehearsed for rank in self.ranks if rank.report.rehearsed is not None}
+
+    @property
+    def busiest(self) -> tuple[int, Rehearsed]:
+        """The rank with the largest peak."""
+        return max(self.built.items(), key=lambda pair: pair[1].memory.total)

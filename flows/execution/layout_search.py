@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import log
+from statistics import StatisticsError, correlation
 from typing import Any
 
 from apertus_model.rehearsal.rates import Rates
-from flows.execution.rehearsal import PartResult, check_gpu, rehearse
+from apertus_model.rehearsal.records import PartResult
+from flows.execution.rehearsal import check_gpu, rehearse
 from flows.planning.estimate.memory import memory_of_rank
 from flows.planning.estimate.step_time import of_rank
 from flows.planning.estimate.training import PartEstimate
@@ -73,34 +75,23 @@ def search(
     number: int = BEST,
     run: Callable[..., PartResult] = rehearse,
 ) -> Search:
-    """Searches the layouts of a part.
+    """Searches the layouts of a part. StageError when no layout fits, or no rehearsal is possible.
 
     Args:
-        pipeline: name of the recipe.
-        part: a segment with its launch.
         path: of the phase of `part` in the recipe.
-        gpu: one of `specs.cluster.GPUS`.
-        gpus_per_node: of the cluster.
         nodes: number of nodes for the part; as many as it has by default.
-        accept: plans the part in a layout.
         begins: called with how many layouts fit, and what is rehearsed next.
         number: of layouts to find, each of a different kind.
-        run: rehearses ranks of a part.
-
-    Raises:
-        StageError: no layout fits, or no rehearsal is possible; the message says why.
     """
     check_gpu(gpu)
     rates = Rates(gpu, gpus_per_node)
     processes = part.gpus if nodes is None else nodes * gpus_per_node
     limit = GPUS[gpu].memory
-    segment = part.segment
-    own_layout = Layout(segment, part.gpus, rates)
-    known = layouts(segment, processes, rates)
+    known = layouts(part.segment, processes, rates)
     if not any(layout.memory <= limit for layout in known):
         raise StageError(_nothing(part, processes, limit, known, []))
     begins(0, f"the recipe's own layout, beside {len(known):,} others")
-    own = _rehearsed(own_layout, path, part, run)
+    own = _rehearsed(Layout(part.segment, part.gpus, rates), path, part, run)
     best, dropped = _rehearse_kinds(known, limit, number, path, accept, begins, run)
     if not best:
         raise StageError(_nothing(part, processes, limit, known, dropped))
@@ -243,13 +234,10 @@ def _percents(speed: float | None) -> int:
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Spearman's rank correlation; None for fewer than three pairs, or only equal values on one side."""
-    if len(first) < 3:
+    try:
+        return correlation(_ranks(first), _ranks(second)) if len(first) > 2 else None
+    except StatisticsError:
         return None
-    one, other = _ranks(first), _ranks(second)
-    mean = (len(one) - 1) / 2
-    covariance = sum((a - mean) * (b - mean) for a, b in zip(one, other, strict=True))
-    spread = sum((a - mean) ** 2 for a in one) * sum((b - mean) ** 2 for b in other)
-    return covariance / spread**0.5 if spread else None
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from apertus_model.rehearsal import fake_cuda
-from apertus_model.rehearsal.records import Failure, RankReport, Task
+from apertus_model.rehearsal.records import Failure, PartResult, RankReport, RankResult, Task
 from flows.planning.estimate import flops
 from flows.planning.estimate.memory import memory_of_rank
 from flows.planning.estimate.sizes import layers_of_rank, micro_batches_of
@@ -39,36 +39,6 @@ UNRELATED = (
 )  # fmt: skip
 
 
-class RankResult(Strict):
-    """The report of a rank, beside what the plan expects."""
-
-    rank: int
-    pipeline_rank: int
-    planned_memory: dict[str, Any]  # bytes, by the parts of a plan's estimate
-    memory_difference: float | None  # (planned - rehearsed) / rehearsed; None where the rank does not build
-    planned_flops: float  # of a step, with recomputation
-    flops_ratio: float | None  # counted / planned
-    report: RankReport
-
-
-class PartResult(Strict):
-    """A part of a stage, with the ranks that were rehearsed."""
-
-    stage: str
-    part: str
-    gpus: int
-    gpu: str
-    ranks: list[RankResult]
-    # predicted from the slowest of these ranks; None where a rank does not build
-    bubble: float  # idle time of a pipeline, as a fraction of the time of its busiest rank
-    step_seconds: float | None
-    tokens_per_second_per_gpu: float | None
-
-    @property
-    def failures(self) -> list[tuple[int, Failure]]:
-        return [(rank.rank, rank.report.failure) for rank in self.ranks if rank.report.failure is not None]
-
-
 class Rehearsal(Strict):
     """The output of `apertus rehearse --json`."""
 
@@ -89,20 +59,12 @@ def rehearse(
     known: dict[str, RankReport] | None = None,
     fused_norms: bool = True,
 ) -> PartResult:
-    """Rehearses ranks of a part.
+    """Rehearses ranks of a part. StageError when there is no such GPU or rank, or no rehearsal is possible.
 
     Args:
-        part: a segment with its launch.
-        gpu: one of `specs.cluster.GPUS`.
-        gpus_per_node: of the cluster.
-        ranks: which ranks, or their numbers.
         begins: called with the number of each rank before its rehearsal.
         known: reports of finished tasks, by `work_of`; those of this part are added. Segments of a stage
             often differ in their first and last steps alone.
-        fused_norms: see `Task`.
-
-    Raises:
-        StageError: there is no such GPU or rank, or no rehearsal is possible here; the message says why.
     """
     segment, world = part.segment, part.gpus
     check_gpu(gpu)
@@ -123,16 +85,10 @@ def rehearse(
     missing = {work: task for work, task in zip(works, tasks, strict=True) if work not in known}
     known |= zip(missing, run_ranks([*missing.values()], begins), strict=True)
     results = [_beside_plan(segment, world, known[work]) for work in works]
-    seconds = [one.report.rehearsed.seconds for one in results if one.report.rehearsed is not None]
-    idle = max(
-        (
-            bubble(segment.parallel, one.report.rehearsed.micro_batches)
-            for one in results
-            if one.report.rehearsed
-        ),
-        default=0.0,
-    )
-    step = max(seconds) * (1 + idle) if seconds and len(seconds) == len(results) else None
+    built = [rank.report.rehearsed for rank in results if rank.report.rehearsed is not None]
+    idle = max((bubble(segment.parallel, rank.micro_batches) for rank in built), default=0.0)
+    longest = max((rank.seconds for rank in built), default=0.0)
+    step = longest * (1 + idle) if built and len(built) == len(results) else None
     return PartResult(
         stage=part.node.stage,
         part=part.node.name,
@@ -163,11 +119,8 @@ def ranks_of(segment: Segment, world: int, ranks: Ranks | int | list[int]) -> li
 
     `first, middle and last`: a rank of the first and of the last stage of a pipeline, and of the middle stage
     that waits for most micro-batches. `all kinds`: also ranks with other layers or other micro-batches in
-    flight and, where FSDP cuts a tensor into unequal parts, the last rank of a group.
-
-    Raises:
-        StageError: there is no such rank.
-    """
+    flight and, where FSDP cuts a tensor into unequal parts, the last rank of a group. StageError for a number
+    that is no rank."""
     parallel = segment.parallel
     if isinstance(ranks, list):
         return ranks
@@ -222,11 +175,8 @@ def _beside_plan(segment: Segment, world: int, report: RankReport) -> RankResult
 
 
 def run_ranks(tasks: list[Task], begins: Callable[[int], None] = lambda rank: None) -> list[RankReport]:
-    """Rehearses ranks, as many at a time as this process has cores, each in a process of its own.
-
-    Raises:
-        StageError: no rehearsal is possible on this machine.
-    """
+    """Rehearses ranks, each in a process of its own, as many at a time as this process has cores. StageError
+    where no rehearsal is possible."""
     reports, running = list[RankReport](), deque[Callable[[], RankReport]]()
     with contextlib.ExitStack() as started:
         for task in tasks:
@@ -278,14 +228,9 @@ def _failed(task: Task, why: str) -> RankReport:
     return RankReport(rank=task.rank, failure=Failure(error=why, place=""))
 
 
-def parts_to_rehearse(
-    parts: list[PartEstimate], stage: str | None, number: int | None
-) -> Iterator[PartEstimate]:
+def parts_to_rehearse(parts: list[PartEstimate], stage: str | None, number: int | None) -> list[PartEstimate]:
     """The parts of a stage that trains, or of all stages; with `number` only the part at that place, from 0.
-
-    Raises:
-        StageError: there is no such stage or part.
-    """
+    StageError when there is no such stage or part."""
     names = list(dict.fromkeys(part.node.stage for part in parts))
     if stage is not None and stage not in names:
         raise StageError(
@@ -298,4 +243,4 @@ def parts_to_rehearse(
         if not 0 <= number < len(chosen):
             raise StageError(f"stage {stage!r} has no part {number}. Fix: use 0 to {len(chosen) - 1}")
         chosen = [chosen[number]]
-    yield from chosen
+    return chosen

@@ -8,7 +8,6 @@ loss; in conversations, they are not the assistant's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -84,12 +83,8 @@ def segment_at(name: str, nodes: list[Node], options: Options) -> Node:
     segments belong to several phases, or none contains the step."""
     phases = sorted({node.phase for node in nodes})
     if len(phases) > 1:
-        raise SpecError.of(
-            (),
-            f"'{name}' has {len(phases)} phases",
-            f"name one: {', '.join(phases)}.",
-            "inspect",
-        )
+        fix = f"name one: {', '.join(phases)}."
+        raise SpecError.of((), f"'{name}' has {len(phases)} phases", fix, "inspect")
     step = options.step if options.step is not None else nodes[0].start_step + 1
     for node in nodes:
         if node.start_step < step <= (node.end_step or 0):
@@ -105,12 +100,8 @@ def collect(plan: Plan, node: Node, options: Options) -> Batch:
 
     segment = node.part
     assert isinstance(segment, Segment)
-    inputs = references(plan, node)
-    data: Any = open_data(
-        plan.store,
-        inputs,
-        segment.model_copy(update={"validation": segment.validation.model_copy(update={"interval": 0})}),
-    )
+    trained = {"validation": segment.validation.model_copy(update={"interval": 0})}
+    data: Any = open_data(plan.store, references(plan, node), segment.model_copy(update=trained))
     tokenizer_artifact = finished(plan, plan.graph.nodes[node.inputs["tokenizer"].name])
     tokenizer = open_tokenizer(tokenizer_artifact.local("tokenizer.json"))
     step = options.step if options.step is not None else node.start_step + 1
@@ -122,15 +113,11 @@ def collect(plan: Plan, node: Node, options: Options) -> Batch:
         sample_of(data, tokenizer, index, pad) for index in range(begin, begin + min(count, options.limit))
     ]
     first, end = segment.sample_at(segment.start_step), segment.sample_at(segment.end_step)
-    drawn = first <= begin < end
+    other = f"training draws the samples {first:,} to {end - 1:,} here; {begin:,} is not among them"
     return {
         "name": node.name,
         "kind": node.kind,
-        "note": (
-            ""
-            if drawn
-            else f"training draws the samples {first:,} to {end - 1:,} here; {begin:,} is not among them"
-        ),
+        "note": "" if first <= begin < end else other,
         "step": step if options.sample is None else None,
         "global_batch_size": segment.global_batch_size,
         "sequence_length": segment.sequence_length,
@@ -155,25 +142,15 @@ def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> Sa
         inside = range(start, end)
         trained = [place for place in inside if labelled[place] >= 0]
         padding = not trained and end == len(ids) and {ids[place] for place in inside} <= pad
-        kinds: list[Status] = ["padding" if padding else _status(place, start, labelled) for place in inside]
-        pieces: list[Piece] = [
-            {
-                "status": status,
-                "tokens": len(places),
-                "text": tokenizer.decode([ids[place] for place in places], skip_special_tokens=False),
-            }
-            for status, places in _runs(list(inside), kinds)
-        ]
+        kinds = {place: "padding" if padding else _status(place, start, labelled) for place in inside}
+        pieces = list[Piece]()
+        for status, run in groupby(inside, kinds.__getitem__):  # so that characters are decoded whole
+            tokens = [ids[place] for place in run]
+            text = tokenizer.decode(tokens, skip_special_tokens=False)
+            pieces.append({"status": status, "tokens": len(tokens), "text": text})
         origin = "padding" if padding else (origins[number] if number < len(origins) else origins[-1])
-        documents.append(
-            {
-                "begin": start,
-                "tokens": end - start,
-                "trained": len(trained),
-                "source": origin,
-                "pieces": pieces,
-            }
-        )
+        counts = {"begin": start, "tokens": end - start, "trained": len(trained)}
+        documents.append({**counts, "source": origin, "pieces": pieces})
     sources = dict.fromkeys(document["source"] for document in documents if document["source"] != "padding")
     decoded: Sample = {
         "index": index,
@@ -200,25 +177,16 @@ def _status(place: int, start: int, labels: list[int]) -> Status:
     return "trained" if labels[place - 1] >= 0 else "untrained"
 
 
-def _runs(places: list[int], kinds: list[Status]) -> Iterator[tuple[Status, list[int]]]:
-    """Joins neighbours of one status, so that characters of several tokens are decoded whole."""
-    for kind, run in groupby(zip(kinds, places, strict=True), key=lambda pair: pair[0]):
-        yield kind, [place for _, place in run]
-
-
 def _origins(data: Any, sample: Any, index: int) -> list[str]:
     """The origins of the documents of a sample, in order; the last origin holds for all further documents."""
     samples = data.samples
     if hasattr(samples, "order"):
         draw = samples.order[index]
-        return [
-            f"{data.names[draw.source]} (sequence {draw.window:,} of {samples.order.windows[draw.source]:,},"
-            f" pass {draw.epoch + 1})"
-        ]
+        place = f"sequence {draw.window:,} of {samples.order.windows[draw.source]:,}, pass {draw.epoch + 1}"
+        return [f"{data.names[draw.source]} ({place})"]
     if hasattr(samples, "conversations"):
-        return [
-            f"{data.names[source]} (conversation {number})" for source, number in samples.conversations(index)
-        ]
+        found = samples.conversations(index)
+        return [f"{data.names[source]} (conversation {number})" for source, number in found]
     source, row = samples.place(index)
     rows = samples.sets[source]
     if not hasattr(sample, "rewards"):  # labelled pairs
@@ -236,14 +204,11 @@ def _origins(data: Any, sample: Any, index: int) -> list[str]:
 
 
 def show(console: Console, batch: Batch) -> None:
-    at = (
-        f"step {batch['step']}, {batch['global_batch_size']} sequences"
-        if batch["step"] is not None
-        else "one sample"
-    )
-    console.print(
-        f"[bold]{escape(batch['name'])}[/]: {at} of {batch['sequence_length']} tokens", highlight=False
-    )
+    at = "one sample"
+    if batch["step"] is not None:
+        at = f"step {batch['step']}, {batch['global_batch_size']} sequences"
+    heading = f"[bold]{escape(batch['name'])}[/]: {at} of {batch['sequence_length']} tokens"
+    console.print(heading, highlight=False)
     if batch["note"]:
         console.print(f"[yellow]note[/] {escape(batch['note'])}", highlight=False, soft_wrap=True)
     marks = {} if console.is_terminal or console.record else MARKS
@@ -269,6 +234,5 @@ def show(console: Console, batch: Batch) -> None:
                     text.append(f"{begin}{piece['text']}{end}", style=STYLES[piece["status"]])
                 console.print(text)
         if "last_label" in sample:
-            console.print(
-                Text(f"and then, predicted at the last place: {sample['last_label']!r}", style="dim")
-            )
+            last_label = f"and then, predicted at the last place: {sample['last_label']!r}"
+            console.print(Text(last_label, style="dim"))

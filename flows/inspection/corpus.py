@@ -69,17 +69,12 @@ def collect(plan: Plan, node: Node, options: Options) -> Corpus:
 
 def account_of(corpus: Artifact, *, limit: int, reason: str | None = None) -> Corpus:
     """What became of the documents of a corpus, with at most `limit` examples of each reason, or of `reason`
-    alone: the label of a filter, `kept`, or `replaced`.
-
-    Raises:
-        SpecError: for a reason that the corpus does not know.
-    """
+    alone: the label of a filter, `kept`, or `replaced`. SpecError for a reason that the corpus has not."""
     metrics = corpus.manifest.metrics
     reasons = [*metrics["filters"], "kept", "replaced"]
     if reason is not None and reason not in reasons:
-        raise SpecError.of(
-            (), f"there is no reason '{reason}' in this corpus", did_you_mean(reason, reasons), "inspect"
-        )
+        problem = f"there is no reason '{reason}' in this corpus"
+        raise SpecError.of((), problem, did_you_mean(reason, reasons), "inspect")
     rows = from_jsonl(corpus.bytes(EXAMPLES))
     return {
         "name": corpus.identity.name,
@@ -152,14 +147,13 @@ def _languages(languages: list[dict[str, Any]]) -> Table:
 def _destination(document: Corpus) -> str:
     replaced = ", ".join(f"{count:,} {kind}" for kind, count in document["replaced"].items())
     kept = document["kept"]
-    splits = (
-        f"{kept['train']['documents']:,} to train on, {kept['validation']['documents']:,} held out,"
-        f" {kept['probes']:,} probes"
-    )
-    splits += "".join(
-        f", {made['copies']:,} copies planted as {name}" for name, made in kept["planted"].items()
-    )
-    return f"kept: {splits}; replaced: {replaced or 'nothing'}\n"
+    splits = [
+        f"{kept['train']['documents']:,} to train on",
+        f"{kept['validation']['documents']:,} held out",
+        f"{kept['probes']:,} probes",
+        *(f"{made['copies']:,} copies planted as {name}" for name, made in kept["planted"].items()),
+    ]
+    return f"kept: {', '.join(splits)}; replaced: {replaced or 'nothing'}\n"
 
 
 def _print_example(console: Console, row: Row) -> None:
@@ -277,12 +271,8 @@ def _rows(corpus: Artifact, name: str, wanted: str) -> Iterator[tuple[int, dict[
 def show_documents(console: Console, search: DocumentSearch) -> None:
     rows = search["documents"]
     if not rows:
-        console.print(
-            f"{escape(search['name'])} has read no document with the id, URL or hash"
-            f" '{escape(search['document'])}'",
-            highlight=False,
-            soft_wrap=True,
-        )
+        nothing = f"has read no document with the id, URL or hash '{escape(search['document'])}'"
+        console.print(f"{escape(search['name'])} {nothing}", highlight=False, soft_wrap=True)
         return
     table = empty_table(escape(search["name"]), ("became", "hash", "id", "where or why"))
     for row in rows:

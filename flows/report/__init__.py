@@ -19,6 +19,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from apertus_model.rehearsal.records import PartResult
 from flows.format import quantity
 from flows.graph_layout import HEIGHT, WIDTH, draw
 from flows.languages import Language, filters_of, languages_of
@@ -28,7 +29,7 @@ from flows.report import wording as words
 from flows.report.content import collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
 from flows.report.memorisation import MEASURES, Memorised
-from flows.report.rehearsal import RehearsedPart, by_stage, rehearsals, tables
+from flows.report.rehearsal import by_stage, rehearsals, tables
 from flows.report.results import (
     COLUMNS,
     PROMPTS,
@@ -41,10 +42,8 @@ from flows.report.run_data import RunContent
 from flows.stored_part import StoredPart
 from specs.stages.evaluate_tokenizers import OF_LANGUAGE, OF_VOCABULARY, OVER_LANGUAGES
 
-__all__ = ["RehearsedPart", "render"]
 
-
-def render(plan: Plan, rehearsed: Sequence[RehearsedPart] = ()) -> str:
+def render(plan: Plan, rehearsed: Sequence[PartResult] = ()) -> str:
     """The report of a plan and its store, and of parts that were rehearsed, as HTML."""
     run = collect(plan)
     scripts = [get_plotlyjs(), _asset("report.js")]

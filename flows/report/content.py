@@ -6,7 +6,6 @@ a note, never an error.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -16,7 +15,7 @@ from flows.planning.mixtures import by_size, corpora, learned_in
 from flows.planning.mixtures import shares as mixture_shares
 from flows.planning.parts.consumed_samples import ancestry_of
 from flows.planning.plan import Plan
-from flows.report.experiments import Experiment, experiment_of
+from flows.report.experiments import experiment_of
 from flows.report.history import Curve, curve
 from flows.report.results import (
     Classified,
@@ -66,6 +65,7 @@ def collect(plan: Plan) -> RunContent:
         if part.kind == "harness" and "shown.json" in part.files:
             answers[part.name] = read_answers(_document(part, "shown.json", notes))
     tokenizers = [_tokenizers(part, notes) for part in parts.values() if part.kind == TOKENIZERS]
+    results = {stage.name: _numbers_of(stage) for stage in stages}
     models = [model for node in plan.graph.nodes.values() if (model := getattr(node.part, "model", None))]
     return RunContent(
         name=plan.pipeline.name,
@@ -90,7 +90,7 @@ def collect(plan: Plan) -> RunContent:
         ],
         prompts=side_by_side(sampled),
         answers={name: tasks for name, tasks in answers.items() if tasks},
-        experiments=_experiments(plan, stages),
+        experiments={name: experiment_of(spec, results) for name, spec in plan.pipeline.figures.items()},
         sources=[
             planned_source(plan, name, plan.graph.digests.get(name, "")) for name in plan.graph.listings
         ],
@@ -152,19 +152,14 @@ def _folded(plan: Plan, stages: list[StageContent]) -> list[StageContent]:
     folded: dict[str, StageContent] = {}
     for stage in stages:
         name = names.get(stage.name, stage.name)
-        reads, after = (
-            [names.get(other, other) for other in others] for others in (stage.reads, stage.after)
-        )
-        so_far = folded.get(
-            name, StageContent(name, stage.kind, "", [], [], [], stage.result if name == stage.name else {})
-        )
-        folded[name] = replace(
-            so_far,
-            parts=so_far.parts + stage.parts,
-            reads=[other for other in dict.fromkeys(so_far.reads + reads) if other != name],
-            after=[other for other in dict.fromkeys(so_far.after + after) if other != name],
-            variants=[*so_far.variants, stage],
-        )
+        box = folded.setdefault(name, StageContent(name, stage.kind, "", [], [], [], {}))
+        if name == stage.name:
+            box.result.update(stage.result)
+        box.parts.extend(stage.parts)
+        box.variants.append(stage)
+        for joined, others in ((box.reads, stage.reads), (box.after, stage.after)):
+            new = dict.fromkeys(names.get(other, other) for other in others)
+            joined += [other for other in new if other not in (name, *joined)]
     ordered: dict[str, StageContent] = {}
     while len(ordered) < len(folded):
         ready = [
@@ -176,11 +171,6 @@ def _folded(plan: Plan, stages: list[StageContent]) -> list[StageContent]:
             return stages
         ordered |= {stage.name: stage for stage in ready[:1]}
     return list(ordered.values())
-
-
-def _experiments(plan: Plan, stages: list[StageContent]) -> dict[str, Experiment]:
-    results = {stage.name: _numbers_of(stage) for stage in stages}
-    return {name: experiment_of(figure, results) for name, figure in plan.pipeline.figures.items()}
 
 
 def _numbers_of(stage: StageContent) -> dict[str, float]:

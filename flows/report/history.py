@@ -77,7 +77,7 @@ def _consumed(node: Node, step: int) -> int:
 def curve(plan: Plan, stage: str) -> Curve | None:
     """The curve of a training stage; None where nothing is recorded yet."""
     nodes = [node for node in plan.graph.of(stage) if node.end_step is not None]
-    columns: defaultdict[str, _Column] = defaultdict(_Column)
+    columns: dict[str, _Column] = defaultdict(_Column)
     nested = {"validation": defaultdict[str, _Column](_Column), "norms": defaultdict[str, _Column](_Column)}
     for node in nodes:
         origin = _origin(plan.graph, node)
@@ -91,22 +91,16 @@ def curve(plan: Plan, stage: str) -> Curve | None:
             for group, of_group in nested.items():
                 for name, value in row.get(group, {}).items():
                     of_group[name].add(x, value)
-    heldout, norms = (
-        {name: thin(column.x, column.y) for name, column in of_group.items()} for of_group in nested.values()
-    )
-    if not columns and not heldout:
+    if not columns and not nested["validation"]:
         return None
+    columns = dict(sorted(columns.items()))
     return Curve(
         stage,
         nodes[0].kind,
         position(plan.graph, nodes[0], nodes[0].start_step),
-        {name: thin(column.x, column.y) for name, column in sorted(columns.items())},
-        {
-            name: thin(column.x, running_mean(column.y, max(LEAST, len(column.y) // SMOOTHED)))
-            for name, column in sorted(columns.items())
-        },
-        heldout,
-        norms,
+        {name: thin(column.x, column.y) for name, column in columns.items()},
+        {name: thin(column.x, column.smooth()) for name, column in columns.items()},
+        *({name: thin(column.x, column.y) for name, column in group.items()} for group in nested.values()),
         sum(column.broken for group in (columns, *nested.values()) for column in group.values()),
     )
 
@@ -125,6 +119,9 @@ class _Column:
             self.y.append(y)
         else:
             self.broken += 1
+
+    def smooth(self) -> list[float]:
+        return running_mean(self.y, max(LEAST, len(self.y) // SMOOTHED))
 
 
 def thin(xs: Sequence[float], ys: Sequence[float], limit: int = LIMIT) -> Series:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from apertus_model.rehearsal.records import HIDDEN, KINDS, Rehearsed
+from apertus_model.rehearsal.records import HIDDEN, KINDS, PartResult, Rehearsed
 from flows.format import BYTES, Unit, flop, unit_of
 from flows.report.figures import NEUTRAL, SERIES_COLOURS, Entry, Figure, Style, axis_title, label, plot
+from specs.cluster import GPUS
 
 HEIGHT = 320
 LONGEST = 12  # operators in a table
@@ -34,33 +35,12 @@ NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class RehearsedPart:
-    """A part of a stage, with the ranks that were rehearsed."""
-
-    stage: str
-    name: str
-    gpus: int
-    gpu: str
-    limit: float  # bytes that a GPU has
-    bubble: float  # as a fraction of the time of the busiest rank
-    tokens_per_second_per_gpu: float | None
-    ranks: dict[int, Rehearsed]
-    planned: dict[int, float]  # bytes at the peak, by the formulas
-    failures: list[str]  # of ranks that do not build
-
-    @property
-    def busiest(self) -> tuple[int, Rehearsed]:
-        """The rank with the largest peak."""
-        return max(self.ranks.items(), key=lambda item: item[1].memory.total)
-
-
-def rehearsals(parts: Sequence[RehearsedPart]) -> dict[str, list[Figure]]:
+def rehearsals(parts: Sequence[PartResult]) -> dict[str, list[Figure]]:
     """Two charts for each part that was rehearsed, by its name."""
-    return {part.name: [_memory_chart(part), _time_chart(part)] for part in parts if part.ranks}
+    return {part.part: [_memory_chart(part), _time_chart(part)] for part in parts if part.built}
 
 
-def _memory_chart(part: RehearsedPart) -> Figure:
+def _memory_chart(part: PartResult) -> Figure:
     rank, rehearsed = part.busiest
     used = [
         index
@@ -85,14 +65,15 @@ def _memory_chart(part: RehearsedPart) -> Figure:
         )
         for index, style in styles.items()
     ]
-    limit = f"the {part.limit / 1e9:.0f} GB of the {part.gpu}"
-    if visible := rehearsed.memory.total >= VISIBLE * part.limit:
+    most = GPUS[part.gpu].memory
+    limit = f"the {most / 1e9:.0f} GB of the {part.gpu}"
+    if visible := rehearsed.memory.total >= VISIBLE * most:
         line = {"dash": "dash", "width": 1.5, "color": NEUTRAL}
-        ends = {"x": [times[0], times[-1]], "y": [part.limit / byte] * 2}
+        ends = {"x": [times[0], times[-1]], "y": [most / byte] * 2}
         traces.append(go.Scatter(**ends, mode="lines", hoverinfo="skip", line=line))
-    share = f"dashed: {limit}" if visible else f"{100 * rehearsed.memory.total / part.limit:.2g}% of {limit}"
+    share = f"dashed: {limit}" if visible else f"{100 * rehearsed.memory.total / most:.2g}% of {limit}"
     return Figure(
-        title=f"Memory of a step: {part.name}, rank {rank} of {part.gpus:,}",
+        title=f"Memory of a step: {part.part}, rank {rank} of {part.gpus:,}",
         summary=f"Peak {rehearsed.memory.total / byte:.1f} {unit}; {share}.",
         height=HEIGHT,
         plot=plot(
@@ -106,9 +87,9 @@ def _memory_chart(part: RehearsedPart) -> Figure:
     )
 
 
-def _time_chart(part: RehearsedPart) -> Figure:
+def _time_chart(part: PartResult) -> Figure:
     """The predicted time of a step, with a bar for each rank."""
-    times = {f"rank {rank}": _classes(rehearsed, part.bubble) for rank, rehearsed in part.ranks.items()}
+    times = {f"rank {rank}": _classes(rehearsed, part.bubble) for rank, rehearsed in part.built.items()}
     second, unit = unit_of(max(sum(classes.values()) for classes in times.values()), SECONDS)
     kinds = list(dict.fromkeys(kind for classes in times.values() for kind in classes))
     styles = {kind: Style(SERIES_COLOURS[index % len(SERIES_COLOURS)]) for index, kind in enumerate(kinds)}
@@ -126,7 +107,7 @@ def _time_chart(part: RehearsedPart) -> Figure:
     ]
     speed = part.tokens_per_second_per_gpu
     return Figure(
-        title=f"Predicted time of a step: {part.name}",
+        title=f"Predicted time of a step: {part.part}",
         summary=f"{speed:,.0f} tokens per second and GPU."
         if speed is not None
         else "A rank could not be built.",
@@ -170,17 +151,17 @@ class RehearsalTable:
     numbers: int = 1
 
 
-def by_stage(parts: Sequence[RehearsedPart]) -> dict[str, list[RehearsedPart]]:
+def by_stage(parts: Sequence[PartResult]) -> dict[str, list[PartResult]]:
     """The parts by stage, in the order of the recipe."""
-    stages = defaultdict[str, list[RehearsedPart]](list)
+    stages = defaultdict[str, list[PartResult]](list)
     for part in parts:
         stages[part.stage].append(part)
     return dict(stages)
 
 
-def tables(part: RehearsedPart) -> list[RehearsalTable]:
+def tables(part: PartResult) -> list[RehearsalTable]:
     """The tables of a part; an empty list if no rank builds."""
-    if not part.ranks:
+    if not part.built:
         return []
     rank, rehearsed = part.busiest
     return [
@@ -196,18 +177,15 @@ def _gb(size: float) -> str:
     return f"{size / 1e9:,.3g}"
 
 
-def _memory(part: RehearsedPart) -> RehearsalTable:
-    rows = [
-        (
-            f"{rank:,}", *(_gb(rehearsed.memory.kinds[kind]) for kind in KINDS), _gb(rehearsed.memory.total),
-            _gb(part.planned[rank]), f"{part.planned[rank] / rehearsed.memory.total - 1:+.1%}",
-        )
-        for rank, rehearsed in part.ranks.items()
-    ]  # fmt: skip
-    kinds = map(_name, KINDS)
-    return RehearsalTable(
-        "GB at the peak of a step", ("rank", *kinds, "total", "plan", "difference"), rows, 0
-    )
+def _memory(part: PartResult) -> RehearsalTable:
+    rows = []
+    for rank in part.ranks:
+        if (rehearsed := rank.report.rehearsed) is not None:
+            kinds, planned = rehearsed.memory.kinds, rank.planned_memory["total"]
+            sizes = (*(_gb(kinds[kind]) for kind in KINDS), _gb(rehearsed.memory.total), _gb(planned))
+            rows.append((f"{rank.rank:,}", *sizes, f"{planned / rehearsed.memory.total - 1:+.1%}"))
+    headings = ("rank", *map(_name, KINDS), "total", "plan", "difference")
+    return RehearsalTable("GB at the peak of a step", headings, rows, 0)
 
 
 def _tensors(rank: int, rehearsed: Rehearsed) -> RehearsalTable:

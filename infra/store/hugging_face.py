@@ -103,16 +103,12 @@ class HubModel:
 
 
 def open_model(reference: str, *, download: bool = True) -> HubModel:
-    """Finds and describes a model.
-
-    Args:
-        reference: what follows `hf:`.
-        download: whether to download it from the Hub if it is neither a folder nor in the local cache.
+    """Finds and describes a model. `reference`: what follows `hf:`; `download`: from the Hub, if it is
+    neither a folder nor in the local cache.
 
     Raises:
         SourceError: there is no such folder or id, or one of its files cannot be read.
-        HuggingFaceError: it is not a model that this program can represent, or it has no safetensors or no
-            tokenizer.
+        HuggingFaceError: this program cannot represent it, or it has no safetensors or no tokenizer.
     """
     url = locate(reference, download=download)
     fs, root = fsspec.core.url_to_fs(url)
@@ -203,12 +199,7 @@ def stored_model(url: str) -> Stored:
 def dense_shape(stored: Stored, weight_bytes: int) -> ModelSpec | None:
     """The dimensions of a dense decoder, by the usual names in `config.json`; None if they are unknown, or if
     the parameters that they make, with the embedding once or twice, are not within 5% of those stored
-    (experts).
-
-    Args:
-        stored: its feed-forward has a gate if it uses SiLU, as in Llama, Qwen and OLMo.
-        weight_bytes: 0 if unknown.
-    """
+    (experts). With SiLU, the feed-forward has a gate, as in Llama, Qwen and OLMo. `weight_bytes`: or 0."""
     dim, heads, words = stored.hidden_size, stored.num_attention_heads, stored.vocab_size
     if dim is None or heads is None or words is None or heads < 1:
         return None
@@ -235,9 +226,8 @@ def dense_shape(stored: Stored, weight_bytes: int) -> ModelSpec | None:
 
 @cache
 def _causal_models() -> dict[str, tuple[str, ...]]:
-    """The architectures of causal language models in the installed transformers, by `model_type`. The table
-    is read from the source of transformers: importing it takes seconds and torch, which a plan does
-    without."""
+    """The architectures of causal language models in the installed transformers, by `model_type`, read from
+    its source: importing it takes seconds and torch, which a plan does without."""
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations, "transformers is required"
     source = Path(spec.submodule_search_locations[0], "models", "auto", "modeling_auto.py").read_text("utf-8")

@@ -26,6 +26,7 @@ from flows.cli.output import file_option, write
 from specs.errors import SpecError, StageError
 
 if TYPE_CHECKING:
+    from apertus_model.rehearsal.records import PartResult
     from flows.execution import rehearsal
     from flows.planning.estimate.training import PartEstimate
     from flows.planning.layouts import Layout
@@ -85,12 +86,14 @@ def rehearse(
     cluster = made.pipeline.cluster
     chosen = gpu or (cluster.gpu if cluster else DEFAULT_GPU)
     per_node = cluster.gpus_per_node if cluster else DEFAULT_PER_NODE
-    parts = list(rehearsal.parts_to_rehearse(made.estimates.parts, stage, part))
+    parts = rehearsal.parts_to_rehearse(made.estimates.parts, stage, part)
     if search:
         longest = max(parts, key=lambda estimate: estimate.flops)
-        _search(
-            longest, made, chosen, per_node, nodes, as_json, Replanned(spec, store, overrides or [], made)
-        )
+
+        def replan(changes: list[str]) -> Plan:
+            return make_plan(spec, store, [*(overrides or []), *changes], ask_network=False)
+
+        _search(longest, made, chosen, per_node, nodes, as_json, replan)
         return
     ranks: rehearsal.Ranks | int = "first, middle and last"
     if rank is not None or all_kinds:
@@ -130,52 +133,11 @@ def _check(
         raise StageError("--nodes needs --search. Fix: add --search, or change launch.processes by --set")
 
 
-def _write_report(target: Path, made: Plan, results: list[rehearsal.PartResult]) -> None:
-    from flows.report import RehearsedPart, render  # loads plotly
-    from specs.cluster import GPUS
+def _write_report(target: Path, made: Plan, results: list[PartResult]) -> None:
+    from flows.report import render  # loads plotly
 
-    parts = [
-        RehearsedPart(
-            stage=part.stage,
-            name=part.part,
-            gpus=part.gpus,
-            gpu=part.gpu,
-            limit=GPUS[part.gpu].memory,
-            bubble=part.bubble,
-            tokens_per_second_per_gpu=part.tokens_per_second_per_gpu,
-            ranks={
-                rank.rank: rank.report.rehearsed for rank in part.ranks if rank.report.rehearsed is not None
-            },
-            planned={rank.rank: rank.planned_memory["total"] for rank in part.ranks},
-            failures=[f"rank {rank}: {failure.error} ({failure.place})" for rank, failure in part.failures],
-        )
-        for part in results
-    ]
-    write(target, render(made, parts), made)
+    write(target, render(made, results), made)
     errors.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
-
-
-class Replanned:
-    """A recipe that is planned again with a part in another layout."""
-
-    def __init__(self, spec: str, store: str | None, overrides: list[str], made: Plan) -> None:
-        self._spec, self._store, self._overrides, self._pipeline = spec, store, overrides, made.pipeline
-
-    def path(self, part: PartEstimate) -> tuple[str | int, ...]:
-        """The path of the part's phase in the recipe."""
-        from specs.trajectory import phases
-
-        of_stage = phases(self._pipeline, part.node.stage)
-        return next(phase.path for phase in of_stage if phase.name == part.node.phase)
-
-    def part(self, part: PartEstimate, layout: Layout) -> PartEstimate | str:
-        """The part in a layout, or the reason why the recipe's checks refuse it."""
-        changes = [*self._overrides, *layout.overrides(self.path(part))]
-        try:
-            plan = make_plan(self._spec, self._store, changes, ask_network=False)
-        except SpecError as error:
-            return str(error.problems[0])
-        return next(estimate for estimate in plan.estimates.parts if estimate.node.name == part.node.name)
 
 
 def _search(
@@ -185,22 +147,25 @@ def _search(
     per_node: int,
     nodes: int | None,
     as_json: bool,
-    again: Replanned,
+    replan: Callable[[list[str]], Plan],
 ) -> None:
+    """Searches the layouts of a part, and shows the best. `replan`: plans the recipe with further changes."""
     from flows.cli.tables.rehearsal import show_search
     from flows.execution import layout_search
+    from specs.trajectory import phases
 
-    with _progress(part.node.name) as begins:
-        search = layout_search.search(
-            made.pipeline.name,
-            part,
-            again.path(part),
-            gpu,
-            per_node,
-            nodes,
-            lambda layout: again.part(part, layout),
-            begins,
-        )
+    name, of_stage = part.node.name, phases(made.pipeline, part.node.stage)
+    path = next(phase.path for phase in of_stage if phase.name == part.node.phase)
+
+    def accept(layout: Layout) -> PartEstimate | str:
+        try:
+            plan = replan(layout.overrides(path))
+        except SpecError as error:
+            return str(error.problems[0])
+        return next(estimate for estimate in plan.estimates.parts if estimate.node.name == name)
+
+    with _progress(name) as begins:
+        search = layout_search.search(made.pipeline.name, part, path, gpu, per_node, nodes, accept, begins)
     if as_json:
         print_json(search.model_dump(mode="json"))
     else:

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from apertus_model.rehearsal.records import KINDS, Rehearsed
+from apertus_model.rehearsal.records import KINDS, PartResult, Rehearsed
 from flows.execution.layout_search import Found, Search, described
-from flows.execution.rehearsal import PartResult
 from flows.format import amount, duration, flop, size
 from flows.terminal import table
 
@@ -27,15 +26,14 @@ def show_part(console: Console, part: PartResult) -> None:
             f" {escape(failure.error)}{escape(where)}",
             soft_wrap=True,
         )
-    built = [(rank, rehearsed) for rank in part.ranks if (rehearsed := rank.report.rehearsed) is not None]
-    if not built:
+    if not part.built:
         return
-    largest, rehearsed = max(built, key=lambda pair: pair[1].memory.total)
-    tables = [_memory(part, console.width), _tensors(rehearsed, largest.rank, console.width)]
+    rank, rehearsed = part.busiest
+    tables = [_memory(part, console.width), _tensors(rehearsed, rank, console.width)]
     if rehearsed.collectives:
-        tables.append(_collectives(rehearsed, largest.rank, console.width))
-    tables.append(_waits(rehearsed, largest.rank, console.width))
-    tables.append(_time(part, rehearsed, largest.rank, console.width))
+        tables.append(_collectives(rehearsed, rank, console.width))
+    tables.append(_waits(rehearsed, rank, console.width))
+    tables.append(_time(part, rehearsed, rank, console.width))
     for printed in tables:
         console.print(printed)
         console.print()

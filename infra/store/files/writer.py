@@ -22,15 +22,8 @@ from infra.store.storage.retry import WrongLength
 
 
 class Writer:
-    """A file that is being written. Looks like a binary file to code that writes into one: `write`, `tell`,
-    `flush`, `close`.
-
-    Attributes:
-        record: what a marker states about the file (`infra.store.records`); set by `close`.
-
-    Args:
-        piece_bytes: the length of the pieces whose digests are stated.
-    """
+    """A binary file that is being written. `record`: what a marker states about it, set by `close`;
+    `piece_bytes`: the length of the pieces whose digests are stated."""
 
     def __init__(self, store: Filesystem, path: str, piece_bytes: int) -> None:
         self.path = path

@@ -93,14 +93,8 @@ class Survey:
 
 def survey(store: Store, *, grace: float = GRACE, now: float | None = None) -> Survey:
     """Finds what no named run reaches. Reads one listing of the store, and the markers of its artifacts.
-
-    Args:
-        grace: seconds; nothing younger is collected, nor anything that it was made from.
-        now: unix time; given by tests.
-
-    Raises:
-        StoreError: a record of a run is damaged, so that what it reaches is not known.
-    """
+    Nothing younger than `grace` seconds is collected, nor anything that it was made from. StoreError for a
+    damaged record of a run: what that reaches is not known."""
     now = time.time() if now is None else now
     records = _records(store)
     listing = list_files(store)
@@ -157,9 +151,8 @@ def remove(
     on_item: Callable[[GarbageItem], None] = lambda item: None,
     clock: Callable[[], float] = time.time,
 ) -> int:
-    """Removes what a survey found and returns the bytes freed. `on_item` is called for every item when its
-    files are gone. StoreError, and nothing is removed, when a run was recorded since the survey, or this
-    machine's clock is ahead of the storage's."""
+    """Removes what a survey found and returns the bytes freed. `on_item` is called when an item is gone.
+    StoreError before that if a run was recorded since the survey, or this machine's clock is ahead."""
     _compare_clocks(store, clock)
     chosen = surveyed.items
     if new := sorted(_records(store) - surveyed.records):

@@ -32,9 +32,8 @@ class Copied:
 
 
 def closure(store: Store, roots: Iterable[tuple[str, int | None]]) -> list[tuple[Contents, int | None]]:
-    """The artifacts that are stored among `roots` (place and, for a trajectory, step) and all that they were
-    made from, inputs first, each with the furthest step that is wanted of it. StoreError for a marker that
-    cannot be read."""
+    """The stored artifacts among `roots` (place and, for a trajectory, step) and all that they were made
+    from, inputs first, each with the furthest step wanted of it. StoreError for a damaged marker."""
     opened: dict[str, Contents] = {}
 
     def inputs_of(path: str) -> list[tuple[str, int | None]]:

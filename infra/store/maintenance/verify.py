@@ -31,9 +31,8 @@ RECORDS: dict[str, type[Foreign]] = {"inputs": Lock, PROTECTED: Protected, "runs
 
 @dataclass(frozen=True)
 class Damage:
-    """Something that is not as it was committed. `markers` name it, and are what `withdraw` removes;
-    `file` is empty when the marker itself cannot be read, `pieces` when the file is gone or has another
-    size."""
+    """Something that is not as it was committed. `markers` name it, and are what `withdraw` removes; `file`
+    is empty for an unreadable marker, `pieces` for a file that is gone or has another size."""
 
     artifact: str
     markers: tuple[str, ...]
@@ -45,9 +44,8 @@ class Damage:
 
 @dataclass
 class Verified:
-    """The result of a verification: what was read, and which damage was found. `names`: artifact -> name of
-    the stage's part; `readers`: artifact -> the artifacts made from it; `without_checksum`: the documents in
-    which a change would not be noticed."""
+    """What was read, and which damage was found. `names`: artifact -> name of the stage's part; `readers`:
+    artifact -> those made from it; `without_checksum`: documents in which no change would be noticed."""
 
     markers: int = 0
     files: int = 0
@@ -90,13 +88,8 @@ def verify(
     chosen: Iterable[str] | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verified:
-    """Reads and checks everything.
-
-
-    Args:
-        chosen: artifacts to check; all of the store, with its records of runs and inputs, by default.
-        on_progress: called with bytes done and bytes in all.
-    """
+    """Reads and checks artifacts; by default all of the store, with its records of runs and inputs.
+    `on_progress` is called with bytes done and bytes in all."""
     result = Verified()
     store.without_checksum.clear()  # what was read before may have one by now
     everything = artifacts(list_files(store))

@@ -244,9 +244,8 @@ def quarantine(store: Store, markers: Iterable[str]) -> None:
 
 
 def local_file(file: CheckedFile) -> Path:
-    """A local file with the checked content of a stored one: the stored file itself, or a copy in
-    `cache_folder`, named by its digest. An existing copy is compared with the digest once per process, and
-    made again if it differs."""
+    """A local file with the checked content of a stored one: itself, or a copy in `cache_folder`, named by
+    its digest. A copy is compared with the digest once per process, and made again if it differs."""
     if not file.remote:
         file.ensure()
         return file.place
@@ -265,9 +264,8 @@ def local_file(file: CheckedFile) -> Path:
 
 
 def cache_folder() -> Path:
-    """The folder `APERTUS_CACHE`, else one of this user's below the temporary folder; created if it is
-    missing. StoreError when it cannot be created, or another user could have put something into it: the
-    copies there are used long after they were compared."""
+    """The folder `APERTUS_CACHE`, else one of this user's below the temporary folder; created if missing.
+    StoreError where that fails, or another user could change the copies after they were compared."""
     chosen = os.environ.get("APERTUS_CACHE")
     cache = Path(chosen or Path(tempfile.gettempdir()) / f"apertus-cache-{os.getuid()}")
     try:

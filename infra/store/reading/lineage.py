@@ -43,11 +43,6 @@ class Ancestor:
         """The resolved spec: what was hashed, and around it what was only recorded."""
         return {**self.recorded, **self.identity.spec}
 
-    @property
-    def inputs(self) -> dict[str, Input]:
-        """The inputs of the artifact, by role."""
-        return self.identity.inputs
-
     def source(self, role: str) -> dict[str, Any]:
         """The recorded facts about the documents of an input: url, format, language, license, as far as the
         recipe stated them."""
@@ -142,23 +137,19 @@ def _ancestry(
     identities: dict[str, Identity] = {}
 
     def inputs_of(place: str) -> list[tuple[str, int | None]]:
-        identity = identities[place] = Artifact(store, place).identity
+        if place not in identities:
+            identities[place] = Artifact(store, place).identity
         return [
             (ref.place, ref.step)
-            for role, ref in identity.inputs.items()
+            for role, ref in identities[place].inputs.items()
             if ref.place is not None and counts(role, ref)
         ]
 
     reached = reach(inputs_of, [(path, step)])
     seen: set[str] = set()
     for place in reached:
-        if any(
-            ref.place not in seen
-            for role, ref in identities[place].inputs.items()
-            if ref.place is not None and counts(role, ref)
-        ):
-            raise store.damaged(
-                f"{place}/identity.json", "it names itself, or what was made from it, as an input"
-            )
+        if any(parent not in seen for parent, _ in inputs_of(place)):
+            problem = "it names itself, or what was made from it, as an input"
+            raise store.damaged(f"{place}/identity.json", problem)
         seen.add(place)
     return identities, reached

@@ -54,10 +54,9 @@ class LocalFile:
 
 
 class BlockCache:
-    """A cache of pieces of stored files, checked before they are put here, in one unnamed file below `folder`
-    (by default the system's temporary folder). The least recently used piece is replaced first. The file
-    disappears with the process, however that ends. A full disk makes the cache smaller, and is logged.
-    `block_bytes`: the longest piece that is kept."""
+    """A cache of checked pieces of stored files in one unnamed file below `folder` (by default the system's
+    temporary folder), which disappears with the process, however that ends. The least recently used piece is
+    replaced first. A full disk makes the cache smaller. `block_bytes`: the longest piece that is kept."""
 
     def __init__(
         self,
@@ -124,11 +123,7 @@ class BlockCache:
 
 class StoredFile:
     """A file of an artifact. DamagedError when the content that is read is not what the manifest states.
-
-    Args:
-        cache: keeps the pieces, if the store is remote; None reads a checked copy of the whole file
-            (`Artifact.local`). A file on local disk is read where it lies.
-    """
+    `cache` keeps the pieces of a remote file; without it, a checked copy of the whole file is read."""
 
     def __init__(self, artifact: Artifact, name: str, cache: BlockCache | None) -> None:
         self._artifact, self._name = artifact, name

@@ -183,12 +183,8 @@ def open_contents(
     files: dict[str, FileEntry] | None = None,
     each: Callable[..., Iterable[Any]] = map,
 ) -> Contents:
-    """Reads the documents of an artifact.
-
-    Args:
-        files: the files of the artifact in a listing that was made before.
-        each: calls a function for each of many names; `map` of an executor reads side by side.
-    """
+    """Reads the documents of an artifact. `files`: its files in an earlier listing; `each`: `map`, or that of
+    an executor, which reads side by side."""
     contents = Contents(path, list_files(store, path) if files is None else files)
     names = [name for name in contents.files if _DOCUMENT.fullmatch(name[len(path) + 1 :])]
 
@@ -247,12 +243,8 @@ def reach(
     inputs_of: Callable[[str], Iterable[tuple[str, int | None]]], roots: Iterable[tuple[str, int | None]]
 ) -> dict[str, set[int | None]]:
     """The artifacts in `roots` and all that they were made from, inputs first: the steps at which each is
-    read, by its place.
-
-    Args:
-        inputs_of: the place and, for a checkpoint, the step of every input of the artifact in a place; called
-            once per place.
-    """
+    read, by its place. `inputs_of`: the place and, for a checkpoint, the step of every input of an artifact;
+    called once for each."""
     steps: dict[str, set[int | None]] = {}
     order: list[str] = []
     open_: list[tuple[str, Iterator[tuple[str, int | None]]]] = [("", iter(roots))]

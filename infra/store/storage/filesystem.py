@@ -105,12 +105,8 @@ class Filesystem:
                     self.seconds += time.perf_counter() - self._since
 
     def call(self, what: str, function: Callable[[], T], *, size: int = 0) -> T:
-        """Makes one call of the filesystem. `size`: the bytes that it carries.
-
-        Raises:
-            StorageError: it failed until the tries were used up, or the disk is full.
-            FileNotFoundError, PermissionError, FileExistsError: as the filesystem says.
-        """
+        """Makes one call of the filesystem, which carries `size` bytes. StorageError if all tries failed or
+        the disk is full; FileNotFoundError, PermissionError or FileExistsError as the filesystem says."""
         with self.timed():
             return self.retry.call(
                 f"{what} in the store {self.url}", function, guard=None if self.is_local else size / SLOWEST
@@ -232,10 +228,8 @@ class Filesystem:
         """Writes a small file whole or not at all. False when it exists already; it then stays as it is.
 
         The write is exclusive on local disk, and on storage with conditional writes; elsewhere two writers at
-        the same moment may both be told True, and the later one's content stays. Trying again after a lost
-        answer is safe: the stored content is compared with `data`, so a content that matters to one writer
-        only must say whose it is.
-        """
+        the same moment may both be told True, and the later one's content stays. After a lost answer, the
+        stored content is compared with `data`: what matters to one writer only must say whose it is."""
         full = self.full(path)
         if self.is_local:
             return self._link(path, Path(full), data)

@@ -64,19 +64,15 @@ def is_transient(error: BaseException) -> bool:
     return any(kind.__name__ in NETWORK_ERRORS for kind in type(error).__mro__)
 
 
-def _stall_seconds() -> float:
-    return float(os.environ.get("APERTUS_STORE_TIMEOUT") or 120.0)
-
-
 def _sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
 @dataclass(frozen=True)
 class Retry:
-    """The rules of trying a call again. `first`, `longest` and `stall` are in seconds: the first pause, the
-    longest one, and how long one try may take (`APERTUS_STORE_TIMEOUT`, 120 by default). `sleep` and `chance`
-    (uniform in [0, 1)) are injected by tests."""
+    """The rules of trying a call again. In seconds: the first pause, the longest one, and how long one try
+    may stall (`APERTUS_STORE_TIMEOUT`, 120 by default). Tests inject `sleep` and `chance` (uniform in [0,
+    1))."""
 
     attempts: int = 7
     first: float = 0.5
@@ -90,19 +86,16 @@ class Retry:
         return min(self.longest, self.first * 2 ** (number - 1)) * (0.5 + 0.5 * self.chance())
 
     def call(self, what: str, function: Callable[[], T], *, guard: float | None = None) -> T:
-        """Calls `function` and returns its result. `guard`: seconds beyond `stall` after which a try counts
-        as failed, its thread left behind; None for a call that cannot be left (a write on local disk would
-        continue beside the next try).
-
-        Raises:
-            StorageError: every try failed, or the disk is full. Errors that no other try can mend are passed
-            on as they are.
-        """
+        """Calls `function` and returns its result. StorageError when every try failed, or the disk is full;
+        errors that no other try can mend are passed on. `guard`: seconds beyond `stall` after which a try
+        counts as failed, its thread left behind; None for a call that cannot be left (a write on local disk
+        would continue beside the next try)."""
         for number in range(1, self.attempts + 1):
             try:
                 if guard is None:
                     return function()
-                return _within(guard + (self.stall or _stall_seconds()), function)
+                stall = self.stall or float(os.environ.get("APERTUS_STORE_TIMEOUT") or 120.0)
+                return _within(guard + stall, function)
             except Exception as error:
                 if isinstance(error, OSError) and is_full(error):
                     raise StorageError(

@@ -208,13 +208,8 @@ class Attempt:
         self, step: int, facts: dict[str, Any], *, files: dict[str, FileRecord]
     ) -> Checkpoint:
         """Makes files in `checkpoint_folder(step)` a checkpoint. Returns the committed checkpoint, which may
-        be another attempt's.
-
-        Args:
-            facts: consumed tokens and samples, last losses.
-            files: the record of every file, by name in the folder, as `Store.writer` gave it to the process
-                that wrote it. Nothing is listed or read here.
-        """
+        be another attempt's. `facts`: consumed tokens and samples, last losses; `files`: the records by name
+        in the folder, as `Store.writer` gave them. Nothing is listed or read here."""
         if not files:
             raise StoreError(
                 f"there are no files of a checkpoint in {self.folder(self.checkpoint_folder(step))}"

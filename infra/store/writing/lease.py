@@ -56,9 +56,8 @@ class LeaseLost(StoreError):
 
 @dataclass(frozen=True)
 class Timing:
-    """Durations in seconds, and the clock that measures them. `seconds`: the time without a beat after which
-    the holder counts as dead. `look`: the time between two looks of a waiting observer. `settle`: the time
-    between a claim on remote storage and reading it again."""
+    """Seconds, and the clock that measures them: without a beat until the holder counts as dead; `look`:
+    between two looks of an observer; `settle`: between a claim on remote storage and reading it again."""
 
     seconds: float = field(default_factory=lambda: _stated_seconds())
     look: float = 3.0
@@ -135,9 +134,8 @@ class Beat(Foreign):
 
 @dataclass(frozen=True)
 class Seen:
-    """The result of a look: the newest generation (0: there was none), its holder, and whether the part is
-    free to be claimed. `why`: why it is free although nobody released it, or what is waited for; for
-    people."""
+    """The newest generation (0: there was none), its holder, and whether the part is free to be claimed.
+    `why`, for people: why it is free although nobody released it, or what is waited for."""
 
     generation: int
     holder: Holder | None

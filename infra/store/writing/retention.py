@@ -55,13 +55,8 @@ def referred_steps(store: Store, path: str) -> set[int]:
 def prune(
     artifact: Artifact, *, keep: int, kept: Callable[[int], bool], before: Callable[[], None] = lambda: None
 ) -> list[int]:
-    """Removes checkpoints and returns their steps. Called after a commit.
-
-    Args:
-        keep: how many of the newest checkpoints stay.
-        kept: whether the checkpoint of a step stays for another reason.
-        before: called before each removal; an error there leaves the rest as it is.
-    """
+    """Removes checkpoints after a commit and returns their steps. The `keep` newest stay, and those that are
+    `kept` for another reason. An error of `before`, called before each removal, leaves the rest as it is."""
     store = artifact.store
     old = [step for step in sorted(artifact.checkpoint_steps())[: -max(1, keep)] if not kept(step)]
     if old:

@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from apertus_model.rehearsal.records import KINDS, Failure, PeakMemory, RankReport, Rehearsed
+from apertus_model.rehearsal.records import (
+    KINDS,
+    Failure,
+    PartResult,
+    PeakMemory,
+    RankReport,
+    RankResult,
+    Rehearsed,
+)
 from flows.cli.__main__ import app
 from flows.execution.layout_search import Search, busiest_ranks, described, search, spearman
-from flows.execution.rehearsal import PartResult, RankResult
 from flows.planning.estimate.training import PartEstimate
 from flows.planning.layouts import Layout
 from specs.errors import StageError

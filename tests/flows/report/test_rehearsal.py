@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from apertus_model.rehearsal.records import (
     KINDS,
     Collectives,
+    Failure,
     Moment,
     Operators,
+    PartResult,
     PeakMemory,
+    RankReport,
+    RankResult,
     Rehearsed,
     Synchronisation,
     Tensors,
 )
 from flows.planning.plan import Plan
-from flows.report import RehearsedPart, render
+from flows.report import render
 from flows.report.rehearsal import by_stage, rehearsals, tables
 from tests.flows.report.page import Page
 
@@ -44,12 +47,31 @@ def rehearsed(peak: int, *, waited: float = 2.0) -> Rehearsed:
     )  # fmt: skip
 
 
-def part(name: str = "pretrain/1", stage: str = "pretrain") -> RehearsedPart:
-    return RehearsedPart(
-        stage=stage, name=name, gpus=4096, gpu="GH200", limit=96e9, bubble=0.5,
-        tokens_per_second_per_gpu=812.0,
-        ranks={0: rehearsed(60 * GB), 512: rehearsed(70 * GB, waited=0.75)},
-        planned={0: 63 * GB, 512: 70 * GB}, failures=[],
+def rank(number: int, report: RankReport, planned: int = 0) -> RankResult:
+    return RankResult(
+        rank=number, pipeline_rank=0, planned_memory={"total": planned}, memory_difference=None,
+        planned_flops=1.0, flops_ratio=None, report=report,
+    )  # fmt: skip
+
+
+def part(
+    name: str = "pretrain/1",
+    stage: str = "pretrain",
+    ranks: dict[int, Rehearsed] | None = None,
+    failure: Failure | None = None,
+    bubble: float = 0.5,
+) -> PartResult:
+    built = {0: rehearsed(60 * GB), 512: rehearsed(70 * GB, waited=0.75)} if ranks is None else ranks
+    planned = {0: 63 * GB, 512: 70 * GB}
+    results = [
+        rank(number, RankReport(rank=number, rehearsed=found), planned[number])
+        for number, found in built.items()
+    ]
+    if failure is not None:
+        results.append(rank(3, RankReport(rank=3, failure=failure)))
+    return PartResult(
+        stage=stage, part=name, gpus=4096, gpu="GH200", bubble=bubble, step_seconds=None,
+        tokens_per_second_per_gpu=812.0, ranks=results,
     )  # fmt: skip
 
 
@@ -79,7 +101,7 @@ def test_a_small_model_is_drawn_in_its_own_units_without_the_limit_of_the_gpu() 
             "seconds": 3e-6,
         }
     )
-    memory, time = rehearsals([replace(part(), bubble=0.0, ranks={0: small})])["pretrain/1"]
+    memory, time = rehearsals([part(bubble=0.0, ranks={0: small})])["pretrain/1"]
     assert memory.summary == "Peak 70.0 MB; 0.073% of the 96 GB of the GH200."
     assert max(max(trace["y"]) for trace in memory.plot["data"]) == 64
     assert memory.plot["layout"]["xaxis"]["title"]["text"] == "milliseconds of computation"
@@ -103,7 +125,7 @@ def test_the_bars_of_a_rank_are_the_time_of_its_step() -> None:
 
 def test_the_report_has_a_page_for_each_stage_that_was_rehearsed(planned: Callable[..., Plan]) -> None:
     hostile = "</script><img src=x onerror=alert(2)>"
-    refused = replace(part("sft", "sft"), ranks={}, failures=["rank 3: 7 heads for tp 2"])
+    refused = part("sft", "sft", {}, Failure(error="7 heads for tp 2", place="model.py:9"))
     page = Page(render(planned(), [part(), part(hostile), refused]))
     assert "A step of single ranks" in page.text and hostile in page.text
     assert not [element for element in page.elements if element[0] == "img"]
@@ -118,8 +140,8 @@ def test_the_report_has_a_page_for_each_stage_that_was_rehearsed(planned: Callab
     assert "A step of single ranks" not in Page(render(planned())).text
 
 
-@pytest.mark.parametrize("parts", [[], [replace(part(), ranks={})]])
-def test_what_does_not_build_has_no_charts(parts: list[RehearsedPart]) -> None:
+@pytest.mark.parametrize("parts", [[], [part(ranks={})]])
+def test_what_does_not_build_has_no_charts(parts: list[PartResult]) -> None:
     assert rehearsals(parts) == {}
 
 
@@ -135,9 +157,7 @@ def test_memory_is_beside_the_plan_and_the_rest_is_of_the_rank_with_the_largest_
             ],
         }
     )
-    memory, tensors, collectives, waits, operators = tables(
-        replace(part(), ranks={0: rehearsed(60 * GB), 512: found})
-    )
+    memory, tensors, collectives, waits, operators = tables(part(ranks={0: rehearsed(60 * GB), 512: found}))
     assert [(row[0], *row[-3:]) for row in memory.rows] == [
         ("0", "60", "63", "+5.0%"),
         ("512", "70", "70", "+0.0%"),
@@ -158,4 +178,4 @@ def test_stages_are_in_the_order_of_the_recipe_and_one_that_does_not_build_has_n
         "a": ["a"],
     }
     assert list(by_stage(parts)) == ["b", "a"]
-    assert tables(replace(part(), ranks={})) == []
+    assert tables(part(ranks={})) == []

@@ -11,14 +11,15 @@ from apertus_model.rehearsal.records import (
     Collectives,
     Failure,
     Operators,
+    PartResult,
     PeakMemory,
     RankReport,
+    RankResult,
     Rehearsed,
     Synchronisation,
     Tensors,
 )
 from flows.cli.tables.rehearsal import show_part
-from flows.execution.rehearsal import PartResult, RankResult
 
 GB = 10**9
 TENSORS = Tensors(
