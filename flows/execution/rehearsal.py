@@ -137,8 +137,13 @@ def ranks_of(segment: Segment, world: int, ranks: Ranks | int | list[int]) -> li
         stages = sorted(kinds.values())
     first = [stage * each for stage in stages]
     shards = each // parallel.tp // parallel.dp_replicate
-    if ranks == "all kinds" and any(size % shards for size in _sharded_rows(segment)):
-        first += [rank + (shards - 1) * parallel.tp for rank in first]
+    if ranks == "all kinds":
+        # first axes of the parameters of a tensor-parallel rank, along which FSDP cuts them
+        model = segment.model
+        split = (model.query_dim, model.key_dim, model.ffn_dim, model.vocab_size)
+        axes = [*(size // parallel.tp for size in split), model.dim, model.head_dim, 1]
+        if any(size % shards for size in axes):
+            first += [rank + (shards - 1) * parallel.tp for rank in first]
     return sorted(set(first))
 
 
@@ -149,13 +154,6 @@ def _kind(segment: Segment, world: int, stage: int) -> tuple[Any, ...]:
     _, micro_batches = micro_batches_of(segment, world)
     waiting = micro_batches_in_flight(parallel, stage, micro_batches)
     return stage == 0, stage == parallel.pp - 1, *layers, *waiting
-
-
-def _sharded_rows(segment: Segment) -> list[int]:
-    """Lengths of the first axis of the parameters of a tensor-parallel rank, along which FSDP cuts them."""
-    model, tp = segment.model, segment.parallel.tp
-    split = (model.query_dim, model.key_dim, model.ffn_dim, model.vocab_size)
-    return [*(size // tp for size in split), model.dim, model.head_dim, 1]
 
 
 def _beside_plan(segment: Segment, world: int, report: RankReport) -> RankResult:

@@ -38,7 +38,7 @@ class Piece(TypedDict):
     text: str
 
 
-class Document(TypedDict):
+class ShownDocument(TypedDict):
     """A document, a conversation or a completion of a sample."""
 
     begin: int  # index of its first token in the sample
@@ -60,7 +60,7 @@ class Sample(TypedDict):
     segments: NotRequired[list[Any]]
     rewards: NotRequired[list[Any]]  # of completions
     reference: NotRequired[list[Any]]  # log-probabilities of completions
-    documents: list[Document]
+    documents: list[ShownDocument]
     last_label: NotRequired[str]  # decoded; not a token of the sample
     source: str
 
@@ -137,7 +137,7 @@ def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> Sa
         labelled = [label if weight else -1 for label, weight in zip(labels, weighs, strict=True)]
     origins = _origins(data, sample, index)
     starts = [place for place, position in enumerate(positions) if position == 0]
-    documents: list[Document] = []
+    documents: list[ShownDocument] = []
     for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(ids)], strict=True)):
         inside = range(start, end)
         trained = [place for place in inside if labelled[place] >= 0]
@@ -149,8 +149,10 @@ def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> Sa
             text = tokenizer.decode(tokens, skip_special_tokens=False)
             pieces.append({"status": status, "tokens": len(tokens), "text": text})
         origin = "padding" if padding else (origins[number] if number < len(origins) else origins[-1])
-        counts = {"begin": start, "tokens": end - start, "trained": len(trained)}
-        documents.append({**counts, "source": origin, "pieces": pieces})
+        shown = ShownDocument(
+            begin=start, tokens=end - start, trained=len(trained), source=origin, pieces=pieces
+        )
+        documents.append(shown)
     sources = dict.fromkeys(document["source"] for document in documents if document["source"] != "padding")
     decoded: Sample = {
         "index": index,

@@ -122,14 +122,16 @@ def branch(
     ]
     text = with_editor_line(written(draft, head))
     branched = make(validate(expand(extended(path, text))), opened)
-    if (changed := _changed(plan, branched, start)) is not None:
-        raise _not_shared(*changed, name)
+    _check_shared(plan, branched, start, name)
     existed = path.exists()
     other_file = f"'{path}' exists and is another file; choose another name, or --output, or remove it"
     if existed and path.read_bytes() != text.encode():
         raise StoreError(other_file)
     before = {node.path for node in plan.graph.nodes.values()}
-    _refer(branched, before)
+    for node, parent, step in branched.graph.starts(branched.pipeline):  # so that pruning keeps checkpoints
+        if node.path not in before and branched.steps[parent.name].stored:
+            kept = step in parent.kept_steps(opened)
+            (hold if kept else refer)(opened, parent.path, step, node.path)
     if not existed and not write_once(path, text.encode()):
         raise StoreError(other_file)
     shared = [node.name for node in branched.graph.nodes.values() if node.path in before]
@@ -143,15 +145,6 @@ def branch(
         [part for part in branched.graph.nodes if part not in shared],
         draft.notes,
     )
-
-
-def _refer(branched: Plan, before: set[str]) -> None:
-    """Writes references beside the stored checkpoints that new parts start from: pruning keeps them."""
-    for node, parent, step in branched.graph.starts(branched.pipeline):
-        if node.path not in before and branched.steps[parent.name].stored:
-            (hold if step in parent.kept_steps(branched.store) else refer)(
-                branched.store, parent.path, step, node.path
-            )
 
 
 def _reference(pipeline: Pipeline, point: str, spec: str) -> Reference:
@@ -180,41 +173,33 @@ def _check_kept(plan: Plan, ref: Reference, start: Point, point: str) -> None:
     parent = plan.steps[nodes[start.segment].name]
     kept = [step for node in nodes for step in node.kept_steps(plan.store)]
     if (parent.action == "reuse" or (parent.resume_step or 0) > start.step) and start.step not in kept:
-        message = (
-            f"step {start.step} of '{ref.target}' was not kept; kept are"
-            f" {', '.join(map(str, kept)) or 'none'}"
-        )
-        fix = (
-            "branch at one of these; a step that a recipe starts from, or that is in"
-            " checkpoint.milestones, is kept."
-        )
-        raise SpecError.of((), message, fix, point)
+        steps = ", ".join(map(str, kept)) or "none"
+        message = f"step {start.step} of '{ref.target}' was not kept; kept are {steps}"
+        kept_too = "a step that a recipe starts from, or that is in checkpoint.milestones, is kept."
+        raise SpecError.of((), message, f"branch at one of these; {kept_too}", point)
 
 
-def _changed(plan: Plan, branched: Plan, start: Point) -> tuple[Node, Node] | None:
-    """The first part up to the branch point that is not the same work in both plans."""
+def _check_shared(plan: Plan, branched: Plan, start: Point, name: str) -> None:
+    """Raises SpecError for the first part up to the branch point that is other work in the branch `name`."""
     before = {plan.graph.segments(start.phase)[start.segment].name}
-    for name, node in reversed(plan.graph.nodes.items()):  # inputs come first in the graph
-        if name in before:
+    for part, node in reversed(plan.graph.nodes.items()):  # inputs come first in the graph
+        if part in before:
             before.update(plan.graph.parents(node))
-    for name, old in plan.graph.nodes.items():
-        new = branched.graph.nodes.get(name) or _segment(branched, old)
-        if name in before and (new is None or new.fingerprint != old.fingerprint):
-            return old, new or old
-    return None
+    for part, old in plan.graph.nodes.items():
+        new = branched.graph.nodes.get(part) or _segment(branched, old)
+        if part not in before or (new is not None and new.fingerprint == old.fingerprint):
+            continue
+        differing = changes(old.identity, (new or old).identity)
+        fields = ", ".join(change.name for change in differing) or "what it reads"
+        message = f"'{old.name}' would change ({fields}), and a branch shares everything before its point"
+        fix = f"change it in stages.{name}, or write a recipe of its own."
+        raise SpecError.of(("stages", old.stage), message, fix, "--set")
 
 
 def _segment(branched: Plan, old: Node) -> Node | None:
     """The same segment under another name: a stage that ends earlier may have only one segment."""
     same = (node for node in branched.graph.segments(old.phase) if node.start_step == old.start_step)
     return next(same, None) if old.phase else None
-
-
-def _not_shared(old: Node, new: Node, name: str) -> SpecError:
-    fields = ", ".join(change.name for change in changes(old.identity, new.identity)) or "what it reads"
-    message = f"'{old.name}' would change ({fields}), and a branch shares everything before its point"
-    fix = f"change it in stages.{name}, or write a recipe of its own."
-    return SpecError.of(("stages", old.stage), message, fix, "--set")
 
 
 # The new stage
@@ -268,19 +253,15 @@ def _continuation(phase: Phase, of: type[Spec], data: dict[str, Any], draft: Dra
     carry = ["weights", "optimizer", "data"]
     if phase.training.adapters:
         carry = ["weights", "data"]
-        draft.notes.append(
-            "an adapter is added to the weights and a new one begins, so the optimizer's states begin at zero"
-        )
+        adapter = "an adapter is added to the weights and a new one begins"
+        draft.notes.append(f"{adapter}, so the optimizer's states begin at zero")
     usual = known["carry"].get_default(call_default_factory=True)
     fields: dict[str, Any] = {"carry": carry} if carry != usual else {}
     fields |= {name: REST for name in FROM_PARENT if name in known}
-    stated = {
-        name: value for name, value in data.items() if value is not None and name not in (*NOT_TAKEN, *fields)
-    }
-    if isinstance(stated.get("checkpoint"), dict):
-        stated["checkpoint"] = {
-            name: value for name, value in stated["checkpoint"].items() if name != "milestones"
-        }
+    left_out = (*NOT_TAKEN, *fields)
+    stated = {name: value for name, value in data.items() if value is not None and name not in left_out}
+    if isinstance(saving := stated.get("checkpoint"), dict):
+        stated["checkpoint"] = {name: value for name, value in saving.items() if name != "milestones"}
     return fields | stated
 
 
@@ -328,14 +309,9 @@ def _moved(
 ) -> Reference:
     """A reference to the same place in the new stage."""
     part = str(phases.index(there.phase) - phases.index(start.phase) + 1) if other.part is not None else None
+    moved = replace(other, stage=name, part=part)
     if there.phase != start.phase:
-        return replace(other, stage=name, part=part)
+        return moved
     done = trajectories[start.phase].tokens_at(start.step)
     step = other.step - start.step if other.step is not None else None
-    return replace(
-        other,
-        stage=name,
-        part=part,
-        step=step,
-        tokens=other.tokens - done if other.tokens is not None else None,
-    )
+    return replace(moved, step=step, tokens=other.tokens - done if other.tokens is not None else None)

@@ -119,14 +119,8 @@ def _of_run(label: str, store: Store, run: str, stamp: str) -> Side:
         times = ", ".join(runs.stamps(store, run))
         raise StoreError(f"run '{run}' has no record that begins with '{stamp}'; it has {times}")
     places = runs.read(store, run, stamps[-1]).parts.items()
-    return Side(
-        label,
-        {
-            name: StoredPart(Artifact(store, path, step), name)
-            for name, (path, step) in places
-            if store.exists(f"{path}/identity.json")
-        },
-    )
+    parts = {name: StoredPart(Artifact(store, *place), name) for name, place in places}
+    return Side(label, {n: part for n, part in parts.items() if store.exists(f"{part.path}/identity.json")})
 
 
 # The comparison
@@ -171,9 +165,6 @@ def _beside(branched: Side, original: Side) -> list[tuple[str, str]]:
     names = {part.fingerprint: name for name, part in original.parts.items()}
     own = {part.fingerprint: name for name, part in branched.parts.items()}
 
-    def of_stage(name: str, origin: str) -> bool:
-        return name.split("/")[0] == origin.split("/")[0]
-
     for name, part in branched.parts.items():
         if name in original.parts or part.fingerprint in names or PARENT not in part.inputs:
             continue
@@ -181,17 +172,16 @@ def _beside(branched: Side, original: Side) -> list[tuple[str, str]]:
         origin = pairs.get(own.get(parent.fingerprint, "")) or names.get(parent.fingerprint)
         if origin is None:
             continue
-        there = original.parts[origin].fingerprint
-        following = [
-            name
-            for name, part in original.parts.items()
-            if of_stage(name, origin) and PARENT in part.inputs and part.inputs[PARENT].fingerprint == there
-        ]
-        inside = there == parent.fingerprint and (parent.step or 0) < int(
-            original.parts[origin].fields.get("end_step", 0)
-        )
-        if counterpart := origin if inside else next(iter(following), None):
-            pairs[name] = counterpart
+        branched_off = original.parts[origin]
+        there, end = branched_off.fingerprint, int(branched_off.fields.get("end_step", 0))
+        if there == parent.fingerprint and (parent.step or 0) < end:
+            pairs[name] = origin
+            continue
+        for following, other in original.parts.items():
+            same_stage = following.split("/")[0] == origin.split("/")[0]
+            if same_stage and PARENT in other.inputs and other.inputs[PARENT].fingerprint == there:
+                pairs[name] = following
+                break
     return list(pairs.items())
 
 

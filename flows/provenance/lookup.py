@@ -52,13 +52,10 @@ def _by_fingerprint(store: Store, text: str, match: re.Match[str]) -> Artifact:
     if len(paths) != 1:
         what = f"fits {', '.join(paths)}; write more digits" if paths else f"is not in the store {store.url}"
         raise StoreError(f"'{text}' {what}")
-    return Artifact(store, paths[0], int(match["step"]) if match["step"] else _last_step(store, paths[0]))
-
-
-def _last_step(store: Store, path: str) -> int | None:
-    """The furthest finished step of a trajectory, or else its furthest checkpoint; None without steps."""
-    artifact = Artifact(store, path)
-    return max(artifact.manifest_steps() or artifact.checkpoint_steps(), default=None)
+    artifact = Artifact(store, paths[0], int(match["step"]) if match["step"] else None)
+    if artifact.step is None:
+        artifact.step = max(artifact.manifest_steps() or artifact.checkpoint_steps(), default=None)
+    return artifact
 
 
 def _of_run(store: Store, run: str, part: str) -> list[Artifact]:

@@ -56,36 +56,26 @@ def transfer(
     artifacts = closure(source, parts.values())
     if not artifacts:
         raise StoreError(f"nothing of '{what}' is stored in {source.url}")
-    amount_ = _with_progress(console, source, other, artifacts)
+    done = _with_progress(console, source, other, artifacts)
     _record(other, name, parts, spec, some=bool(stages))
-    there = (
-        f", {counted(amount_.present_files, 'file')} ({quantity(amount_.present_bytes)}B) there before"
-        if amount_.present_files
-        else ""
-    )
-    copied = (
-        f"{counted(amount_.artifacts, 'artifact')}, {counted(amount_.files, 'file')}"
-        f" ({quantity(amount_.bytes)}B) copied and checked{there}"
-    )
-    console.print(f"{escape(name)} is in {escape(other.url)}: {copied}", soft_wrap=True)
-    return amount_
+    files = f"{counted(done.files, 'file')} ({quantity(done.bytes)}B) copied and checked"
+    if done.present_files:
+        files += f", {counted(done.present_files, 'file')} ({quantity(done.present_bytes)}B) there before"
+    copied = f"{escape(name)} is in {escape(other.url)}: {counted(done.artifacts, 'artifact')}, {files}"
+    console.print(copied, soft_wrap=True)
+    return done
 
 
 def _chosen(record: runs.RunRecord, stages: list[str]) -> Parts:
     """The parts of some stages of a record; what they were made from follows from the store."""
     if not stages:
         return record.parts
-    chosen = {
-        name: at
-        for name, at in record.parts.items()
-        if name in stages or name.split("/")[0].split(".")[0] in stages
-    }
+    names = {name: {name, name.split("/")[0].split(".")[0]} for name in record.parts}
     for stage in stages:
-        if not any(name == stage or name.split("/")[0].split(".")[0] == stage for name in chosen):
-            raise StoreError(
-                f"run '{record.run}' has no stage '{stage}'; its parts are {', '.join(record.parts)}"
-            )
-    return chosen
+        if not any(stage in of_part for of_part in names.values()):
+            there = ", ".join(record.parts)
+            raise StoreError(f"run '{record.run}' has no stage '{stage}'; its parts are {there}")
+    return {name: at for name, at in record.parts.items() if names[name] & {*stages}}
 
 
 def _with_progress(
@@ -111,15 +101,11 @@ def _record(store: Store, name: str, parts: Parts, spec: dict[str, Any], *, some
     if name in runs.names(store):
         last = runs.last(store, name)
         if some:
-            earlier = {
-                part for part in parts.keys() & last.parts.keys() if _earlier(parts[part], last.parts[part])
+            parts = last.parts | {
+                part: (path, step)
+                for part, (path, step) in parts.items()
+                if path != last.parts.get(part, ("", None))[0] or (step or 0) >= (last.parts[part][1] or 0)
             }
-            parts = last.parts | {part: at for part, at in parts.items() if part not in earlier}
         if parts == last.parts and (some or spec == last.spec):
             return
     runs.write(store, name, parts, spec)
-
-
-def _earlier(one: tuple[str, int | None], other: tuple[str, int | None]) -> bool:
-    """Whether `one` is an earlier step of the same trajectory."""
-    return one[0] == other[0] and (one[1] or 0) < (other[1] or 0)

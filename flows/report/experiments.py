@@ -7,6 +7,7 @@ without any number.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist, fmean, stdev
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from flows.format import in_full
-from flows.report.figures import SERIES_COLOURS, Entry, Figure, Style, Styles, label, plot, whiskers
+from flows.report.figures import SERIES_COLOURS, Entry, Figure, Styles, label, plot, whiskers
 from flows.report.results import numbers
 from specs.figures import VARIANT, Axis, FigureSpec
 
@@ -56,6 +57,10 @@ class Experiment:
     spec: FigureSpec
     points: dict[str, list[FigurePoint]] = field(default_factory=dict)  # by series
     missing: list[str] = field(default_factory=list)  # variants that are not stored yet
+
+    @property
+    def all_points(self) -> list[FigurePoint]:
+        return [point for points in self.points.values() for point in points]
 
 
 def experiment_of(spec: FigureSpec, metrics: Metrics) -> Experiment:
@@ -115,13 +120,8 @@ def _points(spec: FigureSpec, variant: str, text: str, metrics: Metrics) -> Iter
     if spec.form == "lines":
         before, _, after = spec.y.metric.partition("*")
         times = of_y.get(spec.times, 0.0) if spec.times else 1.0
-        places = sorted(
-            int(name[len(before) : len(name) - len(after)])
-            for name in of_y
-            if name.startswith(before)
-            and name.endswith(after)
-            and name[len(before) : len(name) - len(after)].isdecimal()
-        )
+        numbered = re.compile(rf"{re.escape(before)}(\d+){re.escape(after)}")
+        places = sorted(int(match[1]) for match in map(numbered.fullmatch, of_y) if match)
         for place in places if times else ():
             y = _value(of_y, f"{before}{place}{after}")
             assert y is not None, "the name is one of these"
@@ -161,21 +161,14 @@ def front(points: list[FigurePoint], x_better: str | None, y_better: str | None)
 
 def draw(name: str, experiment: Experiment) -> Figure | None:
     """The chart; None where nothing is stored yet."""
-    if not any(experiment.points.values()):
+    if not experiment.all_points:
         return None
     spec, look = experiment.spec, Styles(experiment.spec.series, SERIES_COLOURS)
     make = {"points": _draw_points, "lines": _draw_lines, "bars": _draw_bars}[spec.form]
     traces, layout = make(name, experiment, look)
     drawn = plot(traces, margin={"l": 64, "r": 24, "t": 14, "b": 54, "pad": 4}, **layout)
-    legend = (
-        []
-        if spec.form == "bars"
-        else [
-            Entry(series, _group(name, series), look[series])
-            for series in spec.series
-            if experiment.points.get(series)
-        ]
-    )
+    drawn_series = [series for series in spec.series if experiment.points.get(series) and spec.form != "bars"]
+    legend = [Entry(series, _group(name, series), look[series]) for series in drawn_series]
     return Figure(spec.title, _summary(experiment), HEIGHT, drawn, legend, text=spec.text)
 
 
@@ -186,14 +179,8 @@ def _summary(experiment: Experiment) -> str:
         f"{axis.label or axis.metric}: {axis.better} is better" for axis in (spec.x, spec.y) if axis.better
     )
     sentences = [f"{better[:1].upper()}{better[1:]}."] if better else []
-    values = [
-        value
-        for points in experiment.points.values()
-        for point in points
-        for value in (point.x, point.y)
-        if value is not None
-    ]
-    if any(value.low is not None for value in values):
+    values = [value for point in experiment.all_points for value in (point.x, point.y)]
+    if any(value is not None and value.low is not None for value in values):
         over = " over seeds" if spec.mean else ""
         sentences.append(f"{'Bands' if spec.form == 'lines' else 'Whiskers'} are 95% intervals{over}.")
     if spec.front:
@@ -214,13 +201,10 @@ def _axis(axis: Axis) -> dict[str, Any]:
     } | ({"dtick": "D2"} if axis.scale == "log" else {})
 
 
-def _draw_points(
-    name: str, experiment: Experiment, look: dict[str, Style]
-) -> tuple[list[Any], dict[str, Any]]:
+def _draw_points(name: str, experiment: Experiment, look: Styles) -> Drawn:
     spec = experiment.spec
-    everything = [point for points in experiment.points.values() for point in points]
     traces: list[Any] = []
-    if spec.front and len(best := front(everything, spec.x.better, spec.y.better)) > 1:
+    if spec.front and len(best := front(experiment.all_points, spec.x.better, spec.y.better)) > 1:
         traces.append(_staircase(best, spec))
     for order, (series, points) in enumerate(experiment.points.items()):
         values = [(point.x, point.y) for point in points if point.x is not None]
@@ -266,13 +250,11 @@ def _staircase(best: list[FigurePoint], spec: FigureSpec) -> Any:
     )
 
 
-def _draw_lines(
-    name: str, experiment: Experiment, look: dict[str, Style]
-) -> tuple[list[Any], dict[str, Any]]:
+def _draw_lines(name: str, experiment: Experiment, look: Styles) -> Drawn:
     """Lines, each with the band of its intervals: over a few numbers, which grow by factors and are evenly
     spaced, or over many, such as steps, on a linear axis."""
     spec = experiment.spec
-    places = sorted({_place(point) for points in experiment.points.values() for point in points})
+    places = sorted({_place(point) for point in experiment.all_points})
     few = len(places) <= MOST_PLACES
     traces: list[Any] = []
     for series, points in experiment.points.items():
@@ -321,7 +303,7 @@ def _draw_bars(name: str, experiment: Experiment, look: Styles) -> Drawn:
     """A bar for each variant, those of a series side by side in its colour; a mark for each mean, since the
     differences of means are small compared with their distance from zero."""
     traces: list[Any] = []
-    texts = any(point.text for points in experiment.points.values() for point in points)
+    texts = any(point.text for point in experiment.all_points)
     for series, points in experiment.points.items():
         named: list[Any] = [label(series)] * len(points)
         if texts:  # two rows of labels

@@ -94,13 +94,17 @@ def curve(plan: Plan, stage: str) -> Curve | None:
     if not columns and not nested["validation"]:
         return None
     columns = dict(sorted(columns.items()))
+    heldout, norms = (
+        {name: thin(column.x, column.y) for name, column in group.items()} for group in nested.values()
+    )
     return Curve(
         stage,
         nodes[0].kind,
         position(plan.graph, nodes[0], nodes[0].start_step),
         {name: thin(column.x, column.y) for name, column in columns.items()},
         {name: thin(column.x, column.smooth()) for name, column in columns.items()},
-        *({name: thin(column.x, column.y) for name, column in group.items()} for group in nested.values()),
+        heldout,
+        norms,
         sum(column.broken for group in (columns, *nested.values()) for column in group.values()),
     )
 

@@ -38,6 +38,7 @@ END_SECONDS = 30.0  # the time that its processes may take to end after that
 TAIL_LINES = 30
 STAGES = "apertus_model.stages"
 TORCHRUN_ERROR = "torchrun.json"
+TORCHRUN_SIGNALLED = r"SignalException: Process \d+ got signal: (\d+)"  # in the error file of torchelastic
 RANK_SIGNALLED = re.compile(r"traceback : (Signal \d+ \(\w+\) received by PID \d+)")
 HUNG = (
     "no step was made for longer than launch.hang_timeout; the log has the stacks of all threads of the ranks"
@@ -298,20 +299,12 @@ def error_of(scratch: Path, code: int = 0) -> Failure | None:
     stop: when they had no time to say so, torchrun does (`TORCHRUN_ERROR`), or the exit code."""
     file = scratch / "error.json"
     error = Failure.model_validate_json(file.read_text()) if file.exists() else None
-    number = -code if -code in STOP_SIGNALS else _signal_to_torchrun(scratch / TORCHRUN_ERROR)
+    torchrun = scratch / TORCHRUN_ERROR
+    said = re.search(TORCHRUN_SIGNALLED, torchrun.read_text()) if torchrun.exists() else None
+    number = -code if -code in STOP_SIGNALS else int(said[1]) if said else 0
     if number and (error is None or error.again):
         return Failure(message=signal.Signals(number).name, interrupted=True)
     return error
-
-
-def _signal_to_torchrun(file: Path) -> int | None:
-    """The signal that ended torchrun, according to the error file of torchelastic; None if no signal did."""
-    match = (
-        re.search(r"SignalException: Process \d+ got signal: (\d+)", file.read_text())
-        if file.exists()
-        else None
-    )
-    return int(match[1]) if match else None
 
 
 def stacks_of(scratch: Path) -> list[str]:

@@ -168,7 +168,7 @@ class Store(Filesystem):
                     self.check_whole(path, data)
                 raise self.damaged(path, error) from error
 
-        return self.again(f"reading '{path}'", ask)
+        return self.call(f"reading '{path}'", ask, size=None)
 
     def unsealed(self, path: str, document: Any) -> Any:
         """A parsed document (in a list: one of them) without its checksum, which is compared. ForeignError

@@ -26,7 +26,6 @@ from flows.cli.output import file_option, write
 from specs.errors import SpecError, StageError
 
 if TYPE_CHECKING:
-    from apertus_model.rehearsal.records import PartResult
     from flows.execution import rehearsal
     from flows.planning.estimate.training import PartEstimate
     from flows.planning.layouts import Layout
@@ -108,7 +107,12 @@ def rehearse(
         if not as_json:
             show_part(console, results[-1])
     if report is not None:
-        _write_report(report, made, results)
+        from flows.report import render  # loads plotly
+
+        write(report, render(made, results), made)
+        errors.print(
+            f"The report of {escape(made.pipeline.name)} is in {escape(str(report))}", soft_wrap=True
+        )
     result = rehearsal.Rehearsal(pipeline=made.pipeline.name, parts=results)
     if as_json:
         print_json(result.model_dump(mode="json"))
@@ -131,13 +135,6 @@ def _check(
         raise StageError("--report draws ranks, and --search compares layouts. Fix: leave one out")
     if nodes is not None and not search:
         raise StageError("--nodes needs --search. Fix: add --search, or change launch.processes by --set")
-
-
-def _write_report(target: Path, made: Plan, results: list[PartResult]) -> None:
-    from flows.report import render  # loads plotly
-
-    write(target, render(made, results), made)
-    errors.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
 
 
 def _search(

@@ -65,22 +65,11 @@ def plan_table(
     plan: Plan, details: bool = False, width: int | None = None, chosen: Collection[str] | None = None
 ) -> Table:
     """A row for each part, or for equal parts of a stage; `chosen`: only parts of these stages."""
-    rows = []
-    alike = [
-        (
-            name,
-            step.node.stage,
-            (
-                step.state,
-                "" if step.unavailable else step.reason,
-                step.node.steps,
-                step.node.tokens,
-                step.node.flops,
-            ),
-        )
-        for name, step in plan.steps.items()
-        if chosen is None or step.node.stage in chosen
-    ]
+    rows, alike = [], list[tuple[str, str, Hashable]]()
+    for name, step in plan.steps.items():
+        node, reason = step.node, "" if step.unavailable else step.reason
+        if chosen is None or node.stage in chosen:
+            alike.append((name, node.stage, (step.state, reason, node.steps, node.tokens, node.flops)))
     for label, names in folded(plan.pipeline, alike, details):
         steps = [plan.steps[name] for name in names]
         nodes = [step.node for step in steps]
@@ -125,19 +114,10 @@ def source_usage_table(plan: Plan, details: bool = False, width: int | None = No
     rows = []
     for usage in usages:
         known = f"{'' if usage.exact else 'declared ' if usage.declared else '<= '}{amount(usage.available)}"
-        passes = f"{usage.passes:.2f} of {usage.allowed:g}" + (
-            f", {amount(usage.shortfall)} tokens short" if usage.shortfall else ""
-        )
-        rows.append(
-            [
-                escape(usage.source),
-                known,
-                amount(usage.consumed),
-                passes,
-                amount(usage.tokens),
-                escape(usage.stage),
-            ]
-        )
+        passes = f"{usage.passes:.2f} of {usage.allowed:g}"
+        passes += f", {amount(usage.shortfall)} tokens short" if usage.shortfall else ""
+        drawn = [known, amount(usage.consumed), passes, amount(usage.tokens)]
+        rows.append([escape(usage.source), *drawn, escape(usage.stage)])
     headings = ("source", "holds", "drawn", "passes", "draws", "stage" if details else "most after")
     caption = "tokens; draws: by the stage; drawn: since new weights"
     return table("what training draws", caption, headings, rows, optional=("draws", "drawn"), width=width)
@@ -219,18 +199,12 @@ def show_advice(console: Console, plan: Plan, details: bool = False) -> None:
         by_place = dict(given)
         for fold in folded(plan.pipeline, [(at, advice.stage, None) for at, advice in given], details):
             advice, more = by_place[fold.names[0]], len(fold.names) - 1
-            likewise = (
-                f" (and {more} more of {plan.pipeline.family(advice.stage)}; --details has them)"
-                if more
-                else ""
-            )
-            show_item(console, advice.stage, advice.message + likewise, indent=2)
+            likewise = f" (and {more} more of {plan.pipeline.family(advice.stage)}; --details has them)"
+            show_item(console, advice.stage, advice.message + likewise * bool(more), indent=2)
     silenced: dict[str, list[str]] = {}
     for advice in plan.advice.silenced:
         silenced.setdefault(advice.code, []).append(advice.stage)
     for code, stages in silenced.items():
-        unique = dict.fromkeys(stages)
-        names = [
-            fold.label for fold in folded(plan.pipeline, [(name, name, None) for name in unique], details)
-        ]
-        show_item(console, "silenced", f"{code} ({', '.join(names)})", style="dim")
+        folds = folded(plan.pipeline, [(name, name, None) for name in dict.fromkeys(stages)], details)
+        names = ", ".join(fold.label for fold in folds)
+        show_item(console, "silenced", f"{code} ({names})", style="dim")

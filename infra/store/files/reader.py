@@ -135,7 +135,9 @@ class CheckedFile:
         view, digests = memoryview(data), self.digests
         parts = (view[start : start + self.piece_bytes] for start in range(0, len(view), self.piece_bytes))
         return [
-            number for number, part in enumerate(parts, start=first) if not _matches(part, digests, number)
+            number
+            for number, part in enumerate(parts, start=first)
+            if hashlib.sha256(part).digest() != digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
         ]
 
     def damaged(self, pieces: list[int]) -> DamagedError:
@@ -265,9 +267,8 @@ class LocalPieces:
         self._file = file
         self._path = path
         seen = os.stat(path)
-        self._sound = _sound(
-            (path, seen.st_ino, seen.st_mtime_ns, seen.st_size, file.record.sha256), file.pieces
-        )
+        as_opened = (path, seen.st_ino, seen.st_mtime_ns, seen.st_size, file.record.sha256)
+        self._sound = _checked_here.setdefault(as_opened, bytearray(file.pieces))
 
     def read(self, start: int, stop: int) -> bytes:
         width = self._file.piece_bytes
@@ -342,13 +343,5 @@ class Descriptor:
 
 descriptor = functools.lru_cache(maxsize=OPEN_FILES)(Descriptor)
 
+# whether this process has checked each piece of a local file, as the file was when it was opened
 _checked_here: dict[tuple[Any, ...], bytearray] = {}
-
-
-def _sound(key: tuple[Any, ...], pieces: int) -> bytearray:
-    """Whether this process has checked each piece of a local file, as the file was when it was opened."""
-    return _checked_here.setdefault(key, bytearray(pieces))
-
-
-def _matches(part: memoryview, digests: bytes, number: int) -> bool:
-    return hashlib.sha256(part).digest() == digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]

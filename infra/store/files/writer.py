@@ -123,7 +123,7 @@ class Writer:
                     " written"
                 )
 
-        self._store.again(f"closing '{self.path}'", ask)
+        self._store.call(f"closing '{self.path}'", ask, size=None)
 
     def abort(self) -> None:
         """Gives the file up: nothing of it stays visible. An upload that cannot be taken back now, since the

@@ -43,6 +43,10 @@ class Ancestor:
         """The resolved spec: what was hashed, and around it what was only recorded."""
         return {**self.recorded, **self.identity.spec}
 
+    @property
+    def inputs(self) -> dict[str, Input]:
+        return self.identity.inputs
+
     def source(self, role: str) -> dict[str, Any]:
         """The recorded facts about the documents of an input: url, format, language, license, as far as the
         recipe stated them."""

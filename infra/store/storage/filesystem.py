@@ -104,18 +104,12 @@ class Filesystem:
                 if not self._calls_under_way:
                     self.seconds += time.perf_counter() - self._since
 
-    def call(self, what: str, function: Callable[[], T], *, size: int = 0) -> T:
+    def call(self, what: str, function: Callable[[], T], *, size: int | None = 0) -> T:
         """Makes one call of the filesystem, which carries `size` bytes. StorageError if all tries failed or
         the disk is full; FileNotFoundError, PermissionError or FileExistsError as the filesystem says."""
+        guard = None if self.is_local or size is None else size / SLOWEST
         with self.timed():
-            return self.retry.call(
-                f"{what} in the store {self.url}", function, guard=None if self.is_local else size / SLOWEST
-            )
-
-    def again(self, what: str, function: Callable[[], T]) -> T:
-        """Like `call`, for a function that makes calls itself, and may find their answers wrong."""
-        with self.timed():
-            return self.retry.call(f"{what} in the store {self.url}", function)
+            return self.retry.call(f"{what} in the store {self.url}", function, guard=guard)
 
     # Looking up
 
@@ -254,7 +248,7 @@ class Filesystem:
                 self.check_whole(path, stored)
             return stored
 
-        return self.again(f"reading '{path}'", ask)
+        return self.call(f"reading '{path}'", ask, size=None)
 
     def _link(self, path: str, full: Path, data: bytes) -> bool:
         tries = 0

@@ -173,7 +173,7 @@ def test_memory_is_beside_the_plan_and_the_rest_is_of_the_rank_with_the_largest_
 
 def test_stages_are_in_the_order_of_the_recipe_and_one_that_does_not_build_has_no_tables() -> None:
     parts = [part("b/1", "b"), part("a", "a"), part("b/2", "b")]
-    assert {stage: [one.name for one in found] for stage, found in by_stage(parts).items()} == {
+    assert {stage: [one.part for one in found] for stage, found in by_stage(parts).items()} == {
         "b": ["b/1", "b/2"],
         "a": ["a"],
     }
