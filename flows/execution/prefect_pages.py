@@ -82,16 +82,12 @@ def publish_results(step: Step, plan: Plan) -> None:
     """Publishes the results of a part as a table."""
     with only_shown(f"the table of {step.node.name}"):
         manifest = step.node.artifact(plan.store).manifest
-        values = flatten(
-            {**manifest.metrics, "seconds": manifest.seconds.model_dump() if manifest.seconds else {}}
-        )
-        rows = [
-            {"metric": name, "value": f"{value:.6g}" if isinstance(value, float) else str(value)}
-            for name, value in values.items()
-        ]
+        seconds = manifest.seconds.model_dump() if manifest.seconds else {}
+        values = flatten({**manifest.metrics, "seconds": seconds}).items()
+        shown = ((name, f"{v:.6g}" if isinstance(v, float) else str(v)) for name, v in values)
         create_table_artifact(
             key=key(plan.pipeline.name, step.node.name),
-            table=rows,
+            table=[{"metric": name, "value": value} for name, value in shown],
             description=f"{step.node.name}: {step.node.path}",
         )
 

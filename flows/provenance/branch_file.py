@@ -49,10 +49,8 @@ class Draft:
         where = f"--set {mask_url(assignment)}"
         target, equals, text = assignment.partition("=")
         target = target.strip()
-        stage = (
-            self.name if f"{target}.".startswith(f"stages.{self.name}.") else stage_of(self.document, target)
-        )
-        keys = keys_of(target, stage)
+        own = f"{target}.".startswith(f"stages.{self.name}.")
+        keys = keys_of(target, self.name if own else stage_of(self.document, target))
         if not equals or not all(keys):
             message = f"'{mask_url(assignment)}' is not an assignment"
             raise SpecError.of((), message, "write path=value.", where)
@@ -78,14 +76,10 @@ class Draft:
         if matrix is None:
             return path
         if self.differs(path):
-            message = (
-                f"'{path[1]}' is a variant of the matrix '{matrix}', whose variants differ in"
-                f" {'.'.join(map(str, path[2:]))}"
-            )
-            fix = (
-                f"a branch cannot state {shown(value)} for one of them: give '{path[1]}' a stage of its own"
-                " in the recipe."
-            )
+            field = ".".join(map(str, path[2:]))
+            message = f"'{path[1]}' is a variant of the matrix '{matrix}', whose variants differ in {field}"
+            own = f"give '{path[1]}' a stage of its own in the recipe."
+            fix = f"a branch cannot state {shown(value)} for one of them: {own}"
             raise SpecError.of(path, message, fix, self.document.where(path))
         return ("stages", matrix, *path[2:])
 
@@ -125,12 +119,8 @@ class Draft:
             place.pop(keys[-1], None)
         else:
             old = _at(self.document.data, tuple(keys))
-            if (
-                isinstance(value, dict)
-                and isinstance(old, dict)
-                and not whole
-                and not self._is_variable(tuple(keys))
-            ):
+            replaces = whole or self._is_variable(tuple(keys))
+            if isinstance(value, dict) and isinstance(old, dict) and not replaces:
                 value = {**{key: None for key in old if key not in value}, **value}
             place[keys[-1]] = value
 
@@ -148,9 +138,8 @@ class Draft:
 def _index(key: str | int, items: list[Any]) -> int:
     if str(key).isdecimal() and int(key) < len(items):
         return int(key)
-    raise SpecError.of(
-        (), f"the override matches nothing: there is no item '{key}'; there are {len(items)}", where="--set"
-    )
+    message = f"the override matches nothing: there is no item '{key}'; there are {len(items)}"
+    raise SpecError.of((), message, where="--set")
 
 
 def _at(data: Any, path: FieldPath) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from apertus_model.data.order.mixture_recipe import FILE, MixtureRecipe
@@ -26,6 +26,7 @@ from specs.planted import PlantedRecord, planted_in
 from specs.stages import TRAINING
 
 DATA = ("mixture", "conversations", "pairs")  # roles of what a part trains on
+LOST = {"rejected": "not read", "dropped": "filters dropped", "replaced": "personal data replaced"}
 
 
 @dataclass(frozen=True)
@@ -137,12 +138,8 @@ class Lineage:
             if source is None:
                 inputs[role] = self.to_json(key_of(read), files=files) | {"step": read.step}
                 continue
-            inputs[role] = {
-                "name": source.name,
-                "kind": "external",
-                "fingerprint": source.digest,
-                "source": source.facts,
-            }
+            names = {"name": source.name, "kind": "external", "fingerprint": source.digest}
+            inputs[role] = {**names, "source": source.facts}
             if files:
                 rows = recorded_files(self.store, source.digest)
                 inputs[role]["files"] = None if rows is None else [row.model_dump() for row in rows]
@@ -199,17 +196,11 @@ def of_store(store: Store, path: str, step: int | None) -> Lineage:
         for role, read in part.inputs.items():
             if read.place is not None:
                 continue
-            rows = recorded_files(store, read.fingerprint)
-            source = SourceFiles(
-                read.name,
-                read.fingerprint,
-                ancestor.source(role),
-                len(rows or ()),
-                sum(row.size for row in rows or ()),
-            )
+            rows = recorded_files(store, read.fingerprint) or []
+            facts, size = ancestor.source(role), sum(row.size for row in rows)
             if (before := lineage.sources.get(key_of(read))) is not None:
-                known = {name: value for name, value in before.facts.items() if value}
-                source = replace(source, facts=source.facts | known)
+                facts |= {name: value for name, value in before.facts.items() if value}
+            source = SourceFiles(read.name, read.fingerprint, facts, len(rows), size)
             lineage.sources[key_of(read)] = source
         action = "stored" if ancestor.manifest or ancestor.step is not None else "gone"
         lineage.parts[key] = Member(key, part, action, ancestor.steps, ancestor.tokens)
@@ -224,15 +215,9 @@ def _data_lines(member: Member) -> Iterator[str]:
     held_out, read = metrics.get("validation") or {}, metrics.get("read") or {}
     unit = "conversations" if "conversations" in train else "documents"
     begin = f"{read['documents']:,} read, " if isinstance(read.get("documents"), int) else ""
-    yield (
-        f"{begin}{train.get(unit, 0):,} {unit} with {train.get('tokens', 0):,} tokens to train on,"
-        f" {held_out.get(unit, 0):,} held out"
-    )
-    for title, group in (
-        ("not read", "rejected"),
-        ("filters dropped", "dropped"),
-        ("personal data replaced", "replaced"),
-    ):
+    trained = f"{train.get(unit, 0):,} {unit} with {train.get('tokens', 0):,} tokens to train on"
+    yield f"{begin}{trained}, {held_out.get(unit, 0):,} held out"
+    for group, title in LOST.items():
         counts = metrics.get(group)
         if isinstance(counts, dict) and counts:
             order = [name for name in metrics.get("filters") or () if name in counts]

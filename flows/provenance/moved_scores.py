@@ -100,20 +100,15 @@ def _compared(a: Artifact, b: Artifact) -> MovedScores:
 
 def _scored(artifact: Artifact) -> dict[str, str]:
     """The fingerprints of the inputs that a part scored, by role."""
-    begins = SCORED[artifact.identity.kind]
-    return {
-        role: read.fingerprint for role, read in artifact.identity.inputs.items() if role.startswith(begins)
-    }
+    begins, inputs = SCORED[artifact.identity.kind], artifact.identity.inputs
+    return {role: read.fingerprint for role, read in inputs.items() if role.startswith(begins)}
 
 
 def _values(row: dict[str, Any]) -> dict[str, float]:
     if "offline" not in row:
         return {name: row[name] for name in ("chosen", "rejected") if name in row}
-    return {
-        f"{origin} {index + 1}": value
-        for origin in ("offline", "sampled")
-        for index, value in enumerate(row[origin])
-    }
+    origins = ("offline", "sampled")
+    return {f"{name} {number}": value for name in origins for number, value in enumerate(row[name], 1)}
 
 
 def _about(artifact: Artifact, index: int) -> str | None:

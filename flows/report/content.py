@@ -247,32 +247,23 @@ def _epochs(plan: Plan, part: PlannedPart, mixture: Node) -> dict[str, float]:
 def _share(
     entry: Input, share: float, parts: dict[str, PlannedPart], trained: list[dict[str, float]]
 ) -> Share:
-    corpus = parts[entry.name].metrics.get("train", {}) if entry.name in parts else {}
+    tokens = parts[entry.name].metrics.get("train", {}).get("tokens") if entry.name in parts else None
     through = [epochs[entry.name] for epochs in trained if entry.name in epochs]
-    in_all = [
-        passes[entry.fingerprint]
-        for part in parts.values()
-        if entry.fingerprint in (passes := _numbers_at(part.artifact, part.done_until, "passes"))
-    ]
-    return Share(
-        entry.name, share, corpus.get("tokens"), max(through, default=None), max(in_all, default=None)
-    )
+    of_parts = [_numbers_at(part.artifact, part.done_until, "passes") for part in parts.values()]
+    in_all = [passes[entry.fingerprint] for passes in of_parts if entry.fingerprint in passes]
+    return Share(entry.name, share, tokens, max(through, default=None), max(in_all, default=None))
 
 
 def _evaluation(part: PlannedPart, metrics: dict[str, float], notes: list[str]) -> Evaluation:
     read = part.inputs.get("checkpoint")
     stage = part.plan.graph.nodes[read.node].stage if read and read.node else part.stage
-    rewards = read_rewards(_document(part, "rewards.json", notes)) if "rewards.json" in part.files else None
-    return Evaluation(
-        part.name,
-        part.stage,
-        stage,
+    label, gates, published = (
         read.label if read else part.name,
-        metrics,
         _gates(part, metrics),
         _published(part, metrics),
-        rewards,
     )
+    rewards = read_rewards(_document(part, "rewards.json", notes)) if "rewards.json" in part.files else None
+    return Evaluation(part.name, part.stage, stage, label, metrics, gates, published, rewards)
 
 
 def _tokenizers(part: PlannedPart, notes: list[str]) -> ComparedTokenizers | None:

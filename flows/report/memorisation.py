@@ -59,11 +59,11 @@ class Memorised:
                 row = Row(match["measure"], match["decoding"], int(match["prefix"]), int(match["offset"]))
                 cell = Cell(value, metrics.get(f"{name}/low"), metrics.get(f"{name}/high"))
                 cells_of.setdefault(row, {})[int(match["repetitions"])] = cell
-        measures, decodings = list(MEASURES), list(DECODINGS)
-        order = sorted(
-            cells_of, key=lambda row: (measures.index(row[0]), row[3], row[2], decodings.index(row[1]))
-        )
-        return cls({row: dict(sorted(cells_of[row].items())) for row in order})
+
+        def place(row: Row) -> tuple[int, ...]:
+            return [*MEASURES].index(row.measure), row.offset, row.prefix, DECODINGS.index(row.decoding)
+
+        return cls({row: dict(sorted(cells_of[row].items())) for row in sorted(cells_of, key=place)})
 
     @property
     def repetitions(self) -> list[int]:

@@ -35,9 +35,8 @@ CROWDED = 12  # more bars than this need the whole width
 
 
 def styles(evaluations: list[Evaluation], stages: Styles) -> dict[str, Style]:
-    free = [
-        style for stage, style in stages.items() if stage not in {evaluation.of for evaluation in evaluations}
-    ]
+    measured = {evaluation.of for evaluation in evaluations}
+    free = [style for stage, style in stages.items() if stage not in measured]
     look: dict[str, Style] = {}
     for evaluation in evaluations:
         style = stages.get(evaluation.of)
@@ -49,27 +48,16 @@ def styles(evaluations: list[Evaluation], stages: Styles) -> dict[str, Style]:
 
 def results(evaluations: list[Evaluation], look: dict[str, Style]) -> list[Figure]:
     """All charts that have numbers to show."""
-    overall = {
-        evaluation.name: evaluation.metrics["perplexity"]
-        for evaluation in evaluations
-        if "perplexity" in evaluation.metrics
-    }
     perplexity = {evaluation.name: evaluation.family("perplexity/") for evaluation in evaluations}
     folder = _folder(name for by_source in perplexity.values() for name in by_source)
-    for name, value in overall.items():
-        perplexity[name] |= {f"{folder}all": value}
+    for evaluation in evaluations:
+        if "perplexity" in evaluation.metrics:
+            perplexity[evaluation.name][f"{folder}all"] = evaluation.metrics["perplexity"]
     figures = [_bars("Perplexity on held-out text", "By source; lower is better.", perplexity, look)]
     figures += _memorisation(evaluations, look)
     position = {evaluation.name: evaluation.at_numbers("loss/position/") for evaluation in evaluations}
-    figures.append(
-        _by_number(
-            "Loss by position",
-            "Nats per token, from each position in a document to the next.",
-            position,
-            look,
-            {},
-        )
-    )
+    summary = "Nats per token, from each position in a document to the next."
+    figures.append(_by_number("Loss by position", summary, position, look, {}))
     forgetting = {evaluation.name: evaluation.family("forgetting/") for evaluation in evaluations}
     figures.append(_bars("Forgetting", "Rise of the loss in nats per token, by source.", forgetting, look))
     return [figure for figure in figures if figure is not None]
@@ -137,16 +125,10 @@ def _bars(
     ]
     if not traces:
         return None
-    drawn = plot(
-        traces,
-        barmode="group",
-        bargap=0.25,
-        xaxis={"type": "category", "automargin": True},
-        yaxis={"nticks": 6},
-    )
-    return Figure(
-        title, summary, HEIGHT, drawn, _entries(values, look), wide=sum(map(len, values.values())) > CROWDED
-    )
+    category = {"type": "category", "automargin": True}
+    drawn = plot(traces, barmode="group", bargap=0.25, xaxis=category, yaxis={"nticks": 6})
+    wide = sum(map(len, values.values())) > CROWDED
+    return Figure(title, summary, HEIGHT, drawn, _entries(values, look), wide=wide)
 
 
 def _by_number(
@@ -175,14 +157,10 @@ def _by_number(
         for name, line in values.items()
         if line
     ]
-    order = {
-        "type": "category",
-        "categoryorder": "array",
-        "categoryarray": [f"{number:,}" for number in categories],
-    }
-    return Figure(
-        title, summary, HEIGHT, plot(traces, xaxis=order, yaxis={"nticks": 6} | axis), _entries(values, look)
-    )
+    numbers = [f"{number:,}" for number in categories]
+    order = {"type": "category", "categoryorder": "array", "categoryarray": numbers}
+    drawn = plot(traces, xaxis=order, yaxis={"nticks": 6} | axis)
+    return Figure(title, summary, HEIGHT, drawn, _entries(values, look))
 
 
 def rewards(name: str, measured: Rewards, style: Style, stages: Styles) -> Figure:
@@ -216,13 +194,8 @@ def rewards(name: str, measured: Rewards, style: Style, stages: Styles) -> Figur
         traces, barmode="overlay", bargap=0, xaxis={"title": title}, yaxis={"tickformat": ".0%", "nticks": 6}
     )
     legend = [Entry(model, f"reward {role}", look) for model, role, values, look in groups if values]
-    return Figure(
-        f"Rewards: {name}",
-        f"Share of the prompts, by reward; {len(measured.values):,} prompts.",
-        HEIGHT,
-        drawn,
-        legend,
-    )
+    summary = f"Share of the prompts, by reward; {len(measured.values):,} prompts."
+    return Figure(f"Rewards: {name}", summary, HEIGHT, drawn, legend)
 
 
 def _shares(values: list[float], low: float, width: float) -> list[float]:

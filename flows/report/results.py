@@ -72,11 +72,8 @@ class Evaluation:
 
     def family(self, prefix: str) -> dict[str, float]:
         """The metrics with a prefix, without it: `perplexity/` -> `{"code": 12.0, ...}`."""
-        return {
-            name.removeprefix(prefix): value
-            for name, value in self.metrics.items()
-            if name.startswith(prefix)
-        }
+        named = [name for name in self.metrics if name.startswith(prefix)]
+        return {name.removeprefix(prefix): self.metrics[name] for name in named}
 
     def estimate(self, name: str) -> Estimate | None:
         """A metric with its interval."""
@@ -175,35 +172,26 @@ def read_rewards(document: Any) -> Rewards | None:
     before = [value for row in rows if (value := number(row.get("against"))) is not None]
     if not values:
         return None
-    return Rewards(
-        _text(document.get("model"), "this model"), _text(document.get("against"), "before"), values, before
-    )
+    names = _text(document.get("model"), "this model"), _text(document.get("against"), "before")
+    return Rewards(*names, values, before)
 
 
 def read_samples(document: Any) -> list[Prompt]:
-    return [
-        Prompt(
-            _text(entry.get("id"), ""),
-            _text(entry.get("prompt"), ""),
-            [
-                Completion(
-                    _text(row.get("model"), "model"), _text(row.get("text"), ""), number(row.get("reward"))
-                )
-                for row in _rows(entry, "completions")
-            ],
-        )
-        for entry in _rows(document, "prompts")
-    ]
+    prompts = []
+    for entry in _rows(document, "prompts"):
+        prompts.append(Prompt(_text(entry.get("id"), ""), _text(entry.get("prompt"), "")))
+        for row in _rows(entry, "completions"):
+            model, text = _text(row.get("model"), "model"), _text(row.get("text"), "")
+            prompts[-1].completions.append(Completion(model, text, number(row.get("reward"))))
+    return prompts
 
 
 def side_by_side(sampled: Iterable[list[Prompt]]) -> list[Prompt]:
     """The prompts of several evaluations, with equal prompts joined and each completion once."""
     joined: dict[tuple[str, str], Prompt] = {}
     for prompt in chain.from_iterable(sampled):
-        known = joined.setdefault((prompt.id, prompt.text), Prompt(prompt.id, prompt.text))
-        known.completions += [
-            completion for completion in prompt.completions if completion not in known.completions
-        ]
+        known = joined.setdefault((prompt.id, prompt.text), Prompt(prompt.id, prompt.text)).completions
+        known += [completion for completion in prompt.completions if completion not in known]
     return list(joined.values())
 
 
@@ -262,10 +250,7 @@ def read_answers(document: Any) -> list[TaskAnswers]:
         )
 
     rows = groupby(_rows(document, "answers"), lambda row: texts(row, "task", "filter", "metric"))
-    return [
-        TaskAnswers(task, kind, metric, [answer(row) for row in of_task])
-        for (task, kind, metric), of_task in rows
-    ]
+    return [TaskAnswers(*about, [answer(row) for row in of_task]) for about, of_task in rows]
 
 
 # Classifiers

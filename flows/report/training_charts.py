@@ -85,9 +85,8 @@ def masked(curves: list[Curve], stages: Styles) -> Figure | None:
     if not shown:
         return None
     axis = {"tickformat": ".1~%", "rangemode": "tozero"}
-    drawn, height = panels(
-        [Panel("tokens without a loss", 200, _lines(shown, "masked_share", stages), axis)], TOKENS_AXIS
-    )
+    panel = Panel("tokens without a loss", 200, _lines(shown, "masked_share", stages), axis)
+    drawn, height = panels([panel], TOKENS_AXIS)
     legend = [Entry(curve.stage, f"stage {curve.stage}", stages[curve.stage]) for curve in shown]
     summary = "Dropped by the Goldfish loss; in fine-tuning also masked tokens, such as prompts."
     return Figure("Masked share", summary, height, drawn, legend, wide=True)
@@ -136,10 +135,9 @@ def _lines(curves: list[Curve], name: str, stages: Styles) -> list[go.Scatter]:
     traces = []
     for curve in curves:
         if name in curve.columns:
+            mean = {"hoverinfo": "skip", "hovertemplate": None}
             traces.append(_line(curve, curve.columns[name], stages, width=1, dash="solid", opacity=0.45))
-            traces.append(
-                _line(curve, curve.smooth[name], stages, width=2.4, hoverinfo="skip", hovertemplate=None)
-            )
+            traces.append(_line(curve, curve.smooth[name], stages, width=2.4, **mean))
     return traces
 
 

@@ -67,10 +67,8 @@ def shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {shown(item)}" for name, item in value.items()) or "–"
     if isinstance(value, list):
-        return (
-            ", ".join(map(shown, value[:12])) + (f", … ({len(value)} in all)" if len(value) > 12 else "")
-            or "–"
-        )
+        more = f", … ({len(value)} in all)" if len(value) > 12 else ""
+        return ", ".join(map(shown, value[:12])) + more or "–"
     return str(value)
 
 

@@ -38,9 +38,8 @@ def verify_command(
     from specs.recipe import load
 
     if (spec is None) == (not everything):
-        raise SpecError.of(
-            (), "verify checks either a recipe or a whole store", "name a SPEC, or give --all and --store"
-        )
+        fix = "name a SPEC, or give --all and --store"
+        raise SpecError.of((), "verify checks either a recipe or a whole store", fix)
     chosen = None
     if spec is None:
         opened = Store.open(store or DEFAULT_STORE)
@@ -51,10 +50,8 @@ def verify_command(
             graph = build(pipeline, opened, lambda name, listing: None)
             chosen = {node.path for node in graph.nodes.values() if opened.names(node.path)}
         except StoreError as error:
-            errors.print(
-                f"the recipe cannot be resolved, so the whole store is checked: {escape(str(error))}",
-                soft_wrap=True,
-            )
+            unresolved = "the recipe cannot be resolved, so the whole store is checked"
+            errors.print(f"{unresolved}: {escape(str(error))}", soft_wrap=True)
     if opened.format() is None:
         raise StoreError(f"there is no store at '{opened.url}'")
     with bytes_progress(errors, "verifying", quiet=as_json) as progress:
@@ -85,16 +82,15 @@ def to_json(store: Store, verified: Verified, withdrawn: list[str]) -> dict[str,
         }
         for damage in verified.damages
     ]
-    rerun, kept = (
-        [part for part in verified.rerun() if (part["because"] == "damaged") == one] for one in (True, False)
-    )
-    counts = {"markers": verified.markers, "files": verified.files, "bytes": verified.bytes}
+    rerun = verified.rerun()
     return {
         "store": store.url,
-        **counts,
+        "markers": verified.markers,
+        "files": verified.files,
+        "bytes": verified.bytes,
         "damaged": damaged,
-        "rerun": rerun,
-        "kept": kept,
+        "rerun": [part for part in rerun if part["because"] == "damaged"],
+        "kept": [part for part in rerun if part["because"] != "damaged"],
         "withdrawn": withdrawn,
         "without_checksum": verified.without_checksum,
     }
@@ -119,8 +115,5 @@ def show(console: Console, store: Store, verified: Verified, withdrawn: list[str
         console.print(f"{what}: {escape(part['name'])} ({escape(part['because'])})", soft_wrap=True)
     for path in withdrawn:
         console.print(f"withdrawn: {escape(path)}", soft_wrap=True)
-    console.print(
-        f"{len(verified.damages)} of {escape(amount)} are damaged"
-        + ("." if withdrawn else "; --fix withdraws them."),
-        soft_wrap=True,
-    )
+    end = "." if withdrawn else "; --fix withdraws them."
+    console.print(f"{len(verified.damages)} of {escape(amount)} are damaged{end}", soft_wrap=True)

@@ -58,29 +58,25 @@ def _show_parts(console: Console, parts: list[Difference]) -> None:
         "differs": "[red]differs[/]",
     }[first.verdict]
     if len(parts) > 1:
-        console.print(
-            f"\n[bold]{len(parts)} parts[/] {outcome}: {escape(', '.join(part.name for part in parts))}"
-        )
+        names = escape(", ".join(part.name for part in parts))
+        console.print(f"\n[bold]{len(parts)} parts[/] {outcome}: {names}")
     else:
         fingerprints = " ".join(dict.fromkeys((first.a.fingerprint[:8], first.b.fingerprint[:8])))
         console.print(f"\n[bold]{escape(first.name)}[/] [dim]{fingerprints}[/] {outcome}", soft_wrap=True)
     headings = ("", "", "A", "B", "B - A")
     table = empty_table("", headings, numbers=("B - A",), folded=headings)
-    rows: list[tuple[str, list[Change[Any]]]] = [
-        ("[bold]identity[/]", first.identity),
-        ("[dim]execution[/]", first.execution),
-        ("[bold]input[/]", first.inputs),
-        ("[cyan]metric[/]", first.metrics),
-    ]
-    for role, changed in rows:
-        for change in changed:
-            table.add_row(
-                role, escape(change.name), _shown(change.a), _shown(change.b), _gap(change.a, change.b)
-            )
-    for tokens, name, left, right in first.losses:
-        table.add_row(
-            "[cyan]at tokens[/]", f"{tokens:,} {escape(name)}", _shown(left), _shown(right), _gap(left, right)
-        )
+    changed: dict[str, list[Change[Any]]] = {
+        "[bold]identity[/]": first.identity,
+        "[dim]execution[/]": first.execution,
+        "[bold]input[/]": [*first.inputs],
+        "[cyan]metric[/]": [*first.metrics],
+        "[cyan]at tokens[/]": [
+            Change(f"{loss.tokens:,} {loss.name}", loss.a, loss.b) for loss in first.losses
+        ],
+    }
+    for role, changes in changed.items():
+        for name, a, b in ((change.name, change.a, change.b) for change in changes):
+            table.add_row(role, escape(name), _shown(a), _shown(b), _gap(a, b))
     if table.row_count:
         console.print(table)
     if first.scores is not None:
@@ -93,11 +89,9 @@ def _show_scores(console: Console, scores: MovedScores) -> None:
         for side, text in (("A", clause.a), ("B", clause.b)):
             if text is not None:
                 console.print(f"clause {clause.name} in {side}: {escape(text)}", soft_wrap=True)
-    console.print(
-        f"{scores.moved:,} of {scores.completions:,} scores move, by {scores.mean:+.4g} in the mean;"
-        f" {scores.swapped:,} of {scores.pairs:,} pairs of completions change their order",
-        soft_wrap=True,
-    )
+    moved = f"{scores.moved:,} of {scores.completions:,} scores move, by {scores.mean:+.4g} in the mean"
+    swapped = f"{scores.swapped:,} of {scores.pairs:,} pairs of completions change their order"
+    console.print(f"{moved}; {swapped}", soft_wrap=True)
     headings = ("prompt", "completion", "A", "B", "B - A")
     table = empty_table("the scores that move most", headings, numbers=headings[2:], folded=headings[:1])
     for score in scores.largest:

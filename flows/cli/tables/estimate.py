@@ -5,7 +5,6 @@ Invariant: only differences and units are computed here; every number comes from
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -128,12 +127,12 @@ def corpora_line(estimates: Estimates) -> str:
     without = ", ".join(dict.fromkeys(work.missing for work in works if work.missing))
     facts = [
         f"{amount(totals['core_hours'])} core-hours",
-        *([f"{' and '.join(times)} by their workers"] if len(times) == len(works) else []),
+        f"{' and '.join(times)} by their workers" if len(times) == len(works) else "",
         f"{size(totals['corpus_moved_bytes'])} moved",
         f"at most {size(totals['corpus_temporary_bytes'])} temporary",
-        *([f"without {without}"] if without else []),
+        f"without {without}" if without else "",
     ]
-    return ", ".join(facts)
+    return ", ".join(filter(None, facts))
 
 
 def corpus_table(estimates: Estimates, width: int) -> Table:
@@ -161,10 +160,8 @@ def corpus_table(estimates: Estimates, width: int) -> Table:
 
 def _caption(estimates: Estimates, totals: dict[str, Any]) -> str:
     cluster = estimates.cluster
-    stored = (
-        f"checkpoints: {size(totals['stored_bytes'])} stay, at most {size(totals['peak_storage_bytes'])} at a"
-        " time"
-    )
+    stay, most = size(totals["stored_bytes"]), size(totals["peak_storage_bytes"])
+    stored = f"checkpoints: {stay} stay, at most {most} at a time"
     if cluster is None:
         return f"the recipe has no cluster:, so no time, energy or cost; {stored}"
     mfus: dict[str, list[float]] = {}
@@ -212,12 +209,12 @@ def memory_table(estimates: Estimates, rows_of: Rows, width: int) -> Table:
 def checkpoint_table(estimates: Estimates, rows_of: Rows, width: int) -> Table:
     """Checkpoints of a stage: sizes, intervals, storage and requests."""
 
-    def of_all(stage: StageEstimate, name: str) -> list[int]:
-        return [getattr(part.checkpoints, name) for part in stage.parts]
+    def number(stage: StageEstimate, name: str) -> str:
+        return f"{sum(getattr(part.checkpoints, name) for part in stage.parts):,}"
 
     def bytes_of(stage: StageEstimate, name: str) -> str:
-        sizes = of_all(stage, "bytes")
-        return size(sum(map(operator.mul, of_all(stage, name), sizes)))
+        saved = (part.checkpoints for part in stage.parts)
+        return size(sum(getattr(checkpoints, name) * checkpoints.bytes for checkpoints in saved))
 
     return _by_columns(
         "checkpoints",
@@ -230,9 +227,9 @@ def checkpoint_table(estimates: Estimates, rows_of: Rows, width: int) -> Table:
             "write": lambda stage: duration(stage.costliest.saving.upload),
             "every": lambda stage: duration(stage.costliest.saving.interval),
             "Young/Daly": lambda stage: duration(stage.costliest.saving.best),
-            "written": lambda stage: f"{sum(of_all(stage, 'written')):,}",
+            "written": lambda stage: number(stage, "written"),
             "in all": lambda stage: bytes_of(stage, "written"),
-            "kept": lambda stage: f"{sum(of_all(stage, 'kept')):,}",
+            "kept": lambda stage: number(stage, "kept"),
             "stored": lambda stage: bytes_of(stage, "kept"),
             "requests": lambda stage: f"{sum(stage.parts[-1].requests):,}",
         },
@@ -291,12 +288,7 @@ def show_comparison(console: Console, comparison: PlanComparison, name: str, aga
     for stage, differing in comparison.by_stage.items():
         if stage:
             fields.add_row(f"[bold]stages.{escape(stage)}[/]")
-        for field, (before, now) in differing.items():
-            fields.add_row(
-                f"{'  ' * bool(stage)}{escape(field)}", escape(_shown(before)), escape(_shown(now))
-            )
+        for field, values in differing.items():
+            shown_values = (escape("not set" if value is None else str(value)) for value in values)
+            fields.add_row(f"{'  ' * bool(stage)}{escape(field)}", *shown_values)
     console.print(fields)
-
-
-def _shown(value: Any) -> str:
-    return "not set" if value is None else str(value)

@@ -57,26 +57,19 @@ def show_garbage(console: Console, store: Store, garbage: Survey, grace: str, *,
         table.add_row("[bold]in all[/]", "", "", "", f"{files:,}", f"[bold]{amount(garbage.freed)}B[/]")
         console.print(table)
     else:
-        console.print(
-            f"every file of {escape(store.url)} belongs to a named run, or is younger than {grace}",
-            soft_wrap=True,
-        )
-    kept = amount(garbage.bytes - garbage.freed)
-    names = ", ".join(garbage.runs) or "no run"
-    reached = (
-        f"{counted(garbage.reached, 'artifact')} reached by {escape(names)} or by files younger than {grace}"
-    )
-    console.print(f"{kept}B stay: {reached}", soft_wrap=True)
+        every = f"every file of {escape(store.url)} belongs to a named run, or is younger than {grace}"
+        console.print(every, soft_wrap=True)
+    kept = f"{amount(garbage.bytes - garbage.freed)}B stay: {counted(garbage.reached, 'artifact')} reached by"
+    names = escape(", ".join(garbage.runs) or "no run")
+    console.print(f"{kept} {names} or by files younger than {grace}", soft_wrap=True)
     if garbage.live:
         live = f"{counted(len(garbage.live), 'artifact')} may be in use or younger than {grace}"
         console.print(f"{live}: kept with the lineage")
     for note in garbage.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
     if garbage.items and not removing:
-        console.print(
-            "nothing is removed without --yes; `apertus runs` lists the names, `apertus forget` drops one",
-            style="dim",
-        )
+        hint = "nothing is removed without --yes; `apertus runs` lists the names, `apertus forget` drops one"
+        console.print(hint, style="dim")
 
 
 def remove(console: Console, store: Store, grace: float, *, quiet: bool = False) -> int:

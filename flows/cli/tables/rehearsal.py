@@ -20,12 +20,9 @@ LONGEST = 6  # operators
 def show_part(console: Console, part: PartResult) -> None:
     """Prints the result for a part: a line per rank, and details of the rank that has the largest peak."""
     for rank, failure in part.failures:
-        where = f" ({failure.place})" if failure.place else ""
-        console.print(
-            f"[red]rank {rank} of {part.gpus} of {escape(part.part)} does not build:[/]"
-            f" {escape(failure.error)}{escape(where)}",
-            soft_wrap=True,
-        )
+        why = failure.error + (f" ({failure.place})" if failure.place else "")
+        which = f"[red]rank {rank} of {part.gpus} of {escape(part.part)} does not build:[/]"
+        console.print(f"{which} {escape(why)}", soft_wrap=True)
     if not part.built:
         return
     rank, rehearsed = part.busiest
@@ -93,11 +90,10 @@ def _waits(rehearsed: Rehearsed, rank: int, width: int) -> Table:
 
 
 def _time(part: PartResult, rehearsed: Rehearsed, rank: int, width: int) -> Table:
-    longest = rehearsed.operators[:LONGEST]
     rows = [
         [escape(line.operator), line.kind, f"{line.calls:,}", flop(line.flops), size(line.bytes),
          duration(line.seconds)]
-        for line in longest
+        for line in rehearsed.operators[:LONGEST]
     ]  # fmt: skip
     rows.append(["all operators", "", "", "", "", duration(rehearsed.compute_seconds)])
     rows.append(["collectives that are waited for", "", "", "", "", duration(rehearsed.waited_seconds)])
@@ -105,15 +101,12 @@ def _time(part: PartResult, rehearsed: Rehearsed, rank: int, width: int) -> Tabl
         f"at the data sheet's rates, {rehearsed.bound:.0%} of the operators' time is matrix products and"
         " attention: no more of the GPU's peak can be used"
     )
-    step = (
-        f"\na step of the part: {duration(part.step_seconds)} with {part.bubble:.1%} of bubble,"
-        f" {amount(part.tokens_per_second_per_gpu)} tokens per second and GPU"
-        if part.step_seconds is not None and part.tokens_per_second_per_gpu is not None
-        else ""
-    )
+    if part.step_seconds is not None:
+        step = f"a step of the part: {duration(part.step_seconds)} with {part.bubble:.1%} of bubble"
+        caption += f"\n{step}, {amount(part.tokens_per_second_per_gpu)} tokens per second and GPU"
     headings = ("operator", "class", "calls", "FLOPs", "total", "time")
     title = f"predicted time of a step of rank {rank} on {part.gpu}"
-    return table(title, caption + step, headings, rows, width=width)
+    return table(title, caption, headings, rows, width=width)
 
 
 # A search for layouts
@@ -125,13 +118,12 @@ def show_search(console: Console, search: Search) -> None:
     rows.append(_row("own", search.own, search))
     rows += [_row("-", layout, search) for layout in search.dropped]
     headings = ("", "memory", "of plan", "expected", "predicted", "beside own", "layout")
-    agreement = (
-        "" if search.agreement is None else f"; their orders agree by {search.agreement:.2f} (Spearman)"
-    )
     caption = (
         f"memory: rehearsed, of {size(search.memory_limit)} that the {search.gpu} has; tokens per second and"
-        f" GPU, expected by formulas and predicted by a rehearsal{agreement}"
+        " GPU, expected by formulas and predicted by a rehearsal"
     )
+    if search.agreement is not None:
+        caption += f"; their orders agree by {search.agreement:.2f} (Spearman)"
     title = f"{search.part} on {search.gpus:,} GPUs: the best of {search.layouts:,} layouts"
     if search.own_gpus != search.gpus:
         title += f"; the recipe has {search.own_gpus:,} GPUs"
@@ -139,13 +131,9 @@ def show_search(console: Console, search: Search) -> None:
         table(title, caption, headings, rows, optional=("of plan", "expected"), width=console.width)
     )
     if search.float8 is not None:
-        faster = search.float8 / search.best[0].expected
-        console.print(
-            "precision.linear: float8 changes results and fingerprint; layout 1 with it:"
-            f" {amount(search.float8)} tokens/s expected, {faster:.2f} of the same without",
-            highlight=False,
-            soft_wrap=True,
-        )
+        changes = "precision.linear: float8 changes results and fingerprint; layout 1 with it"
+        speed = f"{amount(search.float8)} tokens/s expected, {search.float8 / search.best[0].expected:.2f}"
+        console.print(f"{changes}: {speed} of the same without", highlight=False, soft_wrap=True)
     for number, layout in enumerate(search.best, 1):
         console.print(f"\n# {number}: {escape(described(layout.launch, layout.settings))}", highlight=False)
         console.print(escape(layout.yaml.rstrip()), highlight=False, soft_wrap=True)
