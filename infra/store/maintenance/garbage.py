@@ -118,27 +118,18 @@ def survey(store: Store, *, grace: float = GRACE, now: float | None = None) -> S
     ]
     whole = {item.path for item in items if item.whole}
     for gone in items:
-        ends = [
-            marker.step
-            for marker in stored[gone.path].markers
-            if marker.kind == "manifest" and marker.path in gone.markers
-        ]
-        gone.marks = [mark for step in ends if (mark := runs.protected_mark(gone.path, step)) in listing]
+        for marker in stored[gone.path].markers:
+            mark = runs.protected_mark(gone.path, marker.step)
+            if marker.kind == "manifest" and marker.path in gone.markers and mark in listing:
+                gone.marks.append(mark)
     items += [item for contents in stored.values() if (item := _references(contents, whole)) is not None]
     items += [] if unknown else _inputs(store, listing, documents, grace, now)
-    notes = [
-        f"'{name}' cannot be read; its artifact is kept as it is"
-        for contents in stored.values()
-        for name in contents.damaged
-    ]
-    notes += [
-        f"'{path}/identity.json' does not say what it was made from, so every artifact is kept"
-        for path in unknown
-    ]
-    total = sum(file.size for file in listing.values())
-    return Survey(
-        items, total, len(listing), len(steps.keys() & stored.keys()), runs.names(store), live, notes, records
-    )
+    damaged = [name for contents in stored.values() for name in contents.damaged]
+    notes = [f"'{name}' cannot be read; its artifact is kept as it is" for name in damaged]
+    silent = "does not say what it was made from, so every artifact is kept"
+    notes += [f"'{path}/identity.json' {silent}" for path in unknown]
+    total, reached = sum(file.size for file in listing.values()), len(steps.keys() & stored.keys())
+    return Survey(items, total, len(listing), reached, runs.names(store), live, notes, records)
 
 
 def _records(store: Store) -> frozenset[str]:
@@ -154,30 +145,24 @@ def remove(
     """Removes what a survey found and returns the bytes freed. `on_item` is called when an item is gone.
     StoreError before that if a run was recorded since the survey, or this machine's clock is ahead."""
     _compare_clocks(store, clock)
-    chosen = surveyed.items
     if new := sorted(_records(store) - surveyed.records):
-        raise StoreError(
-            f"run '{new[0].split('/')[0]}' was recorded since the store was surveyed; nothing was removed."
-            " Run the command again"
-        )
+        since = f"run '{new[0].split('/')[0]}' was recorded since the store was surveyed"
+        raise StoreError(f"{since}; nothing was removed. Run the command again")
     order = {"manifest": 0, "checkpoints": 1, "units": 2}
     markers = [
         (order.get(name[len(item.path) + 1 :].split("/")[0].split(".")[0].split("-")[0], 3), name)
-        for item in chosen
+        for item in surveyed.items
         for name in item.markers
     ]
-    for mark in [mark for item in chosen for mark in item.marks]:
+    for mark in [mark for item in surveyed.items for mark in item.marks]:
         store.remove(mark)
     for _, name in sorted(markers):
         store.remove(name)
-    for item in chosen:
-        if item.whole:
-            store.remove(item.path)
-        else:
-            for folder in _folders(store, item.files):
-                store.remove(folder)
+    for item in surveyed.items:
+        for path in [item.path] if item.whole else _folders(store, item.files):
+            store.remove(path)
         on_item(item)
-    return sum(item.bytes for item in chosen)
+    return surveyed.freed
 
 
 def _compare_clocks(store: Store, clock: Callable[[], float]) -> None:
@@ -246,22 +231,18 @@ def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) ->
     def item_of(reason: Why) -> GarbageItem:
         return items.setdefault(reason, GarbageItem(contents.path, contents.kind, contents.name, reason))
 
-    gone: set[str] = set()
+    stays = needed | logs
     for marker in contents.markers:
         if (reason := why(marker)) is not None:
             item = item_of(reason)
-            files = [
-                name for name in marker.all_files if name in contents.files and name not in needed | gone
-            ]
-            gone |= set(files)
+            files = [name for name in marker.all_files if name in contents.files and name not in stays]
+            stays |= {*files}  # as far as the next items are concerned
             item.markers.append(marker.path)
             item.files += files
             item.bytes += sum(contents.files[name].size for name in (marker.path, *files))
+    made = (f"{contents.path}/attempts/", f"{contents.path}/logs/")
     for name, file in contents.files.items():
-        if (
-            name.startswith((f"{contents.path}/attempts/", f"{contents.path}/logs/"))
-            and name not in needed | gone | logs
-        ):
+        if name.startswith(made) and name not in stays:
             item = item_of("an attempt without result")
             item.files.append(name)
             item.bytes += file.size
@@ -270,14 +251,10 @@ def _garbage(contents: Contents, reached: set[int | None] | None, live: bool) ->
 
 def _references(contents: Contents, whole: set[str]) -> GarbageItem | None:
     """The references that artifacts to be removed have written beside a checkpoint of one that stays."""
-    files = [
-        name
-        for name, referrer in contents.references.items()
-        if referrer in whole and contents.path not in whole
-    ]
+    files = [name for name, referrer in contents.references.items() if referrer in whole]
     item = GarbageItem(contents.path, contents.kind, contents.name, "references of what goes", files=files)
     item.bytes = sum(contents.files[name].size for name in files)
-    return item if files else None
+    return item if files and contents.path not in whole else None
 
 
 def _inputs(

@@ -9,6 +9,7 @@ a finished part. A marker that the target has already is left as it is: the same
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -42,22 +43,19 @@ def closure(store: Store, roots: Iterable[tuple[str, int | None]]) -> list[tuple
             raise StoreError(why)
         return contents.inputs
 
-    steps = reach(inputs_of, roots)
-    wanted = [
+    return [
         (opened[path], max((step for step in at if step is not None), default=None))
-        for path, at in steps.items()
+        for path, at in reach(inputs_of, roots).items()
+        if opened[path].files
     ]
-    return [(contents, step) for contents, step in wanted if contents.files]
 
 
 def markers_of(contents: Contents, step: int | None) -> list[Marker]:
     """The markers of an artifact up to `step` that are copied, in the order of writing."""
-    chosen = [
-        marker
-        for marker in contents.markers
-        if not (marker.kind == "unit" and contents.finished)
-        and not (marker.step is not None and step is not None and marker.step > step)
-    ]
+    last = math.inf if step is None else step
+    chosen = [marker for marker in contents.markers if (marker.step or 0) <= last]
+    if contents.finished:
+        chosen = [marker for marker in chosen if marker.kind != "unit"]
     return sorted(chosen, key=lambda marker: (_ORDER[marker.kind], marker.step or 0, marker.path))
 
 
@@ -128,6 +126,5 @@ def _copy_file(source: Store, target: Store, name: str, record: FileRecord) -> N
             for block in source.reader(name, record).blocks():
                 writer.write(block)
     except DamagedError as error:
-        raise DamagedError(
-            f"{error} (in the store {source.url}); nothing that names it was copied"
-        ) from error
+        where = f"(in the store {source.url})"
+        raise DamagedError(f"{error} {where}; nothing that names it was copied") from error

@@ -150,15 +150,10 @@ def _read_markers(
         elif contents.begun:
             damaged = {own: str(store.missing(own))} | damaged
         for path, why in damaged.items():
-            manifests = (
-                [marker.path for marker in contents.markers if marker.kind == "manifest"]
-                if path == own
-                else []
-            )
+            manifests = [m.path for m in contents.markers if m.kind == "manifest" and path == own]
             result.damages.append(Damage(artifact, (path, *manifests), "", why))
-        result.markers += (
-            len(contents.markers) + len(contents.references) + len(contents.damaged.keys() - {own})
-        )
+        result.markers += len(contents.markers) + len(contents.references)
+        result.markers += len(contents.damaged.keys() - {own})
         for marker in contents.markers:
             used = contents.used_up(marker)
             for history, records in ((False, marker.files), (True, marker.rows)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import tempfile
 import uuid
@@ -67,9 +68,8 @@ class Checkpoint:
         """Checks that every file is there with its length; with `content`, also reads and compares all of it.
         Checks several files at a time. DamagedCheckpoint names the first that differs."""
         with ThreadPoolExecutor(FETCHES, "check") as pool:
-            checks = [
-                pool.submit(file.check if content else file.check_size) for file in map(self.open, self.files)
-            ]
+            files = map(self.open, self.files)
+            checks = [pool.submit(file.check if content else file.check_size) for file in files]
             try:
                 for check in checks:
                     check.result()
@@ -158,9 +158,8 @@ class Artifact:
         """A file of the manifest, to be read in parts or as a stream, and checked."""
         files = self.manifest.files
         if name not in files:
-            raise StoreError(
-                f"'{self.manifest_path}' names no file '{name}'; it names {', '.join(sorted(files))}"
-            )
+            named = ", ".join(sorted(files))
+            raise StoreError(f"'{self.manifest_path}' names no file '{name}'; it names {named}")
         return self.store.reader(self.stored_name(name), files[name])
 
     def bytes(self, name: str) -> bytes:
@@ -193,12 +192,7 @@ class Artifact:
 
     def checkpoint_steps(self) -> list[int]:
         """The steps of the committed checkpoints. Takes one listing; no marker is read."""
-        names = self.store.names(f"{self.path}/checkpoints")
-        return [
-            int(name.removesuffix(".json"))
-            for name in names
-            if name.endswith(".json") and name.removesuffix(".json").isdecimal()
-        ]
+        return self._steps("checkpoints", r"(\d+)\.json")
 
     def marker_path(self, step: int) -> str:
         """The place of the marker that makes the checkpoint of a step complete."""
@@ -216,19 +210,17 @@ class Artifact:
 
     def manifest_steps(self) -> list[int]:
         """The steps at which this trajectory was brought to a committed end."""
-        names = self.store.names(self.path)
-        return [
-            int(name[len("manifest-") : -len(".json")])
-            for name in names
-            if name.startswith("manifest-") and name.endswith(".json")
-        ]
+        return self._steps("", r"manifest-(\d+)\.json")
+
+    def _steps(self, folder: str, name: str) -> list[int]:
+        names = self.store.names(f"{self.path}/{folder}".rstrip("/"))
+        return [int(match[1]) for match in map(re.compile(name).fullmatch, names) if match]
 
     def history(self, marker: CheckpointMarker | Manifest | None = None) -> Iterator[dict[str, Any]]:
         """Yields the rows of metrics, in order, of all attempts that led to the manifest or `marker`."""
         for entry in (marker or self.manifest).history:
-            yield from decode(
-                self.store.reader(f"{self.path}/attempts/{entry.path}", entry).bytes(), entry.path
-            )
+            file = self.store.reader(f"{self.path}/attempts/{entry.path}", entry)
+            yield from decode(file.bytes(), entry.path)
 
 
 def quarantine(store: Store, markers: Iterable[str]) -> None:

@@ -223,18 +223,16 @@ def _read(store: Store, path: str, name: str) -> Identity | CheckpointUse | Mark
     if numbered is None and inner != "manifest.json":
         raise StoreError(f"{what} is no marker: its name has no step")
     step, attempts = int(numbered[1]) if numbered else None, f"{path}/attempts"
-    if inner.startswith("checkpoints/"):
+    kind: MarkerKind = "checkpoint" if inner.startswith("checkpoints/") else "manifest"
+    if kind == "checkpoint":
         marker = check_step(CheckpointMarker, document, step, what)
-        files = {
-            f"{attempts}/{marker.attempt}/{marker.folder}/{file}": record
-            for file, record in marker.files.items()
-        }
+        folder = f"{attempts}/{marker.attempt}/{marker.folder}"
+        files = {f"{folder}/{file}": record for file, record in marker.files.items()}
         made_by, history = {marker.attempt, *marker.attempts}, marker.history
     else:
         manifest = check_step(Manifest, document, step, what)
         files = {manifest.place(path, file): record for file, record in manifest.files.items()}
         made_by, history = {manifest.attempt}, manifest.history
-    kind: MarkerKind = "checkpoint" if inner.startswith("checkpoints/") else "manifest"
     rows: dict[str, FileRecord] = {f"{attempts}/{record.path}": record for record in history}
     return Marker(kind, name, step, data, files, rows, frozenset(made_by))
 

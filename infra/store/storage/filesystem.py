@@ -142,9 +142,8 @@ class Filesystem:
             entries = self.call(f"listing '{path}'", ask)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        names = {
-            entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != full.rstrip("/")
-        }
+        paths = {entry.rstrip("/") for entry in entries} - {full.rstrip("/")}
+        names = {path.rsplit("/", 1)[-1] for path in paths}
         return sorted(name for name in names if name and not name.startswith("."))
 
     # Reading
@@ -190,13 +189,10 @@ class Filesystem:
             if len(data) != length:
                 has = self.size(path)
                 if has is not None and has < stop:
-                    raise DamagedError(
-                        f"'{path}' is damaged: the store {self.url} has {has} bytes of it, of which {stop}"
-                        " are needed"
-                    )
-                raise WrongLength(
-                    f"the store {self.url} gave {len(data)} bytes of '{path}' for {start} to {stop}"
-                )
+                    found = f"the store {self.url} has {has} bytes of it, of which {stop} are needed"
+                    raise DamagedError(f"'{path}' is damaged: {found}")
+                given = f"the store {self.url} gave {len(data)} bytes of '{path}'"
+                raise WrongLength(f"{given} for {start} to {stop}")
             return data
 
         try:
@@ -212,9 +208,8 @@ class Filesystem:
     def check_whole(self, path: str, data: bytes) -> None:
         """Raises WrongLength, so that it is tried again, if the store has another size than it gave."""
         if (has := self.size(path)) != len(data):
-            raise WrongLength(
-                f"the store {self.url} gave {len(data)} bytes of '{path}' and says that it has {has}"
-            )
+            given = f"the store {self.url} gave {len(data)} bytes of '{path}'"
+            raise WrongLength(f"{given} and says that it has {has}")
 
     # Writing
 
