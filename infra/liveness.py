@@ -121,10 +121,8 @@ class Silence:
 
     def after(self, sign: object) -> float:
         """Seconds during which successive looks have seen this sign."""
-        now = self._clock()
-        self._seconds = (
-            self._seconds + min(now - self._looked, self._longest_gap) if sign == self._sign else 0.0
-        )
+        now, before = self._clock(), self._seconds
+        self._seconds = before + min(now - self._looked, self._longest_gap) if sign == self._sign else 0.0
         self._sign, self._looked = sign, now
         return self._seconds
 

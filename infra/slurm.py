@@ -161,9 +161,8 @@ class Jobs:
         """Whether a job has been over so long that its files are visible. `over`: None if not known now."""
         if over is False:
             self._over.pop(name, None)
-        return (
-            bool(over) and time.monotonic() - self._over.setdefault(name, time.monotonic()) >= VISIBLE_SECONDS
-        )
+        now = time.monotonic()
+        return bool(over) and now - self._over.setdefault(name, now) >= VISIBLE_SECONDS
 
     def cancel(self) -> str:
         """Cancels all the jobs. Returns what went wrong, or an empty text."""

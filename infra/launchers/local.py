@@ -147,13 +147,9 @@ class Process(LimitedAttempt):
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        error_file = {"TORCHELASTIC_ERROR_FILE": str(Path(self.job.scratch) / TORCHRUN_ERROR)}
-        return (
-            os.environ
-            | stage_environment(self.launch, stop_seconds(self.launch))
-            | error_file
-            | {"PYTHONPATH": path}
-        )
+        error_file = str(Path(self.job.scratch) / TORCHRUN_ERROR)
+        own = {"TORCHELASTIC_ERROR_FILE": error_file, "PYTHONPATH": path}
+        return os.environ | stage_environment(self.launch, stop_seconds(self.launch)) | own
 
     def run(
         self,
@@ -186,9 +182,8 @@ class Process(LimitedAttempt):
             self._end()
         tail: deque[str] = deque(maxlen=TAIL_LINES)
         over = threading.Event()
-        reader = threading.Thread(
-            target=self._read, args=(process, scratch / "log.txt", tail, on_line), daemon=True
-        )
+        output = (process, scratch / "log.txt", tail, on_line)
+        reader = threading.Thread(target=self._read, args=output, daemon=True)
         follower = threading.Thread(target=follow, args=(progress, on_progress, over), daemon=True)
         reader.start()
         follower.start()
@@ -231,18 +226,11 @@ class Process(LimitedAttempt):
     def _close_stdin(self) -> None:
         process = self._process
         if process is not None and process.stdin is not None:
-            try:
+            with contextlib.suppress(OSError):
                 process.stdin.close()
-            except OSError:
-                pass
 
     @staticmethod
-    def _read(
-        process: Started,
-        log: Path,
-        tail: deque[str],
-        on_line: Callable[[str], None],
-    ) -> None:
+    def _read(process: Started, log: Path, tail: deque[str], on_line: Callable[[str], None]) -> None:
         assert process.stdout is not None
         with open(log, "a", encoding="utf-8") as file:
             for raw in process.stdout:
@@ -269,9 +257,8 @@ def stop_seconds(launch: Launch, announced: Duration | None = None) -> float:
     """The seconds that a stage has to commit and end when it is told to stop, whoever tells it: no fewer than
     the time by which the cluster (`announced`) or the stage itself (`launch.stop_before_end`) announces the
     end of its job. The stage ends by itself within them; launchers wait for `END_SECONDS` more."""
-    return max(
-        STOP_SECONDS, *(span.seconds for span in (launch.stop_before_end, announced) if span is not None), 0.0
-    )
+    stated = [span.seconds for span in (launch.stop_before_end, announced) if span is not None]
+    return max([STOP_SECONDS, *stated])
 
 
 def stage_environment(launch: Launch, seconds: float) -> dict[str, str]:

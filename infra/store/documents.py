@@ -303,10 +303,8 @@ def check_unit(document: Any, path: str, what: str) -> Unit:
 def inside_artifact(record: LocatedRecord, artifact: str, what: str, name: str) -> str:
     """The place of a file that a document (`what`) names. StoreError for a place outside the artifact."""
     if not record.path.startswith(f"{artifact}/attempts/"):
-        raise StoreError(
-            f"{what} names '{record.path}' as its file '{name}': that is not a path inside the artifact"
-            f" {artifact}"
-        )
+        outside = f"that is not a path inside the artifact {artifact}"
+        raise StoreError(f"{what} names '{record.path}' as its file '{name}': {outside}")
     return record.path
 
 

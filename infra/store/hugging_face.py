@@ -94,12 +94,8 @@ class HubModel:
     @property
     def facts(self) -> dict[str, str]:
         """The facts that lineage and report show about a source."""
-        return {
-            "url": self.url,
-            "format": "Hugging Face model",
-            "language": self.language,
-            "license": self.license,
-        }
+        stated = {"language": self.language, "license": self.license}
+        return {"url": self.url, "format": "Hugging Face model", **stated}
 
 
 def open_model(reference: str, *, download: bool = True) -> HubModel:
@@ -138,10 +134,8 @@ def open_model(reference: str, *, download: bool = True) -> HubModel:
         stated(Config, "config.json") if other is None else stated(OtherConfig, "config.json")
     )
     if (tokenizer := read("tokenizer.json", MAX_BYTES)) is None:
-        raise HuggingFaceError(
-            f"{url} has no tokenizer.json, so the meaning of its ids is unknown; put the tokenizer's files"
-            " beside the weights"
-        )
+        missing = f"{url} has no tokenizer.json, so the meaning of its ids is unknown"
+        raise HuggingFaceError(f"{missing}; put the tokenizer's files beside the weights")
     with _what(f"tokenizer.json of {url}"):
         added = checked(TokenizerFile, parse_json(tokenizer)).added_tokens
     template = bool(stated(TokenizerConfig, "tokenizer_config.json").chat_template)
@@ -278,10 +272,8 @@ def locate(reference: str, *, download: bool = True) -> str:
 def _snapshot(name: str, revision: str | None, download: bool) -> str:
     from huggingface_hub import constants
 
-    missing = (
-        f"there is no folder '{name}', and the local Hugging Face cache has no model"
-        f" '{name}'{f' at {revision}' if revision else ''}"
-    )
+    model = f"'{name}'{f' at {revision}' if revision else ''}"
+    missing = f"there is no folder '{name}', and the local Hugging Face cache has no model {model}"
     if not download and not (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}").is_dir():
         raise SourceError(missing)  # for a plan, which has no time to import the downloader
     from huggingface_hub import snapshot_download
@@ -308,10 +300,9 @@ def _weight_files(url: str, names: list[str], read_index: Callable[[], Index]) -
     if INDEX in names:
         files = sorted(set(read_index().weight_map.values()))
         if SINGLE in names and SINGLE not in files:
-            raise HuggingFaceError(
-                f"{url} has weights twice: transformers opens {SINGLE}, and other programs the"
-                f" {len(files)} files of {INDEX}. Fix: remove {SINGLE}, or the index"
-            )
+            others = f"other programs the {len(files)} files of {INDEX}"
+            twice = f"{url} has weights twice: transformers opens {SINGLE}, and {others}"
+            raise HuggingFaceError(f"{twice}. Fix: remove {SINGLE}, or the index")
         if lost := [file for file in files if file not in names]:
             count = f"{len(lost)} of {len(files)} files"
             raise HuggingFaceError(f"{url} lacks {count} that its index names, the first {shown(lost[0])}")
@@ -328,10 +319,8 @@ def _card(text: str, name: str) -> Card:
     parts = text.split("---\n", 2)
     if len(parts) < 3 or parts[0].strip():
         return Card()
-    try:
-        front_matter = parse(
-            "\n" + parts[1], name, or_nothing=True
-        ).data  # its lines are numbered as in the file
+    try:  # lines are numbered as in the file
+        front_matter = parse("\n" + parts[1], name, or_nothing=True).data
     except SpecError as error:
         raise HuggingFaceError(f"{error.problems[0]}; correct the front matter, or remove it") from error
     with _what(name):

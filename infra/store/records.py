@@ -74,9 +74,8 @@ def inside(name: Any, what: str) -> str:
 def one_name(name: Any, what: str) -> str:
     """The name of a folder or file, without a path."""
     if "/" in inside(name, what):
-        raise StoreError(
-            f"{what} names {name!r}, which is not a path inside the store: a single name is expected"
-        )
+        outside = "which is not a path inside the store: a single name is expected"
+        raise StoreError(f"{what} names {name!r}, {outside}")
     return str(name)
 
 
@@ -115,9 +114,8 @@ class FileRecord(Foreign):
         if isinstance(self.pieces, list) and self.piece_bytes is not None:
             expected = _count_of_pieces(self.size, self.piece_bytes)
             if len(self.pieces) != expected:
-                raise ValueError(
-                    f"it states {len(self.pieces)} digests of pieces, and the file has {expected} pieces"
-                )
+                stated = f"it states {len(self.pieces)} digests of pieces"
+                raise ValueError(f"{stated}, and the file has {expected} pieces")
         return self
 
 

@@ -117,10 +117,8 @@ class Store(Filesystem):
         if present is None or present == Format(format=FORMAT):
             return
         newer = "a newer release of this program, or " if present.format > FORMAT else ""
-        fix = f"use {newer}a new store (--store)"
-        raise StoreError(
-            f"the store '{name}' has format {present.format}, this program reads format {FORMAT}. Fix: {fix}"
-        )
+        formats = f"has format {present.format}, this program reads format {FORMAT}"
+        raise StoreError(f"the store '{name}' {formats}. Fix: use {newer}a new store (--store)")
 
     def initialise(self) -> None:
         """Writes the version marker of a new store."""

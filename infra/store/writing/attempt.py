@@ -118,9 +118,8 @@ class Attempt:
 
     def folder(self, name: str = "") -> str:
         """The path in the store of this attempt's folder, or of something in it."""
-        return f"{self.job.path}/attempts/{self.job.attempt}" + (
-            f"/{inside(name, 'an attempt')}" if name else ""
-        )
+        folder = f"{self.job.path}/attempts/{self.job.attempt}"
+        return f"{folder}/{inside(name, 'an attempt')}" if name else folder
 
     def put(self, local: Path | str, name: str) -> None:
         """Uploads a local file as file `name` of the artifact."""
@@ -153,11 +152,9 @@ class Attempt:
 
     def unit_files(self, key: str, unit: Unit) -> dict[str, Path]:
         """Local paths of a unit's files, or of copies, checked. DamagedError names one that differs."""
+        readers = {name: self.store.reader(record.path, record) for name, record in unit.files.items()}
         try:
-            return {
-                name: local_file(self.store.reader(record.path, record))
-                for name, record in unit.files.items()
-            }
+            return {name: local_file(file) for name, file in readers.items()}
         except DamagedError as error:
             raise DamagedError(f"{error} (unit {key})") from error
 
@@ -211,10 +208,13 @@ class Attempt:
         be another attempt's. `facts`: consumed tokens and samples, last losses; `files`: the records by name
         in the folder, as `Store.writer` gave them. Nothing is listed or read here."""
         if not files:
-            raise StoreError(
-                f"there are no files of a checkpoint in {self.folder(self.checkpoint_folder(step))}"
-            )
-        self._flush_history(step)
+            folder = self.folder(self.checkpoint_folder(step))
+            raise StoreError(f"there are no files of a checkpoint in {folder}")
+        if self._rows:
+            name = f"history/{step:08d}{SUFFIX}"
+            record = self.store.write_bytes(self.folder(name), encode(self._rows))
+            self.history = [*self.history, _located(record, f"{self.job.attempt}/{name}")]
+            self._rows = []
         marker = CheckpointMarker(
             step=step,
             attempt=self.job.attempt,
@@ -229,14 +229,6 @@ class Attempt:
         self.check_lease()
         self.store.write_document(self.artifact.marker_path(step), marker)
         return self.artifact.checkpoint(step)
-
-    def _flush_history(self, step: int) -> None:
-        if not self._rows:
-            return
-        name = f"history/{step:08d}{SUFFIX}"
-        record = self.store.write_bytes(self.folder(name), encode(self._rows))
-        self.history = [*self.history, _located(record, f"{self.job.attempt}/{name}")]
-        self._rows = []
 
     # The end
 
@@ -259,13 +251,8 @@ class Attempt:
             checkpoint = self.artifact.checkpoint(step)
             marker = checkpoint.marker
             files = {f"{marker.folder}/{name}": record for name, record in marker.files.items()}
-            end = {
-                "attempt": marker.attempt,
-                "files": files,
-                "history": marker.history,
-                "step": step,
-                "checkpoint": checkpoint.folder,
-            }
+            end = {"attempt": marker.attempt, "files": files, "history": marker.history}
+            end |= {"step": step, "checkpoint": checkpoint.folder}
         manifest = Manifest(
             **dict(self._identity()),
             **end,

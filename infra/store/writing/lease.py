@@ -186,10 +186,9 @@ class Leases:
             if not self.store.is_local:
                 self.timing.sleep(self.timing.settle)
             names = self.store.names(_folder(self.path))
-            if (
-                _newest(names) > lease.generation
-                or _holder(self.store, self.path, lease.generation) != holder
-            ):
+            if _newest(names) > lease.generation:
+                return None
+            if _holder(self.store, self.path, lease.generation) != holder:
                 return None
             for name in names:
                 if _generation(name) < lease.generation:
@@ -265,9 +264,8 @@ class Lease:
     def _write(self, *, released: bool) -> None:
         self._count += 1
         beat = Beat(count=self._count, released=released, pipe=self._pipe)
-        self.store.overwrite(
-            f"{_folder(self.path)}/{_beat_file(self.generation, self.holder.attempt)}", to_json(beat)
-        )
+        name = _beat_file(self.generation, self.holder.attempt)
+        self.store.overwrite(f"{_folder(self.path)}/{name}", to_json(beat))
 
     def _try_beat(self) -> None:
         if self.lost:
