@@ -7,6 +7,7 @@ gives the same drawing.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -75,21 +76,17 @@ def draw(reads: dict[str, list[str]], after: dict[str, list[str]]) -> Drawing:
 
 def _places(layers: list[list[Slot]], links: list[tuple[Slot, Slot]]) -> dict[Slot, float]:
     """Coordinates across the layers: each slot near the mean of its neighbours, with few crossings."""
-    neighbours: dict[Slot, tuple[list[Slot], list[Slot]]] = {
-        slot: ([], []) for layer in layers for slot in layer
-    }
+    above, below = defaultdict[Slot, list[Slot]](list), defaultdict[Slot, list[Slot]](list)
     for begin, end in links:
-        neighbours[end][0].append(begin)
-        neighbours[begin][1].append(end)
+        above[end].append(begin)
+        below[begin].append(end)
     place = {slot: index - (len(layer) - 1) / 2 for layer in layers for index, slot in enumerate(layer)}
     for sweep in range(SWEEPS):
         backward = sweep % 2
+        near = below if backward else above
         for layer in reversed(layers) if backward else layers:
-            wanted = {
-                slot: _mean([place[other] for other in neighbours[slot][backward]], place[slot])
-                for slot in layer
-            }
-            layer.sort(key=lambda slot: wanted[slot])
+            wanted = {slot: _mean([place[other] for other in near[slot]], place[slot]) for slot in layer}
+            layer.sort(key=wanted.__getitem__)
             place |= _apart(layer, wanted)
     return place
 

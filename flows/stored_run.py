@@ -99,8 +99,7 @@ class StoredRun:
         """What `apertus inspect NAME --json` prints; `options` are those of the command, such as limit=3."""
         chosen = Options(**options)
         inspector, node = inspector_of(self.plan, name, chosen)
-        document: dict[str, Any] = inspector.collect(self.plan, node, chosen)
-        return document
+        return dict(inspector.collect(self.plan, node, chosen))
 
 
 class _Tensors(Mapping[str, "torch.Tensor"]):

@@ -30,30 +30,23 @@ def show_next_steps(console: Console, plan: Plan, spec: str, store: str | None, 
             folder = plan.store.location(artifact.stored_name("config.json").rsplit("/", 1)[0])
         except (StoreError, KeyError):
             continue
-        console.print(
-            f"[bold]{escape(node.name)}[/]: the model is in\n  {escape(_short(folder))}", soft_wrap=True
-        )
-    program = (
-        shlex.quote(_short(sys.argv[0])) if Path(sys.argv[0]).name == "apertus" else "python -m flows.cli"
-    )
+        there = f"[bold]{escape(node.name)}[/]: the model is in\n  {escape(_short(folder))}"
+        console.print(there, soft_wrap=True)
+    installed = Path(sys.argv[0]).name == "apertus"
+    program = shlex.quote(_short(sys.argv[0])) if installed else "python -m flows.cli"
     last = exports[-1].stage if exports else next(reversed(plan.pipeline.stages))
-    training = [
-        phase
-        for phase, trajectory in plan.graph.trajectories.items()
-        if phase == trajectory.stage and trajectory.settings.optimizer.lr and trajectory.trains
-    ]
-    chosen = [
-        *(["--store", store] if store else []),
-        *(x for override in overrides for x in ("--set", override)),
-    ]
+    chosen = ["--store", store] if store else []
+    chosen += [word for override in overrides for word in ("--set", override)]
     recipe, options = shlex.quote(spec), "".join(f" {shlex.quote(redacted(option))}" for option in chosen)
+    commands = [f"status {recipe}{options}", f"lineage {recipe} {last}{options}"]
+    for phase, trajectory in reversed(plan.graph.trajectories.items()):
+        lr = trajectory.settings.optimizer.lr
+        if phase == trajectory.stage and lr and trajectory.trains:
+            commands.append(f"plan {recipe}{options} --set stages.{phase}.optimizer.lr={lr / 2:g}")
+            break
     console.print("Next:")
-    for command in (f"status {recipe}", f"lineage {recipe} {last}"):
-        console.print(escape(f"  {program} {command}{options}"), soft_wrap=True)
-    if training:
-        lr = plan.graph.trajectories[training[-1]].settings.optimizer.lr or 0.0
-        halved = f"--set stages.{training[-1]}.optimizer.lr={lr / 2:g}"
-        console.print(escape(f"  {program} plan {recipe}{options} {halved}"), soft_wrap=True)
+    for command in commands:
+        console.print(escape(f"  {program} {command}"), soft_wrap=True)
 
 
 def show_anomalies(console: Console, plan: Plan) -> None:

@@ -96,7 +96,8 @@ def search(
     if not best:
         raise StageError(_nothing(part, processes, limit, known, dropped))
     best = sorted(best, key=lambda layout: -(layout.tokens_per_second_per_gpu or 0.0))
-    everything = [one for one in (own, *best, *dropped) if one.tokens_per_second_per_gpu is not None]
+    fastest = next(one for one in known if (one.launch, one.settings) == (best[0].launch, best[0].settings))
+    run_too = [one for one in (own, *best, *dropped) if one.tokens_per_second_per_gpu is not None]
     return Search(
         pipeline=pipeline,
         stage=part.node.stage,
@@ -109,13 +110,10 @@ def search(
         own_gpus=part.gpus,
         best=best,
         dropped=dropped,
-        float8=_in_float8(
-            next(one for one in known if one.launch == best[0].launch and one.settings == best[0].settings),
-            accept,
-        ),
+        float8=_in_float8(fastest, accept),
         agreement=spearman(
-            [_percents(one.expected) for one in everything],
-            [_percents(one.tokens_per_second_per_gpu) for one in everything],
+            [_percents(one.expected) for one in run_too],
+            [_percents(one.tokens_per_second_per_gpu) for one in run_too],
         ),
     )
 
@@ -166,20 +164,18 @@ def _in_float8(layout: Layout, accept: Accept) -> float | None:
 def described(launch: dict[str, Any], settings: dict[str, Any]) -> str:
     """A layout in one line: degrees above 1, micro-batch and recomputation."""
     degrees = launch["parallel"]
-    parts = [
-        f"{name} {degrees[name]}"
-        for name in ("dp_replicate", "dp_shard", "tp", "cp", "pp")
-        if degrees[name] > 1
-    ]
+    names = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+    parts = [f"{name} {degrees[name]}" for name in names if degrees[name] > 1]
     if degrees["tp"] > 1 and degrees["sequence_parallel"]:
         parts.append("sequence parallel")
     if degrees["pp"] > 1:
         virtual = degrees["virtual_stages"]
         parts.append(degrees["pp_schedule"] + (f" of {virtual}" if virtual else ""))
-    again = settings["activation_checkpointing"]
     size = settings["micro_batch_size"]
     parts.append(f"micro-batch {'whole' if size is None else size}")
-    return ", ".join(parts) + (f", recomputation {again}" if again != "none" else "")
+    if (again := settings["activation_checkpointing"]) != "none":
+        parts.append(f"recomputation {again}")
+    return ", ".join(parts)
 
 
 def _rehearsed(layout: Layout, path: FieldPath, part: PartEstimate, run: Callable[..., PartResult]) -> Found:
@@ -220,10 +216,8 @@ def _nothing(
         return f"no layout of {on} can run; of the fastest: {dropped[0].dropped}"
     least = min(layout.memory for layout in known)
     if least > limit:
-        return (
-            f"no layout of {on} fits: the smallest needs {least / 1e9:.1f} GB of a GPU that has"
-            f" {limit / 1e9:.0f} GB. Fix: raise --nodes, or choose another --gpu"
-        )
+        needs = f"the smallest needs {least / 1e9:.1f} GB of a GPU that has {limit / 1e9:.0f} GB"
+        return f"no layout of {on} fits: {needs}. Fix: raise --nodes, or choose another --gpu"
     return f"the recipe accepts no layout of {on}. Fix: choose another --nodes"
 
 

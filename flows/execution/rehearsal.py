@@ -126,9 +126,8 @@ def ranks_of(segment: Segment, world: int, ranks: Ranks | int | list[int]) -> li
         return ranks
     if isinstance(ranks, int):
         if not 0 <= ranks < world:
-            raise StageError(
-                f"there is no rank {ranks}: the part has {world} processes, from 0 to {world - 1}"
-            )
+            there = f"the part has {world} processes, from 0 to {world - 1}"
+            raise StageError(f"there is no rank {ranks}: {there}")
         return [ranks]
     pp, each = parallel.pp, world // parallel.pp
     stages = sorted({0, min(1, pp - 1), pp - 1})
@@ -231,9 +230,8 @@ def parts_to_rehearse(parts: list[PartEstimate], stage: str | None, number: int 
     StageError when there is no such stage or part."""
     names = list(dict.fromkeys(part.node.stage for part in parts))
     if stage is not None and stage not in names:
-        raise StageError(
-            f"no stage {stage!r} trains in this recipe. Fix: use one of {', '.join(names) or 'none'}"
-        )
+        fix = f"use one of {', '.join(names) or 'none'}"
+        raise StageError(f"no stage {stage!r} trains in this recipe. Fix: {fix}")
     if number is not None and stage is None:
         raise StageError(f"--part {number} says which part of a stage. Fix: name the stage before it")
     chosen = [part for part in parts if stage in (None, part.node.stage)]

@@ -105,9 +105,10 @@ class Runner:
         """Continues with a new plan, in which `@best:` and selections have their results. The differences are
         recorded first: the last record always names everything that this run has made."""
         before, after = (
-            [(node.path, node.end_step) for node in one.graph.nodes.values()] for one in (self.plan, plan)
+            (one.graph.best, [(node.path, node.end_step) for node in one.graph.nodes.values()])
+            for one in (self.plan, plan)
         )
-        if (self.plan.graph.best, before) != (plan.graph.best, after):
+        if before != after:
             _note_inputs(plan)
             Records(plan.store, plan.pipeline.name).keep(plan.graph, plan.pipeline.to_json())
         self.plan = plan
@@ -247,11 +248,8 @@ class Runner:
 
     def _committed(self, node: Node) -> set[str]:
         """The committed work that the next attempt does not repeat."""
-        return {
-            f"{folder}/{name}"
-            for folder in ("checkpoints", "units")
-            for name in self.plan.store.names(f"{node.path}/{folder}")
-        }
+        names = self.plan.store.names
+        return {f"{of}/{name}" for of in ("checkpoints", "units") for name in names(f"{node.path}/{of}")}
 
     def _submit_again(self, node: Node, ended: Ended, before: set[str], log: str) -> None:
         """Announces the next attempt. StageFailed when attempts make no progress."""

@@ -27,11 +27,8 @@ def masked_by_hash(segment: Segment, tokens: int) -> int:
 def masked_share(goldfish: Goldfish, sequence_length: int, vocab_size: int) -> float:
     """The share of the labels that the Goldfish hash leaves out, for token ids that are uniform in
     [0, vocab_size). The first h - 1 labels of a sequence always stay."""
-    return (
-        _of_windows(goldfish.k, goldfish.h, vocab_size)
-        * max(0, sequence_length - goldfish.h + 1)
-        / sequence_length
-    )
+    windows = max(0, sequence_length - goldfish.h + 1)
+    return _of_windows(goldfish.k, goldfish.h, vocab_size) * windows / sequence_length
 
 
 @functools.cache

@@ -62,10 +62,8 @@ def _lines(node: Node, log: bytes) -> Iterator[Line]:
 
 def _stored(store: Store, node: Node) -> Logs:
     folder = f"{node.path}/logs"
-    return {
-        name.removesuffix(".txt"): partial(store.read_bytes, f"{folder}/{name}")
-        for name in store.names(folder)
-    }
+    files = {name.removesuffix(".txt"): f"{folder}/{name}" for name in store.names(folder)}
+    return {attempt: partial(store.read_bytes, path) for attempt, path in files.items()}
 
 
 def _running(store: Store, node: Node, scratch: str | None) -> Logs:

@@ -113,10 +113,8 @@ def _stage(plan: Plan, segment: Node) -> str:
 
 
 def show(console: Console, mixture: Mixture) -> None:
-    title = (
-        f"mixture {mixture['name']}, seed {mixture['seed']}: {counted(len(mixture['sources']), 'source')}"
-        f" over the first {counted(mixture['samples'], 'sample')}"
-    )
+    sources, samples = counted(len(mixture["sources"]), "source"), counted(mixture["samples"], "sample")
+    title = f"mixture {mixture['name']}, seed {mixture['seed']}: {sources} over the first {samples}"
     numbers = ("weight", "asked", "realised", "off by", "bound", "tokens")
     table = empty_table(title, ("source", *numbers), numbers=numbers)
     passes = ("passes", "allowed")

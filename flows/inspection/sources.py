@@ -36,6 +36,5 @@ def _problems(plan: Plan) -> Iterator[Problem]:
         except SourceError as error:
             message, _, fix = str(error).partition(". Fix: ")
             fields = [field for field in SourceSpec.model_fields if fix == f"correct {field}"]
-            yield Problem(
-                ("sources", name, *fields), message, f"{fix or 'correct the file, or leave it out'}."
-            )
+            fix = f"{fix or 'correct the file, or leave it out'}."
+            yield Problem(("sources", name, *fields), message, fix)

@@ -161,9 +161,8 @@ def _reference(pipeline: Pipeline, point: str, spec: str) -> Reference:
         message = f"'{ref.stage}' is {a(stage.kind)}, which has no training to continue"
         raise SpecError.of((), message, "branch a stage that trains.", spec)
     if ref.part is not None and ref.target not in parts:
-        raise SpecError.of(
-            (), f"'{ref.stage}' has no part '{ref.part}'", did_you_mean(ref.target, parts), spec
-        )
+        message = f"'{ref.stage}' has no part '{ref.part}'"
+        raise SpecError.of((), message, did_you_mean(ref.target, parts), spec)
     return ref
 
 
@@ -229,17 +228,13 @@ def _fill(draft: Draft, plan: Plan, ref: Reference, start: Point, overrides: lis
     left = _repoint(draft, plan, ref, start)
     if left:
         those = f"{', '.join(left)} read {ref.stage} as before"
-        draft.notes.append(
-            f"{those}: a matrix states that for all of its variants; add stages that read {draft.name}"
-        )
+        fix = f"add stages that read {draft.name}"
+        draft.notes.append(f"{those}: a matrix states that for all of its variants; {fix}")
     segments = plan.graph.segments(start.phase)[start.segment :]
     if start.step < trajectory.steps and any(plan.steps[node.name].action != "reuse" for node in segments):
-        if "stop_at" in type(stage).model_fields and not left and not draft.is_variant(ref.stage):
-            draft.add(
-                ("stages", ref.stage, "stop_at"),
-                f"{start.step} steps",
-                f"not trained to its end, step {trajectory.steps:,}",
-            )
+        path = ("stages", ref.stage, "stop_at")
+        if "stop_at" in type(stage).model_fields and not left and draft.matrix_of(path) is None:
+            draft.add(path, f"{start.step} steps", f"not trained to its end, step {trajectory.steps:,}")
         else:
             draft.notes.append(f"{ref.stage} itself trains on to its end")
     for override in overrides:
@@ -288,17 +283,13 @@ def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Point) -> list[str
                 continue
             there = point_of(other, trajectories, path, plan.graph.best)
             last = not other.selector or other.best is not None
-            if there.phase not in following or (
-                there.phase == start.phase and there.step <= start.step and not last
-            ):
-                continue
-            state(path, str(_moved(draft.name, other, there, start, phases, trajectories)), f"was {other}")
+            before = there.phase == start.phase and there.step <= start.step and not last
+            if there.phase in following and not before:
+                moved = _moved(draft.name, other, there, start, phases, trajectories)
+                state(path, str(moved), f"was {other}")
         if ref.stage in stage.after:
-            state(
-                ("stages", name, "after"),
-                [draft.name if name == ref.stage else name for name in stage.after],
-                f"was {ref.stage}",
-            )
+            after = [draft.name if name == ref.stage else name for name in stage.after]
+            state(("stages", name, "after"), after, f"was {ref.stage}")
         if ref.stage in stage.excluded_stages:
             state(("stages", name, "exclude"), [*stage.excluded_stages, draft.name], "")
     return list(left)

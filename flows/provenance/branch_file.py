@@ -72,7 +72,7 @@ class Draft:
 
     def _written(self, path: FieldPath, value: Any) -> FieldPath:
         """The path at which a field is stated: for a variant of a matrix, in the stage of the matrix."""
-        matrix = self._matrix(path)
+        matrix = self.matrix_of(path)
         if matrix is None:
             return path
         if self.differs(path):
@@ -83,16 +83,14 @@ class Draft:
             raise SpecError.of(path, message, fix, self.document.where(path))
         return ("stages", matrix, *path[2:])
 
-    def _matrix(self, path: FieldPath) -> str | None:
+    def matrix_of(self, path: FieldPath) -> str | None:
+        """The matrix of which the stage at the path of a field is a variant."""
         stage = path[1] if path[0] == "stages" and len(path) > 2 else ""
         return next((name for name, made in self.document.variants.items() if stage in made), None)
 
-    def is_variant(self, stage: str) -> bool:
-        return any(stage in made for made in self.document.variants.values())
-
     def differs(self, path: FieldPath) -> bool:
         """Whether a field is of a matrix's variant, and the variants differ in it."""
-        variants = self.document.variants.get(self._matrix(path) or "", [])
+        variants = self.document.variants.get(self.matrix_of(path) or "", [])
         values = [_at(self.document.data, ("stages", variant, *path[2:])) for variant in variants]
         return any(value != values[0] for value in values)
 

@@ -50,11 +50,9 @@ def branch(
     there = "written to" if new.written else "is already in"
     console.print(f"{there} {escape(str(new.path))}:", soft_wrap=True)
     console.print(escape(new.text), highlight=False, soft_wrap=True)
-    counts = (
-        f"{counted(len(new.shared), 'part is', 'parts are')} shared with {escape(spec)}, {new.stored} of"
-        f" them stored; {counted(len(new.parts), 'is', 'are')} new: "
-    )
-    console.print(counts + escape(", ".join(new.parts)), soft_wrap=True)
+    shared = f"{counted(len(new.shared), 'part is', 'parts are')} shared with {escape(spec)}"
+    parts = f"{counted(len(new.parts), 'is', 'are')} new: {escape(', '.join(new.parts))}"
+    console.print(f"{shared}, {new.stored} of them stored; {parts}", soft_wrap=True)
     for note in new.notes:
         console.print(f"note: {escape(note)}", soft_wrap=True)
 

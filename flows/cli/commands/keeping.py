@@ -60,10 +60,8 @@ def forget(
     from infra.store import runs
 
     opened = _existing(store)
-    records = counted(runs.forget(opened, name), "record")
-    console.print(
-        f"the run {escape(name)} is forgotten ({records}); `apertus gc` shows what no other run reaches"
-    )
+    forgotten = f"the run {escape(name)} is forgotten ({counted(runs.forget(opened, name), 'record')})"
+    console.print(f"{forgotten}; `apertus gc` shows what no other run reaches")
 
 
 @app.command()

@@ -33,11 +33,9 @@ def logs(
     plan = make_plan(spec, store, overrides)
     scratch = load_profile(profile).scratch
     nodes = list(plan.graph.nodes.values()) if stage is None else plan.named(stage, "logs")
-    lines = (
-        inspection.follow(plan.store, nodes, scratch)
-        if follow
-        else inspection.lines(plan.store, nodes, scratch, every)
-    )
+    lines = inspection.lines(plan.store, nodes, scratch, every)
+    if follow:
+        lines = inspection.follow(plan.store, nodes, scratch)
     width = max(len(node.name) for node in nodes) if len(nodes) > 1 else 0
     for part, line in lines:
         label = Text(f"{part:<{width}} | " if width else "", style="dim")

@@ -127,10 +127,8 @@ def _check(
     if rank is not None and all_kinds:
         raise StageError("--rank and --all-kinds-of-ranks cannot be combined. Fix: leave one out")
     if search and (stage is None or rank is not None or all_kinds):
-        raise StageError(
-            "--search compares layouts of one stage, and chooses the ranks itself. Fix: name a STAGE, and"
-            " leave out --rank and --all-kinds-of-ranks"
-        )
+        fix = "name a STAGE, and leave out --rank and --all-kinds-of-ranks"
+        raise StageError(f"--search compares layouts of one stage, and chooses the ranks itself. Fix: {fix}")
     if search and report is not None:
         raise StageError("--report draws ranks, and --search compares layouts. Fix: leave one out")
     if nodes is not None and not search:

@@ -56,23 +56,28 @@ def named_runs(store: Store, metrics: Sequence[str] = ()) -> list[NamedRun]:
             for metric, value in part.numbers.items()
         }
         known |= numbers.keys()
-        outcome, reason = (end.outcome, end.reason) if end is not None else ("unknown", NO_END)
-        if end is None and (held := next(filter(None, (holder_of(store, p.path) for p in parts)), None)):
-            outcome, reason = "running", f"held by {held}"
         started = datetime.fromtimestamp(record.time, UTC).isoformat(timespec="seconds")
-        summaries.append(
-            NamedRun(
-                name,
-                outcome,
-                reason,
-                end.started if end is not None else started,
-                end.seconds if end is not None else None,
-                records=len(stamps),
-                parts=len(parts),
-                finished=len({part.name for part in finished} - {*(end.unfinished if end else ())}),
-                metrics={metric: value for metric, value in numbers.items() if _matches(metric, metrics)},
-            )
+        run = NamedRun(
+            name,
+            "unknown",
+            NO_END,
+            started,
+            None,
+            records=len(stamps),
+            parts=len(parts),
+            finished=len({part.name for part in finished} - {*(end.unfinished if end else ())}),
+            metrics={metric: value for metric, value in numbers.items() if _matches(metric, metrics)},
         )
+        if end is not None:
+            run.outcome, run.reason, run.started, run.seconds = (
+                end.outcome,
+                end.reason,
+                end.started,
+                end.seconds,
+            )
+        elif held := next(filter(None, (holder_of(store, part.path) for part in parts)), None):
+            run.outcome, run.reason = "running", f"held by {held}"
+        summaries.append(run)
     for pattern in metrics:
         if not any(_matches(metric, [pattern]) for metric in known):
             names = {*known, *(metric.partition(":")[2] for metric in known)}
