@@ -31,9 +31,8 @@ WITH_MORE = ("checkpoint.milestones", "checkpoint.best")
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """Files outside the store, as the parts that read them state them. Several sources may be the same files,
-    read in different ways. `digest`: of their content; `facts`: those of `SHOWN` that are known, and others.
-    """
+    """Files outside the store, as parts that read them state them; several sources may be the same files.
+    `digest`: of their content; `facts`: those of `SHOWN` that are known, and others."""
 
     SHOWN: ClassVar[tuple[str, ...]] = ("url", "format", "language", "license")
     name: str

@@ -89,9 +89,8 @@ def table(
     optional: tuple[str, ...] = (),
     width: int | None = None,
 ) -> Table:
-    """A table whose columns keep their width; the last one gets the rest of the terminal. `optional` columns
-    are left out if no row has a value, and, in their order, while the table is wider than `width`; the
-    caption names the latter."""
+    """A table whose columns keep their width, but for the last. `optional` columns are left out if they are
+    empty, or, in their order, while the table is wider than `width`; the caption names the latter."""
     shown = [
         name
         for name in headings

@@ -107,11 +107,8 @@ def beats_in_file(file: Path) -> Iterator[None]:
 
 
 class Silence:
-    """The time for which a heartbeat has not changed.
-
-    Two looks further apart than `longest_gap` seconds count as `longest_gap` apart: an observer that slept,
-    or could not look, does not take its own absence for that of the observed process.
-    """
+    """The time for which a heartbeat has not changed. Looks further apart than `longest_gap` seconds count as
+    `longest_gap` apart: an observer that slept does not take its absence for that of the observed."""
 
     def __init__(self, longest_gap: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._longest_gap = longest_gap

@@ -64,10 +64,8 @@ class _Watcher(Observer):
 
 
 class Live(_Watcher):
-    """Bars in a terminal: running parts, progress, tokens per second, loss, time left.
-
-    Invariant: whatever draws or prints has its turn at the console before it takes the locks of the bars.
-    """
+    """Bars in a terminal: running parts, progress, tokens per second, loss, time left. Whatever draws or
+    prints has its turn at the console before it takes the locks of the bars."""
 
     def __init__(self, console: OneWriter, total: int) -> None:
         self.console: OneWriter = console

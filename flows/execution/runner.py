@@ -124,11 +124,7 @@ class Runner:
 
     def run(self, name: str) -> Step:
         """Runs a part unless it is finished, and returns its step. After a StageFailed with `again`, the next
-        call for the part waits first, as `retries` of the recipe state.
-
-        Raises:
-            StageFailed, GateFailed, Interrupted.
-        """
+        call for the part waits first, as the recipe's `retries` say. May raise GateFailed or Interrupted."""
         node = self.plan.graph.nodes[name]
         if failed := self._failed.get(name, 0):
             wait = self.plan.pipeline.retries.wait(failed - 1)
@@ -334,9 +330,8 @@ class Runner:
         return reference.model_copy(update={"step": read.step, "checkpoint": checkpoint.folder})
 
     def sound_checkpoint(self, node: Node, step: int | None, lease: Lease | None = None) -> int | None:
-        """The last checkpoint of the part's trajectory, up to `step`, whose files have the lengths in its
-        marker; the stage compares their content while it loads them. The marker of a damaged checkpoint is
-        withdrawn, so that the step can be committed again."""
+        """The last checkpoint of the part's trajectory, up to `step`, with files of the stated lengths; the
+        stage compares their content. Damaged ones are withdrawn, so that the step can be committed again."""
         artifact = node.artifact(self.plan.store)
         for candidate in reversed(self._own_steps(node)):
             if step is None or candidate > step:

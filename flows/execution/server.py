@@ -38,9 +38,8 @@ TURN_SECONDS = 60.0  # for the start of another run's server
 
 
 def start_prefect() -> None:
-    """Sets Prefect up for the rest of this process. Settings in the environment win. ConnectionError when the
-    server that `PREFECT_API_URL` names does not answer, the temporary one does not start, or a proxy of the
-    environment cannot be used."""
+    """Sets Prefect up for the rest of this process. Settings in the environment win. ConnectionError when no
+    server answers at `PREFECT_API_URL`, the temporary one does not start, or a proxy cannot be used."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     _reach_this_machine_directly()

@@ -3,13 +3,12 @@
 The new recipe has one more stage, named after the branch, which starts from the branch point and takes the
 `rest of parent` for mixture, batch, schedule and budget (`specs.trajectory`): without a change, it does in
 every step what the branched stage would have done. Optimizer, sequence length, precision, Goldfish and
-packing are inherited; everything else that the branched stage states, the new one states again. Stages that
-read the branched stage after the point read the new one.
+packing are inherited; the new stage states the rest again. Stages that read the branched stage after the
+point read the new one.
 
 Invariants: a file is written when it has been composed, checked and planned, and never over another one. The
-parts before the point have the fingerprints that they have in the original recipe, or nothing is written. The
-reference to a stored checkpoint that the branch starts from is written before the file, so that pruning keeps
-the checkpoint.
+parts before the point keep their fingerprints, or nothing is written. The reference to the stored checkpoint
+that the branch starts from is written before the file, so that pruning keeps the checkpoint.
 """
 
 from __future__ import annotations

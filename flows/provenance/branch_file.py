@@ -24,9 +24,8 @@ WIDTH = 100  # of a line, without its indentation
 
 
 class Draft:
-    """The content of the new file. `data` is what it states, `comments` are the comments that follow fields.
-    `base` is the file that it extends, and `stated` the content of `base` before its variables are filled
-    in."""
+    """The content of the new file: `data` is what it states, `comments` follow fields. `base` is the file
+    that it extends, `stated` the content of `base` before variables are filled in."""
 
     def __init__(self, pipeline: Pipeline, name: str, base: str, stated: dict[str, Any]) -> None:
         assert pipeline._document is not None, "a recipe that was loaded has a document"

@@ -95,8 +95,8 @@ class Difference:
 
 def side(text: str, store: str | None, other: str = "") -> Side:
     """The side that an argument names: `SPEC.yaml`, `SPEC.yaml:STAGE`, `:STAGE` of the spec that `other`
-    names, or anything stored (`flows.provenance.lookup.find`; `RUN@TIME` is an earlier record of a run).
-    SpecError or StoreError when it names nothing."""
+    names, `RUN@TIME`, or anything stored (`provenance.lookup.find`). SpecError or StoreError if it names
+    nothing."""
     if text.startswith(":"):
         text = other.partition(":")[0] + text
     spec, _, stage = text.partition(":")

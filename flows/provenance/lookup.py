@@ -23,9 +23,9 @@ _PLACE = re.compile(
 
 
 def find(store: Store, text: str) -> list[Artifact]:
-    """The artifacts that a text names: `pretrain/3d74c4` or `3d74c4` (with `@step=1200`), `RUN` (its exports,
-    else its last part), `RUN:PART`, or a local folder that was exported. StoreError when the text names
-    nothing, or several things."""
+    """The artifacts that a text names: `pretrain/3d74c4`, `3d74c4@step=1200`, `RUN` (its exports, else its
+    last part), `RUN:PART`, or an exported local folder. StoreError when it names nothing, or several
+    things."""
     if (match := _PLACE.match(text)) and len(match["fingerprint"]) >= LEAST:
         return [_by_fingerprint(store, text, match)]
     if Path(text).is_dir():

@@ -95,9 +95,8 @@ def _with_progress(
 
 
 def _record(store: Store, name: str, parts: Parts, spec: dict[str, Any], *, some: bool) -> None:
-    """Makes the copy a named run of the target, so that `gc` keeps it; writes nothing if its last record
-    says the same. `some`: only some stages were copied, so the parts of the last record stay; for a
-    trajectory that is in both, the furthest step is recorded."""
+    """Makes the copy a named run of the target, unless its last record says the same. `some`: of some stages
+    only, so the parts of the last record stay; of a trajectory in both, the furthest step."""
     if name in runs.names(store):
         last = runs.last(store, name)
         if some:

@@ -70,9 +70,9 @@ class Memorised:
         return sorted({number for cells in self.rows.values() for number in cells})
 
     def lines(self, measure: str, over: Over) -> Lines:
-        """A line of a measure for each decoding, over one of three numbers. The other two are fixed to the
-        most repetitions, the shortest prefix or the first offset. Empty over a prefix or an offset if all
-        rows have the same."""
+        """A line of a measure for each decoding, over one of three numbers; the others are the most
+        repetitions, the shortest prefix or the first offset. Empty over a prefix or an offset that all rows
+        share."""
         prefixes, offsets = ({row[at] for row in self.rows} for at in (2, 3))
         lines: Lines = {}
         if not self.rows or (over != "repetitions" and len(prefixes if over == "prefix" else offsets) < 2):

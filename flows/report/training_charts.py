@@ -6,6 +6,8 @@ parent.
 
 from __future__ import annotations
 
+from typing import Any
+
 import plotly.graph_objects as go
 
 from flows.report.figures import TOKENS_AXIS, Entry, Figure, Panel, Styles, label, panels, rows_plot, short
@@ -135,7 +137,7 @@ def _lines(curves: list[Curve], name: str, stages: Styles) -> list[go.Scatter]:
     traces = []
     for curve in curves:
         if name in curve.columns:
-            mean = {"hoverinfo": "skip", "hovertemplate": None}
+            mean: dict[str, Any] = {"hoverinfo": "skip", "hovertemplate": None}
             traces.append(_line(curve, curve.columns[name], stages, width=1, dash="solid", opacity=0.45))
             traces.append(_line(curve, curve.smooth[name], stages, width=2.4, **mean))
     return traces

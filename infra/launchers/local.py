@@ -48,11 +48,8 @@ Started = subprocess.Popen[bytes] | ForkedStage
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a process: its exit code, why it was stopped (or ""), its last lines, and the error it left,
-    if any.
-
-    `requeue`: why the cluster ended it, when the next job can resume from what is committed; `dead_nodes`:
-    nodes not to be used again."""
+    """The end of a process: exit code, why it was stopped (or ""), last lines, the error it left. `requeue`:
+    why the cluster ended it, if the next job can resume; `dead_nodes`: not to be used again."""
 
     code: int
     stopped: str
@@ -112,9 +109,8 @@ class Process(LimitedAttempt):
         return stop_seconds(self.launch) + END_SECONDS
 
     def start(self, job_file: Path, say: Callable[[str], None]) -> Started | None:
-        """Forks a stage of one process from a server that has imported torch. If the stage has several ranks,
-        or the server cannot fork it, starts Python instead; `say` gets the reason why it was not forked. None
-        when the stage is told to stop meanwhile."""
+        """Forks a stage of one process from a server that has imported torch, else starts Python; `say` gets
+        the reason why it was not forked. None when the stage is told to stop meanwhile."""
         environment = self.environment()
         server = server_for(environment) if not self.distributed or self.launch.world_size == 1 else None
         if server is not None:
@@ -157,9 +153,8 @@ class Process(LimitedAttempt):
         on_progress: Callable[[ProgressRow], None],
         on_start: Callable[[int], None] = lambda pipe: None,
     ) -> Ended:
-        """Starts the stage and blocks until it is over. `on_start` is told the inode of the pipe that its
-        processes have as standard input; the other callbacks are called from helper threads, one line or row
-        at a time."""
+        """Starts the stage and blocks until it is over. `on_start` is told the inode of the pipe that is its
+        standard input; helper threads call the other callbacks, one line or row at a time."""
         scratch = Path(self.job.scratch)
         job_file = scratch / "job.json"
         job_file.write_text(self.job.model_dump_json(indent=1))
@@ -254,9 +249,8 @@ def start_process(command: list[str], environment: Mapping[str, str]) -> subproc
 
 
 def stop_seconds(launch: Launch, announced: Duration | None = None) -> float:
-    """The seconds that a stage has to commit and end when it is told to stop, whoever tells it: no fewer than
-    the time by which the cluster (`announced`) or the stage itself (`launch.stop_before_end`) announces the
-    end of its job. The stage ends by itself within them; launchers wait for `END_SECONDS` more."""
+    """The seconds that a stage has to commit and end when told to stop: no fewer than the cluster
+    (`announced`) or the stage (`launch.stop_before_end`) announces. Launchers wait for `END_SECONDS` more."""
     stated = [span.seconds for span in (launch.stop_before_end, announced) if span is not None]
     return max([STOP_SECONDS, *stated])
 

@@ -198,10 +198,8 @@ class SlurmJob(ClusterJob):
 
     def _wait(self, number: str) -> str:
         """Blocks until the job has ended and returns its last state. A job that was told to stop is cancelled
-        if it has not begun, or takes too long; by then, nobody waits for a Slurm that does not answer.
-
-        A step that failed may have failed with its node, which Slurm says a little later: the last state of
-        the job is waited for."""
+        if it has not begun, or takes too long, or Slurm does not answer by then. A step may have failed with
+        its node, which Slurm says a little later: the last state of the job is waited for."""
         while True:
             states, code = self._jobs.states(), self._code()
             state = None if states is None else states.get(number, "gone")

@@ -2,9 +2,8 @@
 
 Importing torch and torchtitan takes several seconds, a fork milliseconds. The launcher keeps one stage server
 (`apertus_model.stages.server`) for each value of the variables that libraries read while they are imported. A
-forked stage is like any other: it has a session and a process group of its own, the launcher's pipe as its
-standard input, and the environment of its own job. Rehearsals of ranks are forked in the same way, by
-`apertus_model.rehearsal.server`.
+forked stage is like any other: it has its own session, process group and environment, and the launcher's pipe
+as standard input. `apertus_model.rehearsal.server` forks rehearsals of ranks in the same way.
 
 Invariants: the server ends when this process does, however it ends, and not by a signal that tells a run to
 end. It holds no end of a stage's pipes, so a stage notices the end of its launcher, and the launcher that of
@@ -94,13 +93,8 @@ class ForkedStage:
 
 
 class StageServer:
-    """The process that stages are forked from.
-
-    Args:
-        environment: all variables of the process.
-        module: its program, which ends with `apertus_model.stages.server.serve`.
-        arguments: the arguments of the program.
-    """
+    """The process that stages are forked from. `environment`: all of its variables; `module`: its program,
+    which ends with `apertus_model.stages.server.serve`; `arguments`: of the program."""
 
     def __init__(
         self, environment: Mapping[str, str], module: str = STAGES, arguments: Sequence[str] = (TITLE,)
@@ -132,17 +126,9 @@ class StageServer:
         wanted: Callable[[], bool] = lambda: True,
         seconds: float | None = None,
     ) -> ForkedStage:
-        """Forks a process that runs `main(*ARGUMENTS)` of a module, which returns its exit code.
-
-        Args:
-            environment: all variables of its processes.
-            wanted: whether the caller still waits for the process.
-            seconds: how long it waits; `ANSWER_SECONDS` by default.
-
-        Raises:
-            ServerLost: the server ended before it forked the stage, or was killed since it did not answer in
-                time.
-        """
+        """Forks a process that runs `main(*ARGUMENTS)` of a module, which returns its exit code. ServerLost
+        when the server ended before, or was killed since it did not answer in `seconds`. `environment`: all
+        variables of its processes; `wanted`: whether the caller still waits."""
         seconds = ANSWER_SECONDS if seconds is None else seconds
         request = {"module": module, "arguments": [*arguments], "environment": {**environment}}
         stdin_of_stage, stdin = os.pipe()

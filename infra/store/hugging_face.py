@@ -72,10 +72,9 @@ END_OF_TURN = "<|assistant_end|>"  # as in the chat template
 
 @dataclass(frozen=True)
 class HubModel:
-    """A folder with a model. `files` are config.json and those that hold the weights; `chat`: the model ends
-    its turns (Apertus), or has a chat template (another architecture); `context`: its length in tokens;
-    `weight_bytes`: as stored, 0 if unknown; `shape`: the dimensions of another architecture, if they are
-    known."""
+    """A folder with a model. `files`: config.json and weights; `chat`: the model ends its turns (Apertus), or
+    has a chat template; `context`: its length in tokens; `weight_bytes`: as stored, 0 if unknown; `shape`:
+    the dimensions of another architecture, if known."""
 
     reference: str
     url: str

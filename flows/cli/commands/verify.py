@@ -38,8 +38,8 @@ def verify_command(
     from specs.recipe import load
 
     if (spec is None) == (not everything):
-        fix = "name a SPEC, or give --all and --store"
-        raise SpecError.of((), "verify checks either a recipe or a whole store", fix)
+        choose = "name a SPEC, or give --all and --store"
+        raise SpecError.of((), "verify checks either a recipe or a whole store", choose)
     chosen = None
     if spec is None:
         opened = Store.open(store or DEFAULT_STORE)

@@ -38,9 +38,8 @@ class Fold(NamedTuple):
 def folded(
     pipeline: Pipeline, rows: Iterable[tuple[str, str, Hashable]], details: bool = False
 ) -> list[Fold]:
-    """Folds `FEWEST` or more rows (name, its stage, key) with equal keys that belong to one stage, or to
-    variants of one stage. A folded row takes the place of its first row; its label says how many of how many
-    rows it stands for."""
+    """Folds `FEWEST` or more rows (name, its stage, key) with equal keys of one stage, or of variants of one
+    stage, in the place of the first. The label says how many of how many rows it stands for."""
     rows = list(rows)
     groups: dict[Hashable, list[tuple[str, str]]] = {}
     order: dict[str, int] = {}
@@ -103,8 +102,7 @@ def few(names: list[str]) -> str:
 
 def source_usage_table(plan: Plan, details: bool = False, width: int | None = None) -> Table:
     """The use of the sources by training: with `details` by each stage, else for each source by the stage
-    with the most passes over it, sources nearest to their limits first. Passes are counted from new
-    weights."""
+    with the most passes since new weights, sources nearest to their limits first."""
     usages = plan.source_usage
     if not details:
         most: dict[str, SourceUsage] = {}

@@ -1,13 +1,10 @@
 """Reads a file that a marker names, whole or in parts.
 
 Invariants:
-- Every byte that is given out belongs to a piece whose SHA-256 was compared with the record. A file on local
-  disk is checked a piece at a time, once per process, when it is first touched; a piece that comes
-  over a network is checked each time.
-- A piece that differs is read once more before it is called damaged, so a bit that was flipped on the way
-  does not count as damage.
-- Opening reads nothing. The list of digests of a file in many pieces is loaded with the first part that
-  is read.
+- Every byte that is given out belongs to a piece whose SHA-256 was compared with the record: on local disk
+  once per process, when a piece is first touched; over a network each time.
+- A piece that differs is read once more before it is called damaged: a bit may have been flipped on the way.
+- Opening reads nothing. The digests of a file in many pieces are loaded with the first part that is read.
 - Safe in several threads; picklable.
 """
 

@@ -1,12 +1,11 @@
 """Finds and removes garbage: what no named run reaches.
 
-An artifact is reached if the last record of a named run refers to it, if a record younger than the grace
-period does, if it may be running, or if a reached artifact was made from it. An artifact may be running if it
-has a file younger than the grace period, or a lease that is not released or whose holder is a process of this
-machine. Ages are differences between this machine's clock and the storage's, so nothing is removed while this
-machine's clock is ahead. Of a reached trajectory everything up to the furthest reached step stays, as its own
-retention left it. From a reached artifact, the attempts that came to nothing, which no marker names, and the
-units of a finished part are removed.
+An artifact is reached if the last record of a named run, or one younger than the grace period, refers to it,
+if it may be running, or if a reached artifact was made from it. It may be running if it has a file younger
+than the grace period, or a lease that is not released or whose holder is a process of this machine. Ages
+compare this machine's clock with the storage's, so nothing is removed while this one is ahead. Of a reached
+trajectory everything up to the furthest reached step stays. From a reached artifact, attempts that came to
+nothing, which no marker names, and units of a finished part are removed.
 
 Invariants: a removal follows a survey that was made after the removal was asked for. All markers are removed
 before any file: a crash in the middle leaves files without a marker, which the next collection finds, and
@@ -92,9 +91,8 @@ class Survey:
 
 
 def survey(store: Store, *, grace: float = GRACE, now: float | None = None) -> Survey:
-    """Finds what no named run reaches. Reads one listing of the store, and the markers of its artifacts.
-    Nothing younger than `grace` seconds is collected, nor anything that it was made from. StoreError for a
-    damaged record of a run: what that reaches is not known."""
+    """Finds what no named run reaches, by one listing and the markers of artifacts; nothing younger than
+    `grace` seconds, nor what it was made from. StoreError for a damaged record of a run."""
     now = time.time() if now is None else now
     records = _records(store)
     listing = list_files(store)

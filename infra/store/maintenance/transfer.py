@@ -65,10 +65,9 @@ def copy_artifacts(
     artifacts: Iterable[tuple[Contents, int | None]],
     on_bytes: Callable[[str, int], None] = lambda name, size: None,
 ) -> Copied:
-    """Copies artifacts (`closure`) and the records of the documents that they were made from.
-
-    `on_bytes` is called for every file that is done, copied or found. StoreError for a file that is missing,
-    or is not what its marker states: no marker that names it is written then."""
+    """Copies artifacts (`closure`) and the records of their documents. `on_bytes` is called for every file
+    that is copied or found. StoreError for a missing or damaged file: no marker that names it is written
+    then."""
     amount = Copied()
     target.initialise()
     documents: set[str] = set()

@@ -2,12 +2,10 @@
 cache keeps.
 
 Invariants:
-- Opening reads nothing. What is held in memory and on disk does not grow with the files, except for 33 bytes
-  per MiB of the files that are read (`infra.store.records`): `reader.OPEN_FILES` descriptors, `CACHE_BYTES`
-  of pieces.
-- A part has exactly the bytes that were asked for, or reading it fails. The bytes of a stored file were
-  compared with the digests of the pieces they belong to (`infra.store.files.reader`); a local file that
-  belongs to no artifact (`LocalFile`) has no digests.
+- Opening reads nothing. Memory and disk hold `reader.OPEN_FILES` descriptors, `CACHE_BYTES` of pieces, and 33
+  bytes per MiB of the files that are read (`infra.store.records`).
+- A part has exactly the bytes that were asked for, or reading it fails. Those of a stored file were compared
+  with digests (`infra.store.files.reader`); a local file of no artifact (`LocalFile`) has none.
 - Safe in several threads: pieces of a network store are fetched side by side.
 """
 
@@ -54,9 +52,9 @@ class LocalFile:
 
 
 class BlockCache:
-    """A cache of checked pieces of stored files in one unnamed file below `folder` (by default the system's
-    temporary folder), which disappears with the process, however that ends. The least recently used piece is
-    replaced first. A full disk makes the cache smaller. `block_bytes`: the longest piece that is kept."""
+    """A cache of checked pieces of stored files in an unnamed file below `folder` (the system's temporary
+    folder) that disappears with the process. The least recently used piece is replaced first; a full disk
+    makes the cache smaller. `block_bytes`: the longest piece that is kept."""
 
     def __init__(
         self,

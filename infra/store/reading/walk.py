@@ -240,9 +240,8 @@ def _read(store: Store, path: str, name: str) -> Identity | CheckpointUse | Mark
 def reach(
     inputs_of: Callable[[str], Iterable[tuple[str, int | None]]], roots: Iterable[tuple[str, int | None]]
 ) -> dict[str, set[int | None]]:
-    """The artifacts in `roots` and all that they were made from, inputs first: the steps at which each is
-    read, by its place. `inputs_of`: the place and, for a checkpoint, the step of every input of an artifact;
-    called once for each."""
+    """The artifacts in `roots` and all that they were made from, inputs first: place -> the steps at which it
+    is read. `inputs_of`, called once for each: place and, for a checkpoint, step of its inputs."""
     steps: dict[str, set[int | None]] = {}
     order: list[str] = []
     open_: list[tuple[str, Iterator[tuple[str, int | None]]]] = [("", iter(roots))]

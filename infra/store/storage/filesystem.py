@@ -15,9 +15,8 @@ in a few ways:
     local disk      the same through `os`: temporary file, fsync, hard link or rename, fsync of the folder
 
 A small file costs one PUT and one HEAD, a longer one a request per part and three more, and as much for its
-sidecar if it has one; a marker a GET, a PUT and a GET. Committing a checkpoint costs its rows of metrics (a
-small file) and its marker, whatever is stored already; finding the newest one a listing of `checkpoints/`,
-whose length retention bounds, and a GET.
+sidecar if it has one; a marker a GET, a PUT and a GET. Committing a checkpoint costs a small file and its
+marker, whatever is stored already; finding the newest a GET and a listing that retention bounds.
 """
 
 from __future__ import annotations

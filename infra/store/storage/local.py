@@ -3,10 +3,9 @@
 Invariants:
 - A name appears with its whole content, which is on disk by then unless `durable` is false, or not at all.
 - `write_once` never replaces a file: a hard link of a synced temporary file fails where the name exists. On a
-  filesystem without hard links claim files make one writer at a time look and rename. They are numbered, each
-  is created once (O_EXCL), and none is removed before the name is there; a claim that another writer has
-  found there for `CLAIM_LOOKS` looks belongs to a writer that died, and the waiting writer that creates the
-  next claim continues.
+  filesystem without hard links, numbered claim files make one writer at a time look and rename. Each is
+  created once (O_EXCL), and none is removed before the name is there; a claim found for `CLAIM_LOOKS` looks
+  is of a writer that died, and the writer that creates the next claim continues.
 - A sync that fails is an error at once. Linux marks the pages that it could not write as clean, so that a
   second sync succeeds without them (Rebello et al., "Can Applications Recover from fsync Failures?", 2020).
 """

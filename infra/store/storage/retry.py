@@ -1,10 +1,9 @@
 """Handles storage that fails, stalls or answers wrongly.
 
 Invariant: a call either gives its answer or ends in bounded time, with an error that says what was tried. An
-error that another try may mend (of the network, the server, a time-out, throttling, an answer of the wrong
-length) is met with another try after an exponentially growing, randomly shortened pause (Brooker,
-"Exponential Backoff And Jitter", 2015); an error about the file or the user (it does not exist, it exists
-already, it is not ours, the disk is full) is not.
+error that another try may mend (network, server, time-out, throttling, wrong length) is met with another try
+after an exponentially growing, randomly shortened pause (Brooker, "Exponential Backoff And Jitter", 2015); an
+error about the file or the user (it does not exist, exists already, is not ours, the disk is full) is not.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ def _sleep(seconds: float) -> None:
 @dataclass(frozen=True)
 class Retry:
     """The rules of trying a call again. In seconds: the first pause, the longest one, and how long one try
-    may stall (`APERTUS_STORE_TIMEOUT`, 120 by default). Tests inject `sleep` and `chance` (uniform in [0,
-    1))."""
+    may stall (`APERTUS_STORE_TIMEOUT`, 120 by default). Tests inject `sleep` and `chance`, in [0, 1)."""
 
     attempts: int = 7
     first: float = 0.5
@@ -86,10 +84,9 @@ class Retry:
         return min(self.longest, self.first * 2 ** (number - 1)) * (0.5 + 0.5 * self.chance())
 
     def call(self, what: str, function: Callable[[], T], *, guard: float | None = None) -> T:
-        """Calls `function` and returns its result. StorageError when every try failed, or the disk is full;
-        errors that no other try can mend are passed on. `guard`: seconds beyond `stall` after which a try
-        counts as failed, its thread left behind; None for a call that cannot be left (a write on local disk
-        would continue beside the next try)."""
+        """Calls `function` and returns its result. StorageError if all tries fail or the disk is full; errors
+        that no other try can mend are passed on. `guard`: seconds beyond `stall` after which a try counts as
+        failed, its thread left behind; None for a call that cannot be left, such as a write on local disk."""
         for number in range(1, self.attempts + 1):
             try:
                 if guard is None:

@@ -16,9 +16,8 @@ A claim is believed when it is the newest and names its writer when it is read a
 storage is remote: exclusive writes cannot be relied on everywhere. If two claims were believed nevertheless,
 the writer that the claim does not name finds out at a beat.
 
-Calls of storage: a look is a listing and at most two reads of some hundred bytes; a claim is a write, a
-listing, a read, and two removals where there was a holder before; a beat is a listing and a write; a check
-before a marker is a listing; a release is a write.
+Calls of storage: a look is a listing and at most two small reads; a claim a write, a listing, a read, and two
+removals after another holder; a beat a listing and a write; a check a listing; a release a write.
 """
 
 from __future__ import annotations
