@@ -102,10 +102,8 @@ def _options(
     """Declares the options of the app, which `Commands` reads. OSError for a user without a home folder, in
     whose place libraries would make a folder `~`."""
     if os.path.expanduser("~") == "~":
-        raise OSError(
-            f"user {os.getuid()} has no home folder: HOME is not set, and passwd has no such user."
-            " Fix: set HOME to a folder that the user can write"
-        )
+        problem = f"user {os.getuid()} has no home folder: HOME is not set, and passwd has no such user"
+        raise OSError(f"{problem}. Fix: set HOME to a folder that the user can write")
 
 
 def _with_variables(message: str) -> str:

@@ -80,9 +80,8 @@ class Live(_Watcher):
             auto_refresh=False,  # by a thread that has no turn
         )
         self.total = total
-        self.whole = self.display.add_task(
-            "[bold]pipeline[/]", total=total, numbers=f"0 of {total} parts", parts=True
-        )
+        numbers = f"0 of {total} parts"
+        self.whole = self.display.add_task("[bold]pipeline[/]", total=total, numbers=numbers, parts=True)
         self.bars: dict[str, TaskID] = {}
         self.finished: set[str] = set()
         self._over = Event()
@@ -110,9 +109,8 @@ class Live(_Watcher):
         with self.console:
             if name in self.bars:
                 self.display.remove_task(self.bars[name])
-            self.bars[name] = self.display.add_task(
-                f"[cyan]{escape(name)}[/]", total=None, numbers="starting"
-            )
+            label = f"[cyan]{escape(name)}[/]"
+            self.bars[name] = self.display.add_task(label, total=None, numbers="starting")
 
     def progress(self, name: str, row: ProgressRow) -> None:
         if name in self.bars:

@@ -46,9 +46,8 @@ class PipelineFailed(RuntimeError):
     """At least one part did not finish. The message lists each with its reason."""
 
     def __init__(self, reasons: dict[str, str]) -> None:
-        super().__init__(
-            "\n".join(f"{name}: {reason.removeprefix(f'{name}: ')}" for name, reason in reasons.items())
-        )
+        lines = (f"{name}: {reason.removeprefix(f'{name}: ')}" for name, reason in reasons.items())
+        super().__init__("\n".join(lines))
         self.reasons = reasons
 
 
@@ -253,11 +252,10 @@ class Runner:
         in_vain = self._in_vain.get(node.name, 0) + 1 if self._committed(node) == before else 0
         self._in_vain[node.name] = in_vain
         if in_vain == JOBS_IN_VAIN:
-            raise StageFailed(
-                f"{node.name}: {in_vain} jobs in a row ended before anything was committed, the last because "
-                f"{ended.requeue}. Fix: raise the time limit, or save checkpoints more often (log: {log})",
-                again=False,
-            )
+            nothing = f"{in_vain} jobs in a row ended before anything was committed"
+            fix = f"raise the time limit, or save checkpoints more often (log: {log})"
+            message = f"{node.name}: {nothing}, the last because {ended.requeue}. Fix: {fix}"
+            raise StageFailed(message, again=False)
         without = f", without {', '.join(sorted(self._dead_nodes))}" if self._dead_nodes else ""
         self.observer.note(node.name, f"submitted again{without}, because {ended.requeue}")
 
@@ -279,10 +277,8 @@ class Runner:
                 self.stop(error.message)
                 raise Interrupted(f"{node.name} was interrupted: {error.message}")
             raise StageFailed(message, again=error.again)
-        raise StageFailed(
-            f"{node.name}: ended with exit code {ended.code} and no result: {ended.last_words} (log: {log})",
-            again=True,
-        )
+        end = f"ended with exit code {ended.code} and no result: {ended.last_words} (log: {log})"
+        raise StageFailed(f"{node.name}: {end}", again=True)
 
     def _keep_log(self, job: Job, scratch: Path) -> str:
         """Stores the output of an attempt; returns its path."""

@@ -102,10 +102,9 @@ def _check_proxies() -> None:
         httpx.Client().close()
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         names = [name for name in os.environ if name.upper() in ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")]
-        raise ConnectionError(
-            f"no client can use the proxies of the environment: {error}."
-            f" Fix: correct or unset {', '.join(sorted(names))}"
-        ) from error
+        fix = f"correct or unset {', '.join(sorted(names))}"
+        problem = f"no client can use the proxies of the environment: {error}. Fix: {fix}"
+        raise ConnectionError(problem) from error
 
 
 def _guard(pid: int) -> None:
@@ -113,8 +112,7 @@ def _guard(pid: int) -> None:
     signals are ignored too, since the shell unblocks them when a command has ended."""
     numbers = " ".join(str(int(number)) for number in STOP_SIGNALS)
     program = f"trap '' {numbers}; read _; " + 'grep -q prefect.server "/proc/$0/cmdline" && kill -9 "$0"'
-    kill = ["/bin/sh", "-c", program, str(pid)]
-    start_guard(kill)
+    start_guard(["/bin/sh", "-c", program, str(pid)])
 
 
 def _own_folder(home: Path) -> Path:
@@ -128,10 +126,8 @@ def _own_folder(home: Path) -> Path:
         database.touch(0o600)  # SQLite's -wal and -shm beside it take its mode
         database.chmod(0o600)
     except OSError as error:
-        raise OSError(
-            f"Prefect keeps its database in {home}, which cannot be written ({error.strerror})."
-            " Fix: set PREFECT_HOME to a folder that can"
-        ) from error
+        problem = f"Prefect keeps its database in {home}, which cannot be written ({error.strerror})"
+        raise OSError(f"{problem}. Fix: set PREFECT_HOME to a folder that can") from error
     return folder
 
 
@@ -159,9 +155,8 @@ def _reach(url: str) -> None:
     try:
         httpx.get(f"{url}/health", timeout=10)
     except httpx.TransportError as error:
-        raise ConnectionError(
-            f"no Prefect server answers at {url} ({error}). Fix: start it, or unset PREFECT_API_URL"
-        ) from error
+        problem = f"no Prefect server answers at {url} ({error})"
+        raise ConnectionError(f"{problem}. Fix: start it, or unset PREFECT_API_URL") from error
 
 
 def _log_to_the_server_only() -> None:

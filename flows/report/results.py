@@ -250,7 +250,10 @@ def read_answers(document: Any) -> list[TaskAnswers]:
         )
 
     rows = groupby(_rows(document, "answers"), lambda row: texts(row, "task", "filter", "metric"))
-    return [TaskAnswers(*about[:3], shown=[answer(row) for row in of_task]) for about, of_task in rows]
+    return [
+        TaskAnswers(task, kind, metric, [answer(row) for row in of_task])
+        for (task, kind, metric), of_task in rows
+    ]
 
 
 # Classifiers

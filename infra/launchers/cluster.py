@@ -67,8 +67,6 @@ def nodes_of(launch: Launch, profile: Profile) -> tuple[int, int]:
     processes, most = launch.world_size, profile.gpus_per_node
     nodes = -(-processes // most)
     if processes % nodes:
-        raise StageError(
-            f"launch.processes is {processes}, which {nodes} nodes of {most} GPUs cannot share evenly."
-            f" Fix: use a multiple of {most}, or fewer"
-        )
+        uneven = f"launch.processes is {processes}, which {nodes} nodes of {most} GPUs cannot share evenly"
+        raise StageError(f"{uneven}. Fix: use a multiple of {most}, or fewer")
     return nodes, processes // nodes

@@ -143,9 +143,8 @@ class StageServer:
             self._wait_for_answer(ours, wanted, seconds)
             return ForkedStage(ours, *pipes)
         except (OSError, ServerLost) as error:
-            ours.close()
-            for pipe in pipes:
-                pipe.close()
+            for end in (ours, *pipes):
+                end.close()
             lost = isinstance(error, ServerLost)
             raise ServerLost(str(error) if lost else "the stage server has ended") from error
         finally:

@@ -39,11 +39,9 @@ def tree(lineage: Lineage, root: str) -> Tree:
 
 def _label(lineage: Lineage, member: Member, at: str) -> str:
     part = member.part
-    numbers = f", {counted(member.steps, 'step')}, {amount(member.tokens)} tokens" if member.steps else ""
-    line = (
-        f"[bold]{escape(part.name)}[/]{at} [dim]{part.fingerprint[:8]}[/] {part.kind},"
-        f" [{COLOURS[member.action]}]{member.action}[/]{numbers}"
-    )
+    line = f"[bold]{escape(part.name)}[/]{at} [dim]{part.fingerprint[:8]}[/] {part.kind}"
+    line += f", [{COLOURS[member.action]}]{member.action}[/]"
+    line += f", {counted(member.steps, 'step')}, {amount(member.tokens)} tokens" if member.steps else ""
     return "\n".join([line, *(f"[dim]{escape(line)}[/]" for line in lineage.summary_lines(member))])
 
 

@@ -17,19 +17,11 @@ def status_table(plan: Plan, width: int) -> Table:
     """A table of all parts with their results; a narrow terminal gets no ids, which `--json` has."""
     wide, rows = width >= WIDE, []
     for part in planned_parts(plan).values():
-        seconds = part.seconds.values() if part.manifest else ()
-        rows.append(
-            [
-                part.name,
-                f"[{COLOURS[part.state]}]{part.state}[/]",
-                *([part.fingerprint[:8]] if wide else []),
-                amount(part.node.steps),
-                amount(part.tokens),
-                "+".join(f"{value:.1f}" for value in seconds),
-                escape(part.step.holder or headline(part.results)),
-            ]
-        )
-    headings = ("part", "state", *(["id"] if wide else []), "steps", "tokens", "seconds*", "result")
+        state, ids = f"[{COLOURS[part.state]}]{part.state}[/]", [part.fingerprint[:8]] * wide
+        seconds = "+".join(f"{value:.1f}" for value in part.seconds.values() if part.manifest)
+        result = escape(part.step.holder or headline(part.results))
+        rows.append([part.name, state, *ids, amount(part.node.steps), amount(part.tokens), seconds, result])
+    headings = ("part", "state", *["id"] * wide, "steps", "tokens", "seconds*", "result")
     caption = f"* start-up + compute + storage; store: {escape(plan.store.url)}"
     status = table(f"status of {plan.pipeline.name}", caption, headings, rows)
     names = status.columns[0]

@@ -61,10 +61,8 @@ class CheckedFile:
 
     def __init__(self, store: Filesystem, path: str, record: FileRecord) -> None:
         if record.size > WHOLE_BYTES and record.pieces is None:
-            raise StoreError(
-                f"'{path}' has {record.size} bytes and no digests of its pieces: a writer of more than"
-                f" {WHOLE_BYTES >> 20} MiB states them (docs/data_formats.md)"
-            )
+            rule = f"a writer of more than {WHOLE_BYTES >> 20} MiB states them (docs/data_formats.md)"
+            raise StoreError(f"'{path}' has {record.size} bytes and no digests of its pieces: {rule}")
         self.name = path
         self.record = record
         self.size = record.size
@@ -95,10 +93,8 @@ class CheckedFile:
         sidecar = sidecar_path(self.name)
         data = self._store.read_range(sidecar, 0, self.pieces * DIGEST_BYTES)
         if len(data) != self.pieces * DIGEST_BYTES or hashlib.sha256(data).hexdigest() != digests:
-            raise DamagedError(
-                f"'{sidecar}' is damaged: {len(data)} bytes that are not the digests of the {self.pieces}"
-                " pieces stated"
-            )
+            problem = f"{len(data)} bytes that are not the digests of the {self.pieces} pieces stated"
+            raise DamagedError(f"'{sidecar}' is damaged: {problem}")
         return data
 
     def read(self, start: int, stop: int) -> bytes:
@@ -139,14 +135,11 @@ class CheckedFile:
 
     def damaged(self, pieces: list[int]) -> DamagedError:
         """The error for pieces, by number, that are not what was written."""
-        shown = ", ".join(str(piece) for piece in pieces[:8]) + (
-            f" and {len(pieces) - 8} more" if len(pieces) > 8 else ""
-        )
+        shown = ", ".join(map(str, pieces[:8])) + (f" and {len(pieces) - 8} more" if pieces[8:] else "")
         start, stop = pieces[0] * self.piece_bytes, min((pieces[0] + 1) * self.piece_bytes, self.size)
-        return DamagedError(
-            f"'{self.name}' is damaged: piece {shown} of {self.pieces} (bytes {start} to {stop}) differs from"
-            f" the digest that the manifest states; {FIX}"
-        )
+        which = f"piece {shown} of {self.pieces} (bytes {start} to {stop})"
+        problem = f"{which} differs from the digest that the manifest states"
+        return DamagedError(f"'{self.name}' is damaged: {problem}; {FIX}")
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Yields checked blocks of [start, stop), up to `FETCH_BYTES` long; `FETCHES` are read ahead."""
@@ -203,12 +196,11 @@ class CheckedFile:
             with open(target, "wb") as copy:
                 for block in self.blocks():
                     copy.write(block)
+        except StorageError:
+            raise
         except OSError as error:
-            if isinstance(error, StorageError):
-                raise
-            raise StorageError(
-                error.errno, f"cannot keep a copy of '{self.name}' in {target.parent}: {error}"
-            ) from error
+            problem = f"cannot keep a copy of '{self.name}' in {target.parent}: {error}"
+            raise StorageError(error.errno, problem) from error
 
     @property
     def place(self) -> Path:
@@ -279,10 +271,8 @@ class LocalPieces:
         file = descriptor(self._path)  # held while reading: another thread may evict it from the cache
         data = os.pread(file.number, stop - start, start)
         if len(data) < stop - start:
-            raise DamagedError(
-                f"'{self._file.name}' ends at byte {start + len(data)}; it had {self._file.size} bytes when"
-                " it was opened"
-            )
+            before = f"it had {self._file.size} bytes when it was opened"
+            raise DamagedError(f"'{self._file.name}' ends at byte {start + len(data)}; {before}")
         return data
 
     def ensure(self) -> None:

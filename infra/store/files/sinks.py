@@ -13,8 +13,9 @@ import os
 import tempfile
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from infra.store.scratch import scratch_root
 from infra.store.storage.filesystem import Filesystem
@@ -42,11 +43,16 @@ def parts_of(size: int) -> int:
     return number
 
 
-class Sink(Protocol):
+class Sink:
     """The destination of the parts of one file."""
+
+    def __init__(self, store: Filesystem, path: str) -> None:
+        self._store, self._path, self._full = store, path, store.full(path)
+        self._what = f"writing '{path}'"
 
     def next_length(self) -> int:
         """The length in bytes of the next part, unless it is the last."""
+        return PART_BYTES
 
     def put(self, part: bytes | bytearray) -> None: ...
     def finish(self, last: bytes) -> None:
@@ -61,21 +67,18 @@ def sink_for(store: Filesystem, path: str) -> Sink:
     return MultipartSink(store, path) if hasattr(store.fs, "call_s3") else SpoolSink(store, path)
 
 
-class LocalSink:
+class LocalSink(Sink):
     """A temporary file beside the target, renamed at the end. Writes by position can be repeated."""
 
     def __init__(self, store: Filesystem, path: str) -> None:
-        self._store, self._path = store, path
-        self._target = Path(store.full(path))
+        super().__init__(store, path)
+        self._target = Path(self._full)
         self._temporary = self._target.parent / f".tmp-{uuid.uuid4().hex}"
         self._file: io.FileIO | None = None
         self._offset = 0
 
-    def next_length(self) -> int:
-        return PART_BYTES
-
     def put(self, part: bytes | bytearray) -> None:
-        self._store.call(f"writing '{self._path}'", lambda: self._write(part))
+        self._store.call(self._what, lambda: self._write(part))
         self._offset += len(part)
 
     def _write(self, part: bytes | bytearray) -> None:
@@ -88,13 +91,13 @@ class LocalSink:
 
     def finish(self, last: bytes) -> None:
         self.put(last)
-        file, what = self._file, f"writing '{self._path}'"
+        file = self._file
         assert file is not None, "put opened it"
-        self._store.call(what, lambda: sync(file.fileno(), self._target))
+        self._store.call(self._what, lambda: sync(file.fileno(), self._target))
         file.close()
-        self._store.call(what, lambda: os.replace(self._temporary, self._target))
+        self._store.call(self._what, lambda: os.replace(self._temporary, self._target))
         self._temporary = self._target  # which is what `abort` removes from here on
-        self._store.call(what, lambda: sync_folder(self._target.parent))
+        self._store.call(self._what, lambda: sync_folder(self._target.parent))
 
     def abort(self) -> None:
         if self._file is not None:
@@ -102,11 +105,11 @@ class LocalSink:
         self._temporary.unlink(missing_ok=True)
 
 
-class MultipartSink:
+class MultipartSink(Sink):
     """A multipart upload to S3, `PARTS_AHEAD` parts at a time; one PUT for less than a part."""
 
     def __init__(self, store: Filesystem, path: str) -> None:
-        self._store, self._path, self._full = store, path, store.full(path)
+        super().__init__(store, path)
         bucket, key, _ = store.fs.split_path(self._full)
         self._place = {"Bucket": bucket, "Key": key}
         self._upload = ""
@@ -118,45 +121,34 @@ class MultipartSink:
         return part_length(len(self._sent))
 
     def _s3(self, method: str, size: int = 0, **arguments: Any) -> dict[str, Any]:
-        what = f"writing '{self._path}' ({method})"
-        answer: dict[str, Any] = self._store.call(
-            what, lambda: self._store.fs.call_s3(method, **self._place, **arguments), size=size
-        )
-        return answer
+        def ask() -> dict[str, Any]:
+            answer: dict[str, Any] = self._store.fs.call_s3(method, **self._place, **arguments)
+            return answer
+
+        return self._store.call(f"{self._what} ({method})", ask, size=size)
 
     def put(self, part: bytes | bytearray) -> None:
         if not self._upload:
             self._upload = self._s3("create_multipart_upload")["UploadId"]
         if len(self._sent) >= PARTS_AHEAD:
             self._sent[-PARTS_AHEAD].result()
-        number = len(self._sent) + 1
-        self._sent.append(
-            self._pool.submit(
-                self._s3, "upload_part", len(part), UploadId=self._upload, PartNumber=number, Body=part
-            )
-        )
+        request = {"UploadId": self._upload, "PartNumber": len(self._sent) + 1, "Body": part}
+        self._sent.append(self._pool.submit(self._s3, "upload_part", len(part), **request))
         self._size += len(part)
 
     def finish(self, last: bytes) -> None:
         if not self._upload:
-            self._store.call(
-                f"writing '{self._path}'", lambda: self._store.fs.pipe_file(self._full, last), size=len(last)
-            )
+            put = partial(self._store.fs.pipe_file, self._full, last)
+            self._store.call(self._what, put, size=len(last))
             self._pool.shutdown()
             return
         if last:
             self.put(last)
-        parts = [
-            {"PartNumber": number, "ETag": sent.result()["ETag"]}
-            for number, sent in enumerate(self._sent, start=1)
-        ]
+        tags = [sent.result()["ETag"] for sent in self._sent]
+        parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, start=1)]
+        request = {"UploadId": self._upload, "MultipartUpload": {"Parts": parts}}
         try:
-            self._s3(
-                "complete_multipart_upload",
-                self._size,
-                UploadId=self._upload,
-                MultipartUpload={"Parts": parts},
-            )
+            self._s3("complete_multipart_upload", self._size, **request)
         except FileNotFoundError:  # no such upload: an earlier try had completed it, and its answer was lost
             if self._store.size(self._path) != self._size:
                 raise
@@ -174,17 +166,14 @@ class MultipartSink:
                 return
 
 
-class SpoolSink:
+class SpoolSink(Sink):
     """A sink for any other filesystem: collects a file in a temporary one, and puts it in one call."""
 
     def __init__(self, store: Filesystem, path: str) -> None:
-        self._store, self._path, self._full = store, path, store.full(path)
+        super().__init__(store, path)
         self._spool: Any = None
         self._size = 0
         self._placing = False
-
-    def next_length(self) -> int:
-        return PART_BYTES
 
     def put(self, part: bytes | bytearray) -> None:
         try:
@@ -194,9 +183,8 @@ class SpoolSink:
                 self._spool = tempfile.TemporaryFile(dir=scratch_root())  # noqa: SIM115
             self._spool.write(part)
         except OSError as error:
-            raise StorageError(
-                error.errno, f"cannot buffer '{self._path}' in {scratch_root()} before it is stored: {error}"
-            ) from error
+            problem = f"cannot buffer '{self._path}' in {scratch_root()} before it is stored: {error}"
+            raise StorageError(error.errno, problem) from error
         self._size += len(part)
 
     def finish(self, last: bytes) -> None:
@@ -204,11 +192,8 @@ class SpoolSink:
             self.put(last)
             self._spool.flush()
         self._placing = True
-        self._store.call(
-            f"writing '{self._path}'",
-            lambda: self._store.in_folder(self._full, lambda: self._place(last)),
-            size=max(self._size, len(last)),
-        )
+        place = partial(self._store.in_folder, self._full, lambda: self._place(last))
+        self._store.call(self._what, place, size=max(self._size, len(last)))
         self._close()
 
     def _place(self, last: bytes) -> None:

@@ -118,10 +118,8 @@ class Writer:
         def ask() -> None:
             size = self._store.size(self.path)
             if size != self._size:
-                raise WrongLength(
-                    f"the store {self._store.url} has {size or 0} bytes of '{self.path}', {self._size} were"
-                    " written"
-                )
+                found = f"the store {self._store.url} has {size or 0} bytes of '{self.path}'"
+                raise WrongLength(f"{found}, {self._size} were written")
 
         self._store.call(f"closing '{self.path}'", ask, size=None)
 
@@ -157,13 +155,9 @@ class Digests:
             return
         if self._pools is None:
             self._pools = ThreadPoolExecutor(1, "sha256"), ThreadPoolExecutor(1, "sha256 of pieces")
-        whole, pieces = self._pools
-        self._pending.append(
-            (
-                whole.submit(self._whole.update, part),
-                pieces.submit(piece_digests, memoryview(part), self._piece_bytes),
-            )
-        )
+        whole = self._pools[0].submit(self._whole.update, part)
+        pieces = self._pools[1].submit(piece_digests, memoryview(part), self._piece_bytes)
+        self._pending.append((whole, pieces))
         while len(self._pending) > 2:
             self._collect()
 

@@ -45,9 +45,8 @@ class LocalFile:
         file = descriptor(self.name)  # held while reading: another thread may evict it from the cache
         data = os.pread(file.number, stop - start, start)
         if len(data) < stop - start:
-            raise StoreError(
-                f"{self.name} ends at byte {start + len(data)}; it had {self.size} bytes when it was opened"
-            )
+            before = f"it had {self.size} bytes when it was opened"
+            raise StoreError(f"{self.name} ends at byte {start + len(data)}; {before}")
         return data
 
 
@@ -72,9 +71,8 @@ class BlockCache:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(
-            BlockCache, block_bytes=self.block_bytes, capacity_bytes=self.capacity_bytes
-        ), (self.folder,)
+        sizes = {"block_bytes": self.block_bytes, "capacity_bytes": self.capacity_bytes}
+        return functools.partial(BlockCache, **sizes), (self.folder,)
 
     def __len__(self) -> int:
         """The number of pieces."""

@@ -57,9 +57,8 @@ def sync(number: int, path: Path) -> None:
     try:
         os.fsync(number)
     except OSError as error:
-        raise StorageError(
-            error.errno, f"{path} was written and could not be made durable ({error.strerror}). Run again"
-        ) from error
+        problem = f"{path} was written and could not be made durable ({error.strerror}). Run again"
+        raise StorageError(error.errno, problem) from error
 
 
 def sync_folder(folder: Path) -> None:

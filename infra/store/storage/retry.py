@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FINAL_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+AFTER_FULL = "Nothing that was committed is damaged; free space, or raise the quota, and run again"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FINAL_NUMBERS = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOSYS, errno.ELOOP, errno.EMLINK, errno.EOPNOTSUPP}
 # errors of botocore, aiohttp, httpx and azure.core that are no OSErrors; by name, since none is imported
@@ -95,19 +96,17 @@ class Retry:
                 return _within(guard + stall, function)
             except Exception as error:
                 if isinstance(error, OSError) and is_full(error):
-                    raise StorageError(
-                        error.errno,
-                        f"there is no space left: {what} ({error.strerror}). Nothing that was committed is"
-                        " damaged; free space, or raise the quota, and run again",
-                    ) from error
+                    full = f"there is no space left: {what} ({error.strerror})"
+                    fix = (
+                        "Nothing that was committed is damaged; free space, or raise the quota, and run again"
+                    )
+                    raise StorageError(error.errno, f"{full}. {fix}") from error
                 if not is_transient(error):
                     raise
                 text = f"{type(error).__name__}: {error}"
                 if number == self.attempts:
-                    raise StorageError(
-                        f"the storage failed {number} times: {what}; the last time with {text}. Run again"
-                        " when it works"
-                    ) from error
+                    failed = f"the storage failed {number} times: {what}; the last time with {text}"
+                    raise StorageError(f"{failed}. Run again when it works") from error
                 pause = self.pause(number)
                 logger.warning(
                     "%s failed, try %d of %d (%s); again in %.1f s", what, number, self.attempts, text, pause

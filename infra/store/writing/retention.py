@@ -36,20 +36,15 @@ def hold(store: Store, path: str, step: int, referrer: str) -> None:
     """Like `refer`, for a checkpoint that has to exist. StoreError if it was pruned before."""
     refer(store, path, step, referrer)
     if not store.exists(Artifact(store, path).marker_path(step)):
-        raise StoreError(
-            f"checkpoint {step} of {path} is no longer in the store {store.url}: it was pruned, or"
-            f" withdrawn as damaged, before {referrer} could refer to it. Plan again: that names the steps"
-            " that were kept"
-        )
+        gone = f"checkpoint {step} of {path} is no longer in the store {store.url}"
+        why = f"it was pruned, or withdrawn as damaged, before {referrer} could refer to it"
+        raise StoreError(f"{gone}: {why}. Plan again: that names the steps that were kept")
 
 
 def referred_steps(store: Store, path: str) -> set[int]:
     """The steps of an artifact that others start from, or are planned to start from. Takes one listing."""
-    return {
-        int(step)
-        for name in store.names(f"{path}/references")
-        if (step := name.partition("-")[0]).isdecimal()
-    }
+    numbers = {name.partition("-")[0] for name in store.names(f"{path}/references")}
+    return {int(number) for number in numbers if number.isdecimal()}
 
 
 def prune(
