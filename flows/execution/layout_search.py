@@ -140,15 +140,11 @@ def _rehearse_kinds(
             continue
         begins(len(best), described(layout.launch, layout.settings))
         rehearsed = _rehearsed(layout, path, planned, run)
-        if rehearsed.dropped:
-            done.add(layout.kind)
-        elif (rehearsed.memory or 0) > limit:
+        if not rehearsed.dropped and (rehearsed.memory or 0) > limit:
             rehearsed = rehearsed.model_copy(update={"dropped": "its peak is more than the GPU has"})
         else:
             done.add(layout.kind)
-            best.append(rehearsed)
-            continue
-        dropped.append(rehearsed)
+        (dropped if rehearsed.dropped else best).append(rehearsed)
     return best, dropped
 
 

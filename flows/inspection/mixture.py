@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -70,15 +70,8 @@ def collect(plan: Plan, node: Node, options: Options) -> Mixture:
     sources: list[Source] = []
     for index, entry in enumerate(entries):
         name = names[entry.fingerprint]
-        uses: list[Use] = [
-            {
-                "stage": usage.stage,
-                "sequences": usage.sequences,
-                "sequence_length": usage.sequence_length,
-                "tokens": usage.tokens,
-                "passes": usage.passes,
-                "allowed": usage.allowed,
-            }
+        uses = [
+            cast(Use, {fact: getattr(usage, fact) for fact in Use.__annotations__})
             for usage in plan.source_usage
             if usage.source == name and usage.stage in readers
         ]
@@ -120,19 +113,11 @@ def show(console: Console, mixture: Mixture) -> None:
     passes = ("passes", "allowed")
     uses = empty_table("passes, at the end of a stage", ("source", "stage", *passes), numbers=passes)
     for row in sorted(mixture["sources"], key=lambda row: -row["share"]):
-        table.add_row(
-            escape(row["source"]),
-            str(row["weight"]),
-            f"{row['share']:.4%}",
-            f"{row['realised']:.4%}",
-            f"{row['off_by']:+.2f}",
-            f"{row['bound']:.1f}",
-            f"{row['tokens']:,}",
-        )
+        name, shares = escape(row["source"]), (f"{row['share']:.4%}", f"{row['realised']:.4%}")
+        distance = f"{row['off_by']:+.2f}", f"{row['bound']:.1f}"
+        table.add_row(name, str(row["weight"]), *shares, *distance, f"{row['tokens']:,}")
         for use in row["uses"]:
-            uses.add_row(
-                escape(row["source"]), escape(use["stage"]), f"{use['passes']:.2f}", f"{use['allowed']:g}"
-            )
+            uses.add_row(name, escape(use["stage"]), f"{use['passes']:.2f}", f"{use['allowed']:g}")
     console.print(table)
     console.print("off by, bound: in samples; the bound holds for any number of samples.", style="dim")
     if uses.row_count:

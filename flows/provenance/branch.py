@@ -135,15 +135,8 @@ def branch(
         raise StoreError(other_file)
     shared = [node.name for node in branched.graph.nodes.values() if node.path in before]
     stored = sum(branched.steps[part].action == "reuse" for part in shared)
-    return Branch(
-        path,
-        text,
-        not existed,
-        shared,
-        stored,
-        [part for part in branched.graph.nodes if part not in shared],
-        draft.notes,
-    )
+    new = [part for part in branched.graph.nodes if part not in shared]
+    return Branch(path, text, not existed, shared, stored, new, draft.notes)
 
 
 def _reference(pipeline: Pipeline, point: str, spec: str) -> Reference:

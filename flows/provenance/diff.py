@@ -136,27 +136,21 @@ def compare(a: Side, b: Side) -> list[Difference]:
         for name, part in a.parts.items()
         if (duplicate := name if name in b.parts else left.get(part.fingerprint)) is not None
     ]
-
-    def unpaired() -> tuple[list[str], list[str]]:
-        ours, theirs = {ours for ours, _ in pairs}, {theirs for _, theirs in pairs}
-        return [name for name in a.parts if name not in ours], [n for n in b.parts if n not in theirs]
-
-    only_a, only_b = unpaired()
-    beside = [(ours, theirs) for theirs, ours in _beside(b, a) if theirs in only_b]
-    beside += [(ours, theirs) for ours, theirs in _beside(a, b) if ours in only_a]
+    paired_a, paired_b = {ours for ours, _ in pairs}, {theirs for _, theirs in pairs}
+    beside = [(ours, theirs) for theirs, ours in _beside(b, a) if theirs not in paired_b]
+    beside += [(ours, theirs) for ours, theirs in _beside(a, b) if ours not in paired_a]
     pairs += beside
+    only_a = [name for name in a.parts if name not in {ours for ours, _ in pairs}]
+    only_b = [name for name in b.parts if name not in {theirs for _, theirs in pairs}]
     if a.chosen and b.chosen and not beside:
-        pairs += zip(only_a, only_b, strict=False)
-    only_a, only_b = unpaired()
+        both = list(zip(only_a, only_b, strict=False))
+        pairs, only_a, only_b = pairs + both, only_a[len(both) :], only_b[len(both) :]
     order = list(a.parts)
-    differences = [
-        (ours, _difference(ours if ours == theirs else f"{ours} | {theirs}", a.parts[ours], b.parts[theirs]))
-        for ours, theirs in pairs
+    rows = sorted([*pairs, *((name, "") for name in only_a)], key=lambda pair: order.index(pair[0]))
+    return [
+        _difference(" | ".join(dict.fromkeys(filter(None, pair))), a.parts.get(pair[0]), b.parts.get(pair[1]))
+        for pair in [*rows, *(("", name) for name in only_b)]
     ]
-    differences += [(name, _difference(name, a.parts[name], None)) for name in only_a]
-    differences.sort(key=lambda pair: order.index(pair[0]))
-    only_theirs = [_difference(name, None, b.parts[name]) for name in only_b]
-    return [difference for _, difference in differences] + only_theirs
 
 
 def _beside(branched: Side, original: Side) -> list[tuple[str, str]]:

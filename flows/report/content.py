@@ -22,7 +22,6 @@ from flows.report.results import (
     ComparedTokenizers,
     Evaluation,
     GateResult,
-    TaskAnswers,
     is_evaluation,
     number,
     numbers,
@@ -56,15 +55,21 @@ def collect(plan: Plan) -> RunContent:
             notes.append(f"{part.name}: {text}")
     names = dict.fromkeys(part.stage for part in parts.values())  # inputs first
     stages = [_stage(plan, name, [part for part in parts.values() if part.stage == name]) for name in names]
-    evaluations, sampled, answers = [], [], dict[str, list[TaskAnswers]]()
+    evaluations, agreements, tokenizers, classifiers, sampled, answers = [], [], [], [], [], {}
     for part in parts.values():
-        if is_evaluation(part.kind, part.inputs, metrics := numbers(part.metrics)):
+        metrics = numbers(part.metrics)
+        if is_evaluation(part.kind, part.inputs, metrics):
             evaluations.append(_evaluation(part, metrics, notes))
+        if part.kind == REWARDS and metrics:
+            agreements.append(_evaluation(part, metrics, notes))
+        if part.kind == TOKENIZERS and (compared := _tokenizers(part, metrics, notes)) is not None:
+            tokenizers.append(compared)
+        if part.kind == "classifier" and part.metrics:
+            classifiers.append(Classified.of(part.name, part.metrics, part.facts, _gates(part, metrics)))
         if "samples.json" in part.files:
             sampled.append(read_samples(_document(part, "samples.json", notes)))
         if part.kind == "harness" and "shown.json" in part.files:
             answers[part.name] = read_answers(_document(part, "shown.json", notes))
-    tokenizers = [_tokenizers(part, notes) for part in parts.values() if part.kind == TOKENIZERS]
     results = {stage.name: _numbers_of(stage) for stage in stages}
     models = [model for node in plan.graph.nodes.values() if (model := getattr(node.part, "model", None))]
     return RunContent(
@@ -77,17 +82,9 @@ def collect(plan: Plan) -> RunContent:
         curves=_curves(plan, stages, notes),
         mixtures=_mixtures(plan, parts),
         evaluations=evaluations,
-        agreements=[
-            _evaluation(part, metrics, notes)
-            for part in parts.values()
-            if part.kind == REWARDS and (metrics := numbers(part.metrics))
-        ],
-        tokenizers=[compared for compared in tokenizers if compared is not None],
-        classifiers=[
-            Classified.of(part.name, part.metrics, part.facts, _gates(part, numbers(part.metrics)))
-            for part in parts.values()
-            if part.kind == "classifier" and part.metrics
-        ],
+        agreements=agreements,
+        tokenizers=tokenizers,
+        classifiers=classifiers,
         prompts=side_by_side(sampled),
         answers={name: tasks for name, tasks in answers.items() if tasks},
         experiments={name: experiment_of(spec, results) for name, spec in plan.pipeline.figures.items()},
@@ -266,7 +263,7 @@ def _evaluation(part: PlannedPart, metrics: dict[str, float], notes: list[str]) 
     return Evaluation(part.name, part.stage, stage, label, metrics, gates, published, rewards)
 
 
-def _tokenizers(part: PlannedPart, notes: list[str]) -> ComparedTokenizers | None:
+def _tokenizers(part: PlannedPart, metrics: dict[str, float], notes: list[str]) -> ComparedTokenizers | None:
     """A comparison of tokenizers; None, with a note, when it cannot be read."""
     if "evaluation.json" not in part.files:
         return None
@@ -277,7 +274,6 @@ def _tokenizers(part: PlannedPart, notes: list[str]) -> ComparedTokenizers | Non
         return None
     stage = cast(EvaluateTokenizersStage, part.stated)
     names = [name for name in stage.tokenizers if name in comparison.tokenizers]
-    metrics = numbers(part.metrics)
     return ComparedTokenizers(part.name, names, comparison, _gates(part, metrics), _published(part, metrics))
 
 

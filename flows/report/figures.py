@@ -151,16 +151,9 @@ def panels(parts: list[Panel], xaxis: dict[str, Any]) -> tuple[dict[str, Any], i
 
 
 def title_above(text: str, y: float) -> dict[str, Any]:
-    place = {
-        "x": 0,
-        "xref": "paper",
-        "xanchor": "left",
-        "y": y,
-        "yref": "paper",
-        "yanchor": "bottom",
-        "yshift": 3,
-    }
-    return {"text": f"<b>{label(text)}</b>", "showarrow": False, "font": {"size": 12}} | place
+    across = {"x": 0, "xref": "paper", "xanchor": "left"}
+    up = {"y": y, "yref": "paper", "yanchor": "bottom", "yshift": 3}
+    return {"text": f"<b>{label(text)}</b>", "showarrow": False, "font": {"size": 12}} | across | up
 
 
 TOKENS_AXIS = {

@@ -120,14 +120,9 @@ def mixtures(shares_of: dict[str, list[Share]], sources: Styles) -> Figure:
     ]
     height = 56 + 40 * len(names)
     order = {"categoryorder": "array", "categoryarray": [label(name) for name in reversed(names)]}
-    drawn = rows_plot(
-        traces,
-        30,
-        barmode="stack",
-        bargap=0.3,
-        xaxis={"range": [0, 1], "tickformat": ".0%", "nticks": 6, "fixedrange": True},
-        yaxis={"type": "category", "automargin": True, "fixedrange": True, "showgrid": False} | order,
-    )
+    shared = {"range": [0, 1], "tickformat": ".0%", "nticks": 6, "fixedrange": True}
+    named = {"type": "category", "automargin": True, "fixedrange": True, "showgrid": False} | order
+    drawn = rows_plot(traces, 30, barmode="stack", bargap=0.3, xaxis=shared, yaxis=named)
     legend = [Entry(text, f"source {source}", sources[source]) for source, text in short(rows).items()]
     return Figure("Shares of the sources", "In training samples.", height, drawn, legend, wide=True)
 

@@ -59,17 +59,11 @@ def sources_table(lineage: Lineage) -> Table:
     table = empty_table("sources", headings, numbers=counted, folded=headings)
     for use in lineage.source_uses():
         source = use.source
-        table.add_row(
-            escape(source.name),
-            escape(source.license or "not stated"),
-            escape(source.language or "not stated"),
-            str(source.files or "-"),
-            f"{amount(source.bytes)}B" if source.bytes else "-",
-            escape(", ".join(use.used_for)),
-            amount(use.tokens_held),
-            amount(use.tokens_trained_on),
-            f"[dim]{source.digest[:12]}[/]",
-        )
+        named = (source.name, source.license or "not stated", source.language or "not stated")
+        files = str(source.files or "-"), f"{amount(source.bytes)}B" if source.bytes else "-"
+        tokens = amount(use.tokens_held), amount(use.tokens_trained_on)
+        used_for, digest = escape(", ".join(use.used_for)), f"[dim]{source.digest[:12]}[/]"
+        table.add_row(*map(escape, named), *files, used_for, *tokens, digest)
     return table
 
 

@@ -71,7 +71,7 @@ class BlockCache:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        sizes = {"block_bytes": self.block_bytes, "capacity_bytes": self.capacity_bytes}
+        sizes: dict[str, Any] = {"block_bytes": self.block_bytes, "capacity_bytes": self.capacity_bytes}
         return functools.partial(BlockCache, **sizes), (self.folder,)
 
     def __len__(self) -> int:
