@@ -1,8 +1,7 @@
 """The layout of the stage graph: boxes in topological layers, and arrows around them.
 
 Invariants: a stage is in a later layer than all its inputs; no arrow crosses a box except at its ends. An
-arrow implied by others, such as one from the tokenizer, which everything reads, is not drawn. The same graph
-gives the same drawing.
+arrow implied by others, as those from the tokenizer, is not drawn. The same graph gives the same drawing.
 """
 
 from __future__ import annotations

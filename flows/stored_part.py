@@ -1,7 +1,6 @@
 """The read model of a part: what status, report, diff, lineage, inspection and the Python API read of it.
 
-A part is read from the store alone (`StoredPart`), or through a plan, which also says what a run would do
-with it (`PlannedPart`).
+A part is read from the store (`StoredPart`), or through a plan, which says what a run does (`PlannedPart`).
 
 Invariant: it only reads, through markers, and each marker when it is asked for first.
 """

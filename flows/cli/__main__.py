@@ -1,9 +1,8 @@
 """The `apertus` command line.
 
 Invariants: planning, status, lineage and report import neither torch nor Prefect; help and completion import
-no spec, planner or store. Exit code 2 is a user's
-mistake, with a message; 1 a failed run or an unexpected error; 130 an interrupted run. Tracebacks are printed
-with `--debug` only.
+no spec, planner or store. Exit code 2 is a user's mistake, with a message; 1 a failed run or an unexpected
+error; 130 an interrupted run. Tracebacks are printed with `--debug` only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The files that commands write for people.
 
-Invariants: the ending of a name is that of what is written. A file is replaced only by a file of its own
-kind, and never if it is a source of the command's recipe or in its store. It is there as a whole or not at
-all.
+Invariants: the ending of a name is that of what is written. A file is replaced only by one of its own kind,
+and never if it is a source of the command's recipe or in its store. It is written whole or not at all.
 """
 
 from __future__ import annotations

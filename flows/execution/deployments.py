@@ -1,7 +1,6 @@
 """A deployment of a recipe on a Prefect server: who runs it, with which parameters, and when.
 
-The flow is found as a module of the installed package, so workers need the package and the recipe's file,
-and no checkout.
+The flow is a module of the installed package: workers need that and the recipe's file, and no checkout.
 """
 
 from __future__ import annotations

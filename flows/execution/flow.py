@@ -6,8 +6,7 @@ number of attempts, since the runner knows what was committed meanwhile. Nor doe
 starts: the plan is made again between two parts, so the walk submits a part when all that it reads has
 finished and been planned with. In Prefect's task runner, the next part would start by the plan before.
 
-The flow runs in this process without a server, or with the one that `PREFECT_API_URL` names; `prefect.yaml`
-deploys it.
+The flow runs in this process, without a server or with that of `PREFECT_API_URL`; `prefect.yaml` deploys it.
 
 Invariants: a part starts when all its inputs, and all stages in its `after`, have finished. A failure stops
 only parts that depend on it. However the flow ends, its stages are told to stop, and it waits for them. Its

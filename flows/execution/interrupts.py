@@ -3,8 +3,7 @@
 They may be sent to every process of the run at once, and more than once: `timeout` sends two. The first
 raises KeyboardInterrupt in the main thread; later ones do nothing, so that the shutdown is not cut short.
 
-Invariant: the first signal is not lost. Python drops an exception that is raised in a callback, such as that
-of a weak reference; `check` raises it again.
+Invariant: the first signal is not lost: `check` raises what Python drops in a callback of a weak reference.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Rehearses the parts of a plan that train, with a process for each rank, and compares what it counted with
-what the plan expects.
+"""Rehearses the parts of a plan that train, in a process for each rank, and compares them with the plan.
 
 Invariant: nothing is stored, and neither torch nor Prefect is loaded in this process.
 """

@@ -1,5 +1,4 @@
-"""Prefect inside `apertus run`: a temporary server for the time of the run, unless `PREFECT_API_URL` names
-one.
+"""Prefect inside `apertus run`: a temporary server for the run, unless `PREFECT_API_URL` names one.
 
 Invariant: the temporary server lives as long as the process, however that ends. It must learn how the run
 ended, so the signals that end a run do not end the server. It is killed at exit, after its logs are

@@ -1,9 +1,8 @@
-"""Shows what the model sees: the decoded samples of a training step, with document boundaries, trained tokens
-and the source of each document.
+"""Shows what the model sees: decoded samples of a training step, with documents, sources and trained tokens.
 
 A token is *trained* when the model is asked to predict it: the label of the place before it is not ignored.
-The first token of a document is never predicted. In text, untrained tokens were left out by the Goldfish
-loss; in conversations, they are not the assistant's.
+The first token of a document never is. In text, the others were left out by the Goldfish loss; in
+conversations, they are not the assistant's.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Shows what became of the documents of a corpus: counts, and a few kept and dropped ones with the reason; or
-what became of one document.
+"""Shows what became of the documents of a corpus, with a few kept and dropped ones, or of one document.
 
 Invariant: reads the manifest and `examples.jsonl`, or for one document the tables of kept and of removed
 documents, one row group at a time; imports neither torch nor Prefect.

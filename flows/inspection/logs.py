@@ -1,5 +1,4 @@
-"""What the attempts of parts print. An attempt's log is in its scratch folder while it runs, and in the store
-when it has ended.
+"""What the attempts of parts print: a log in the scratch folder of a running one, in the store afterwards.
 
 Invariant: a line is given once, without the secrets of the environment.
 """

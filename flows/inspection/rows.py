@@ -1,5 +1,4 @@
-"""Shows what is in the parts of conversations and preference data: conversations with the tokens that are
-trained; prompts, their completions and rewards; pairs.
+"""Shows conversations with the tokens that are trained; prompts, their completions and rewards; pairs.
 
 Invariant: reads the part and the parts that belong to it row by row; imports neither torch nor Prefect, and
 what needs numpy when it is asked for.

@@ -1,8 +1,7 @@
 """Writes the file of a branch: its changes to the recipe that it extends, as YAML that people read.
 
-Invariant: a value is where composing looks for it: a field of a stage that is a variant of a matrix is
-stated for the matrix, when all its variants share it, and refused otherwise. A mapping that replaces one of
-the recipe removes the keys that it no longer has.
+Invariant: a value is where composing looks for it: a field of a matrix's variant is stated for the matrix if
+all its variants share it, and refused otherwise. A mapping that replaces one of the recipe removes its keys.
 """
 
 from __future__ import annotations

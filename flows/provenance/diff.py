@@ -1,8 +1,7 @@
 """Compares two recipes, stages, runs or stored artifacts: fields, inputs, and results side by side.
 
-Invariants: it only reads. Identity fields are distinguished from execution fields by what was hashed,
-not by their names. Losses are compared where the lineages have consumed equally many tokens, and nowhere
-else.
+Invariants: it only reads. Identity fields are distinguished from execution fields by what was hashed, not by
+their names. Losses are compared only where the lineages have consumed equally many tokens.
 """
 
 from __future__ import annotations

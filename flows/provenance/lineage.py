@@ -1,11 +1,9 @@
 """Traces a part back to its source documents: the parts and sources that it was made from, and as JSON.
-`flows.cli.tables.lineage` prints a lineage, `flows.provenance.picture` draws it.
 
 A lineage comes from a plan (also for parts that have not run yet), or from the store alone, for a reader who
 has an exported model and no recipe.
 
-Invariant: it only reads. For a part that has been made, licence, language and settings are those recorded
-when it was made; nothing is inferred.
+Invariant: it only reads. Licence, language and settings of a part are as recorded when it was made.
 """
 
 from __future__ import annotations

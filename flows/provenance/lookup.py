@@ -1,7 +1,6 @@
 """Finds stored artifacts without a recipe: by place, fingerprint, run, or an exported folder.
 
-Invariant: it only reads, and never guesses: a text that fits more than one artifact is refused with a list of
-these.
+Invariant: it only reads, and never guesses: a text that fits several artifacts is refused with their list.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Finds the scores that move between two parts that scored the same completions: with another constitution,
-another judge, another reward.
+"""Finds the scores that move between two parts: with another constitution, another judge, another reward.
 
-Invariant: it only reads. Scores are compared completion by completion, and only where both parts have read
-the same completions.
+Invariant: it only reads. Scores are compared completion by completion, if both parts have read the same ones.
 """
 
 from __future__ import annotations

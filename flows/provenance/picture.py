@@ -1,7 +1,6 @@
 """The picture of a lineage: an SVG file of boxes in layers, from the source files to what was asked for.
 
-Invariants: the file is complete, holds no script and loads nothing; all text in it is escaped. The same
-lineage gives the same bytes.
+Invariants: it holds no script and loads nothing; all text is escaped. The same lineage gives the same bytes.
 """
 
 from __future__ import annotations

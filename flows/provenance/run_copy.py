@@ -1,8 +1,7 @@
 """`apertus cp`: copies a run with its lineage to another store, where it can be continued.
 
-Invariants: the record of the run is written last, when every stored artifact that it refers to has been
-copied. After a copy of some stages, the target's record of the run still reaches all that it reached before,
-so that `gc` there removes nothing because of the copy.
+Invariants: the record of the run is written last, when every stored artifact that it refers to is copied.
+After a copy of some stages, it still reaches all that it reached before: `gc` removes nothing due to a copy.
 """
 
 from __future__ import annotations

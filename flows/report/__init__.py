@@ -1,11 +1,9 @@
 """One HTML file that shows a whole run: graph, training, data, evaluations, samples and lineage.
 
-Owns the page (`template.html.jinja`, `report.css`, `report.js`) and its layout; `collect` reads, the chart
-modules draw.
+Owns the page (`template.html.jinja`, `report.css`, `report.js`); `collect` reads, the chart modules draw.
 
 Invariants: the file is self-contained. Its content security policy allows no loading from addresses, and only
-the two scripts in it, by their digests. Text from the store is escaped: by Jinja, in JSON by `tojson`, in
-figures by `figures.label`.
+the two scripts in it, by digest. Text is escaped: by Jinja, in JSON by `tojson`, in figures by `label`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Reads the content of the report from a plan and its store as plain values, without presentation.
 
-Invariant: it only reads, through markers; a missing result is a state ("not run"), and an unreadable file is
-a note, never an error.
+Invariant: it only reads, through markers; a missing result is a state ("not run"), a damaged file a note.
 """
 
 from __future__ import annotations

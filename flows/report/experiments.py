@@ -1,7 +1,6 @@
 """The figures of a recipe (`specs/figures.py`): numbers of stored parts, and their charts.
 
-Invariant: only stored numbers are drawn. A variant without a number is left out and named, as is a figure
-without any number.
+Invariant: only stored numbers are drawn. A variant or a figure without a number is left out and named.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The base of all charts: colours, panels over one axis, and figures as plain JSON for plotly.js.
 
 Invariants: a stage and a source have one colour, line and symbol in all charts. Every text in a figure has
-passed `label`, so that none is read as markup; the page sets the colours of text and grid where it draws the
-figure.
+passed `label`, so that none is read as markup; the page sets the colours of text and grid.
 """
 
 from __future__ import annotations

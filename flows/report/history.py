@@ -1,10 +1,8 @@
 """The rows of training as curves over consumed tokens.
 
-Owns the token axis: a stage that starts from a parent's checkpoint begins at the tokens of the parent's
-lineage at that step.
+Owns the token axis: a stage that starts from a checkpoint begins at the tokens of its lineage at that step.
 
-Invariant: thinning and smoothing never invent a value, and thinning keeps the first and last point and the
-extremes of every bucket.
+Invariant: thinning never invents a value, and keeps the ends and the extremes of every bucket.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Rehearsed ranks in the report: charts of memory over a step by kind and of the time of a step by class, and
-tables of memory beside the plan, and of tensors, collectives, waits and operators of the rank with the
-largest peak.
+"""Rehearsed ranks in the report: charts of memory and time of a step, a table of memory beside the plan, and
+tables about the rank with the largest peak.
 
 Invariant: only units are computed here; every number comes from a rehearsal.
 """

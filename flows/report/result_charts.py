@@ -1,7 +1,6 @@
 """Charts of evaluations: perplexity, memorisation, loss by position, forgetting, rewards, pairs.
 
-Invariant: an evaluation has the colour of the training stage whose checkpoint it measured, unless another
-evaluation already has it.
+Invariant: an evaluation has the colour of the stage whose checkpoint it measured, unless another has it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Stored results of evaluations and classifiers: metrics by family, samples of text, rewards per prompt,
-answers to tasks.
+"""Stored results of evaluations and classifiers: metrics, samples of text, rewards, answers to tasks.
 
 Invariant: files of artifacts are external data. An entry of an unexpected form is left out, without an error.
 """

@@ -1,7 +1,6 @@
 """Charts of training and its data: losses, learning rate, masked share, mixtures.
 
-Invariant: every horizontal axis of training is consumed tokens of the lineage, so a branch overlays its
-parent.
+Invariant: horizontal axes are consumed tokens of the lineage, so a branch overlays its parent.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@ and the SHA-256 of each consecutive piece of that length (the last one may be sh
 that a reader of a part checks just that part:
 
     up to `INLINE` pieces     a list of hexadecimal digests
-    more                      the digest of a sidecar beside the file as `.<name>.pieces`: the 32
-                              bytes of each digest, in order
+    more                      the digest of a sidecar `.<name>.pieces`: 32 bytes of each digest, in order
 
-So a manifest grows by 200 bytes with a file of any length, and a reader loads 32 bytes of digests per MiB of
-the files that it opens.
+So a manifest grows by 200 bytes with a file of any length, and a reader loads 32 bytes per MiB that it opens.
 
 Invariant: names and records that come out of a marker are data of the store, whose writer is unknown: they
 are read as `FileRecord`, `StorePath` or `SingleName`, which check them.

@@ -1,13 +1,11 @@
 """Records which artifacts belong to a named run.
 
-A run has the name of its pipeline; `runs/<name>/` has a record of every time it was started, and one more
-whenever it became known what an `@best:` or a selection means, and when it ended. The name stands for the
-last record.
-`apertus gc` keeps what a named run refers to, and all that this was made from.
+A run has the name of its pipeline; `runs/<name>/` has a record of every start, one whenever it became known
+what an `@best:` or a selection means, and one of the end. The name stands for the last record. `apertus gc`
+keeps what a named run refers to, and all that this was made from.
 
 Invariants: a record is written before anything else of its run. A later record sorts after an earlier one,
-whatever the clocks of their writers say. A record that cannot be read is an error, never an empty record: the
-artifacts that it refers to would be lost.
+whatever the clocks of their writers say. A record that cannot be read is an error, never an empty one.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@ fingerprint in the name of its folder, and every file that a marker names, piece
 
 Invariants: `verify` only reads. `withdraw` moves markers below `damaged/`; files stay where they are. It
 withdraws the markers that name a damaged file, so the next run finds the artifact missing and makes it again.
-The mark of a protected stage is never withdrawn: the stage would lose its protection. Stages that read a
-damaged artifact are named and kept: they compared what they read with its digests when they read it.
-`add_checksums` rewrites documents that have none, and changes nothing that they state.
+The mark of a protected stage is never withdrawn. Stages that read a damaged artifact are named and kept: they
+compared its digests when they read it. `add_checksums` changes nothing that documents state.
 """
 
 from __future__ import annotations

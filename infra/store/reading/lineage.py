@@ -1,7 +1,6 @@
 """Traces what an artifact was made from, from the store alone.
 
-Invariant: the answer needs no recipe: `identity.json` of every artifact names its inputs by their place in
-the store.
+Invariant: no recipe is needed: `identity.json` of every artifact names its inputs by their place.
 """
 
 from __future__ import annotations

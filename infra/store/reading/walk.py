@@ -1,8 +1,5 @@
-"""Lists what a store holds: its artifacts, the markers of each, the files that each marker names, and what
-each artifact was made from.
-
-Verification, garbage collection, transfer and lineage use this module, so that they agree on what belongs to
-what.
+"""Lists what a store holds: artifacts, their markers and files, and what each artifact was made from, for
+verification, garbage collection, transfer and lineage, which so agree on what belongs to what.
 
 Invariant: one listing, and one read per marker. A file is named by its place in the store; a file that this
 program does not know never counts as belonging to anything.

@@ -1,8 +1,7 @@
 """Writes what one attempt at one part makes.
 
-Invariant: an attempt writes below its own folder only; what it wrote becomes visible when a marker
-(`manifest.json`, that of a checkpoint or of a unit) is written, after every file that the marker names. So an
-attempt that was thought dead cannot damage anything.
+Invariant: an attempt writes below its own folder only, which becomes visible when a marker (of the artifact,
+a checkpoint or a unit) is written, last. So an attempt that was thought dead cannot damage anything.
 """
 
 from __future__ import annotations

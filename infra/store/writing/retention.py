@@ -3,8 +3,7 @@
 Everything that starts from a checkpoint says so in a small file beside it,
 `references/<step>-<fingerprint>.json`, written once, before it starts: a run for all checkpoints in its plan,
 a branch for its starting point, every attempt for what it reads. So pruning reads one folder, however large
-the store is. When an artifact is removed for good, so are the references that it has written (`referrer`
-names it).
+the store is. The references that an artifact has written go with it (`referrer` names it).
 
 Invariants: a checkpoint is removed only after a newer one is committed. The newest checkpoint, those that are
 referred to, and the ends of finished segments are never removed. A marker is removed before its files, so
