@@ -13,19 +13,7 @@ import sys
 from flows.cli.app import app
 
 # The commands register on `app`.
-from flows.cli.commands import (  # noqa: F401
-    ancestry,
-    deploy,
-    init,
-    keeping,
-    logs,
-    metrics,
-    plan,
-    rehearse,
-    run,
-    show,
-    verify,
-)
+from flows.cli.commands import ancestry, keeping, plan, rehearse, run, show, verify  # noqa: F401
 from specs.redaction import RedactedRecord
 
 

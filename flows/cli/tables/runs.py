@@ -1,4 +1,4 @@
-"""The table of `apertus runs`: how each named run ended, or its metrics beside those of the others.
+"""The tables of `apertus status` and of `apertus runs`: how each named run ended, or its metrics.
 
 Invariant: it only reads; what was not recorded is said to be unknown.
 """
@@ -14,14 +14,33 @@ from fnmatch import fnmatchcase
 from rich.markup import escape
 from rich.table import Table
 
-from flows.format import COLOURS, duration, in_full
-from flows.stored_part import StoredPart
-from flows.terminal import empty_table
+from flows.format import COLOURS, amount, duration, headline, in_full
+from flows.planning.plan import Plan
+from flows.stored_part import StoredPart, planned_parts
+from flows.terminal import empty_table, table
 from infra.store import Artifact, Store, StoreError, runs
 from infra.store.writing.lease import holder_of
 from specs.errors import did_you_mean
 
 NO_END = "no end was recorded: the run was killed, or was made by a release that recorded none"
+WIDE = 110  # columns of the narrowest terminal that shows ids
+
+
+def status_table(plan: Plan, width: int) -> Table:
+    """A table of all parts with their results; a narrow terminal gets no ids, which `--json` has."""
+    wide, rows = width >= WIDE, []
+    for part in planned_parts(plan).values():
+        state, ids = f"[{COLOURS[part.state]}]{part.state}[/]", [part.fingerprint[:8]] * wide
+        seconds = "+".join(f"{value:.1f}" for value in part.seconds.values() if part.manifest)
+        result = escape(part.step.holder or headline(part.results))
+        rows.append([part.name, state, *ids, amount(part.node.steps), amount(part.tokens), seconds, result])
+    headings = ("part", "state", *["id"] * wide, "steps", "tokens", "seconds*", "result")
+    caption = f"* start-up + compute + storage; store: {escape(plan.store.url)}"
+    status = table(f"status of {plan.pipeline.name}", caption, headings, rows)
+    names = status.columns[0]
+    # names share the rest of the width with the results
+    names.no_wrap, names.min_width, names.overflow = False, None, "fold"
+    return status
 
 
 @dataclass
@@ -96,7 +115,7 @@ def runs_table(store: Store, named: list[NamedRun]) -> Table:
     columns = list(dict.fromkeys(metric for run in named for metric in run.metrics))
     headings = ("run", "outcome", *(columns or ("last started", "took", "finished", "reason")))
     title, counted = f"runs in {escape(store.url)}", ("took", "finished", *columns)
-    table = empty_table(title, headings, numbers=counted, folded=("reason", *columns))
+    listed = empty_table(title, headings, numbers=counted, folded=("reason", *columns))
     for run in named:
         first, *others = run.reason.splitlines() or [""]
         more = f"; and {len(others)} more" if others else ""
@@ -104,5 +123,5 @@ def runs_table(store: Store, named: list[NamedRun]) -> Table:
         ended = (run.started, duration(run.seconds), parts, escape(first) + more)
         values = [in_full(run.metrics[name]) if name in run.metrics else "-" for name in columns]
         outcome = f"[{COLOURS[run.outcome]}]{run.outcome}[/]"
-        table.add_row(f"[bold]{escape(run.name)}[/]", outcome, *(values or ended))
-    return table
+        listed.add_row(f"[bold]{escape(run.name)}[/]", outcome, *(values or ended))
+    return listed

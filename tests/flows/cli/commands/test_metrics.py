@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from flows.cli.commands.metrics import as_file
+from flows.cli.commands.show import as_file
 from flows.planning.plan import Plan
 from tests.flows.finished import invoke
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flows.cli.tables.status import status_table
+from flows.cli.tables.runs import status_table
 from flows.planning.plan import Plan
 from flows.stored_part import planned_parts
 from tests.flows.cli.printing import shown
