@@ -92,7 +92,23 @@ def search(
         raise StageError(_nothing(part, processes, limit, known, []))
     begins(0, f"the recipe's own layout, beside {len(known):,} others")
     own = _rehearsed(Layout(part.segment, part.gpus, rates), path, part, run)
-    best, dropped = _rehearse_kinds(known, limit, number, path, accept, begins, run)
+    best, dropped, done = list[Found](), list[Found](), set[Any]()  # done: kinds of layouts
+    for layout in known:
+        if len(best) == number or len(best) + len(dropped) == MOST_TRIED:
+            break
+        if layout.kind in done or layout.memory > limit:
+            continue
+        planned = accept(layout)
+        if isinstance(planned, str):
+            done.add(layout.kind)
+            continue
+        begins(len(best), described(layout.launch, layout.settings))
+        found = _rehearsed(layout, path, planned, run)
+        if not found.dropped and (found.memory or 0) > limit:
+            found = found.model_copy(update={"dropped": "its peak is more than the GPU has"})
+        else:
+            done.add(layout.kind)
+        (dropped if found.dropped else best).append(found)
     if not best:
         raise StageError(_nothing(part, processes, limit, known, dropped))
     best = sorted(best, key=lambda layout: -(layout.tokens_per_second_per_gpu or 0.0))
@@ -116,36 +132,6 @@ def search(
             [_percents(one.tokens_per_second_per_gpu) for one in run_too],
         ),
     )
-
-
-def _rehearse_kinds(
-    known: list[Layout],
-    limit: float,
-    number: int,
-    path: FieldPath,
-    accept: Accept,
-    begins: Callable[[int, str], None],
-    run: Callable[..., PartResult],
-) -> tuple[list[Found], list[Found]]:
-    """The layouts of different kinds that fit, until `number` are found, and those that were dropped."""
-    best, dropped, done = list[Found](), list[Found](), set[Any]()
-    for layout in known:
-        if len(best) == number or len(best) + len(dropped) == MOST_TRIED:
-            break
-        if layout.kind in done or layout.memory > limit:
-            continue
-        planned = accept(layout)
-        if isinstance(planned, str):
-            done.add(layout.kind)
-            continue
-        begins(len(best), described(layout.launch, layout.settings))
-        rehearsed = _rehearsed(layout, path, planned, run)
-        if not rehearsed.dropped and (rehearsed.memory or 0) > limit:
-            rehearsed = rehearsed.model_copy(update={"dropped": "its peak is more than the GPU has"})
-        else:
-            done.add(layout.kind)
-        (dropped if rehearsed.dropped else best).append(rehearsed)
-    return best, dropped
 
 
 def _in_float8(layout: Layout, accept: Accept) -> float | None:

@@ -110,9 +110,8 @@ def rehearse(
         from flows.report import render  # loads plotly
 
         write(report, render(made, results), made)
-        errors.print(
-            f"The report of {escape(made.pipeline.name)} is in {escape(str(report))}", soft_wrap=True
-        )
+        what = f"The report of {escape(made.pipeline.name)}"
+        errors.print(f"{what} is in {escape(str(report))}", soft_wrap=True)
     result = rehearsal.Rehearsal(pipeline=made.pipeline.name, parts=results)
     if as_json:
         print_json(result.model_dump(mode="json"))

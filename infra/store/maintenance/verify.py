@@ -72,14 +72,15 @@ class Verified:
         ]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _NamedFile:
-    """A file, and the markers that name it."""
+    """A file, the markers that name it, and the numbers of its pieces that differ."""
 
     file: CheckedFile
     artifact: str
-    markers: list[str]
     history: bool
+    markers: list[str] = field(default_factory=list)
+    differing: list[int] = field(default_factory=list)
 
 
 def verify(
@@ -112,15 +113,13 @@ def verify(
             if entry.file.name not in damaged
             for span in entry.file.spans()
         )
-        wrong: dict[int, list[int]] = {}
         for entry, length, pieces in in_order(pool, checks, 2 * READERS):
             done += length
             on_progress(done, total)
-            if pieces:
-                wrong.setdefault(id(entry), []).extend(pieces)
+            entry.differing += pieces
         for entry in named:
-            if differing := wrong.get(id(entry)):
-                result.damages.append(_damage(entry, str(entry.file.damaged(differing)), tuple(differing)))
+            if entry.differing:
+                result.damages.append(_damage(entry, str(entry.file.damaged(entry.differing))))
     return result
 
 
@@ -159,7 +158,7 @@ def _read_markers(
                 for name, record in records.items():
                     if name in used:
                         continue
-                    entry = _NamedFile(store.reader(name, record), artifact, [], history)
+                    entry = _NamedFile(store.reader(name, record), artifact, history)
                     files.setdefault((name, record.sha256), entry).markers.append(marker.path)
     for path, identity in identities.items():
         if identity is not None:
@@ -214,8 +213,9 @@ def _differing(entry: _NamedFile, span: tuple[int, int]) -> tuple[_NamedFile, in
     return entry, length, file.differing(first, last)
 
 
-def _damage(entry: _NamedFile, what: str, pieces: tuple[int, ...] = ()) -> Damage:
-    return Damage(entry.artifact, tuple(entry.markers), entry.file.name, what, pieces, entry.history)
+def _damage(entry: _NamedFile, what: str) -> Damage:
+    markers, pieces = tuple(entry.markers), tuple(entry.differing)
+    return Damage(entry.artifact, markers, entry.file.name, what, pieces, entry.history)
 
 
 def withdraw(store: Store, damages: Iterable[Damage]) -> list[str]:
