@@ -18,7 +18,6 @@ from flows.planning.stage_choice import select
 from flows.terminal import bytes_progress
 from infra.store import Store, StoreError, runs
 from infra.store.maintenance.transfer import Copied, closure, copy_artifacts, markers_of
-from infra.store.reading.walk import Contents
 from specs.errors import counted
 from specs.pipeline import DEFAULT_STORE
 from specs.recipe import load
@@ -34,16 +33,9 @@ def transfer(
         pipeline = load(what, overrides)
         source = Store.open(store or pipeline.store)
         plan = make(pipeline, source)
-        chosen = (
-            set().union(*(select(plan, stage, None, "--stages") for stage in stages))
-            if stages
-            else set(pipeline.stages)
-        )
-        parts: Parts = {
-            node.name: (node.path, node.end_step)
-            for node in plan.graph.nodes.values()
-            if node.stage in chosen
-        }
+        chosen = set().union(*(select(plan, stage, None, "--stages") for stage in stages))
+        nodes = [node for node in plan.graph.nodes.values() if not stages or node.stage in chosen]
+        parts: Parts = {node.name: (node.path, node.end_step) for node in nodes}
         name, spec = pipeline.name, pipeline.to_json()
     else:
         source = Store.open(store or DEFAULT_STORE)
@@ -55,12 +47,20 @@ def transfer(
     artifacts = closure(source, parts.values())
     if not artifacts:
         raise StoreError(f"nothing of '{what}' is stored in {source.url}")
-    done = _with_progress(console, source, other, artifacts)
+    sizes: dict[str, int] = {}
+    for contents, step in artifacts:
+        for marker in markers_of(contents, step):
+            sizes |= {name: record.size for name, record in marker.all_files.items()}
+    with bytes_progress(console, "copying") as progress:
+        task = progress.add_task("", total=sum(sizes.values()))
+        done = copy_artifacts(
+            source, other, artifacts, lambda name, size: progress.update(task, advance=size)
+        )
     _record(other, name, parts, spec, some=bool(stages))
-    files = f"{counted(done.files, 'file')} ({quantity(done.bytes)}B) copied and checked"
+    result = f"{counted(done.files, 'file')} ({quantity(done.bytes)}B) copied and checked"
     if done.present_files:
-        files += f", {counted(done.present_files, 'file')} ({quantity(done.present_bytes)}B) there before"
-    copied = f"{escape(name)} is in {escape(other.url)}: {counted(done.artifacts, 'artifact')}, {files}"
+        result += f", {counted(done.present_files, 'file')} ({quantity(done.present_bytes)}B) there before"
+    copied = f"{escape(name)} is in {escape(other.url)}: {counted(done.artifacts, 'artifact')}, {result}"
     console.print(copied, soft_wrap=True)
     return done
 
@@ -75,22 +75,6 @@ def _chosen(record: runs.RunRecord, stages: list[str]) -> Parts:
             there = ", ".join(record.parts)
             raise StoreError(f"run '{record.run}' has no stage '{stage}'; its parts are {there}")
     return {name: at for name, at in record.parts.items() if names[name] & {*stages}}
-
-
-def _with_progress(
-    console: Console, source: Store, target: Store, artifacts: list[tuple[Contents, int | None]]
-) -> Copied:
-    total = 0
-    for contents, step in artifacts:
-        named = {
-            name: record for marker in markers_of(contents, step) for name, record in marker.all_files.items()
-        }
-        total += sum(record.size for record in named.values())
-    with bytes_progress(console, "copying") as progress:
-        task = progress.add_task("", total=total)
-        return copy_artifacts(
-            source, target, artifacts, lambda name, size: progress.update(task, advance=size)
-        )
 
 
 def _record(store: Store, name: str, parts: Parts, spec: dict[str, Any], *, some: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from flows.planning.graph import Input, Node
+from flows.planning.graph import Node
 from flows.planning.mixtures import by_size, corpora, learned_in
 from flows.planning.mixtures import shares as mixture_shares
 from flows.planning.parts.consumed_samples import ancestry_of
@@ -216,9 +216,13 @@ def _mixtures(plan: Plan, parts: dict[str, PlannedPart]) -> dict[str, list[Share
             continue
         known = learned_in(plan.store)
         asked = mixture_shares(plan.graph, node.name, lambda corpus, sizes=sizes: sizes[corpus.name], known)  # type: ignore[misc]  # bound here
-        shares = [
-            _share(entry, float(asked[fingerprint]), parts, trained) for fingerprint, entry in read.items()
-        ]
+        passes_of = [_numbers_at(part.artifact, part.done_until, "passes") for part in parts.values()]
+        shares = []
+        for fingerprint, entry in read.items():
+            name, share = entry.name, float(asked[fingerprint])
+            through = max((epochs[name] for epochs in trained if name in epochs), default=None)
+            in_all = max((of[fingerprint] for of in passes_of if fingerprint in of), default=None)
+            shares.append(Share(name, share, sizes[name], through, in_all))
         mixtures[node.name] = sorted(shares, key=lambda share: (-share.share, share.source))
     return mixtures
 
@@ -238,16 +242,6 @@ def _epochs(plan: Plan, part: PlannedPart, mixture: Node) -> dict[str, float]:
     for (name, _, _), epochs in most.items():
         passes[name] += epochs
     return passes
-
-
-def _share(
-    entry: Input, share: float, parts: dict[str, PlannedPart], trained: list[dict[str, float]]
-) -> Share:
-    tokens = parts[entry.name].metrics.get("train", {}).get("tokens") if entry.name in parts else None
-    through = [epochs[entry.name] for epochs in trained if entry.name in epochs]
-    of_parts = [_numbers_at(part.artifact, part.done_until, "passes") for part in parts.values()]
-    in_all = [passes[entry.fingerprint] for passes in of_parts if entry.fingerprint in passes]
-    return Share(entry.name, share, tokens, max(through, default=None), max(in_all, default=None))
 
 
 def _evaluation(part: PlannedPart, metrics: dict[str, float], notes: list[str]) -> Evaluation:
