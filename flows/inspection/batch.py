@@ -47,7 +47,7 @@ class ShownDocument(TypedDict):
     pieces: list[Piece]
 
 
-class Sample(TypedDict):
+class ShownSample(TypedDict):
     """A sample as the model sees it. Lists have a number for each token, unless a comment says otherwise."""
 
     index: int
@@ -64,7 +64,7 @@ class Sample(TypedDict):
     source: str
 
 
-class Batch(TypedDict):
+class ShownBatch(TypedDict):
     """The output of `apertus inspect` for a step of training."""
 
     name: str
@@ -74,7 +74,7 @@ class Batch(TypedDict):
     global_batch_size: int
     sequence_length: int
     packing: str
-    samples: list[Sample]
+    samples: list[ShownSample]
 
 
 def segment_at(name: str, nodes: list[Node], options: Options) -> Node:
@@ -92,7 +92,7 @@ def segment_at(name: str, nodes: list[Node], options: Options) -> Node:
     raise SpecError.of((), f"'{name}' has no step {step}", f"name one from {first} to {last}.", "--step")
 
 
-def collect(plan: Plan, node: Node, options: Options) -> Batch:
+def collect(plan: Plan, node: Node, options: Options) -> ShownBatch:
     """The first samples of a step of training, decoded."""
     from apertus_model.stages.training_data import open_data
     from apertus_model.tokenizer_files import open_tokenizer
@@ -125,7 +125,7 @@ def collect(plan: Plan, node: Node, options: Options) -> Batch:
     }
 
 
-def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> Sample:
+def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> ShownSample:
     """One sample of some `TrainingData`, decoded. `pad`: the ids that pad sequences."""
     sample = data.samples[index]
     ids, labels, positions = (array.tolist() for array in (sample.input, sample.labels, sample.positions))
@@ -153,7 +153,7 @@ def sample_of(data: Any, tokenizer: Any, index: int, pad: set[int | None]) -> Sa
         )
         documents.append(shown)
     sources = dict.fromkeys(document["source"] for document in documents if document["source"] != "padding")
-    decoded: Sample = {
+    decoded: ShownSample = {
         "index": index,
         "input": ids,
         "labels": labels,
@@ -204,7 +204,7 @@ def _origins(data: Any, sample: Any, index: int) -> list[str]:
     ]
 
 
-def show(console: Console, batch: Batch) -> None:
+def show(console: Console, batch: ShownBatch) -> None:
     at = "one sample"
     if batch["step"] is not None:
         at = f"step {batch['step']}, {batch['global_batch_size']} sequences"

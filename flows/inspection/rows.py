@@ -25,7 +25,7 @@ from specs.errors import SpecError
 KINDS = ("conversations", "prompts", "completions", "rewards", "pairs", "labelled_pairs")
 
 
-class Answer(TypedDict):
+class ShownAnswer(TypedDict):
     text: str
     about: str  # who wrote it, and what it is worth
 
@@ -36,7 +36,7 @@ class Item(TypedDict):
     index: int
     id: str
     pieces: list[tuple[bool, str]]
-    answers: list[Answer]
+    answers: list[ShownAnswer]
 
 
 class RowsDocument(TypedDict):
@@ -92,7 +92,7 @@ def _conversations(plan: Plan, node: Node, artifact: Artifact) -> Reader:
             pieces.append((trained, decode([token for token, _ in run])))
         talk = shards.conversation(index)
         about = "rejected" if talk.preference else "another completion"
-        others: list[Answer] = [{"text": text, "about": about} for text in talk.completions[1:]]
+        others: list[ShownAnswer] = [{"text": text, "about": about} for text in talk.completions[1:]]
         return {"index": index, "id": talk.id, "pieces": pieces, "answers": others}
 
     return len(shards), item
@@ -123,7 +123,7 @@ def _prompts(plan: Plan, node: Node, artifact: Artifact) -> Reader:
 
     def item(index: int) -> Item:
         prompt = prompts[index]
-        written: list[Answer] = []
+        written: list[ShownAnswer] = []
         if node.kind != "completions":
             offline = offline_completions(prompt, [rows[index] for rows in others], models)
             for completion, made in offline:
@@ -145,7 +145,7 @@ def _pairs(plan: Plan, node: Node, artifact: Artifact) -> Reader:
 
     def item(index: int) -> Item:
         row = json.loads(lines[index])
-        answers: list[Answer] = []
+        answers: list[ShownAnswer] = []
         for side in ("chosen", "rejected"):
             completion = row[side]
             worth = f"reward {completion['reward']:.4g}, quantile {completion['quantile']:.3g}"
@@ -163,7 +163,7 @@ def _labelled_pairs(plan: Plan, node: Node, artifact: Artifact) -> Reader:
     ends, decode = arrays["lengths"].cumsum().tolist(), _decoder(plan, node)
 
     def item(index: int) -> Item:
-        answers: list[Answer] = []
+        answers: list[ShownAnswer] = []
         prompt = ""
         for sequence, side in ((2 * index, "chosen"), (2 * index + 1, "rejected")):
             begin = ends[sequence] - int(arrays["lengths"][sequence])

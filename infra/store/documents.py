@@ -86,7 +86,7 @@ class Input(Foreign):
         return None if self.kind == "external" else self.path or f"{self.kind}/{self.fingerprint}"
 
 
-class Hashed(Foreign):
+class HashedFields(Foreign):
     """The fields that are read from the spec of an artifact, which differs from kind to kind."""
 
     start_step: Count = 0
@@ -102,7 +102,7 @@ class Identity(Foreign):
     version: Count
     fingerprint: str
     name: str
-    spec: Annotated[Document, _With(Hashed)]
+    spec: Annotated[Document, _With(HashedFields)]
     inputs: dict[str, Input]  # by role
 
     @property
