@@ -6,6 +6,7 @@ Invariant: files of artifacts are external data. An entry of an unexpected form 
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -107,14 +108,9 @@ FAMILIES = (
     "forgetting/",
     "sharpness",
 )
-DRAWN = ("perplexity/", "loss/position/", "forgetting/")
-REWARD_NUMBERS = (
-    "reward/mean",
-    "reward/against",
-    "reward/difference",
-    "reward/difference/low",
-    "reward/difference/high",
-    "reward/prompts",
+# metrics that a chart or a table shows, beside those of memorisation
+DRAWN = re.compile(
+    r"perplexity(/.*)?|loss/position/\d+|forgetting/.*|reward/(mean|against|prompts|difference(/(low|high))?)"
 )
 
 
@@ -152,16 +148,7 @@ def is_evaluation(kind: str, roles: Iterable[str], metrics: dict[str, float]) ->
 def undrawn(evaluations: Iterable[Evaluation]) -> list[str]:
     """Names of the metrics that no chart or table shows, in order of appearance."""
     names = dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics)
-    return [name for name in names if not _is_drawn(name)]
-
-
-def _is_drawn(name: str) -> bool:
-    family = name.partition("/")[0]
-    if family == "memorisation":
-        return NAME.fullmatch(name) is not None
-    if name.startswith("loss/position/"):
-        return name.removeprefix("loss/position/").isdecimal()
-    return name == "perplexity" or name in REWARD_NUMBERS or name.startswith(DRAWN)
+    return [name for name in names if not (DRAWN.fullmatch(name) or NAME.fullmatch(name))]
 
 
 def read_rewards(document: Any) -> Rewards | None:
