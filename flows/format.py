@@ -53,8 +53,7 @@ def quantity(value: float) -> str:
 
 
 def in_full(value: float, digits: int = 4) -> str:
-    """A number as a person writes it: a count in full (`25,120`), a fraction with `digits` significant
-    digits, but with all digits before the point."""
+    """A number in full (`25,120`), or, with a fraction, with at least `digits` significant digits."""
     if isinstance(value, float) and abs(value) < 10**digits - 0.5:
         return f"{value:,.{digits}g}"
     return f"{value:,.0f}"

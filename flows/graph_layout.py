@@ -112,8 +112,7 @@ def _drawing(
     place: dict[Slot, float],
     waits: set[tuple[str, str]],
 ) -> Drawing:
-    """The drawing on paper: left to right, or top to bottom for a graph that has more layers than `COLUMNS`
-    and is deeper than it is wide."""
+    """The drawing on paper: left to right; deep graphs with more layers than `COLUMNS` top to bottom."""
     least, most = min(place.values(), default=0.0), max(place.values(), default=0.0)
     down = len(layers) > max(COLUMNS, most - least + 1)
     length, breadth = (HEIGHT, WIDTH) if down else (WIDTH, HEIGHT)

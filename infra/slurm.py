@@ -53,8 +53,7 @@ class SlurmMissing(StageError):
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    """Runs one of Slurm's commands, which has failed when it does not end within `ANSWER_SECONDS`.
-    SlurmMissing when this machine does not have it."""
+    """Runs a command of Slurm, which fails after `ANSWER_SECONDS`. SlurmMissing where there is none."""
     try:
         return subprocess.run(
             words,

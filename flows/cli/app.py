@@ -99,8 +99,7 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
-    """Declares the options of the app, which `Commands` reads. OSError for a user without a home folder, in
-    whose place libraries would make a folder `~`."""
+    """Declares the options of the app, which `Commands` reads. OSError for a user without a home folder."""
     if os.path.expanduser("~") == "~":
         problem = f"user {os.getuid()} has no home folder: HOME is not set, and passwd has no such user"
         raise OSError(f"{problem}. Fix: set HOME to a folder that the user can write")

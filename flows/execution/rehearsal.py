@@ -171,8 +171,7 @@ def _beside_plan(segment: Segment, world: int, report: RankReport) -> RankResult
 
 
 def run_ranks(tasks: list[Task], begins: Callable[[int], None] = lambda rank: None) -> list[RankReport]:
-    """Rehearses ranks, each in a process of its own, as many at a time as this process has cores. StageError
-    where no rehearsal is possible."""
+    """Rehearses ranks, each in its own process, as many at a time as there are cores, or raises StageError."""
     reports, running = list[RankReport](), deque[Callable[[], RankReport]]()
     with contextlib.ExitStack() as started:
         for task in tasks:
@@ -225,8 +224,7 @@ def _failed(task: Task, why: str) -> RankReport:
 
 
 def parts_to_rehearse(parts: list[PartEstimate], stage: str | None, number: int | None) -> list[PartEstimate]:
-    """The parts of a stage that trains, or of all stages; with `number` only the part at that place, from 0.
-    StageError when there is no such stage or part."""
+    """The parts to rehearse; `number` chooses one of a stage's, from 0. StageError if there is none."""
     names = list(dict.fromkeys(part.node.stage for part in parts))
     if stage is not None and stage not in names:
         fix = f"use one of {', '.join(names) or 'none'}"

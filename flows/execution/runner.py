@@ -195,8 +195,7 @@ class Runner:
         return None
 
     def _attempt(self, node: Node, step: Step, lease: Lease) -> None:
-        """Runs one attempt. Returns when the part is finished, or when a cluster ended the job before that:
-        the next attempt resumes from the last commit."""
+        """Runs one attempt until the part is finished, or a cluster ended the job, for the next to resume."""
         before = self._committed(node)
         self._seen.setdefault(node.name, before)
         with temporary_folder(node.name.replace("/", "-"), self.profile.scratch) as scratch:

@@ -78,8 +78,7 @@ class ShownBatch(TypedDict):
 
 
 def segment_at(name: str, nodes: list[Node], options: Options) -> Node:
-    """The segment that contains the step in `options`, by default the first segment. SpecError when the
-    segments belong to several phases, or none contains the step."""
+    """The segment of the step in `options`, else the first. SpecError for several phases, or no such step."""
     phases = sorted({node.phase for node in nodes})
     if len(phases) > 1:
         fix = f"name one: {', '.join(phases)}."

@@ -108,8 +108,7 @@ def show(console: Console, document: Corpus) -> None:
 
 
 def account(metrics: dict[str, Any]) -> list[tuple[str, int, int | None]]:
-    """Rows (what, documents, characters) from the documents read to the documents kept. Characters are those
-    of the text as read; rejected documents have no text."""
+    """Rows (what, documents, characters as read) from what was read to what was kept; rejected: no text."""
     read, dropped, characters = metrics["read"], metrics["dropped"], metrics["dropped_characters"]
     rows: list[tuple[str, int, int | None]] = [
         (f"rejected: {name}", count, None) for name, count in sorted(metrics["rejected"].items())

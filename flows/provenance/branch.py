@@ -256,8 +256,7 @@ def _continuation(phase: Phase, of: type[Spec], data: dict[str, Any], draft: Dra
 
 
 def _repoint(draft: Draft, plan: Plan, ref: Reference, start: Point) -> list[str]:
-    """Makes stages that read the branched stage after the point read the new one. Returns the stages for
-    which a file cannot state that."""
+    """Makes stages that read the stage after the point read the new one; returns those that no file can."""
     pipeline, trajectories = plan.pipeline, plan.graph.trajectories
     phases = [phase.name for phase in pipeline.stages[ref.stage].phases(ref.stage)]
     following = set(phases[phases.index(start.phase) :])

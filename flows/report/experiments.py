@@ -250,8 +250,7 @@ def _staircase(best: list[FigurePoint], spec: FigureSpec) -> Any:
 
 
 def _draw_lines(name: str, experiment: Experiment, look: Styles) -> Drawn:
-    """Lines, each with the band of its intervals: over a few numbers, which grow by factors and are evenly
-    spaced, or over many, such as steps, on a linear axis."""
+    """Lines with bands of intervals: over a few evenly spaced numbers, or over many on a linear axis."""
     spec = experiment.spec
     places = sorted({_place(point) for point in experiment.all_points})
     few = len(places) <= MOST_PLACES
@@ -299,8 +298,7 @@ def _place(point: FigurePoint) -> int:
 
 
 def _draw_bars(name: str, experiment: Experiment, look: Styles) -> Drawn:
-    """A bar for each variant, those of a series side by side in its colour; a mark for each mean, since the
-    differences of means are small compared with their distance from zero."""
+    """A bar for each variant, side by side in the colour of its series; a mark for each mean."""
     traces: list[Any] = []
     texts = any(point.text for point in experiment.all_points)
     for series, points in experiment.points.items():

@@ -118,8 +118,7 @@ def last(store: Store, run: str) -> RunRecord:
 
 
 def forget(store: Store, run: str) -> int:
-    """Drops the name of a run and returns the number of its records; the artifacts stay until they are
-    collected. StoreError when there is no such run."""
+    """Drops the name of a run, not its artifacts; returns the number of records. StoreError without it."""
     written = _stamps(store, run)
     for stamp in written:  # the last record goes last: until then the name stands for it
         store.remove(f"{FOLDER}/{run}/{stamp}.json")

@@ -53,8 +53,7 @@ END = None  # in place of a step: the whole trajectory
 
 @dataclass
 class GarbageItem:
-    """Something to remove: markers and files of one artifact, for one reason. `marks` say that a protected
-    stage had finished there."""
+    """Markers and files of an artifact to remove, for one reason; `marks`: of a protected stage."""
 
     path: str
     kind: str

@@ -55,8 +55,7 @@ class Verified:
     without_checksum: list[str] = field(default_factory=list)
 
     def rerun(self) -> list[dict[str, str]]:
-        """The parts whose artifact is damaged, then those that were made from them, nearest first:
-        `{"name", "artifact", "because"}`."""
+        """Damaged parts, then those made from them, nearest first: `{"name", "artifact", "because"}`."""
         damaged = [damage.artifact for damage in self.damages if not damage.history]
         reasons = {artifact: "damaged" for artifact in damaged if ARTIFACT.match(artifact)}
         queue = deque(reasons)
@@ -169,8 +168,7 @@ def _read_markers(
 
 
 def _read_records(store: Store, pool: ThreadPoolExecutor, result: Verified) -> None:
-    """Checks the records of runs, of protected stages and of documents outside the store, which have no
-    files; a list of documents must make its digest."""
+    """Checks records of runs, protected stages and documents; a list of documents must make its digest."""
     paths = [f"{folder}/{name}" for folder in ("inputs", PROTECTED) for name in store.names(folder)]
     paths += [
         f"runs/{pipeline}/{name}"

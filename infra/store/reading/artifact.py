@@ -204,8 +204,7 @@ class Artifact:
         return Checkpoint(self, step, f"{self.path}/attempts/{marker.attempt}/{marker.folder}", marker)
 
     def withdraw(self, step: int) -> None:
-        """Moves the marker of a damaged checkpoint away, after the manifest of a segment that ended there, so
-        that the checkpoint is not complete any more."""
+        """Moves the marker of a damaged checkpoint away, after the manifest of a segment that ended there."""
         quarantine(self.store, [Artifact(self.store, self.path, step).manifest_path, self.marker_path(step)])
 
     def manifest_steps(self) -> list[int]:

@@ -47,8 +47,7 @@ class Ancestor:
         return self.identity.inputs
 
     def source(self, role: str) -> dict[str, Any]:
-        """The recorded facts about the documents of an input: url, format, language, license, as far as the
-        recipe stated them."""
+        """The recorded facts about the documents of an input: url, format, language, license, if stated."""
         spec = {**self.identity.spec, **self.recorded}
         kind, _, index = role.partition(":")
         field = "personas" if kind == "personas" else "source"
@@ -135,8 +134,7 @@ def _tokens_at(spec: Mapping[str, Any], step: int) -> int:
 def _ancestry(
     store: Store, path: str, step: int | None, counts: Counts
 ) -> tuple[dict[str, Identity], dict[str, set[int | None]]]:
-    """An artifact and all that it was made from, through the inputs that count: their identities, and the
-    steps at which each is read, inputs first."""
+    """Identities of an artifact and its ancestry, and the steps at which each is read, inputs first."""
     identities: dict[str, Identity] = {}
 
     def inputs_of(place: str) -> list[tuple[str, int | None]]:

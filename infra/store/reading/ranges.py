@@ -33,8 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class LocalFile:
-    """A local file. FileNotFoundError when it does not exist; StoreError when it has become shorter since it
-    was opened."""
+    """A local file. StoreError when it has become shorter since it was opened."""
 
     def __init__(self, path: Path | str) -> None:
         self.name = str(path)

@@ -180,8 +180,7 @@ def open_contents(
     files: dict[str, FileEntry] | None = None,
     each: Callable[..., Iterable[Any]] = map,
 ) -> Contents:
-    """Reads the documents of an artifact. `files`: its files in an earlier listing; `each`: `map`, or that of
-    an executor, which reads side by side."""
+    """Reads an artifact's documents. `files`: of an earlier listing; `each`: `map`, or an executor's."""
     contents = Contents(path, list_files(store, path) if files is None else files)
     names = [name for name in contents.files if _DOCUMENT.fullmatch(name[len(path) + 1 :])]
 

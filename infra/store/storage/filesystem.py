@@ -45,8 +45,7 @@ _clock_lock = threading.Lock()
 
 
 class Filesystem:
-    """A folder on any fsspec filesystem. Paths are relative to it, with `/`. `seconds` is the time during
-    which at least one call was under way."""
+    """A folder on any fsspec filesystem, for relative paths. `seconds`: with at least one call under way."""
 
     def __init__(self, fs: fsspec.AbstractFileSystem, root: str, *, retry: Retry | None = None) -> None:
         self.fs = fs
@@ -129,8 +128,7 @@ class Filesystem:
         return self.size(path) is not None
 
     def names(self, path: str) -> list[str]:
-        """The sorted names in a folder (empty: the root); none when there is no such folder. Temporary and
-        hidden files are left out."""
+        """The sorted names in a folder (empty: the root), if there is one; no temporary or hidden files."""
         full = self.full(path) if path else self.root
 
         def ask() -> list[str]:

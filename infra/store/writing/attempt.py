@@ -100,8 +100,7 @@ class Attempt:
         )
 
     def check_lease(self) -> None:
-        """Raises LeaseLost when another attempt has taken over, for example while this one was paused. Called
-        before a marker is written or removed; takes one listing."""
+        """Raises LeaseLost when another attempt has taken over. Before each marker; takes one listing."""
         if self.job.lease is not None:
             require(self.store, self.job.path, self.job.lease, self.job.attempt)
 
@@ -276,8 +275,7 @@ def _now() -> str:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """The versions of Python and the libraries; looking them up takes 30 ms, and they do not change while a
-    process runs."""
+    """The versions of Python and the libraries; looking them up takes 30 ms."""
     versions = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:

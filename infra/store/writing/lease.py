@@ -278,8 +278,7 @@ class Lease:
 
 
 def require(store: Store, path: str, generation: int, attempt: str) -> None:
-    """Raises LeaseLost when the lease of the part at `path` is not that attempt's in that generation any
-    more. Takes one listing."""
+    """Raises LeaseLost unless the lease of the part is that attempt's. Takes one listing."""
     names = store.names(_folder(path))
     newest = _newest(names)
     others = any(
