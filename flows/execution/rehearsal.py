@@ -171,7 +171,7 @@ def _beside_plan(segment: Segment, world: int, report: RankReport) -> RankResult
 
 
 def run_ranks(tasks: list[Task], begins: Callable[[int], None] = lambda rank: None) -> list[RankReport]:
-    """Rehearses ranks, each in its own process, as many at a time as there are cores, or raises StageError."""
+    """Rehearses ranks, each in its own process, as many at a time as cores, or raises StageError."""
     reports, running = list[RankReport](), deque[Callable[[], RankReport]]()
     with contextlib.ExitStack() as started:
         for task in tasks:

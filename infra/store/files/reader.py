@@ -202,15 +202,10 @@ class CheckedFile:
             problem = f"cannot keep a copy of '{self.name}' in {target.parent}: {error}"
             raise StorageError(error.errno, problem) from error
 
-    @property
-    def place(self) -> Path:
-        """The path of a file of a store on local disk."""
+    def ensure(self) -> Path:
+        """Checks the pieces of a file on local disk that this process has not checked yet; its path."""
         assert not self.remote, "a local store"
-        return Path(self._store.full(self.name))
-
-    def ensure(self) -> None:
-        """Checks those pieces of a file on local disk that this process has not checked yet."""
-        self._local.ensure()
+        return self._local.ensure()
 
     @functools.cached_property
     def _local(self) -> LocalPieces:
@@ -275,11 +270,11 @@ class LocalPieces:
             raise DamagedError(f"'{self._file.name}' ends at byte {start + len(data)}; {before}")
         return data
 
-    def ensure(self) -> None:
+    def ensure(self) -> Path:
         spans = [(first, last) for first, last in self._file.spans() if not all(self._sound[first:last])]
         with ThreadPoolExecutor(FETCHES, "check") as pool:
-            for _ in pool.map(lambda span: self._check(*span), spans):
-                pass
+            deque(pool.map(lambda span: self._check(*span), spans), maxlen=0)
+        return Path(self._path)
 
     def _check(self, first: int, last: int) -> bytes:
         data = self._file.fetch(first, last)

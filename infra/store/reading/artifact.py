@@ -238,8 +238,7 @@ def local_file(file: CheckedFile) -> Path:
     """A local file with the checked content of a stored one: itself, or a copy in `cache_folder`, named by
     its digest. A copy is compared with the digest once per process, and made again if it differs."""
     if not file.remote:
-        file.ensure()
-        return file.place
+        return file.ensure()
     target = cache_folder() / file.record.sha256 / Path(file.name).name
     if not _is_copy(target, file):
         file.check_size()
