@@ -98,8 +98,8 @@ def collect(plan: Plan, node: Node, options: Options) -> ShownBatch:
 
     segment = node.part
     assert isinstance(segment, Segment)
-    trained = {"validation": segment.validation.model_copy(update={"interval": 0})}
-    data: Any = open_data(plan.store, references(plan, node), segment.model_copy(update=trained))
+    unvalidated = {"validation": segment.validation.model_copy(update={"interval": 0})}
+    data: Any = open_data(plan.store, references(plan, node), segment.model_copy(update=unvalidated))
     tokenizer_artifact = finished(plan, plan.graph.nodes[node.inputs["tokenizer"].name])
     tokenizer = open_tokenizer(tokenizer_artifact.local("tokenizer.json"))
     step = options.step if options.step is not None else node.start_step + 1

@@ -108,20 +108,13 @@ class SlurmJob(ClusterJob):
 
     def options(self) -> slurm.Options:
         settings, name = self.profile.slurm, f"apertus-{self.job.pipeline}-{self.job.node}"
+        resources = (settings.cpus_per_task, settings.memory, settings.time_limit)
+        before_end = f"B:USR1@{int(settings.stop_before_end.seconds)}"
         return {
-            **slurm.options(
-                settings,
-                name,
-                self.scratch / "log.txt",
-                settings.cpus_per_task,
-                settings.memory,
-                settings.time_limit,
-            ),
+            **slurm.options(settings, name, self.scratch / "log.txt", *resources),
             "nodes": self.nodes,
             "ntasks-per-node": 1,
-            "signal": (
-                None if settings.time_limit is None else f"B:USR1@{int(settings.stop_before_end.seconds)}"
-            ),
+            "signal": None if settings.time_limit is None else before_end,
             "exclude": ",".join(self.exclude) or None,
             "chdir": str(self.scratch),
             "no-requeue": True,
@@ -134,12 +127,9 @@ class SlurmJob(ClusterJob):
         on_start: Callable[[int], None] = lambda pipe: None,
     ) -> Ended:
         """Submits the job and blocks until it is over. SlurmError when sbatch refuses it."""
-        for name, text in {
-            "job.json": self.job.model_dump_json(indent=1),
-            "job.sh": self.script(),
-            "node.sh": self.node_script(),
-        }.items():
-            (self.scratch / name).write_text(text)
+        (self.scratch / "job.json").write_text(self.job.model_dump_json(indent=1))
+        (self.scratch / "job.sh").write_text(self.script())
+        (self.scratch / "node.sh").write_text(self.node_script())
         Path(self.job.progress).touch()
         tail: deque[str] = deque(maxlen=TAIL_LINES)
         over = threading.Event()
