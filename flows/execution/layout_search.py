@@ -103,12 +103,12 @@ def search(
             done.add(layout.kind)
             continue
         begins(len(best), described(layout.launch, layout.settings))
-        found = _rehearsed(layout, path, planned, run)
-        if not found.dropped and (found.memory or 0) > limit:
-            found = found.model_copy(update={"dropped": "its peak is more than the GPU has"})
+        rehearsed = _rehearsed(layout, path, planned, run)
+        if not rehearsed.dropped and (rehearsed.memory or 0) > limit:
+            rehearsed = rehearsed.model_copy(update={"dropped": "its peak is more than the GPU has"})
         else:
             done.add(layout.kind)
-        (dropped if found.dropped else best).append(found)
+        (dropped if rehearsed.dropped else best).append(rehearsed)
     if not best:
         raise StageError(_nothing(part, processes, limit, known, dropped))
     best = sorted(best, key=lambda layout: -(layout.tokens_per_second_per_gpu or 0.0))

@@ -185,8 +185,8 @@ def _origins(data: Any, sample: Any, index: int) -> list[str]:
         place = f"sequence {draw.window:,} of {samples.order.windows[draw.source]:,}, pass {draw.epoch + 1}"
         return [f"{data.names[draw.source]} ({place})"]
     if hasattr(samples, "conversations"):
-        found = samples.conversations(index)
-        return [f"{data.names[source]} (conversation {number})" for source, number in found]
+        talks = samples.conversations(index)
+        return [f"{data.names[source]} (conversation {number})" for source, number in talks]
     source, row = samples.place(index)
     rows = samples.sets[source]
     if not hasattr(sample, "rewards"):  # labelled pairs

@@ -26,6 +26,7 @@ from flows.cli.output import file_option, write
 from specs.errors import SpecError, StageError
 
 if TYPE_CHECKING:
+    from apertus_model.rehearsal.records import PartResult
     from flows.execution import rehearsal
     from flows.planning.estimate.training import PartEstimate
     from flows.planning.layouts import Layout
@@ -94,9 +95,8 @@ def rehearse(
 
         _search(longest, made, chosen, per_node, nodes, as_json, replan)
         return
-    ranks: rehearsal.Ranks | int = "first, middle and last"
-    if rank is not None or all_kinds:
-        ranks = rank if rank is not None else "all kinds"
+    kinds: rehearsal.Ranks = "all kinds" if all_kinds else "first, middle and last"
+    ranks = kinds if rank is None else rank
     results, known = [], dict[str, RankReport]()
     for estimate in parts:
 
@@ -107,11 +107,7 @@ def rehearse(
         if not as_json:
             show_part(console, results[-1])
     if report is not None:
-        from flows.report import render  # loads plotly
-
-        write(report, render(made, results), made)
-        what = f"The report of {escape(made.pipeline.name)}"
-        errors.print(f"{what} is in {escape(str(report))}", soft_wrap=True)
+        _write_report(report, made, results)
     result = rehearsal.Rehearsal(pipeline=made.pipeline.name, parts=results)
     if as_json:
         print_json(result.model_dump(mode="json"))
@@ -132,6 +128,13 @@ def _check(
         raise StageError("--report draws ranks, and --search compares layouts. Fix: leave one out")
     if nodes is not None and not search:
         raise StageError("--nodes needs --search. Fix: add --search, or change launch.processes by --set")
+
+
+def _write_report(target: Path, made: Plan, results: list[PartResult]) -> None:
+    from flows.report import render  # loads plotly
+
+    write(target, render(made, results), made)
+    errors.print(f"The report of {escape(made.pipeline.name)} is in {escape(str(target))}", soft_wrap=True)
 
 
 def _search(

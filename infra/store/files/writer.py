@@ -118,8 +118,8 @@ class Writer:
         def ask() -> None:
             size = self._store.size(self.path)
             if size != self._size:
-                found = f"the store {self._store.url} has {size or 0} bytes of '{self.path}'"
-                raise WrongLength(f"{found}, {self._size} were written")
+                stored = f"the store {self._store.url} has {size or 0} bytes of '{self.path}'"
+                raise WrongLength(f"{stored}, {self._size} were written")
 
         self._store.call(f"closing '{self.path}'", ask, size=None)
 

@@ -186,8 +186,8 @@ class Filesystem:
             if len(data) != length:
                 has = self.size(path)
                 if has is not None and has < stop:
-                    found = f"the store {self.url} has {has} bytes of it, of which {stop} are needed"
-                    raise DamagedError(f"'{path}' is damaged: {found}")
+                    left = f"the store {self.url} has {has} bytes of it, of which {stop} are needed"
+                    raise DamagedError(f"'{path}' is damaged: {left}")
                 given = f"the store {self.url} gave {len(data)} bytes of '{path}'"
                 raise WrongLength(f"{given} for {start} to {stop}")
             return data
