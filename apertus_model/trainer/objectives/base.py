@@ -23,9 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
-from apertus_model.losses.cross_entropy import (
-    VocabShard,
-)
+from apertus_model.losses.cross_entropy import VocabShard
 from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss
 from specs.model import ModelSpec
 

@@ -11,25 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from apertus_model.losses.cross_entropy import (
-    VocabShard,
-)
-from apertus_model.losses.preference import (
-    bradley_terry,
-)
-from apertus_model.losses.sequences import (
-    sequence_sums,
-    shared_sum,
-    token_rewards,
-)
+from apertus_model.losses.cross_entropy import VocabShard
+from apertus_model.losses.preference import bradley_terry
+from apertus_model.losses.sequences import sequence_sums, shared_sum, token_rewards
 from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss
-from apertus_model.trainer.objectives.base import (
-    Extras,
-    MicroBatch,
-    MicroBatchLoss,
-    Objective,
-    column,
-)
+from apertus_model.trainer.objectives.base import Extras, MicroBatch, MicroBatchLoss, Objective, column
 from specs.stages.reward_model import RewardLoss
 
 

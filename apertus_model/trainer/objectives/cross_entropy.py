@@ -9,19 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apertus_model.losses.cross_entropy import (
-    VocabShard,
-    cross_entropy,
-    label_scores,
-    total_weight,
-)
+from apertus_model.losses.cross_entropy import VocabShard, cross_entropy, label_scores, total_weight
 from apertus_model.optimizers.hook import ExtraLoss
-from apertus_model.trainer.objectives.base import (
-    Extras,
-    MicroBatch,
-    MicroBatchLoss,
-    Objective,
-)
+from apertus_model.trainer.objectives.base import Extras, MicroBatch, MicroBatchLoss, Objective
 from specs.stages.sft import InverseRl as InverseRlSpec
 
 

@@ -11,27 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from apertus_model.losses.cross_entropy import (
-    VocabShard,
-    log_probabilities,
-)
-from apertus_model.losses.preference import (
-    beta_log_partition,
-    dpo,
-    qrpo_residual,
-    sequence_beta,
-)
-from apertus_model.losses.sequences import (
-    sequence_log_probabilities,
-)
+from apertus_model.losses.cross_entropy import VocabShard, log_probabilities
+from apertus_model.losses.preference import beta_log_partition, dpo, qrpo_residual, sequence_beta
+from apertus_model.losses.sequences import sequence_log_probabilities
 from apertus_model.model.on_host import copy_to
-from apertus_model.trainer.objectives.base import (
-    Extras,
-    MicroBatch,
-    MicroBatchLoss,
-    Objective,
-    column,
-)
+from apertus_model.trainer.objectives.base import Extras, MicroBatch, MicroBatchLoss, Objective, column
 from specs.stages.dpo import DpoLoss
 from specs.stages.qrpo import QrpoLoss
 
