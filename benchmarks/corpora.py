@@ -100,7 +100,7 @@ def run(store: Store, folder: Path, kind: str, name: str, spec: dict[str, Any]) 
     attempt.begin()
     begun = processor_time()
     module: Any = {"tokenizer": tokenizer, "corpus": corpus, "conversations": conversations}[kind]
-    module.run(attempt.job, attempt, Progress(None), StopSignal())
+    module.run(attempt, Progress(None), StopSignal())
     return attempt.tasks_ended - begun, processor_time() - attempt.tasks_ended
 
 

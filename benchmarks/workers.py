@@ -72,7 +72,7 @@ def main() -> None:
 def _run(job: Job, prompts: int) -> tuple[float, float, float]:
     """Completions per second after the first unit, and of the whole; seconds until the first unit."""
     attempt, begun = Clocked(job), time.monotonic()
-    completions.run(job, attempt, Progress(None), StopSignal())
+    completions.run(attempt, Progress(None), StopSignal())
     ended = time.monotonic()
     seen = sorted(attempt.seen.values())
     return (prompts - PER_UNIT) / (seen[-1] - seen[0]), prompts / (ended - begun), seen[0] - begun

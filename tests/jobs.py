@@ -45,5 +45,5 @@ def run_stage(job: Job, attempt: type[Attempt] = Attempt, stop: StopSignal | Non
     """What the process of a stage does."""
     begun = attempt(job)
     begun.begin()
-    stage_of(job.kind).run(job, begun, Progress(job.progress), stop or StopSignal())
+    stage_of(job.kind).run(begun, Progress(job.progress), stop or StopSignal())
     return begun.artifact

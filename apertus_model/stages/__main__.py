@@ -41,7 +41,7 @@ def main(path: str) -> int:
         attempt = Attempt(job)
         attempt.begin()
         with _other_nodes(job):
-            stage.run(job, attempt, Progress(job.progress), stop)
+            stage.run(attempt, Progress(job.progress), stop)
     except Exception as error:
         if not isinstance(error, StageError):
             traceback.print_exc()

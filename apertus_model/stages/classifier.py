@@ -36,7 +36,6 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import prepare_process
 from infra.store import Artifact, Attempt
-from specs.job import Job
 from specs.scoring import CHARACTERS_PER_TOKEN
 from specs.stages.classifier import ClassifierPart, FastText
 
@@ -44,10 +43,10 @@ DRAWN, HELD_OUT = 1, 2  # purposes of `LabelledDocuments.drawn`
 Content = Floats | list[str]
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the stage. ClassifierError when no classifier can be learned from the documents."""
-    part = ClassifierPart.model_validate(job.spec)
-    prepare_process(job.launch.cpu_threads)
+    part = ClassifierPart.model_validate(attempt.job.spec)
+    prepare_process(attempt.job.launch.cpu_threads)
     documents = LabelledDocuments.labelled(
         [attempt.input_artifact(f"source:{index}") for index in range(len(part.labels))], part.labels
     )
@@ -75,7 +74,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             for language, own in ((language, held_out.of(language)) for language in languages)
         }
     reference, scored = held_out, probabilities
-    if "reference" in job.inputs:
+    if "reference" in attempt.job.inputs:
         reference = LabelledDocuments.open(attempt.input_artifact("reference"), None)
         if stored.languages is not None:
             reference = reference[np.flatnonzero(np.isin(reference.languages, stored.languages))]

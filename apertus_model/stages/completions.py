@@ -32,14 +32,13 @@ from apertus_model.work import Result, run_units
 from apertus_model.work.units import units_of
 from infra.store import Attempt
 from specs.errors import StageError
-from specs.job import Job
 from specs.stages.preference_data import CompletionsPart, Personas
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. VllmError when the spec names vLLM and it is not installed."""
-    part = CompletionsPart.model_validate(job.spec)
-    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    part = CompletionsPart.model_validate(attempt.job.spec)
+    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
     counts: Counter[str] = Counter()
     written = write_rows(attempt, "completions", _counted(read_units(units), counts))
     mean_tokens = counts["tokens"] / counts["completions"]
@@ -72,9 +71,9 @@ def model_name(attempt: Attempt, part: CompletionsPart) -> str:
 class Completions:
     """Whole batches of prompts, completed by one opened model."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        part = CompletionsPart.model_validate(job.spec)
-        self._job, self._attempt, self._sampling = job, attempt, part.sampling
+    def __init__(self, attempt: Attempt) -> None:
+        part = CompletionsPart.model_validate(attempt.job.spec)
+        self._attempt, self._sampling = attempt, part.sampling
         self._personas = DrawnPersonas(part.personas) if part.personas is not None else None
         self._prompts = Rows(attempt.input_artifact("prompts"))
         self._at_once = prompts_at_once(part.sampling, part.prompts_per_unit)
@@ -101,10 +100,10 @@ class Completions:
 
     @cached_property
     def _generator(self) -> Generator:
-        prepare_process(self._job.launch.cpu_threads)
+        prepare_process(self._attempt.job.launch.cpu_threads)
         facts = self._prompts.artifact.manifest.facts
         ids = {"end_of_turn_id": facts["end_of_turn_id"], "pad_id": facts["pad_id"]}
-        return open_generator(self._attempt, self._sampling, self._job.launch, **ids)
+        return open_generator(self._attempt, self._sampling, self._attempt.job.launch, **ids)
 
 
 work_of = Completions

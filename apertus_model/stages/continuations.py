@@ -22,16 +22,15 @@ from apertus_model.trainer.process import prepare_process
 from apertus_model.work import Result, run_units
 from apertus_model.work.units import Span, units_of
 from infra.store import Attempt
-from specs.job import Job
 from specs.stages.memorisation import ContinuationsPart
 
 MOST_PROBES = 2**32  # in a corpus
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. VllmError when the spec names vLLM and it is not installed."""
-    part = ContinuationsPart.model_validate(job.spec)
-    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    part = ContinuationsPart.model_validate(attempt.job.spec)
+    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
     written = write_rows(attempt, "continuations", read_units(units))
     progress.log(f"{written['rows']} continuations of {part.sampling.max_new_tokens} tokens")
     attempt.commit(metrics={"sequences": written["rows"]}, facts=written)
@@ -40,9 +39,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 class Continuations:
     """Whole batches of prefixes of one length, continued by one opened model."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        part = ContinuationsPart.model_validate(job.spec)
-        self._job, self._attempt, self._sampling = job, attempt, part.sampling
+    def __init__(self, attempt: Attempt) -> None:
+        part = ContinuationsPart.model_validate(attempt.job.spec)
+        self._attempt, self._sampling = attempt, part.sampling
         probes = read_probes(attempt.input_artifact("probes"), part.planted)
         self._probes: list[list[int]] = [probe.token_ids for probe in probes]
         self.units: dict[str, tuple[int, int, Span]] = {}
@@ -74,9 +73,9 @@ class Continuations:
 
     @cached_property
     def _generator(self) -> Generator:
-        prepare_process(self._job.launch.cpu_threads)
+        prepare_process(self._attempt.job.launch.cpu_threads)
         folder = local_folder(self._attempt.input_artifact("model"), self._attempt.workdir / "model")
-        return open_folder(folder, self._sampling, Endless(), self._job.launch)
+        return open_folder(folder, self._sampling, Endless(), self._attempt.job.launch)
 
 
 work_of = Continuations

@@ -31,7 +31,6 @@ from apertus_model.work import run_units
 from infra.store import Attempt
 from infra.store.inputs import SourceError
 from specs.filters import labels
-from specs.job import Job
 from specs.stages.conversations import ConversationsPart
 
 FACTS = ("vocab_size", "bos_id", "eos_id", "pad_id", "end_of_turn_id")
@@ -40,12 +39,12 @@ FACTS = ("vocab_size", "bos_id", "eos_id", "pad_id", "end_of_turn_id")
 work_of = ConversationTasks
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the stage. SourceError for a source that cannot be read or holds too little, ChatError for a
     tokenizer without chat tokens."""
-    part = ConversationsPart.model_validate(job.spec)
+    part = ConversationsPart.model_validate(attempt.job.spec)
     facts = attempt.input_artifact("tokenizer").manifest.facts
-    tasks = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    tasks = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
     conversations = AllConversations(
         [task.files for task in tasks],
         facts["vocab_size"],
@@ -99,7 +98,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             **{name: _metrics(split) for name, split in splits.items()},
         },
         facts={
-            "tokenizer": job.inputs["tokenizer"].fingerprint,
+            "tokenizer": attempt.job.inputs["tokenizer"].fingerprint,
             **{name: facts.get(name) for name in FACTS},
             **{name: split.shards for name, split in splits.items()},
             "compared": compared,

@@ -36,14 +36,13 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt
 from specs.filters import labels
-from specs.job import Job
 
 work_of = CorpusUnits
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the stage. SourceError for a source that cannot be read, or holds too little."""
-    passes = CorpusPasses(job, attempt, progress, stop)
+    passes = CorpusPasses(attempt, progress, stop)
     passes.plant()
     passes.filter()
     passes.resolve()
@@ -81,7 +80,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
             **totals,
         },
         facts={
-            "tokenizer": job.inputs["tokenizer"].fingerprint,
+            "tokenizer": attempt.job.inputs["tokenizer"].fingerprint,
             "vocab_size": facts["vocab_size"],
             "bos_id": facts["bos_id"],
             "eos_id": facts["eos_id"],

@@ -16,7 +16,6 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
-from specs.job import Job
 from specs.stages.preference_training import DistinctPromptsPart
 
 
@@ -24,9 +23,9 @@ class RepeatedPromptsError(StageError):
     """Two sets have pairs of the same prompt. The message names both and counts the prompts."""
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. RepeatedPromptsError when sets share prompts and the spec forbids it."""
-    part = DistinctPromptsPart.model_validate(job.spec)
+    part = DistinctPromptsPart.model_validate(attempt.job.spec)
     owner: dict[str, int] = {}  # by prompt: the first set that has it
     dropped: list[int] = []
     for number, name in enumerate(part.names):

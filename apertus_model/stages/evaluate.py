@@ -29,16 +29,15 @@ from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.inference import load_evaluator
 from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt
-from specs.job import Job
 from specs.model import ModelSpec
 from specs.stages.evaluate import CONTINUATIONS, SUITE, EvaluatePart
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Measures, and stores the metrics."""
-    part = EvaluatePart.model_validate(job.spec)
-    with engine_process(threads=job.launch.cpu_threads):
-        measure = Measurement(job, attempt, part)
+    part = EvaluatePart.model_validate(attempt.job.spec)
+    with engine_process(threads=attempt.job.launch.cpu_threads):
+        measure = Measurement(attempt, part)
         rank = int(os.environ["RANK"])  # a model of another architecture has no process group
         if rank != 0:
             progress = Progress(None)
@@ -55,13 +54,12 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 class Measurement:
     """One evaluation: the model, its inputs, and the files for people (`documents`, by name)."""
 
-    def __init__(self, job: Job, attempt: Attempt, part: EvaluatePart) -> None:
-        self.job = job
+    def __init__(self, attempt: Attempt, part: EvaluatePart) -> None:
         self.attempt = attempt
         self.part = part
         self.documents: dict[str, object] = {}
         self.answers: Answers | None = None
-        if "completions" in job.inputs:
+        if "completions" in attempt.job.inputs:
             self.answers = Answers.read(
                 self._artifact("prompts"), self._artifact("completions"), self._optional("rewards")
             )
@@ -99,9 +97,9 @@ class Measurement:
             metrics |= self.exposed.measure(self.evaluator, progress)
         if self.answers is not None:
             metrics |= self._compared(self.answers, progress)
-        if "against" in self.job.inputs:
+        if "against" in self.attempt.job.inputs:
             metrics |= forgetting(metrics, self._artifact("against").manifest.metrics)
-        for role in self.job.inputs:
+        for role in self.attempt.job.inputs:
             if role.startswith(SUITE):
                 of_suite = self._artifact(role).manifest.metrics
                 metrics |= {f"{role.removeprefix(SUITE)}/{name}": value for name, value in of_suite.items()}
@@ -109,7 +107,7 @@ class Measurement:
 
     def _compared(self, own: Answers, progress: Progress) -> dict[str, float]:
         """The rewards of the answers, their difference from the other model's, and the divergence from it."""
-        part, inputs = self.part, self.job.inputs
+        part, inputs = self.part, self.attempt.job.inputs
         other = None
         if "against_completions" in inputs:
             other = Answers.read(
@@ -148,16 +146,16 @@ class Measurement:
                 self.attempt.input_checkpoint(role),
                 sequence_length=self._longest(),
                 attention=self.part.attention,
-                parallel=self.job.launch.degrees,
+                parallel=self.attempt.job.launch.degrees,
                 batch_size=self.part.batch_size,
-                scratch=self.job.scratch,
+                scratch=self.attempt.job.scratch,
             )
 
     def _artifact(self, role: str) -> Artifact:
         return self.attempt.input_artifact(role)
 
     def _optional(self, role: str) -> Artifact | None:
-        return self._artifact(role) if role in self.job.inputs else None
+        return self._artifact(role) if role in self.attempt.job.inputs else None
 
     def _exposure_texts(self) -> ExposureTexts | None:
         """The canaries whose exposure is measured."""
@@ -166,7 +164,7 @@ class Measurement:
             return None
         assert canaries is not None and spec.planted is not None, "the planner states them"
         tokenizer = self._artifact("tokenizer")
-        facts, degrees = tokenizer.manifest.facts, self.job.launch.degrees
+        facts, degrees = tokenizer.manifest.facts, self.attempt.job.launch.degrees
         return ExposureTexts(
             canaries,
             read_planted(self._artifact("probes"), spec.planted),
@@ -179,4 +177,4 @@ class Measurement:
     def _passes_over_probes(self) -> float:
         """The number of training passes over the corpus with the probes, up to the checkpoint."""
         passes = self.attempt.input_checkpoint("checkpoint").facts["passes"]
-        return float(passes.get(self.job.inputs["probes"].fingerprint, 0.0))
+        return float(passes.get(self.attempt.job.inputs["probes"].fingerprint, 0.0))

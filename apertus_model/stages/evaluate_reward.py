@@ -34,18 +34,17 @@ from apertus_model.trainer.process import prepare_process
 from apertus_model.work import run_units
 from infra.store import Attempt
 from specs.errors import counts_in_words
-from specs.job import Job
 from specs.stages.evaluate_reward import OF_SOURCE, EvaluateRewardPart
 
 TOLD = ("accuracy", "ties", "length_bias", "order_bias", "outside")
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Compares the reward with the labels. RewardError when the reward cannot be opened, raises, is not a
     finite number or is constant, or when no pair is left."""
-    part = EvaluateRewardPart.model_validate(job.spec)
+    part = EvaluateRewardPart.model_validate(attempt.job.spec)
     put_constitution(part.reward, attempt)
-    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
     summary = AgreementSummary(part.source_names)
     facts = write_rows(attempt, "pairs", map(summary.add, read_units(units)))
     metrics = summary.metrics(part.seed)
@@ -56,9 +55,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 class JudgedPairs(ConversationRows):
     """Ranges of pairs, whose completions one opened reward scores."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        super().__init__(job, attempt)
-        self._part = part = EvaluateRewardPart.model_validate(job.spec)
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(attempt)
+        self._part = part = EvaluateRewardPart.model_validate(attempt.job.spec)
         self._add_units("pairs", part.split, part.pairs_per_unit, part.limit)
 
     def _conversations(self, unit: ConversationRange) -> Iterator[Conversation]:
@@ -83,7 +82,7 @@ class JudgedPairs(ConversationRows):
 
     @cached_property
     def _reward(self) -> Reward:
-        prepare_process(self._job.launch.cpu_threads)
+        prepare_process(self._attempt.job.launch.cpu_threads)
         return open_of_part(self._part.reward, self._attempt)
 
 

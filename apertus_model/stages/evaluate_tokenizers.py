@@ -17,22 +17,21 @@ from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt
 from infra.store.inputs import SourceError
 from specs.errors import did_you_mean
-from specs.job import Job
 from specs.stages.evaluate_tokenizers import COUNTS, OF_VOCABULARY, EvaluateTokenizersPart
 from specs.tokenizer_comparison import Comparison
 
 TOLD = ("tokens_per_line", "tokens_per_byte", "parity", "gini")
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Compares the tokenizers and stores the measures. SourceError when the text lacks the language of
     `parity_to`."""
-    part = EvaluateTokenizersPart.model_validate(job.spec)
+    part = EvaluateTokenizersPart.model_validate(attempt.job.spec)
     progress.update(0, 1, "comparisons")
     text = _text(attempt.input_artifact("text"), part)
     counted = {
         role.removeprefix(COUNTS): _counted(attempt.input_artifact(role))
-        for role in job.inputs
+        for role in attempt.job.inputs
         if role.startswith(COUNTS)
     }
     comparison = compare(text, counted, part.against)

@@ -36,7 +36,6 @@ from apertus_model.trainer.process import engine_process
 from infra.store import Artifact, Attempt, Checkpoint
 from specs.errors import StageError
 from specs.hugging_face import architecture, hugging_face_config, older_rope, own_class, own_file
-from specs.job import Job
 from specs.model import ModelSpec
 from specs.stages.export import ExportPart
 
@@ -45,19 +44,20 @@ class ExportError(StageError):
     """The folder and the trained model differ."""
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Writes, verifies and commits the folder. ExportError when the logits differ by more than the
     tolerance."""
-    part = ExportPart.model_validate(job.spec)
+    part = ExportPart.model_validate(attempt.job.spec)
     checkpoint = attempt.input_checkpoint("checkpoint")
     tokenizer = attempt.input_artifact("tokenizer")
     folder = attempt.workdir / "model"
-    with engine_process(threads=job.launch.cpu_threads):
+    with engine_process(threads=attempt.job.launch.cpu_threads):
         with attempt.store.timed():
             write_folder(checkpoint, part, tokenizer, folder)
         progress.update(1, 4, "steps")
+        job, length = attempt.job, part.sequence_length
+        exported = job.inputs["checkpoint"]
         evaluations = [ref for role, ref in job.inputs.items() if role.startswith("evaluation:")]
-        exported, length = job.inputs["checkpoint"], part.sequence_length
         card = model_card(
             attempt.store, exported, evaluations, title=job.pipeline, model=part.model, sequence_length=length
         )

@@ -30,16 +30,15 @@ from apertus_model.trainer.process import prepare_process
 from apertus_model.work import Result, run_units
 from infra.store import Attempt
 from infra.store.inputs import SourceError
-from specs.job import Job
 from specs.stages.classifier import FeaturesPart
 
 COLUMNS = [("hash", pa.uint64()), ("label", pa.string()), ("language", pa.string())]
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. SourceError for a source without documents or labels."""
-    part = FeaturesPart.model_validate(job.spec)
-    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    part = FeaturesPart.model_validate(attempt.job.spec)
+    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
     documents = sum(unit.data for unit in units)
     shards = put_shards(attempt, units, "features", part.source, documents)
     progress.log(f"{documents} documents")
@@ -49,9 +48,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 class Features:
     """Tasks of files, whose texts one encoder embeds."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        self._job, self._attempt = job, attempt
-        self._part = FeaturesPart.model_validate(job.spec)
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._part = FeaturesPart.model_validate(attempt.job.spec)
         self.units = files_of_tasks(self._part, "features")
 
     def run(self, key: str) -> Result:
@@ -101,7 +100,7 @@ class Features:
     def _encoder(self) -> Transformer | None:
         if self._part.encoder is None:
             return None
-        prepare_process(self._job.launch.cpu_threads)
+        prepare_process(self._attempt.job.launch.cpu_threads)
         return open_encoder(self._part.encoder, self._attempt.workdir)
 
 

@@ -43,7 +43,6 @@ from apertus_model.trainer.process import prepare_process
 from apertus_model.work import Result, run_units
 from apertus_model.work.units import units_of
 from infra.store import Attempt
-from specs.job import Job
 from specs.stages.harness import REQUESTS_PER_UNIT, TASK_FILES, HarnessPart
 
 ENVIRONMENT = {
@@ -57,12 +56,12 @@ DATA = "data:"
 ROWS = "rows.jsonl"
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. HarnessError when the harness is missing, or a task cannot be run; SandboxError or
     RewardError, before the model is loaded, when the suite's sandbox or classifier cannot be opened."""
-    part = HarnessPart.model_validate(job.spec)
+    part = HarnessPart.model_validate(attempt.job.spec)
     os.environ["HF_DATASETS_CACHE"] = str(attempt.workdir / "cache")
-    work = work_of(job, attempt)
+    work = work_of(attempt)
     try:
         from apertus_model.evaluation.harness.collector import Asked, Collector
     except ImportError as error:
@@ -74,7 +73,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
     if part.include is not None:
         include = copy_folder(part.include, attempt.workdir / "tasks", TASK_FILES)
         check_tasks(include)
-    names = [role.removeprefix(DATA) for role in job.inputs if role.startswith(DATA)]
+    names = [role.removeprefix(DATA) for role in attempt.job.inputs if role.startswith(DATA)]
     datasets = None
     if names:
         assert part.datasets is not None, "the planner states the folder of data sets"
@@ -123,11 +122,11 @@ class HarnessUnits:
     not mistaken for answers to these.
     """
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
+    def __init__(self, attempt: Attempt) -> None:
         os.environ.update(ENVIRONMENT)
-        prepare_process(job.launch.cpu_threads)
-        self._job, self._attempt = job, attempt
-        self._part = HarnessPart.model_validate(job.spec)
+        prepare_process(attempt.job.launch.cpu_threads)
+        self._attempt = attempt
+        self._part = HarnessPart.model_validate(attempt.job.spec)
         self.units: dict[str, None] = {}
         self._read: tuple[str, list[Any]] = "", []
 
@@ -166,7 +165,7 @@ class HarnessUnits:
         from apertus_model.evaluation.harness.model import open_model
 
         folder = local_folder(self._attempt.input_artifact("model"), self._attempt.workdir / "model")
-        return open_model(folder, self._part, self._job.launch.tensor_parallel)
+        return open_model(folder, self._part, self._attempt.job.launch.tensor_parallel)
 
     def _counted(self, requests: list[Any], answers: list[Any]) -> dict[str, int]:
         """The numbers of tokens in the requests, and in the answers that are text."""

@@ -22,17 +22,16 @@ from apertus_model.trainer.checkpoint import STEP, raise_cause
 from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.process import engine_process
 from infra.store import Attempt
-from specs.job import Job
 from specs.stages.import_model import ImportModelPart
 
 RESULT = 1  # the step of the checkpoint
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Copies the weights. HuggingFaceError for a folder that does not hold the weights of its config."""
-    part = ImportModelPart.model_validate(job.spec)
+    part = ImportModelPart.model_validate(attempt.job.spec)
     writer = CheckpointWriter(attempt.store, attempt.folder(attempt.checkpoint_folder(RESULT)))
-    with engine_process(threads=job.launch.cpu_threads), attempt.store.timed():
+    with engine_process(threads=attempt.job.launch.cpu_threads), attempt.store.timed():
         stored = FolderWeights(part.url, part.model, attempt.workdir / "shards")
         save_weights(
             stored, part, writer, on_tensor=lambda done, total: progress.update(done, total, "tensors")

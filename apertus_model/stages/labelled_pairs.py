@@ -35,7 +35,6 @@ from apertus_model.stop import StopSignal
 from apertus_model.work import Result, run_units
 from infra.store import Attempt
 from specs.errors import StageError, counts_in_words
-from specs.job import Job
 from specs.stages.reward_model import LabelledPairsPart
 
 SPLITS: tuple[Split, ...] = ("train", "validation")
@@ -45,10 +44,10 @@ class LabelledPairsError(StageError):
     """No pair is left to train on. The message counts the reasons."""
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. LabelledPairsError when there is no pair in the training split."""
-    part = LabelledPairsPart.model_validate(job.spec)
-    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    part = LabelledPairsPart.model_validate(attempt.job.spec)
+    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
     metrics: dict[str, Any] = {}
     for split in SPLITS:
         chosen = [unit for unit in units if unit.data == split]
@@ -93,9 +92,9 @@ def write_pairs(rows: Iterable[Row], folder: Path, split: Split) -> tuple[Counte
 class PairReader(EncodedConversations):
     """A reader of conversations as pairs, or as `{"dropped": reason}`. The data of a unit are its split."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        super().__init__(job, attempt)
-        self._part = LabelledPairsPart.model_validate(job.spec)
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(attempt)
+        self._part = LabelledPairsPart.model_validate(attempt.job.spec)
         for split in SPLITS:
             self._add_units(split, split, self._part.pairs_per_unit)
 

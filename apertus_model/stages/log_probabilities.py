@@ -28,7 +28,6 @@ from apertus_model.trainer.inference import load_evaluator
 from apertus_model.trainer.process import engine_process
 from apertus_model.work.units import units_of
 from infra.store import Attempt
-from specs.job import Job
 from specs.stages.distill import TeacherTokensPart
 from specs.stages.preference_data import LogProbabilitiesPart
 
@@ -36,17 +35,17 @@ if TYPE_CHECKING:
     from apertus_model.data.preferences.samples import PreferenceSamples
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Computes the missing units, and commits the artifact."""
     from apertus_model.data.preferences.samples import PreferenceSamples
 
-    part = LogProbabilitiesPart.model_validate(job.spec)
+    part = LogProbabilitiesPart.model_validate(attempt.job.spec)
     pairs = attempt.input_artifact("pairs")
-    pad_id, sides = pairs.manifest.facts["pad_id"], sides_of(job.inputs["pairs"])
+    pad_id, sides = pairs.manifest.facts["pad_id"], sides_of(attempt.job.inputs["pairs"])
     length = part.sequence_length
     rows = PreferenceSamples.open(pairs, None, sequence_length=length, pad_id=pad_id, sides=sides)
-    with engine_process(threads=job.launch.cpu_threads):
-        evaluator = as_in_training(part, job, attempt)
+    with engine_process(threads=attempt.job.launch.cpu_threads):
+        evaluator = as_in_training(part, attempt)
         first = dist.get_rank() == 0
         spans = units_of("rows", rows.rows, part.sequences_per_unit)
         units = {key: range(*span) for key, span in spans.items()}
@@ -71,7 +70,7 @@ def missing_units(
             progress.update(number, len(units), "units")
 
 
-def as_in_training(part: LogProbabilitiesPart | TeacherTokensPart, job: Job, attempt: Attempt) -> Evaluator:
+def as_in_training(part: LogProbabilitiesPart | TeacherTokensPart, attempt: Attempt) -> Evaluator:
     """The model of a part, in the engine and the precision of training. Collective."""
     with attempt.store.timed():
         return load_evaluator(
@@ -81,7 +80,7 @@ def as_in_training(part: LogProbabilitiesPart | TeacherTokensPart, job: Job, att
             attention=part.attention,
             parallel=part.parallel,
             batch_size=part.batch_size,
-            scratch=job.scratch,
+            scratch=attempt.job.scratch,
             dtype=part.precision.param,
             same_length=True,
         )

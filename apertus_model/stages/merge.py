@@ -36,16 +36,15 @@ from apertus_model.trainer.checkpoint_writer import CheckpointWriter
 from apertus_model.trainer.config import COLLECTIVE_TIMEOUT_SECONDS
 from apertus_model.trainer.process import engine_process
 from infra.store import Attempt, Checkpoint
-from specs.job import Job
 from specs.stages.merge import MergePart
 
 RESULT = 1  # the step of the checkpoint
 HALF = 16  # bits by which magnitudes are counted at a time
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Merges the checkpoints, and commits the result."""
-    part = MergePart.model_validate(job.spec)
+    part = MergePart.model_validate(attempt.job.spec)
     writer = CheckpointWriter(attempt.store, attempt.folder(attempt.checkpoint_folder(RESULT)))
     parents = [attempt.input_checkpoint(f"checkpoint:{index}") for index in range(len(part.weights))]
 
@@ -53,7 +52,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
         if dist.get_rank() == 0:
             progress.update(done, total, "tensors")
 
-    with engine_process(threads=job.launch.cpu_threads):
+    with engine_process(threads=attempt.job.launch.cpu_threads):
         with attempt.store.timed():
             merge_checkpoints(
                 part,
@@ -61,7 +60,7 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
                 attempt.input_checkpoint("base") if part.method != "average" else None,
                 writer=writer,
                 step=RESULT,
-                scratch=job.scratch,
+                scratch=attempt.job.scratch,
                 on_tensor=on_tensor,
             )
         if dist.get_rank() == 0:

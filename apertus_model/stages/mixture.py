@@ -17,7 +17,7 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt, Store
 from specs.errors import StageError
-from specs.job import InputRef, Job
+from specs.job import InputRef
 from specs.stages.domain_weights import in_parts
 from specs.stages.mixture import MixturePart, integers
 
@@ -28,13 +28,13 @@ class MixtureError(StageError):
     """Corpora that cannot be mixed."""
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the stage. MixtureError when the corpora were tokenised with different tokenizers."""
-    part = MixturePart.model_validate(job.spec)
-    inputs = [job.inputs[f"source:{index}"] for index in range(len(part.weights))]
+    part = MixturePart.model_validate(attempt.job.spec)
+    inputs = [attempt.job.inputs[f"source:{index}"] for index in range(len(part.weights))]
     input_weights = part.weights
     if part.learned:
-        learned = in_parts(_learned(attempt.store, job.inputs["learned"]))
+        learned = in_parts(_learned(attempt.store, attempt.job.inputs["learned"]))
         input_weights = [learned[position] for position in part.learned]
     weights: dict[str, Fraction] = {}
     corpora: dict[str, MixtureSource] = {}

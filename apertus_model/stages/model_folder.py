@@ -15,14 +15,13 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt
 from infra.store.inputs import SourceError
-from specs.job import Job
 from specs.sources import resolve_url
 from specs.stages.model_folder import ModelFolderPart
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Copies the files. SourceError when one cannot be read."""
-    part = ModelFolderPart.model_validate(job.spec)
+    part = ModelFolderPart.model_validate(attempt.job.spec)
     url = resolve_url(part.url).rstrip("/")
     fs, _ = fsspec.core.url_to_fs(url)
     present = [name for name in part.files if fs.exists(f"{url}/{name}")]

@@ -15,12 +15,11 @@ from apertus_model.data.tokens.stream import split_files
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt
-from specs.job import Job
 from specs.stages.packing import PackingPart
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    length = PackingPart.model_validate(job.spec).sequence_length
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+    length = PackingPart.model_validate(attempt.job.spec).sequence_length
     files = split_files(attempt.input_artifact("corpus"), "train")
     folder = attempt.workdir / "rows"
     writer = RowsWriter(folder, length)

@@ -44,7 +44,6 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt
 from specs.errors import StageError
-from specs.job import Job
 from specs.rewards import RewardSpec
 from specs.stages.preference_data import PairsPart
 
@@ -55,9 +54,9 @@ class PairsError(StageError):
     """No prompt has a pair. The message counts the reasons, or names a reward that prefers none."""
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. PairsError when there is no pair at all."""
-    part = PairsPart.model_validate(job.spec)
+    part = PairsPart.model_validate(attempt.job.spec)
     prompts, completions, rewards = (
         Rows(attempt.input_artifact(role)) for role in ("prompts", "completions", "rewards")
     )

@@ -26,7 +26,6 @@ from apertus_model.stop import StopSignal
 from infra.store import Attempt
 from infra.store.inputs import SourceError
 from specs.errors import did_you_mean
-from specs.job import Job
 from specs.sources import SourceSpec
 from specs.stages.evaluate_tokenizers import ENDS, ParallelTextPart
 
@@ -36,9 +35,9 @@ NO_LANGUAGES = {end.strip("/") for end in ENDS}
 NAMED = 3  # languages that an error names
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. SourceError for text that is not parallel."""
-    part = ParallelTextPart.model_validate(job.spec)
+    part = ParallelTextPart.model_validate(attempt.job.spec)
     progress.update(0, 1, "texts")
     text = read_parallel(part)
     rows = write_rows(attempt, "lines", ({"id": id_, "texts": line} for id_, line in text.lines.items()))

@@ -15,26 +15,25 @@ from apertus_model.stop import StopSignal
 from apertus_model.trainer.inference import load_evaluator
 from apertus_model.trainer.process import engine_process
 from infra.store import Attempt
-from specs.job import Job
 from specs.stages.probe import ProbePart
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Measures, and stores the metrics."""
-    part = ProbePart.model_validate(job.spec)
-    with engine_process(threads=job.launch.cpu_threads):
+    part = ProbePart.model_validate(attempt.job.spec)
+    with engine_process(threads=attempt.job.launch.cpu_threads):
         with attempt.store.timed():
             evaluator = load_evaluator(
                 part.model,
                 attempt.input_checkpoint("checkpoint"),
                 sequence_length=part.sequence_length,
                 attention=part.attention,
-                parallel=job.launch.degrees,
+                parallel=attempt.job.launch.degrees,
                 batch_size=part.batch_size,
-                scratch=job.scratch,
+                scratch=attempt.job.scratch,
             )
         first = torch.distributed.get_rank() == 0
-        sources = [attempt.input_artifact(role) for role in job.inputs if role.startswith("source:")]
+        sources = [attempt.input_artifact(role) for role in attempt.job.inputs if role.startswith("source:")]
         samples = [
             sample
             for source in sources

@@ -40,7 +40,6 @@ from apertus_model.stop import StopSignal
 from apertus_model.work import run_units
 from infra.store import Attempt
 from specs.errors import StageError, counts_in_words
-from specs.job import Job
 from specs.stages.preference_data import PromptsPart
 
 ID_BYTES = 16
@@ -50,10 +49,10 @@ class PromptsError(StageError):
     """No prompt is left. The message counts the reasons."""
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. PromptsError when no prompt is left."""
-    part = PromptsPart.model_validate(job.spec)
-    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    part = PromptsPart.model_validate(attempt.job.spec)
+    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
     files = [unit.files["rows.jsonl"] for unit in units]
     counts: Counter[str] = Counter()
     facts = write_rows(attempt, "prompts", _merge(part, files, counts))
@@ -70,9 +69,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 class PromptReader(EncodedConversations):
     """A reader of candidate rows: each is a prompt, or `{"dropped": reason}`."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        super().__init__(job, attempt)
-        self._part = PromptsPart.model_validate(job.spec)
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(attempt)
+        self._part = PromptsPart.model_validate(attempt.job.spec)
         self._add_units("conversations", self._part.split, self._part.prompts_per_unit)
 
     def _row(self, conversation: Conversation, number: int) -> Row:

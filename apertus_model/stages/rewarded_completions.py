@@ -26,7 +26,6 @@ from apertus_model.stop import StopSignal
 from apertus_model.work import run_units
 from infra.store import Attempt
 from specs.errors import StageError, counts_in_words
-from specs.job import Job
 from specs.stages.rewarded_completions import RewardedCompletionsPart
 
 FEWEST = 2  # reference rewards, as for pairs
@@ -36,10 +35,10 @@ class RewardedCompletionsError(StageError):
     """No completion is left. The message counts the reasons."""
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. RewardedCompletionsError when there is no completion to train on."""
-    part = RewardedCompletionsPart.model_validate(job.spec)
-    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    part = RewardedCompletionsPart.model_validate(attempt.job.spec)
+    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
     dropped: Counter[str] = Counter()
     kept: list[float] = []
     people = attempt.workdir / "completions.jsonl"
@@ -75,9 +74,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 class CompletionReader(EncodedConversations):
     """A reader of rows `{"completions", "dropped"}`."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        super().__init__(job, attempt)
-        self._part = RewardedCompletionsPart.model_validate(job.spec)
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(attempt)
+        self._part = RewardedCompletionsPart.model_validate(attempt.job.spec)
         self._add_units("conversations", "train", self._part.completions_per_unit)
 
     def _row(self, conversation: Conversation, number: int) -> Row:

@@ -28,18 +28,17 @@ from apertus_model.trainer.process import prepare_process
 from apertus_model.work import Result, run_units
 from apertus_model.work.units import units_of
 from infra.store import Attempt
-from specs.job import Job
 from specs.rewards import RewardSpec
 from specs.stages.preference_data import RewardsPart
 
 CONSTITUTION = "constitution.txt"
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. RewardError for a reward that cannot be opened, raises, or is not a finite number."""
-    part = RewardsPart.model_validate(job.spec)
+    part = RewardsPart.model_validate(attempt.job.spec)
     put_constitution(part.reward, attempt)
-    units = run_units(work_of(job, attempt), attempt, stop, progress, processes=part.WORKERS)
+    units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
     summary = RewardSummary()
     facts = write_rows(attempt, "rewards", map(summary.add, read_units(units)))
     metrics = summary.metrics()
@@ -50,9 +49,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 class RewardUnits:
     """Ranges of prompts, whose completions one opened reward scores."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        part = RewardsPart.model_validate(job.spec)
-        self._job, self._attempt, self._spec = job, attempt, part.reward
+    def __init__(self, attempt: Attempt) -> None:
+        part = RewardsPart.model_validate(attempt.job.spec)
+        self._attempt, self._spec = attempt, part.reward
         self._prompts, self._completions = (
             Rows(attempt.input_artifact(role)) for role in ("prompts", "completions")
         )
@@ -72,7 +71,7 @@ class RewardUnits:
 
     @cached_property
     def _reward(self) -> Reward:
-        prepare_process(self._job.launch.cpu_threads)
+        prepare_process(self._attempt.job.launch.cpu_threads)
         return open_of_part(self._spec, self._attempt)
 
 

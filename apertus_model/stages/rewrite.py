@@ -9,13 +9,12 @@ from __future__ import annotations
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt
-from specs.job import Job
 from specs.stages.rewrite import RewritePart
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Stores the number of layers that run, and the number of steps in which they run."""
-    model = RewritePart.model_validate(job.spec).model
+    model = RewritePart.model_validate(attempt.job.spec).model
     steps = len(model.schedule)
     progress.log(f"{model.layer_runs} layers in {steps} steps")
     attempt.commit(metrics={"layers": model.layer_runs, "steps": steps})

@@ -27,18 +27,17 @@ from apertus_model.stop import StopSignal
 from apertus_model.trainer.process import prepare_process
 from apertus_model.work import Result, run_units
 from infra.store import Artifact, Attempt
-from specs.job import Job
 from specs.stages.scores import ScoresPart
 
 SCHEMA = pa.schema([("file", pa.int32()), ("hash", pa.uint64()), ("score", pa.float32())])
 BINS = 20
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. ClassifierError for a model that cannot score, SourceError for a source without
     documents."""
-    part = ScoresPart.model_validate(job.spec)
-    work = work_of(job, attempt)
+    part = ScoresPart.model_validate(attempt.job.spec)
+    work = work_of(attempt)
     units = run_units(work, attempt, stop, progress, processes=part.WORKERS)
     histogram = np.sum([unit.data["histogram"] for unit in units], axis=0)
     without = sum(unit.data["without"] for unit in units)
@@ -61,9 +60,9 @@ def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> Non
 class Scores:
     """Tasks of files, whose documents one model scores."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        self._job, self._attempt = job, attempt
-        self._part = ScoresPart.model_validate(job.spec)
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._part = ScoresPart.model_validate(attempt.job.spec)
         self.units = files_of_tasks(self._part, "scores")
         self._places = {path: place for place, path in enumerate(self._part.listing)}
         if not self._places:
@@ -78,7 +77,8 @@ class Scores:
     @property
     def classifier(self) -> Artifact | None:
         """The classifier that a stage trained; None without such an input."""
-        return self._attempt.input_artifact("classifier") if "classifier" in self._job.inputs else None
+        given = "classifier" in self._attempt.job.inputs
+        return self._attempt.input_artifact("classifier") if given else None
 
     def run(self, key: str) -> Result:
         """Scores a task. The data of the unit are the numbers of documents in `BINS` bins of the score from 0
@@ -123,7 +123,7 @@ class Scores:
     @cached_property
     def _scorer(self) -> Scorer:
         if self._part.method != "fasttext":
-            prepare_process(self._job.launch.cpu_threads)
+            prepare_process(self._attempt.job.launch.cpu_threads)
         return open_scorer(self._part, self.classifier, self._attempt.workdir)
 
 

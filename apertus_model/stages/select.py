@@ -18,7 +18,6 @@ from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
-from specs.job import Job
 from specs.stages.select import SelectPart
 
 
@@ -26,10 +25,10 @@ class SelectError(StageError):
     """No candidate can be chosen; the message names the missing metric and its candidate."""
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Compares the candidates and stores the choice. SelectError when there is nothing to compare."""
-    part = SelectPart.model_validate(job.spec)
-    values = [_value(job, attempt, part, index) for index in range(len(part.names))]
+    part = SelectPart.model_validate(attempt.job.spec)
+    values = [_value(attempt, part, index) for index in range(len(part.names))]
     chosen = choose(values, part.best)
     for name, value in zip(part.names, values, strict=True):
         progress.log(f"{part.metric} of {name}: {value:.6g}")
@@ -52,10 +51,10 @@ def choose(values: Sequence[float], best: Literal["lowest", "highest"]) -> int:
     return min(finite, key=lambda index: (sign * values[index], index))
 
 
-def _value(job: Job, attempt: Attempt, part: SelectPart, index: int) -> float:
+def _value(attempt: Attempt, part: SelectPart, index: int) -> float:
     """The metric of a candidate: from its evaluation, or from the facts of the checkpoint."""
     name = part.names[index]
-    if f"evaluation:{index}" in job.inputs:
+    if f"evaluation:{index}" in attempt.job.inputs:
         metrics: Mapping[str, float] = attempt.input_artifact(f"evaluation:{index}").manifest.metrics
         if part.metric not in metrics:
             raise SelectError(
@@ -63,7 +62,7 @@ def _value(job: Job, attempt: Attempt, part: SelectPart, index: int) -> float:
                 f" {', '.join(sorted(metrics))}"
             )
         return float(metrics[part.metric])
-    read = job.inputs[f"checkpoint:{index}"]
+    read = attempt.job.inputs[f"checkpoint:{index}"]
     assert read.path is not None and read.step is not None, "the launcher gives folder and step"
     loss = Artifact(attempt.store, read.path).checkpoint(read.step).validation_loss(part.metric)
     if loss is None:

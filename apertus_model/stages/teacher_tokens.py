@@ -24,16 +24,15 @@ from apertus_model.trainer.evaluator import Evaluator
 from apertus_model.trainer.process import engine_process
 from apertus_model.work.units import units_of
 from infra.store import Attempt
-from specs.job import Job
 from specs.stages.distill import TeacherTokensPart
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Computes the missing units, and commits the artifact."""
-    part = TeacherTokensPart.model_validate(job.spec)
-    samples = open_mixture(attempt.store, job.inputs, part).samples
-    with engine_process(threads=job.launch.cpu_threads):
-        evaluator = as_in_training(part, job, attempt)
+    part = TeacherTokensPart.model_validate(attempt.job.spec)
+    samples = open_mixture(attempt.store, attempt.job.inputs, part).samples
+    with engine_process(threads=attempt.job.launch.cpu_threads):
+        evaluator = as_in_training(part, attempt)
         first = dist.get_rank() == 0
         spans = units_of("samples", part.samples, part.samples_per_unit)
         units = {key: range(*span) for key, span in spans.items()}

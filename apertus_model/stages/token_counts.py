@@ -18,14 +18,13 @@ from apertus_model.stop import StopSignal
 from apertus_model.tokenizer_files import open_tokenizer
 from infra.store import Attempt
 from infra.store.inputs import SourceError
-from specs.job import Job
 from specs.sources import resolve_url
 from specs.stages.evaluate_tokenizers import TokenCountsPart
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the part. SourceError for a folder without a usable tokenizer."""
-    part = TokenCountsPart.model_validate(job.spec)
+    part = TokenCountsPart.model_validate(attempt.job.spec)
     if part.path is None:
         tokenizer = open_tokenizer(attempt.input_artifact("tokenizer").local("tokenizer.json"))
     else:

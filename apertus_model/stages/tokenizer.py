@@ -33,7 +33,6 @@ from infra.store.inputs import SourceError
 from specs.errors import counts_in_words
 from specs.foreign import ForeignError, checked, parse_json, read_local
 from specs.hugging_face_files import TokenizerConfig
-from specs.job import Job
 from specs.sources import SourceSpec, resolve_url
 from specs.stages.tokenizer import TokenizerPart
 
@@ -41,10 +40,10 @@ TRIED = " A\tb\n\n \u00c9 e\u0301 \ufb01 \uff11234 \u65e5\u672c don't <x>  \u258
 """A text with what normalisers and pre-tokenisers change: spaces, case, accents, widths, digits, scripts."""
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Runs the stage. SourceError for a source without text, and for a folder that holds no usable tokenizer
     or that transformers opens as another one; TokenizerError for one that cannot be opened."""
-    part = TokenizerPart.model_validate(job.spec)
+    part = TokenizerPart.model_validate(attempt.job.spec)
     metrics: dict[str, Any] = {}
     if part.path is not None:
         folder = _import(part.path, attempt.workdir)

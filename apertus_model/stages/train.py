@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict
 from statistics import median_high
 from typing import Any
@@ -39,7 +39,6 @@ from infra.store import Artifact, Attempt, Checkpoint, Store, StoreError
 from infra.store.writing.lease import LeaseLost
 from infra.store.writing.retention import prune
 from specs.anomalies import Event, StoredEvent
-from specs.job import Job
 from specs.stages import segment_of
 from specs.stages.training import Segment
 
@@ -58,32 +57,23 @@ RESUMED_METRICS = ("loss", "grad_norm", "lr", "masked_share")
 NOT_METRICS = ("passes", "data", "anomalies", "checkpoints", "objective")
 
 
-def run(job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     """Trains the segment to its end, or until a stop is requested, which leaves a checkpoint and no
     manifest."""
-    segment = segment_of(job.kind).model_validate(job.spec)
-    launch = job.launch
+    launch = attempt.job.launch
     if launch.stop_before_end is not None:
         stop.before_end(launch.stop_before_end.seconds)
     hang_seconds = launch.hang_timeout.seconds if launch.hang_timeout else None
     with engine_process(launch.cpu_threads) as world_size:
-        watch = HangWatch(job.scratch, int(os.environ["RANK"]), hang_seconds)
-        try:
-            _train(job, attempt, progress, stop, segment, watch, world_size)
-        finally:
-            watch.close()
+        rank = int(os.environ["RANK"])
+        with closing(HangWatch(attempt.job.scratch, rank, hang_seconds)) as watch:
+            _train(attempt, progress, stop, watch, world_size)
 
 
-def _train(
-    job: Job,
-    attempt: Attempt,
-    progress: Progress,
-    stop: StopSignal,
-    segment: Segment,
-    watch: HangWatch,
-    world_size: int,
-) -> None:
+def _train(attempt: Attempt, progress: Progress, stop: StopSignal, watch: HangWatch, world_size: int) -> None:
     watch.heartbeat(SLOW_FACTOR)
+    job = attempt.job
+    segment = segment_of(job.kind).model_validate(job.spec)
     first_rank = os.environ["RANK"] == "0"
     data = open_data(attempt.store, job.inputs, segment)
     tracker = Tracker.open(job) if first_rank else Tracker({})
@@ -110,7 +100,7 @@ def _train(
     continued = facts if job.resume_step is not None else before if segment.start_step > 0 else {}
     lifecycle = Lifecycle(
         begin_step=job.resume_step if job.resume_step is not None else segment.start_step,
-        source=starting_point(job, segment, attempt),
+        source=starting_point(segment, attempt),
         storage=checkpoints,
         stop_requested=lambda: stop.requested,
         scratch=job.scratch,
@@ -140,15 +130,15 @@ def _train(
         )
 
 
-def starting_point(job: Job, segment: Segment, attempt: Attempt) -> CheckpointSource | None:
+def starting_point(segment: Segment, attempt: Attempt) -> CheckpointSource | None:
     """The checkpoint to load; None for new weights.
 
     A segment that continues its phase takes over everything; the first segment of a phase takes the weights,
     with the adapters that the parent has added to them, and whatever else `carry` names.
     """
-    if job.resume_step is not None:
-        return CheckpointSource(attempt.artifact.checkpoint(job.resume_step), job.resume_step, optimizer=True)
-    if "parent" not in job.inputs:
+    if (step := attempt.job.resume_step) is not None:
+        return CheckpointSource(attempt.artifact.checkpoint(step), step, optimizer=True)
+    if "parent" not in attempt.job.inputs:
         return None
     parent = attempt.input_checkpoint("parent")
     continues = segment.start_step > 0

@@ -1,7 +1,7 @@
 """Work that is cut into independent, restartable units, and the workers that share them: processes on this
 machine, a Slurm job array, or an Indexed Job of Kubernetes.
 
-A stage module whose work is cut into units has `work_of(job, attempt)`, which returns its `Work`; a worker
+A stage module whose work is cut into units has `work_of(attempt)`, which returns its `Work`; a worker
 calls the same function. The stage calls `run_units` and reads the results. A new kind needs nothing else.
 
 Invariant: a unit that is in the store does not run again. Workers commit their units themselves, so a worker

@@ -94,10 +94,10 @@ class CommittedUnit:
         return self._attempt.unit_files(self._key, self._unit)
 
 
-def open_work(job: Job, attempt: Attempt) -> Work:
+def open_work(attempt: Attempt) -> Work:
     with quick_imports():
-        stage = importlib.import_module(f"apertus_model.stages.{job.kind}")
-    return stage.work_of(job, attempt)
+        stage = importlib.import_module(f"apertus_model.stages.{attempt.job.kind}")
+    return stage.work_of(attempt)
 
 
 def commit_result(work: Work, key: str, attempt: Attempt) -> None:

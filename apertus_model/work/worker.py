@@ -41,7 +41,7 @@ def run_share(job: Job, keys: Iterable[str]) -> Generator[str, None, None]:
     name = uuid.uuid4().hex[:8]
     own = job.model_copy(update={"scratch": str(Path(job.scratch) / f"worker-{name}")})
     attempt = Attempt(own, worker=name)
-    work = open_work(own, attempt)
+    work = open_work(attempt)
     for key in keys:
         if attempt.unit(key) is None:
             commit_result(work, key, attempt)

@@ -47,9 +47,9 @@ def add_histogram(builder, name):
 from infra.store import Artifact
 from specs.stages.histogram import HistogramPart
 
-def run(job, attempt, progress, stop):
-    part = HistogramPart.model_validate(job.spec)
-    tokenizer = Artifact(attempt.store, job.inputs["tokenizer"].path)
+def run(attempt, progress, stop):
+    part = HistogramPart.model_validate(attempt.job.spec)
+    tokenizer = Artifact(attempt.store, attempt.job.inputs["tokenizer"].path)
     vocabulary = tokenizer.json("tokenizer.json")["model"]["vocab"]
     long = sum(len(token) >= part.longest for token in vocabulary)
     attempt.commit(metrics={"tokens": len(vocabulary), "long": long})

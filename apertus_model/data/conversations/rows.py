@@ -17,7 +17,6 @@ from apertus_model.data.tokens.stream import Split
 from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work.units import Result, Span, units_of
 from infra.store import Attempt
-from specs.job import Job
 
 COPIED_FACTS = ("tokenizer", "vocab_size", "bos_id", "eos_id", "pad_id", "end_of_turn_id")
 
@@ -34,14 +33,14 @@ class ConversationRange(NamedTuple):
 class ConversationRows(ABC):
     """Work that makes a row of each conversation. A unit is a range of those of one input and one split."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        self._job, self._attempt = job, attempt
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
         self.units: dict[str, ConversationRange] = {}
 
     def _add_units(self, name: str, split: Split, per_unit: int, most: int | None = None) -> None:
         """Adds the units of a split of every input. `name`: that of the units, before the number of the
         input; `most`: the number of conversations that are read of each input."""
-        for number in range(sum(role.startswith("conversations:") for role in self._job.inputs)):
+        for number in range(sum(role.startswith("conversations:") for role in self._attempt.job.inputs)):
             shards = ConversationShards(self._attempt.input_artifact(f"conversations:{number}"), split)
             spans = units_of(f"{name}-{number}", min(len(shards), most or len(shards)), per_unit)
             self.units |= {key: ConversationRange(number, split, shards, span) for key, span in spans.items()}
@@ -62,8 +61,8 @@ class ConversationRows(ABC):
 class EncodedConversations(ConversationRows):
     """The same, with the chat format of the input `tokenizer`."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        super().__init__(job, attempt)
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(attempt)
         self._tokenizer = open_tokenizer(attempt.input_artifact("tokenizer").local("tokenizer.json"))
         self._encoder = ChatEncoder(self._tokenizer)
 

@@ -36,7 +36,6 @@ from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work.units import Result
 from infra.store import Attempt
 from specs.filters import NearDuplicatesFilter, labels
-from specs.job import Job
 from specs.stages.conversations import ConversationsPart
 
 DROPPED = "dropped"
@@ -63,8 +62,8 @@ def record_type(kinds: int) -> np.dtype[Any]:
 class ConversationTasks:
     """The tasks of a source. The data of a unit are its counts."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        part = ConversationsPart.model_validate(job.spec)
+    def __init__(self, attempt: Attempt) -> None:
+        part = ConversationsPart.model_validate(attempt.job.spec)
         self.source, self.process, self.seed = part.source, part.process, part.seed
         self.units = files_of_tasks(part, "conversations")  # files of each task, by key
         tokenizer = attempt.input_artifact("tokenizer")

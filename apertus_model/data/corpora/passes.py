@@ -46,14 +46,13 @@ from infra.store import Attempt
 from infra.store.inputs import SourceError
 from specs.errors import counted
 from specs.filters import labels
-from specs.job import Job
 
 
 class CorpusPasses:
     """The passes of one attempt, in the order of the methods."""
 
-    def __init__(self, job: Job, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-        self.work = CorpusUnits(job, attempt)
+    def __init__(self, attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
+        self.work = CorpusUnits(attempt)
         self._attempt = attempt
         self._progress, self._stop = progress, stop
 

@@ -29,7 +29,6 @@ from apertus_model.data.tokens.megatron import HEADER_BYTES, TokenFileError, rea
 from infra.store import Artifact, Attempt, StoreError
 from infra.store.documents import Unit
 from infra.store.files.reader import CheckedFile
-from specs.job import Job
 from specs.stages.corpus import CorpusPart
 
 
@@ -133,8 +132,8 @@ def blocks(
 class CorpusState:
     """The state of one attempt at a corpus. `folder`: local scratch."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        self.part = CorpusPart.model_validate(job.spec)
+    def __init__(self, attempt: Attempt) -> None:
+        self.part = CorpusPart.model_validate(attempt.job.spec)
         self.attempt = attempt
         self.steps = self.part.process.filters
         self.folder = attempt.workdir / "units"

@@ -32,7 +32,6 @@ from apertus_model.data.documents.readers import files_of_tasks
 from apertus_model.work import Result
 from infra.store import Artifact, Attempt
 from specs.filters import NearDuplicatesFilter
-from specs.job import Job
 
 SHOWN = 3
 
@@ -40,8 +39,8 @@ SHOWN = 3
 class CorpusUnits(CorpusState):
     """The units of a corpus; `units` are the keys of those to run now."""
 
-    def __init__(self, job: Job, attempt: Attempt) -> None:
-        super().__init__(job, attempt)
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(attempt)
         self.tasks = files_of_tasks(self.part, "documents")
         self.units: Sequence[str] = list(self.tasks)
 

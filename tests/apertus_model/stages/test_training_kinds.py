@@ -112,7 +112,7 @@ def test_a_segment_takes_over_adapters_of_its_phase_and_a_new_phase_merges_them(
         ("long_context", segment(carry=["weights", "data"]), True),
     ):
         job = stages.job(kind, "x", inputs=inputs)
-        source = starting_point(job, itself, Attempt(job))
+        source = starting_point(itself, Attempt(job))
         assert source is not None
         assert (source.optimizer, source.new_adapters) == (not begins, begins)
 

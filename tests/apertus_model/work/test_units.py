@@ -73,5 +73,5 @@ def test_a_unit_may_be_used_and_removed_as_soon_as_it_is_committed(
 
 def test_a_worker_opens_the_work_of_a_stage_by_its_kind(bench: Any, documents: Any, tokenizer: Any) -> None:
     job = bench.job("corpus", "c", corpus_spec(documents), {"tokenizer": tokenizer}, attempt="a", workers=1)
-    work: Work = open_work(job, Attempt(job))
+    work: Work = open_work(Attempt(job))
     assert len(work.units) == 9  # of 7 files each
