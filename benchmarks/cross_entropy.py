@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 import apertus_model.trainer  # torchtitan's device  # noqa: F401
-from apertus_model.losses.cross_entropy import cross_entropy, log_probabilities
+from apertus_model.losses.cross_entropy import LastStates, cross_entropy, log_probabilities
 from specs.capabilities import CHUNK_TOKENS
 
 Loss = Callable[[torch.Tensor, torch.nn.Linear, torch.Tensor, int], torch.Tensor]
@@ -50,9 +50,11 @@ def titan(hidden: torch.Tensor, head: torch.nn.Linear, labels: torch.Tensor, tok
 LOSSES: dict[str, Loss] = {
     "torch, all logits": all_logits,
     "torchtitan, chunked": titan,
-    "ours": lambda hidden, head, labels, tokens: cross_entropy(hidden, head.weight, labels, tokens),
+    "ours": lambda hidden, head, labels, tokens: cross_entropy(
+        LastStates(hidden, head.weight, labels), tokens
+    ),
     "ours, log-probabilities": lambda hidden, head, labels, tokens: (
-        -log_probabilities(hidden, head.weight, labels).sum() / tokens
+        -log_probabilities(LastStates(hidden, head.weight, labels)).sum() / tokens
     ),
 }
 

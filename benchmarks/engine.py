@@ -18,6 +18,7 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from apertus_model.losses.cross_entropy import VocabShard, cross_entropy
+from apertus_model.losses.cross_entropy import cross_entropy
 from apertus_model.model.model import ApertusModel, model_config
 from apertus_model.model.parallelize import apply_fsdp
 from apertus_model.trainer.config import debug_config, parallelism_config, trainer_config
@@ -146,20 +147,14 @@ def loop(spec: Segment, turns: Turns, scratch: str, *, fused: bool = True, fsdp:
             return
         optimizer.zero_grad()
         if fused:
-            loss = model(tokens, positions, labels=labels, loss_fn=fused_cross_entropy)
+            mean_loss = partial(cross_entropy, denominator=ROWS * LENGTH)
+            loss = model(tokens, positions, labels=labels, loss_fn=mean_loss)
         else:
             loss = F.cross_entropy(model(tokens, positions).flatten(0, 1), labels.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
         loss.item()
-
-
-def fused_cross_entropy(
-    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, vocab: VocabShard
-) -> torch.Tensor:
-    """The mean loss, computed in the output layer."""
-    return cross_entropy(hidden, weight, labels, ROWS * LENGTH, vocab=vocab)
 
 
 def batches(words: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -67,13 +67,24 @@ class VocabShard:
 FULL_VOCAB = VocabShard()
 
 
+class LastStates(NamedTuple):
+    """The last hidden states of rows, the weight that makes logits of them, and the labels.
+
+    If the words are a part of the vocabulary, the gradient of `hidden_BLD` is that part's, and the caller
+    adds up the parts."""
+
+    hidden_BLD: torch.Tensor  # (batch, length, width), any floating dtype
+    weight_VD: torch.Tensor  # (words, width), same dtype
+    # (batch, length) int64, on the host or on the device of the states (then the host waits for the number of
+    # labels); ignored ones (-100) do not count
+    labels_BL: torch.Tensor
+    vocab: VocabShard = FULL_VOCAB  # the words that the rows of the weight stand for
+
+
 def cross_entropy(
-    hidden_BLD: torch.Tensor,
-    weight_VD: torch.Tensor,
-    labels_BL: torch.Tensor,
+    states: LastStates,
     denominator: torch.Tensor | float,
     weights_BL: torch.Tensor | None = None,
-    vocab: VocabShard = FULL_VOCAB,
     z_loss: float = 0.0,
 ) -> torch.Tensor:
     """sum_i w_i (-ln p(label_i) + z_loss (ln Z_i)^2) / denominator, a scalar in nats; p = exp(logits) / Z =
@@ -83,44 +94,30 @@ def cross_entropy(
     micro-batch's share of the step's loss.
 
     Args:
-        hidden_BLD: (batch, length, width), any floating dtype.
-        weight_VD: (words, width), same dtype.
-        labels_BL: (batch, length) int64, on the host or on the device of the states (then the host waits for
-            the number of labels); ignored ones (-100) do not count, whatever their weight.
+        states: the states and their labels.
         denominator: scalar.
-        weights_BL: (batch, length); 1 by default.
-        vocab: the words that the rows of `weight_VD` stand for. If they are a part of the vocabulary, the
-            gradient of `hidden_BLD` is that part's, and the caller adds up the parts.
+        weights_BL: of the labels, (batch, length); 1 by default. Those of ignored labels do not count.
         z_loss: weight of the squares of ln Z (PaLM, arXiv 2204.02311, section 5).
     """
+    hidden_BLD, weight_VD, labels_BL, vocab = states
     weights = hidden_BLD.new_ones(labels_BL.shape, dtype=torch.float32) if weights_BL is None else weights_BL
-    states, labels = hidden_BLD.flatten(0, 1), labels_BL.reshape(1, -1)
+    states_ND, labels = hidden_BLD.flatten(0, 1), labels_BL.reshape(1, -1)
     loss: torch.Tensor = _CrossEntropy.apply(
-        states, weight_VD, labels, weights.flatten(), denominator, vocab, z_loss
+        states_ND, weight_VD, labels, weights.flatten(), denominator, vocab, z_loss
     )
     return loss
 
 
-def log_probabilities(
-    hidden_BLD: torch.Tensor, weight_VD: torch.Tensor, labels_BL: torch.Tensor, vocab: VocabShard = FULL_VOCAB
-) -> torch.Tensor:
+def log_probabilities(states: LastStates) -> torch.Tensor:
     """ln p(label) at every position, 0 where the label is ignored: (batch, length), float32 (float64 for
-    float64 parameters).
-
-    Arguments as for `cross_entropy`.
-    """
-    return label_scores(hidden_BLD, weight_VD, labels_BL, vocab)[0]
+    float64 parameters)."""
+    return label_scores(states)[0]
 
 
-def label_scores(
-    hidden_BLD: torch.Tensor, weight_VD: torch.Tensor, labels_BL: torch.Tensor, vocab: VocabShard = FULL_VOCAB
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """ln p(label), and the logarithm of the sum of the exponentials of all logits, at every position; both 0
-    where the label is ignored: (batch, length), float32 (float64 for float64 parameters). Their sum is the
-    label's logit.
-
-    Arguments as for `cross_entropy`.
-    """
+def label_scores(states: LastStates) -> tuple[torch.Tensor, torch.Tensor]:
+    """`log_probabilities`, and the logarithm of the sum of the exponentials of all logits, of the same shape.
+    Their sum is the label's logit."""
+    hidden_BLD, weight_VD, labels_BL, vocab = states
     log_p, log_sums = _LabelScores.apply(hidden_BLD.flatten(0, 1), weight_VD, labels_BL, vocab)
     return log_p.view(labels_BL.shape), log_sums.view(labels_BL.shape)
 

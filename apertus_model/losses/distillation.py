@@ -30,8 +30,8 @@ import torch.distributed as dist
 
 from apertus_model.collectives import gathered
 from apertus_model.losses.cross_entropy import (
-    FULL_VOCAB,
     Gradients,
+    LastStates,
     Softmax,
     VocabShard,
     chunks,
@@ -120,32 +120,27 @@ class StoredTeacher:
 
 
 def distillation(
-    hidden_BLD: torch.Tensor,
-    weight_VD: torch.Tensor,
-    labels_BL: torch.Tensor,
+    states: LastStates,
     denominator: torch.Tensor | float,
     teacher: Teacher,
     settings: DistillLoss,
-    vocab: VocabShard = FULL_VOCAB,
     z_loss: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of the losses of the kept labels / denominator, a scalar in nats, float32 (float64 for float64
     parameters); and, without gradients, the sums of KL and of ce over these labels, float64 of shape (2,).
 
     Args:
-        hidden_BLD: (batch, length, width), the student's last states, any floating dtype.
-        weight_VD: (words, width), same dtype.
-        labels_BL: (batch, length) int64, on the host or on the device; ignored ones (-100) do not count.
+        states: of the student.
         denominator: scalar; the number of kept labels of a whole step makes the loss a mean over tokens.
         teacher: the predictions for these tokens and words.
         settings: direction, temperature and weight.
-        vocab: as for `cross_entropy`.
         z_loss: as for `cross_entropy`.
     """
+    hidden_BLD, weight_VD, labels_BL, vocab = states
+    states_ND, labels = hidden_BLD.flatten(0, 1), labels_BL.reshape(1, -1)
     loss: tuple[torch.Tensor, torch.Tensor] = _Distillation.apply(
-        hidden_BLD.flatten(0, 1), weight_VD, labels_BL.reshape(1, -1), denominator, teacher, settings, vocab,
-        z_loss,
-    )  # fmt: skip
+        states_ND, weight_VD, labels, denominator, teacher, settings, vocab, z_loss
+    )
     return loss
 
 
@@ -197,19 +192,14 @@ class _Distillation(torch.autograd.Function):
 
 
 @torch.no_grad()
-def top_tokens(
-    hidden_BLD: torch.Tensor,
-    weight_VD: torch.Tensor,
-    k: int,
-    temperature: float,
-    vocab: VocabShard = FULL_VOCAB,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def top_tokens(states: LastStates, k: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The k most likely words of every token under softmax(logits / temperature), (batch, length, k) int32,
     the most likely first; and their ln p, followed by that of all other words together, (batch, length, k +
     1) float32. k must be below the size of the vocabulary. A `StoredTeacher` reads these tensors."""
+    hidden_BLD, weight_VD, _, vocab = states
     of_chunks = []
-    for states in hidden_BLD.flatten(0, 1).split(CHUNK_TOKENS):
-        log_p_CV = log_softmax(logits(states, weight_VD) / temperature, vocab)
+    for states_CD in hidden_BLD.flatten(0, 1).split(CHUNK_TOKENS):
+        log_p_CV = log_softmax(logits(states_CD, weight_VD) / temperature, vocab)
         best_CK, at_CK = log_p_CV.topk(min(k, log_p_CV.shape[1]), 1)
         words_CK = at_CK + vocab.begin
         if vocab.group is not None:

@@ -16,41 +16,31 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from apertus_model.hashing import hashed
-from apertus_model.losses.cross_entropy import FULL_VOCAB, IGNORE_INDEX, VocabShard
+from apertus_model.losses.cross_entropy import IGNORE_INDEX, LastStates, logits
 
 PLACES = 128
 
 
 @torch.no_grad()
-def draw_labels(
-    hidden_BLD: torch.Tensor,
-    weight_VD: torch.Tensor,
-    labels_BL: torch.Tensor,
-    places_BL: torch.Tensor,
-    seed: int,
-    vocab: VocabShard = FULL_VOCAB,
-) -> torch.Tensor:
+def draw_labels(states: LastStates, places_BL: torch.Tensor, seed: int) -> torch.Tensor:
     """A word from softmax(weight hidden) wherever there is a label: (batch, length) int64; -100 where the
-    label is ignored.
+    label is ignored. All ranks that share the vocabulary get the same labels.
 
     Args:
-        hidden_BLD: (batch, length, width), any floating dtype.
-        weight_VD: (words, width), same dtype.
-        labels_BL: (batch, length) int64, on the host or on the device of the states.
+        states: the states and their labels.
         places_BL: (batch, length) int64, the number of each place; modulo 2^32, places with the same number
             have the same noise.
         seed: signed 32-bit integer.
-        vocab: the words that the rows of `weight_VD` stand for. All ranks of its group get the same labels.
     """
-    states, places = hidden_BLD.flatten(0, 1), places_BL.flatten().to(torch.int32)
+    hidden_BLD, weight_VD, labels_BL, vocab = states
+    states_ND, places = hidden_BLD.flatten(0, 1), places_BL.flatten().to(torch.int32)
     drawn_BL = torch.full_like(labels_BL, IGNORE_INDEX, device=hidden_BLD.device)
     own_V = torch.arange(len(weight_VD), dtype=torch.int32, device=weight_VD.device) + vocab.begin
     kept = (labels_BL != IGNORE_INDEX).flatten().nonzero().squeeze(1).to(hidden_BLD.device, non_blocking=True)
     for at_P in kept.split(PLACES):
-        logits_PV = F.linear(states[at_P], weight_VD).to(torch.promote_types(weight_VD.dtype, torch.float32))
+        logits_PV = logits(states_ND[at_P], weight_VD)
         logits_PV += word_noise(places[at_P], own_V, seed, logits_PV.dtype)
         best_P, index_P = logits_PV.max(1)
         largest_P = vocab.reduce(best_P.clone(), dist.ReduceOp.MAX)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apertus_model.losses.cross_entropy import FULL_VOCAB, IGNORE_INDEX, VocabShard
+from apertus_model.losses.cross_entropy import IGNORE_INDEX, LastStates
 
 
 def sequence_sums(values_BL: torch.Tensor, segments_BL: torch.Tensor, sequences: int) -> torch.Tensor:
@@ -60,21 +60,10 @@ def sequence_log_probabilities(
     return total, lengths.detach()
 
 
-def token_rewards(
-    hidden_BLD: torch.Tensor,
-    weight_1D: torch.Tensor,
-    labels_BL: torch.Tensor,
-    vocab: VocabShard = FULL_VOCAB,
-) -> torch.Tensor:
-    """The reward at every place with a label, 0 elsewhere: (batch, length).
-
-    Args:
-        hidden_BLD: (batch, length, width), any floating dtype.
-        weight_1D: (1, width), same dtype.
-        labels_BL: (batch, length) int64, on the host or on the device of the states (then the host waits for
-            the number of labels); -100 where there is no reward.
-        vocab: all words; every loss function has this argument.
-    """
+def token_rewards(states: LastStates) -> torch.Tensor:
+    """The reward at every place with a label, 0 elsewhere: (batch, length). The weight is the head's, (1,
+    width)."""
+    hidden_BLD, weight_1D, labels_BL, vocab = states
     assert vocab.group is None, "every rank has the whole head"
     places_N2 = torch.nonzero(labels_BL != IGNORE_INDEX).to(hidden_BLD.device, non_blocking=True)
     row_N, place_N = places_N2.unbind(1)

@@ -6,7 +6,7 @@ the trainer down:
 
     ApertusTrainer.forward_backward_step    loss_fn = partial(objective.loss, batch=...)
       ApertusModel.forward                  model(tokens, ..., labels=labels, loss_fn=loss_fn)
-        OutputLayer.forward                 loss_fn(hidden, weight, labels, vocab)
+        OutputLayer.forward                 loss_fn(LastStates(hidden, weight, labels, vocab))
           Objective.loss                    the formula of the objective (`trainer.objectives`)
             losses.cross_entropy            computes, uses and drops the logits of 1,024 tokens at a time
 
@@ -31,18 +31,14 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torchtitan.models.common import Linear
 from torchtitan.protocols.module import Module
 
-from apertus_model.losses.cross_entropy import FULL_VOCAB, VocabShard
+from apertus_model.losses.cross_entropy import LastStates, VocabShard
 
 REWARD_HEAD = "lm_head.score"
 """Name of the weight of a reward model's head in a checkpoint."""
-LossFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, VocabShard], Any]
-"""loss_fn(hidden, weight, labels, vocab), called with local tensors:
-
-- hidden (batch, seq_len, dim), weight (words, dim), labels (batch, seq_len), which may be on the host;
-- vocab: which words the rows of the weight stand for. With tensor parallelism each rank has a part of them.
-
-It returns the same value on all ranks that share the vocabulary. Its gradient with respect to the hidden
-states is that of the rank's own words; the layer sums these gradients over the ranks."""
+LossFunction = Callable[[LastStates], Any]
+"""Called with local tensors; with tensor parallelism each rank has a part of the words. It returns the same
+value on all ranks that share the vocabulary. Its gradient with respect to the hidden states is that of the
+rank's own words; the layer sums these gradients over the ranks."""
 
 
 class OutputLayer(Linear):
@@ -59,14 +55,15 @@ class OutputLayer(Linear):
         if loss_fn is None:
             return super().forward(input)
         if not isinstance(self.weight, DTensor):
-            return loss_fn(input, self.weight, labels, FULL_VOCAB)
+            return loss_fn(LastStates(input, self.weight, labels))
         mesh = self.weight.device_mesh
         assert self.weight.placements == (Shard(0),) and isinstance(input, DTensor), (
             "tensor parallelism splits the words"
         )
         words_per_rank = -(-self.weight.shape[0] // mesh.size())
         vocab = VocabShard(begin=words_per_rank * mesh.get_local_rank(), group=mesh.get_group())
-        return loss_fn(input.to_local(grad_placements=[Partial()]), self.weight.to_local(), labels, vocab)
+        hidden = input.to_local(grad_placements=[Partial()])
+        return loss_fn(LastStates(hidden, self.weight.to_local(), labels, vocab))
 
 
 class RewardHead(Module):
@@ -91,4 +88,4 @@ class RewardHead(Module):
         if isinstance(weight, DTensor):
             assert isinstance(input, DTensor)
             weight, input = weight.to_local(), input.to_local()
-        return F.linear(input, weight) if loss_fn is None else loss_fn(input, weight, labels, FULL_VOCAB)
+        return F.linear(input, weight) if loss_fn is None else loss_fn(LastStates(input, weight, labels))

@@ -6,7 +6,7 @@ The counter is part of the state, as a tensor, so that it follows a checkpoint l
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -65,13 +65,9 @@ class AdEMAMix(Optimizer):
         alpha_warmup: steps until alpha is reached; 0 switches the warm-up off.
         eps: added to the root of the second moment.
         weight_decay: decoupled, scaled by the learning rate.
-        foreach: update many parameters per kernel.
         fused: update a parameter in one pass, by a Triton kernel, on CUDA only. None: if all parameters of
             the group can use it.
         state_dtype: of the moments; None for that of the parameter.
-
-    Raises:
-        ValueError: a hyperparameter out of range.
     """
 
     def __init__(
@@ -84,26 +80,17 @@ class AdEMAMix(Optimizer):
         alpha_warmup: int = 0,
         eps: float = 1e-8,
         weight_decay: float = 0.0,
-        foreach: bool = True,
         fused: bool | None = None,
         state_dtype: torch.dtype | None = None,
     ) -> None:
-        if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"betas must lie in [0, 1), got {betas}")
-        not_negative = {
+        defaults = {
             "lr": lr,
+            "betas": betas,
             "alpha": alpha,
             "beta3_warmup": beta3_warmup,
             "alpha_warmup": alpha_warmup,
             "eps": eps,
             "weight_decay": weight_decay,
-        }
-        for name, value in not_negative.items():
-            if value < 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
-        defaults = not_negative | {
-            "betas": tuple(betas),
-            "foreach": foreach,
             "fused": fused,
             "state_dtype": state_dtype,
         }
@@ -111,19 +98,12 @@ class AdEMAMix(Optimizer):
         for group in self.param_groups:
             if group["fused"] is None:
                 group["fused"] = all(map(has_kernels, group["params"]))
-        implementations = {
-            "Triton kernel" if group["fused"] else "foreach" if group["foreach"] else "for-loop"
-            for group in self.param_groups
-        }
+        implementations = {"Triton kernel" if group["fused"] else "foreach" for group in self.param_groups}
         logger.info("AdEMAMix uses: %s", ", ".join(sorted(implementations)))
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: None = None) -> None:
         """Updates every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for number, group in enumerate(self.param_groups):
             names = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
             # Parameters updated together need equal step counters; one without gradient in some steps lags.
@@ -139,9 +119,8 @@ class AdEMAMix(Optimizer):
                 state["step"] += 1
                 by_step.setdefault(int(state["step"].item()), []).append((name, parameter))
             for step, parameters in by_step.items():
-                for chunk in _chunks(parameters, foreach=group["foreach"] and not group["fused"]):
+                for chunk in _chunks(parameters):
                     self._update(chunk, group, step)
-        return loss
 
     def _update(self, named: list[tuple[str, torch.Tensor]], group: dict[str, Any], step: int) -> None:
         """Updates the local parts of parameters that are all at the same step: the update is elementwise."""
@@ -188,21 +167,22 @@ class AdEMAMix(Optimizer):
                 weights[index].copy_(weight[index])
             if fast[index] is not moments[0][index]:
                 seeds, offset, row = self._roundings(name, parameter, step)
-                for seed, stored, value in zip(seeds, moments, (fast, slow, square), strict=True):
-                    stored[index].copy_(_rounded(value[index], stored[index].dtype, seed, offset, row))
+                for seed, stored, values in zip(seeds, moments, (fast, slow, square), strict=True):
+                    value = values[index]
+                    if stored[index].dtype == torch.bfloat16:
+                        value = round_stochastically(value.float().contiguous(), seed, offset, row)
+                    stored[index].copy_(value)
 
     def _roundings(self, name: str, parameter: torch.Tensor, step: int) -> tuple[list[int], int, int]:
         """The seed of each moment's rounding, the index of the first element of this process's part in the
         whole tensor, and the length of a whole row."""
         if self.state[parameter][MOMENTS[0]].dtype != torch.bfloat16:
             return [0] * len(MOMENTS), 0, 0
-        offsets, _ = owned_region(parameter)
-        offset = sum(begin * stride for begin, stride in zip(offsets, _strides(parameter.shape), strict=True))
-        return (
-            [rounding_seed(name, step, moment) for moment in range(len(MOMENTS))],
-            offset,
-            parameter.shape[-1] if parameter.ndim else 0,
-        )
+        offset = 0
+        for begin, size in zip(owned_region(parameter)[0], parameter.shape, strict=True):
+            offset = offset * size + begin
+        seeds = [rounding_seed(name, step, moment) for moment in range(len(MOMENTS))]
+        return seeds, offset, parameter.shape[-1] if parameter.ndim else 0
 
 
 def _upcast(tensors: list[torch.Tensor], weights: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -214,27 +194,13 @@ def _upcast(tensors: list[torch.Tensor], weights: list[torch.Tensor]) -> list[to
     ]
 
 
-def _rounded(value: torch.Tensor, dtype: torch.dtype, seed: int, offset: int, row: int) -> torch.Tensor:
-    """`value` as it is to be stored: rounded stochastically if `dtype` is bfloat16."""
-    if dtype == torch.bfloat16:
-        return round_stochastically(value.float().contiguous(), seed, offset, row)
-    return value
-
-
-def _strides(shape: torch.Size) -> list[int]:
-    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-
-
-def _chunks(
-    named: list[tuple[str, torch.Tensor]], *, foreach: bool
-) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Yields the parameters that are updated together: one by one, or as many as the bound on temporaries
-    allows."""
+def _chunks(named: list[tuple[str, torch.Tensor]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """Yields the parameters that are updated together: as many as the bound on temporaries allows."""
     chunk: list[tuple[str, torch.Tensor]] = []
     elements, largest = 0, OPTIMIZERS["ademamix"].chunk or 0
     for name, parameter in named:
         size = local_part(parameter).numel()
-        if chunk and (not foreach or elements + size > largest):
+        if chunk and elements + size > largest:
             yield chunk
             chunk, elements = [], 0
         chunk.append((name, parameter))

@@ -13,10 +13,7 @@ ExtraLoss = Callable[..., torch.Tensor]
 """A micro-batch's part of a loss, computed inside the output layer (`apertus_model.model.output`).
 
 Args:
-    hidden: (batch, local sequence, dim), the last hidden states.
-    weight: (words, dim), this rank's rows of the output weight.
-    labels: (batch, local sequence) int64; IGNORE_INDEX for tokens that do not count.
-    vocab: the words that the rows stand for.
+    states: `losses.cross_entropy.LastStates` of this rank's part of the rows.
     weights: of the labels, of the same shape; 1 if samples have no weights. Keyword.
     places: of the labels in the step's whole batch. Keyword.
     denominator: sum of the weights of the step; float64 scalar. Keyword.

@@ -6,7 +6,6 @@ all of it and keeps its own part, as in Moonlight (arXiv 2502.16982, algorithm 1
 same result on DTensors with about thirty collectives per matrix.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,12 +20,8 @@ class Muon(torch.optim.Muon):
     placement. The arguments are those of `torch.optim.Muon`."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: None = None) -> None:
         """Updates every matrix that has a gradient. Collective if matrices are sharded."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.grad is None:
@@ -41,7 +36,6 @@ class Muon(torch.optim.Muon):
                 )
                 rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], matrix.shape)
                 local_part(matrix).mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-rate)
-        return loss
 
 
 def _orthogonal(update: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:

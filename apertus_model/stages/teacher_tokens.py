@@ -9,12 +9,12 @@ a bit.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch.distributed as dist
-from torch import Tensor
 
 from apertus_model.data.order.samples import MixtureSamples
 from apertus_model.data.tokens.teacher_tokens import Predicted
-from apertus_model.losses.cross_entropy import VocabShard
 from apertus_model.losses.distillation import top_tokens
 from apertus_model.progress import Progress
 from apertus_model.stages.log_probabilities import as_in_training, missing_units
@@ -64,8 +64,6 @@ def compute(
     """The teacher's predictions for a range of the part's samples, the same on every rank. Collective."""
     rows = [samples[part.first_sample + index] for index in span]
 
-    def likeliest(hidden: Tensor, weight: Tensor, _: object, vocab: VocabShard) -> tuple[Tensor, Tensor]:
-        return top_tokens(hidden, weight, part.top_k, part.temperature, vocab)
-
+    likeliest = partial(top_tokens, k=part.top_k, temperature=part.temperature)
     words, log_p = evaluator.of_places(rows, likeliest)
     return [Predicted(*both) for both in zip(words.numpy(), log_p.numpy(), strict=True)]

@@ -11,7 +11,7 @@ Invariants:
 - The package is imported when one of its optimizers is asked for, and not before: it takes a second.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -63,11 +63,11 @@ class WithCounters(Hooked):
         self.set_counters({name: tensors[name].item() for name in self.COUNTERS})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: None = None) -> None:
         """Makes the package's update. Before the first one, drops the state."""
         if not self.begun:
             self.state.clear()
-        return super().step(closure)
+        super().step()
 
 
 class OnWholeTensors(WithCounters):
@@ -75,7 +75,7 @@ class OnWholeTensors(WithCounters):
     one process, or all are replicas."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: None = None) -> None:
         """Makes the package's update on the plain tensors inside DTensors. States are plain tensors."""
         groups = [group["params"] for group in self.param_groups]
         plain = {parameter: _plain(parameter) for parameters in groups for parameter in parameters}
@@ -83,7 +83,7 @@ class OnWholeTensors(WithCounters):
         for group, parameters in zip(self.param_groups, groups, strict=True):
             group["params"] = [plain[parameter] for parameter in parameters]
         try:
-            return super().step(closure)
+            super().step()
         finally:
             for group, parameters in zip(self.param_groups, groups, strict=True):
                 group["params"] = parameters

@@ -27,17 +27,14 @@ from typing import Any
 import torch
 
 from apertus_model.hashing import signed
-from apertus_model.losses.cross_entropy import VocabShard, cross_entropy
+from apertus_model.losses.cross_entropy import LastStates, cross_entropy
 from apertus_model.losses.drawn_labels import draw_labels
 from apertus_model.model.init import local_part
 from apertus_model.optimizers.hook import ExtraLoss, Hooked
 
 
 def drawn_labels_loss(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    labels: torch.Tensor,
-    vocab: VocabShard,
+    states: LastStates,
     *,
     step: int,
     weights: torch.Tensor,
@@ -47,8 +44,8 @@ def drawn_labels_loss(
     """The loss whose gradient, summed over the micro-batches and ranks of a step, is u; arguments as for
     `hook.ExtraLoss`."""
     seed = signed(zlib.crc32(f"labels/{step}".encode()))
-    drawn = draw_labels(hidden, weight, labels, places, seed, vocab)
-    return cross_entropy(hidden, weight, drawn, denominator.sqrt(), weights.sqrt(), vocab)
+    drawn = draw_labels(states, places, seed)
+    return cross_entropy(states._replace(labels_BL=drawn), denominator.sqrt(), weights.sqrt())
 
 
 class Sophia(Hooked):
@@ -74,9 +71,6 @@ class Sophia(Hooked):
         hessian_interval: k, steps from one estimate to the next.
         eps: smallest denominator.
         weight_decay: decoupled, scaled by the learning rate.
-
-    Raises:
-        ValueError: a hyperparameter out of range.
     """
 
     def __init__(
@@ -89,18 +83,8 @@ class Sophia(Hooked):
         eps: float = 1e-15,
         weight_decay: float = 0.1,
     ) -> None:
-        not_negative = {"lr": lr, "rho": rho, "weight_decay": weight_decay}
-        if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"betas must lie in [0, 1), got {betas}")
-        for name, value in not_negative.items():
-            if value < 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
-        if eps <= 0:
-            raise ValueError(f"eps must be positive, got {eps}")
-        if hessian_interval < 1:
-            raise ValueError(f"hessian_interval must be at least 1, got {hessian_interval}")
-        defaults = {"betas": betas, "hessian_interval": hessian_interval, "eps": eps}
-        super().__init__(params, not_negative | defaults)
+        defaults = {"lr": lr, "betas": betas, "rho": rho, "hessian_interval": hessian_interval, "eps": eps}
+        super().__init__(params, defaults | {"weight_decay": weight_decay})
 
     @property
     def extra_pass_due(self) -> bool:
@@ -125,12 +109,8 @@ class Sophia(Hooked):
                     hessian.mul_(group["betas"][1]).addcmul_(gradient, gradient, value=1 - group["betas"][1])
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: None = None) -> None:
         """Updates the local part of every parameter that has a gradient: the update is elementwise."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             lr = float(group["lr"])
             for parameter in group["params"]:
@@ -144,7 +124,6 @@ class Sophia(Hooked):
                 scale = (local_part(state["hessian"]) * group["rho"]).clamp_(min=group["eps"])
                 update = torch.div(momentum, scale, out=scale).clamp_(-1, 1)
                 local_part(parameter).mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr)
-        return loss
 
     def _state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = self.state[parameter]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchtitan.models.common.attention import GQAttention
 
-from apertus_model.losses.cross_entropy import VocabShard
+from apertus_model.losses.cross_entropy import LastStates
 from apertus_model.model.attention import document_mask, projected
 from apertus_model.model.mamba import MambaMixer, matrix, wide
 from apertus_model.trainer.objectives.base import Extras, LoadModel, MicroBatch, MicroBatchLoss, Objective
@@ -134,9 +134,7 @@ class Alignment(Objective):
         rows, length = hidden.shape[:2]
         return hidden.new_full((), rows if self._by_row else rows * length, dtype=torch.float64)
 
-    def loss(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
-    ) -> MicroBatchLoss:
+    def loss(self, states: LastStates, batch: MicroBatch) -> MicroBatchLoss:
         raise NotImplementedError("the output layer is not asked")
 
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
-from apertus_model.losses.cross_entropy import VocabShard
+from apertus_model.losses.cross_entropy import LastStates
 from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss
 from specs.model import ModelSpec
 
@@ -52,8 +52,8 @@ class PipelinedLoss:
     objective: Objective
     batch: MicroBatch
 
-    def __call__(self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard) -> Tensor:
-        return self.objective.loss(hidden, weight, labels, vocab, self.batch).loss
+    def __call__(self, states: LastStates) -> Tensor:
+        return self.objective.loss(states, self.batch).loss
 
 
 def _tensors(loss: PipelinedLoss) -> tuple[list[Any], tuple[Any, ...]]:
@@ -106,18 +106,8 @@ class Objective(ABC):
         return loss
 
     @abstractmethod
-    def loss(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
-    ) -> MicroBatchLoss:
-        """The loss of a micro-batch. The output layer calls it, with a `batch` that the trainer has bound.
-
-        Args:
-            hidden: (batch, local sequence, dim), the last hidden states.
-            weight: (words, dim), this rank's rows of the output weight.
-            labels: (batch, local sequence) int64, on the host or on the device of the states.
-            vocab: the words that these rows stand for.
-            batch: the other inputs of the loss.
-        """
+    def loss(self, states: LastStates, batch: MicroBatch) -> MicroBatchLoss:
+        """The loss of a micro-batch. The output layer calls it, with a `batch` that the trainer has bound."""
 
     def results(self) -> dict[str, Any]:
         """The objective's own results by the end of training, as further metrics of the artifact."""

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from apertus_model.losses.cross_entropy import VocabShard
+from apertus_model.losses.cross_entropy import LastStates
 from apertus_model.losses.preference import bradley_terry
 from apertus_model.losses.sequences import sequence_sums, shared_sum, token_rewards
 from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss
@@ -31,11 +31,9 @@ class BradleyTerry(Objective):
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
         return extras["present"].double().sum()
 
-    def loss(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
-    ) -> MicroBatchLoss:
+    def loss(self, states: LastStates, batch: MicroBatch) -> MicroBatchLoss:
         pairs, margins = batch.extras["present"], batch.extras["margins"]
-        values = token_rewards(hidden, weight, labels, vocab)
+        values = token_rewards(states)
         sums = sequence_sums(values, batch.extras["segments"], 2 * pairs.shape[1])
         rewards = (sums if batch.group is None else shared_sum(sums, batch.group)).to(values.dtype)
         chosen, rejected = rewards[:, 0::2], rewards[:, 1::2]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apertus_model.losses.cross_entropy import VocabShard, cross_entropy, label_scores, total_weight
+from apertus_model.losses.cross_entropy import LastStates, cross_entropy, label_scores, total_weight
 from apertus_model.optimizers.hook import ExtraLoss
 from apertus_model.trainer.objectives.base import Extras, MicroBatch, MicroBatchLoss, Objective
 from specs.stages.sft import InverseRl as InverseRlSpec
@@ -25,13 +25,9 @@ class CrossEntropy(Objective):
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
         return total_weight(labels, extras.get("weights"))
 
-    def loss(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
-    ) -> MicroBatchLoss:
+    def loss(self, states: LastStates, batch: MicroBatch) -> MicroBatchLoss:
         weights = batch.extras.get("weights")
-        return MicroBatchLoss(
-            cross_entropy(hidden, weight, labels, batch.denominator, weights, vocab, self._z_loss)
-        )
+        return MicroBatchLoss(cross_entropy(states, batch.denominator, weights, self._z_loss))
 
 
 class WeightedCrossEntropy(CrossEntropy):
@@ -51,10 +47,8 @@ class NormalisedCrossEntropy(Objective):
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
         return extras["counts"].sum(0)
 
-    def loss(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
-    ) -> MicroBatchLoss:
-        return MicroBatchLoss(cross_entropy(hidden, weight, labels, 1.0, self._weights(batch), vocab))
+    def loss(self, states: LastStates, batch: MicroBatch) -> MicroBatchLoss:
+        return MicroBatchLoss(cross_entropy(states, 1.0, self._weights(batch)))
 
     @staticmethod
     def _weights(batch: MicroBatch) -> Tensor:
@@ -71,10 +65,8 @@ class InverseRl(NormalisedCrossEntropy):
 
     settings: InverseRlSpec
 
-    def loss(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
-    ) -> MicroBatchLoss:
-        log_p, value = label_scores(hidden, weight, labels, vocab)
+    def loss(self, states: LastStates, batch: MicroBatch) -> MicroBatchLoss:
+        log_p, value = label_scores(states)
         following = torch.nn.functional.pad(value[:, 1:], (0, 1))
         difference = log_p + value - self.settings.discount * following
         losses = self.settings.weight * difference.square() - log_p
@@ -92,13 +84,9 @@ class ExtraPass(CrossEntropy):
         super().__init__()
         self._extra_loss = loss
 
-    def loss(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
-    ) -> MicroBatchLoss:
+    def loss(self, states: LastStates, batch: MicroBatch) -> MicroBatchLoss:
         fields = {name: batch.extras[name] for name in self.fields}
-        return MicroBatchLoss(
-            self._extra_loss(hidden, weight, labels, vocab, **fields, denominator=batch.denominator)
-        )
+        return MicroBatchLoss(self._extra_loss(states, **fields, denominator=batch.denominator))
 
 
 def with_places(inputs: Extras, labels: Tensor, rows: Sequence[int]) -> dict[str, Tensor]:

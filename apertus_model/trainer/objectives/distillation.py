@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apertus_model.losses.cross_entropy import VocabShard, total_weight
+from apertus_model.losses.cross_entropy import LastStates, total_weight
 from apertus_model.losses.distillation import StoredTeacher, Teacher, WholeTeacher, distillation
 from apertus_model.model.on_host import copy_to
 from apertus_model.trainer.objectives.base import Extras, LoadModel, MicroBatch, MicroBatchLoss, Objective
@@ -25,19 +25,9 @@ class _Distilled(Objective):
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
         return total_weight(labels)
 
-    def _loss(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        labels: Tensor,
-        vocab: VocabShard,
-        batch: MicroBatch,
-        teacher: Teacher,
-    ) -> MicroBatchLoss:
-        loss, sums = distillation(
-            hidden, weight, labels, batch.denominator, teacher, self._settings, vocab, self._z_loss
-        )
-        kept = copy_to(total_weight(labels), sums.device)
+    def _loss(self, states: LastStates, batch: MicroBatch, teacher: Teacher) -> MicroBatchLoss:
+        loss, sums = distillation(states, batch.denominator, teacher, self._settings, self._z_loss)
+        kept = copy_to(total_weight(states.labels_BL), sums.device)
         names = ("divergence", "cross_entropy")
         columns = {name: torch.stack([total, kept]) for name, total in zip(names, sums, strict=True)}
         return MicroBatchLoss(loss, columns=columns)
@@ -54,13 +44,12 @@ class Distillation(_Distilled):
     def begin(self, load: LoadModel) -> None:
         self._teacher = load("teacher", self._spec)
 
-    def loss(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
-    ) -> MicroBatchLoss:
-        def compared(states: Tensor, rows: Tensor, *_: object) -> MicroBatchLoss:
-            teacher = WholeTeacher(states.flatten(0, 1), rows, self._settings.temperature)
+    def loss(self, states: LastStates, batch: MicroBatch) -> MicroBatchLoss:
+        def compared(theirs: LastStates) -> MicroBatchLoss:
+            hidden_ND = theirs.hidden_BLD.flatten(0, 1)
+            teacher = WholeTeacher(hidden_ND, theirs.weight_VD, self._settings.temperature)
             with torch.enable_grad():
-                return self._loss(hidden, weight, labels, vocab, batch, teacher)
+                return self._loss(states, batch, teacher)
 
         with torch.no_grad():
             loss: MicroBatchLoss = self._teacher(batch.tokens, **batch.arguments, loss_fn=compared)
@@ -74,11 +63,9 @@ class StoredDistillation(_Distilled):
     fields = ("teacher_words", "teacher_log_p")
     per_token = ("teacher_words", "teacher_log_p")
 
-    def loss(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
-    ) -> MicroBatchLoss:
+    def loss(self, states: LastStates, batch: MicroBatch) -> MicroBatchLoss:
         words, log_p = (batch.extras[name].flatten(0, 1) for name in self.fields)
-        return self._loss(hidden, weight, labels, vocab, batch, StoredTeacher(words, log_p))
+        return self._loss(states, batch, StoredTeacher(words, log_p))
 
 
 OBJECTIVES: dict[str, Callable[[Any], Objective]] = {

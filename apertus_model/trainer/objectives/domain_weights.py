@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from apertus_model.losses.cross_entropy import VocabShard, cross_entropy, total_weight
+from apertus_model.losses.cross_entropy import LastStates, cross_entropy, total_weight
 from apertus_model.model.init import local_part, sum_over_shards
 from apertus_model.model.on_host import copy_to
 from apertus_model.trainer.objectives.base import (
@@ -135,14 +135,11 @@ class DomainWeights(SeparateGradients):
             counts[source] += total_weight(row)
         return counts
 
-    def loss(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
-    ) -> MicroBatchLoss:
+    def loss(self, states: LastStates, batch: MicroBatch) -> MicroBatchLoss:
         source = batch.extras["source"]
         counts = batch.denominator[source]
-        weights = torch.where(counts > 0, 1 / counts, 0.0)[:, None].expand(-1, labels.shape[1])
-        mean = cross_entropy(hidden, weight, labels, self.parts, weights, vocab, self._z_loss)
-        return MicroBatchLoss(mean)
+        weights = torch.where(counts > 0, 1 / counts, 0.0)[:, None].expand(-1, states.labels_BL.shape[1])
+        return MicroBatchLoss(cross_entropy(states, self.parts, weights, self._z_loss))
 
     @torch.no_grad()
     def take(self, parameters: Sequence[Tensor]) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from apertus_model.losses.cross_entropy import VocabShard, log_probabilities
+from apertus_model.losses.cross_entropy import LastStates, log_probabilities
 from apertus_model.losses.preference import beta_log_partition, dpo, qrpo_residual, sequence_beta
 from apertus_model.losses.sequences import sequence_log_probabilities
 from apertus_model.model.on_host import copy_to
@@ -27,18 +27,13 @@ class PreferenceObjective(Objective):
     fields = ("segments", "rewards", "reference", "present")
     per_token = ("segments",)
 
-    def loss(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, batch: MicroBatch
-    ) -> MicroBatchLoss:
+    def loss(self, states: LastStates, batch: MicroBatch) -> MicroBatchLoss:
         extras, group = batch.extras, batch.group
         present, reference = extras["present"], extras["reference"]
-        token_log_probabilities = log_probabilities(hidden, weight, labels, vocab)
+        log_p = log_probabilities(states)
+        labels = copy_to(states.labels_BL, log_p.device)
         total, lengths = sequence_log_probabilities(
-            token_log_probabilities,
-            copy_to(labels, hidden.device),
-            extras["segments"],
-            present.shape[1],
-            group,
+            log_p, labels, extras["segments"], present.shape[1], group
         )
         log_ratio = torch.where(present, total - reference, 0.0)
         losses, beta, columns = self.losses(log_ratio, lengths, extras)

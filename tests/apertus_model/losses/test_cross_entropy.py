@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from apertus_model.losses import cross_entropy as module
 from apertus_model.losses.cross_entropy import (
     IGNORE_INDEX,
+    LastStates,
     VocabShard,
     cross_entropy,
     label_scores,
@@ -89,7 +90,7 @@ def test_loss_and_gradients_are_those_of_all_logits(
     squares = (hidden @ weight.T).logsumexp(-1).square() * (labels >= 0)
     expected = 3 * ((z_loss * squares - all_at_once(hidden, weight, labels)) * used).sum() / 7
     stated = weights if weighted else None
-    found = 3 * cross_entropy(hidden, weight, labels, torch.tensor(7.0), stated, z_loss=z_loss)
+    found = 3 * cross_entropy(LastStates(hidden, weight, labels), torch.tensor(7.0), stated, z_loss=z_loss)
     numerics(
         "losses",
         "cross-entropy by chunks, with gradients, float64, relative above 1",
@@ -116,7 +117,10 @@ def test_log_probabilities_and_gradients_of_any_function_of_them_are_those_of_al
 ) -> None:
     chunks_of(chunk)
     hidden, weight, labels, weights = problem(shape, kept=kept, seed=seed)
-    found, expected = log_probabilities(hidden, weight, labels), all_at_once(hidden, weight, labels)
+    found, expected = (
+        log_probabilities(LastStates(hidden, weight, labels)),
+        all_at_once(hidden, weight, labels),
+    )
     assert not found[labels < 0].any()
     truth = {"source": LOG_P, "against": f"{TRUTH}, hypothesis over shapes, chunks and labels left out"}
     numerics(
@@ -145,7 +149,7 @@ def test_scores_and_gradients_of_any_function_of_them_are_those_of_all_logits(
     hidden, weight, labels, weights = problem(shape, kept=kept, seed=seed)
     log_sums = torch.where(labels >= 0, (hidden @ weight.T).logsumexp(-1), 0.0)
     expected = all_at_once(hidden, weight, labels), log_sums
-    found = label_scores(hidden, weight, labels)
+    found = label_scores(LastStates(hidden, weight, labels))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     a, b = (
@@ -175,7 +179,7 @@ def test_rounding_is_that_of_the_parameters_whatever_the_number_of_chunks(
     worse (see below)."""
     chunks_of(chunk)
     hidden, weight, labels, _ = problem((1, 512, 16, 64), dtype=dtype, kept=1.0)
-    found = cross_entropy(hidden, weight, labels, 512)
+    found = cross_entropy(LastStates(hidden, weight, labels), 512)
     loss, states, words = with_gradients(found, hidden, weight)
     expected = with_gradients(-all_at_once(hidden, weight, labels).sum() / 512, hidden, weight)
     exact = [value.double() for value in exact_gradients(hidden, weight, labels)]
@@ -197,7 +201,7 @@ def test_rounding_is_that_of_the_parameters_whatever_the_number_of_chunks(
         for part in range(0, 512, 16):
             piece = slice(part, part + 16)
             summed += torch.autograd.grad(
-                cross_entropy(hidden[:, piece], weight, labels[:, piece], 512), weight
+                cross_entropy(LastStates(hidden[:, piece], weight, labels[:, piece]), 512), weight
             )[0]
         worse = (summed.double() - exact[1]).norm() / exact[1].norm()
         assert worse > 2 * (words.double() - exact[1]).norm() / exact[1].norm()
@@ -213,16 +217,16 @@ def exact_gradients(
 def test_a_weight_that_rests_gets_no_gradient() -> None:
     hidden, weight, labels, _ = problem((1, 5, 3, 7))
     weight = weight.detach()
-    cross_entropy(hidden, weight, labels, 5.0).backward()
-    log_probabilities(hidden, weight, labels).sum().backward()
+    cross_entropy(LastStates(hidden, weight, labels), 5.0).backward()
+    log_probabilities(LastStates(hidden, weight, labels)).sum().backward()
     assert hidden.grad is not None and weight.grad is None
 
 
 def test_without_a_kept_label_the_loss_and_all_gradients_are_zero() -> None:
     hidden, weight, labels, weights = problem((2, 4, 3, 5), kept=0.0)
     for value in (
-        cross_entropy(hidden, weight, labels, 9.0, weights),
-        log_probabilities(hidden, weight, labels).sum(),
+        cross_entropy(LastStates(hidden, weight, labels), 9.0, weights),
+        log_probabilities(LastStates(hidden, weight, labels)).sum(),
     ):
         assert [tensor.abs().sum().item() for tensor in with_gradients(value, hidden, weight)] == [
             0.0,
@@ -236,17 +240,19 @@ def test_a_row_has_the_same_bits_in_any_batch_with_and_without_gradients(
 ) -> None:
     chunks_of(8)
     hidden, weight, labels, _ = problem((4, 21, 16, 50), dtype=torch.float32)
-    together = log_probabilities(hidden, weight, labels)
+    together = log_probabilities(LastStates(hidden, weight, labels))
     with torch.no_grad():
         for order in ([3, 0, 2, 1], [2], [1, 1, 3]):
-            assert torch.equal(log_probabilities(hidden[order], weight, labels[order]), together[order])
+            assert torch.equal(
+                log_probabilities(LastStates(hidden[order], weight, labels[order])), together[order]
+            )
 
 
 def test_a_label_outside_of_the_vocabulary_is_an_error() -> None:
     hidden, weight, labels, _ = problem((1, 5, 3, 7), kept=1.0)
     labels[0, 2] = 7
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
-        cross_entropy(hidden, weight, labels, 5.0)
+        cross_entropy(LastStates(hidden, weight, labels), 5.0)
 
 
 def test_weights_are_counted_where_labels_are_kept() -> None:
@@ -262,8 +268,12 @@ def test_ranks_that_share_the_vocabulary_get_the_whole_loss_and_their_part_of_th
 ) -> None:
     chunks_of(4)
     hidden, weight, labels, weights = problem((2, 9, 3, 7))
-    plain = with_gradients(cross_entropy(hidden, weight, labels, 5.0, weights, z_loss=0.1), hidden, weight)
-    squared = with_gradients(log_probabilities(hidden, weight, labels).square().sum(), hidden, weight)
+    plain = with_gradients(
+        cross_entropy(LastStates(hidden, weight, labels), 5.0, weights, z_loss=0.1), hidden, weight
+    )
+    squared = with_gradients(
+        log_probabilities(LastStates(hidden, weight, labels)).square().sum(), hidden, weight
+    )
 
     def work(rank: int) -> list[list[torch.Tensor]]:
         import torch.distributed as dist
@@ -274,8 +284,12 @@ def test_ranks_that_share_the_vocabulary_get_the_whole_loss_and_their_part_of_th
         states, own, labels, weights = problem((2, 9, 3, 7))
         own = own.detach()[words].clone().requires_grad_()
         return [
-            with_gradients(cross_entropy(states, own, labels, 5.0, weights, vocabulary, 0.1), states, own),
-            with_gradients(log_probabilities(states, own, labels, vocabulary).square().sum(), states, own),
+            with_gradients(
+                cross_entropy(LastStates(states, own, labels, vocabulary), 5.0, weights, 0.1), states, own
+            ),
+            with_gradients(
+                log_probabilities(LastStates(states, own, labels, vocabulary)).square().sum(), states, own
+            ),
         ]
 
     results = in_processes(tmp_path_factory.mktemp("ranks"), work, 2)
@@ -310,8 +324,8 @@ def test_no_tensor_has_tokens_times_vocabulary_elements_and_the_peak_is_the_stat
     hidden, weight, labels, _ = problem((2, 512, 16, 2000), dtype=dtype, kept=1.0)
     tokens, chunk, width, words, size = 1024, 64, 16, 2000, hidden.element_size()
     compute: dict[str, Callable[[], Any]] = {
-        "cross-entropy": lambda: cross_entropy(hidden, weight, labels, tokens),
-        "log-probabilities": lambda: log_probabilities(hidden, weight, labels).sum(),
+        "cross-entropy": lambda: cross_entropy(LastStates(hidden, weight, labels), tokens),
+        "log-probabilities": lambda: log_probabilities(LastStates(hidden, weight, labels)).sum(),
     }
     memory = measured(compute[loss])
     assert memory.largest == chunk * words

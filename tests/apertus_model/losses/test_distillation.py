@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from apertus_model.losses import cross_entropy as chunked
-from apertus_model.losses.cross_entropy import VocabShard
+from apertus_model.losses.cross_entropy import FULL_VOCAB, LastStates, VocabShard
 from apertus_model.losses.distillation import (
     StoredTeacher,
     Teacher,
@@ -48,13 +47,15 @@ class Case:
         return WholeTeacher(self.states.flatten(0, 1), self.rows, temperature)
 
     def stored(self, k: int, temperature: float) -> StoredTeacher:
-        words, log_p = top_tokens(self.states, self.rows, k, temperature)
+        words, log_p = top_tokens(LastStates(self.states, self.rows, self.labels), k, temperature)
         return StoredTeacher(words.flatten(0, 1), log_p.flatten(0, 1))
 
-    def found(self, teacher: Teacher, settings: DistillLoss, **options: Any) -> tuple[torch.Tensor, ...]:
+    def found(
+        self, teacher: Teacher, settings: DistillLoss, z_loss: float = 0.0, vocab: VocabShard = FULL_VOCAB
+    ) -> tuple[torch.Tensor, ...]:
         """Loss, its gradients, and the sums."""
         inputs = self.hidden.clone().requires_grad_(), self.weight.clone().requires_grad_()
-        loss, sums = distillation(*inputs, self.labels, 7.0, teacher, settings, **options)
+        loss, sums = distillation(LastStates(*inputs, self.labels, vocab), 7.0, teacher, settings, z_loss)
         return loss.detach(), *torch.autograd.grad(3 * loss, inputs), sums
 
     def expected(
@@ -110,7 +111,10 @@ def test_the_mean_over_tokens_is_that_of_kl_div() -> None:
     whole = case.whole(1.0)
     for direction, pair in (("forward", (student, teacher)), ("reverse", (teacher, student))):
         loss, _ = distillation(
-            case.hidden, case.weight, case.labels, kept.sum(), whole, DistillLoss(direction=direction)
+            LastStates(case.hidden, case.weight, case.labels),
+            kept.sum(),
+            whole,
+            DistillLoss(direction=direction),
         )
         own, other = (logits.log_softmax(-1) for logits in pair)
         expected = F.kl_div(own, other, reduction="batchmean", log_target=True)
@@ -152,7 +156,9 @@ def _of_rank(rank: int) -> list[tuple[torch.Tensor, ...]]:
     case.weight, case.rows = (all_[half * rank : half * (rank + 1)] for all_ in (case.weight, case.rows))
     results = []
     for settings in SETTINGS:
-        words, log_p = top_tokens(case.states, case.rows, 3, settings.temperature, vocab)
+        words, log_p = top_tokens(
+            LastStates(case.states, case.rows, case.labels, vocab), 3, settings.temperature
+        )
         stored = StoredTeacher(words.flatten(0, 1), log_p.flatten(0, 1))
         for teacher in (case.whole(settings.temperature), stored):
             results.append(case.found(teacher, settings, vocab=vocab))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from apertus_model.losses import drawn_labels as module
-from apertus_model.losses.cross_entropy import IGNORE_INDEX, VocabShard
+from apertus_model.losses.cross_entropy import IGNORE_INDEX, LastStates, VocabShard
 from apertus_model.losses.drawn_labels import draw_labels, gumbel
 from tests.apertus_model.live_memory import LiveMemory
 from tests.apertus_model.ranks import in_processes
@@ -44,7 +44,9 @@ def many(words: int, places: int, seed: int) -> tuple[Tensor, Tensor]:
     state = torch.randn(1, 1, 4, generator=generator)
     weight = 0.8 * torch.randn(words, 4, generator=generator)
     numbers = torch.arange(places)[None]
-    drawn = draw_labels(state.expand(1, places, 4), weight, torch.zeros_like(numbers), numbers, seed)
+    drawn = draw_labels(
+        LastStates(state.expand(1, places, 4), weight, torch.zeros_like(numbers)), numbers, seed
+    )
     return drawn[0], (weight.double() @ state[0, 0].double()).softmax(0)
 
 
@@ -82,7 +84,8 @@ def test_words_are_drawn_as_often_as_the_softmax_says(
 def test_a_place_does_not_favour_the_word_of_its_own_number(seeds: int) -> None:
     state, weight, numbers = torch.ones(1, 40, 1), torch.zeros(40, 1), torch.arange(40)[None]
     same = sum(
-        int((draw_labels(state, weight, numbers, numbers, seed) == numbers).sum()) for seed in range(seeds)
+        int((draw_labels(LastStates(state, weight, numbers), numbers, seed) == numbers).sum())
+        for seed in range(seeds)
     )
     assert abs(same - seeds) < FIVE_SIGMA * math.sqrt(seeds * 39 / 40)
 
@@ -114,16 +117,19 @@ def test_a_draw_does_not_depend_on_batch_or_order_or_on_how_many_are_drawn_toget
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hidden, weight, labels, places = problem()
-    together = draw_labels(hidden, weight, labels, places, 4)
+    together = draw_labels(LastStates(hidden, weight, labels), places, 4)
     assert torch.equal(together == IGNORE_INDEX, labels == IGNORE_INDEX)
     monkeypatch.setattr(module, "PLACES", 7)
     order = [1, 0]
-    assert torch.equal(draw_labels(hidden[order], weight, labels[order], places[order], 4), together[order])
+    assert torch.equal(
+        draw_labels(LastStates(hidden[order], weight, labels[order]), places[order], 4), together[order]
+    )
     half = slice(20, 40)
     assert torch.equal(
-        draw_labels(hidden[:, half], weight, labels[:, half], places[:, half], 4), together[:, half]
+        draw_labels(LastStates(hidden[:, half], weight, labels[:, half]), places[:, half], 4),
+        together[:, half],
     )
-    assert not torch.equal(draw_labels(hidden, weight, labels, places, 5), together)
+    assert not torch.equal(draw_labels(LastStates(hidden, weight, labels), places, 5), together)
 
 
 def test_ranks_that_share_the_vocabulary_draw_what_one_rank_draws(tmp_path: Path) -> None:
@@ -136,9 +142,12 @@ def test_ranks_that_share_the_vocabulary_draw_what_one_rank_draws(tmp_path: Path
         dist.init_process_group("gloo")
         words = slice(0, 6) if rank == 0 else slice(6, 11)
         vocabulary = VocabShard(words.start, dist.group.WORLD)
-        return [draw_labels(hidden, weight[words], kept, places, 4, vocabulary) for kept in (labels, nothing)]
+        return [
+            draw_labels(LastStates(hidden, weight[words], kept, vocabulary), places, 4)
+            for kept in (labels, nothing)
+        ]
 
-    expected = [draw_labels(hidden, weight, labels, places, 4), nothing]
+    expected = [draw_labels(LastStates(hidden, weight, labels), places, 4), nothing]
     for result in in_processes(tmp_path, work, 2):
         assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
 
@@ -150,7 +159,7 @@ def test_no_tensor_has_tokens_times_vocabulary_elements_and_the_peak_is_the_stat
     monkeypatch.setattr(module, "PLACES", 32)
     hidden, weight, labels, places = problem((2, 512, 16, 2000), dtype)
     with LiveMemory() as memory:
-        draw_labels(hidden, weight, labels, places, 0)
+        draw_labels(LastStates(hidden, weight, labels), places, 0)
     assert memory.largest == 32 * 2000
     stated = 32 * 2000 * (16 + weight.element_size())
     per_token, per_word = 8 * 6 * labels.numel(), 12 * 2000

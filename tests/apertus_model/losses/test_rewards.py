@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from apertus_model.losses.cross_entropy import LastStates
 from apertus_model.losses.preference import bradley_terry
 from apertus_model.losses.sequences import token_rewards
 
@@ -18,7 +19,7 @@ def test_a_reward_is_the_product_at_its_place_and_other_places_have_no_gradient(
     weight = torch.randn(1, 8, generator=generator)
     labels = torch.full((2, 5), -100)
     labels[0, 3], labels[1, 4] = 7, 0
-    found = token_rewards(hidden, weight, labels)
+    found = token_rewards(LastStates(hidden, weight, labels))
     exact = (hidden.double() @ weight[0].double()).detach()
     assert found[0, 3].item() == pytest.approx(exact[0, 3].item(), rel=1e-6)
     assert found[1, 4].item() == pytest.approx(exact[1, 4].item(), rel=1e-6)
@@ -32,7 +33,9 @@ def test_rounding_to_bfloat16_makes_no_ties() -> None:
     hidden = torch.ones(1, 2, 64, dtype=torch.bfloat16)
     hidden[0, 1, 0] = 1 + 2**-7
     weight = torch.ones(1, 64, dtype=torch.bfloat16)
-    assert token_rewards(hidden, weight, torch.zeros(1, 2, dtype=torch.int64)).tolist() == [[64, 64 + 2**-7]]
+    assert token_rewards(LastStates(hidden, weight, torch.zeros(1, 2, dtype=torch.int64))).tolist() == [
+        [64, 64 + 2**-7]
+    ]
     assert len(set((hidden @ weight[0]).flatten().tolist())) == 1
 
 

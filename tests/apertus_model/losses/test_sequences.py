@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from apertus_model.losses.cross_entropy import log_probabilities
+from apertus_model.losses.cross_entropy import LastStates, log_probabilities
 from apertus_model.losses.sequences import sequence_log_probabilities, sequence_sums
 from tests.apertus_model.ranks import in_processes
 
@@ -38,7 +38,7 @@ def of_sequences(
     """Log-probabilities and lengths of the sequences; hidden states are the logits themselves, projected
     by the unit matrix."""
     labels = LABELS[:, places]
-    found = log_probabilities(logits, torch.eye(5, dtype=logits.dtype), labels)
+    found = log_probabilities(LastStates(logits, torch.eye(5, dtype=logits.dtype), labels))
     return sequence_log_probabilities(found, labels, SEGMENTS[:, places], 3, group)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from apertus_model.losses.cross_entropy import VocabShard, cross_entropy
+from apertus_model.losses.cross_entropy import LastStates, cross_entropy
 from apertus_model.optimizers import registry
 from apertus_model.optimizers.hook import Hooked
 from specs.launch import Parallel
@@ -20,8 +20,8 @@ from tests.machine import slow
 NOTES = ("passes", "extra", "last")
 
 
-def own_loss(hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabShard, **batch: Any) -> Tensor:
-    return cross_entropy(hidden, weight, labels, batch["denominator"], batch["weights"], vocab)
+def own_loss(states: LastStates, **batch: Any) -> Tensor:
+    return cross_entropy(states, batch["denominator"], batch["weights"])
 
 
 class EveryOtherStep(Hooked):

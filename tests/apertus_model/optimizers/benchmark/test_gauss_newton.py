@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from apertus_model.losses.cross_entropy import IGNORE_INDEX
+from apertus_model.losses.cross_entropy import IGNORE_INDEX, LastStates
 from apertus_model.model.model import model_config
 from apertus_model.optimizers.benchmark import sophia
 from specs.launch import Parallel
@@ -40,8 +40,8 @@ def test_the_engine_squares_the_gradient_of_the_mean_loss_on_drawn_labels_times_
     drawn_by_place: dict[int, int] = {}
     draw = sophia.draw_labels
 
-    def noting(hidden: Tensor, weight: Tensor, labels: Tensor, places: Tensor, *rest: Any) -> Tensor:
-        drawn = draw(hidden, weight, labels, places, *rest)
+    def noting(states: LastStates, places: Tensor, seed: int) -> Tensor:
+        drawn = draw(states, places, seed)
         drawn_by_place.update(zip(places.flatten().tolist(), drawn.flatten().tolist(), strict=True))
         torch.save(drawn_by_place, tmp_path / "drawn.pt")
         return drawn
