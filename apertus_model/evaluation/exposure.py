@@ -69,7 +69,7 @@ class ExposureTexts:
         for index, texts in enumerate(self._texts):
             # one text to a row: equal texts have equal losses
             rows = [self._row(tokens) for tokens in texts]
-            losses = -evaluator.sequence_log_probabilities(rows, 1)[:, 0].double().numpy()
+            losses = -evaluator.of_sequences(rows, 1)[:, 0].double().numpy()
             exposures[index] = exposure(losses[0], losses[1:])
             progress.update(index + 1, len(self._texts), "canaries")
         metrics: dict[str, float] = {}

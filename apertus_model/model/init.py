@@ -9,7 +9,6 @@ the layout.
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -23,14 +22,6 @@ _BLOCK_ELEMENTS = 1 << 16
 _OUTPUT_PROJECTIONS = ("attention.wo.weight", "feed_forward.down_proj.weight")
 
 
-@runtime_checkable
-class HasInitialValues(Protocol):
-    """A module that knows the initial values of some of its own parameters."""
-
-    def initial(self, name: str, size: torch.Size, generator: torch.Generator) -> torch.Tensor | None:
-        """The initial value of the whole parameter; None if it is initialised like any matrix or norm."""
-
-
 def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: int) -> None:
     """Fills every parameter in place, as in the Apertus recipe (section 1, initialisation).
 
@@ -38,7 +29,7 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
     n_layers)`; norm weights are 1; the xIELU scalars start at softplus^-1(0.8) and softplus^-1(0.3). In an
     adapter (LoRA), B is zero and A is normal with 1 / sqrt(3 in_features), the standard deviation of the
     uniform values in its authors' code. A weighted sum of states (`layer_schedule`) initially selects the
-    last of them. Some modules state the initial values of their own parameters (`HasInitialValues`).
+    last of them. A module's method `initial` states initial values of its own parameters.
 
     Args:
         model: model or pipeline part; parameters may be plain tensors or DTensors on any layout, never meta.
@@ -52,7 +43,7 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
             name = canonical_fqn(wrapped_name)
             owner, _, own_name = wrapped_name.rpartition(".")
             module = model.get_submodule(owner)
-            if isinstance(module, HasInitialValues):
+            if hasattr(module, "initial"):
                 whole = module.initial(own_name, parameter.shape, generator_of(seed, name, 0))
                 if whole is not None:
                     _take_own(parameter, whole)

@@ -41,12 +41,7 @@ def parallelize(
     dump_folder: str,
 ) -> ApertusModel:
     """Applies a layout to a model, or a stage of a pipeline, on the meta device, in place. The
-    arguments are those that torchtitan passes.
-
-    Raises:
-        ValueError: a torchtitan backend other than `partial_dtensor`, with the reason.
-    """
-    refuse_unsupported(parallelism)
+    arguments are those that torchtitan passes."""
     if parallel_dims.cp_enabled:
         model.cp_load_balancer = parallelism.context_parallel_load_balancer
         _share_sequences(model, parallel_dims)
@@ -96,16 +91,6 @@ def compile_layers(model: ApertusModel, config: CompileConfig, parallel_dims: Pa
     if model.schedule is not None:
         dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * model.schedule.forms)
     apply_compile(model, compile_config=config, parallel_dims=parallel_dims)
-
-
-def refuse_unsupported(parallelism: ParallelismConfig) -> None:
-    """Raises ValueError, with the reason, for a layout that torchtitan 0.3.0 offers and this engine does not
-    run."""
-    if parallelism.spmd_backend != "partial_dtensor":
-        raise ValueError(
-            f"torchtitan's backend {parallelism.spmd_backend!r} fails on more than one process with torch"
-            " 2.13 (parameters are not DTensors on the full mesh); use partial_dtensor"
-        )
 
 
 def _share_sequences(model: ApertusModel, parallel_dims: ParallelDims) -> None:

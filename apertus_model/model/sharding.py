@@ -13,7 +13,7 @@ kernel leaves them partial.
 """
 
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import spmd_types as spmd
 from torchtitan.models.common.decoder_sharding import (
@@ -32,14 +32,6 @@ from torchtitan.protocols.sharding import ShardingConfig
 from apertus_model.model.output import RewardHead
 
 
-@runtime_checkable
-class HasOwnSharding(Protocol):
-    """The config of a token mixer that has more modules than attention."""
-
-    def set_own_sharding(self) -> None:
-        """Fills the `sharding_config` of these modules."""
-
-
 def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
     """Fills `sharding_config` of every sub-config of an `ApertusModel.Config`, in place."""
     set_decoder_sharding_config(config, enable_sp=sequence_parallel)
@@ -56,7 +48,7 @@ def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
         layer.attention_norm.sharding_config = norm_config(enable_sp=sequence_parallel)
         layer.ffn_norm.sharding_config = norm_config(enable_sp=sequence_parallel)
         set_gqa_attention_sharding(layer.attention, enable_sp=sequence_parallel)
-        if isinstance(layer.attention, HasOwnSharding):
+        if hasattr(layer.attention, "set_own_sharding"):  # a token mixer with more modules than attention
             layer.attention.set_own_sharding()
         set_gqa_inner_attention_local_map(layer.attention.inner_attention)
         if layer.attention.qk_norm is not None:

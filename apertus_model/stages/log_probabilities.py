@@ -90,7 +90,7 @@ def compute(evaluator: Evaluator, rows: PreferenceSamples, span: range) -> dict[
     """The data of the unit of a range of rows: `values`, the log-probabilities of their sequences in the
     order of rows and segments, and `tokens`, the number of tokens."""
     samples = [rows.row(row) for row in span]
-    sums = evaluator.sequence_log_probabilities(samples, samples[0].present.size)
+    sums = evaluator.of_sequences(samples, samples[0].present.size)
     values = sums[torch.from_numpy(np.stack([sample.present for sample in samples]))]
     return {"values": values.tolist(), "tokens": sum(int((sample.segments >= 0).sum()) for sample in samples)}
 

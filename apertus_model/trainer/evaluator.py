@@ -7,6 +7,7 @@ only fill up a batch carry no labels and change no result.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torchtitan.distributed.context_parallel import cp_shard
 from apertus_model.collectives import gathered
 from apertus_model.losses.cross_entropy import IGNORE_INDEX, log_probabilities
 from apertus_model.losses.distillation import kl_divergence
-from apertus_model.losses.sequences import sequence_log_probabilities, token_rewards
+from apertus_model.losses.sequences import sequence_log_probabilities
 from apertus_model.model.attention import gathered_order
 from apertus_model.model.on_host import copy_to
 from apertus_model.model.output import LossFunction
@@ -37,22 +38,6 @@ class HeldOutLoss:
 
     nats: float  # per token; for a reward model, per pair
     tokens: int  # number of labels, or pairs, in the mean
-
-
-@dataclass(frozen=True)
-class PaddingRow:
-    """A row without labels and sequences, which fills up a batch."""
-
-    input: np.ndarray
-    labels: np.ndarray
-    positions: np.ndarray
-    segments: np.ndarray
-
-    @classmethod
-    def like(cls, sample: SampleLike) -> "PaddingRow":
-        """A row of the length of `sample`."""
-        nowhere = np.full_like(sample.labels, -1)
-        return cls(sample.input, np.full_like(sample.labels, IGNORE_INDEX), sample.positions, nowhere)
 
 
 class Evaluator:
@@ -143,23 +128,6 @@ class Evaluator:
         return divergence, int(tokens)
 
     @torch.no_grad()
-    def sequence_log_probabilities(self, rows: Sequence[SampleLike], sequences: int) -> torch.Tensor:
-        """ln p(y|x) of every sequence in packed rows, with the bits of training's forward pass: (rows,
-        sequences), float32 on CPU, the same on every rank, 0 where a row has fewer sequences. Collective.
-
-        Args:
-            rows: samples with `segments`, the same on every rank.
-            sequences: maximum number of sequences in a row.
-        """
-        return self._by_sequence(rows, sequences, log_probabilities)
-
-    @torch.no_grad()
-    def sequence_rewards(self, rows: Sequence[SampleLike], sequences: int) -> torch.Tensor:
-        """The rewards of every sequence, if the model is a reward model. Arguments and result as for
-        `sequence_log_probabilities`. Collective."""
-        return self._by_sequence(rows, sequences, token_rewards)
-
-    @torch.no_grad()
     def of_places(self, rows: Sequence[SampleLike], loss_fn: LossFunction) -> tuple[torch.Tensor, ...]:
         """The results of `loss_fn` at every place of the rows, (rows, sequence, ...) on CPU, the same on
         every rank. Collective.
@@ -175,8 +143,19 @@ class Evaluator:
             turns.append([self._gather_rows(self._whole_rows(tensor)).cpu() for tensor in tensors])
         return tuple(torch.cat(parts)[: len(rows)] for parts in zip(*turns, strict=True))
 
-    def _by_sequence(self, rows: Sequence[SampleLike], sequences: int, loss_fn: LossFunction) -> torch.Tensor:
-        """The sums over each sequence of the results of `loss_fn` for its labels."""
+    @torch.no_grad()
+    def of_sequences(
+        self, rows: Sequence[SampleLike], sequences: int, loss_fn: LossFunction = log_probabilities
+    ) -> torch.Tensor:
+        """The sums over each sequence of the results of `loss_fn` for its labels, by default ln p(y|x), with
+        the bits of training's forward pass: (rows, sequences), float32 on CPU, the same on every rank, 0
+        where a row has fewer sequences. Collective.
+
+        Args:
+            rows: samples with `segments`, the same on every rank.
+            sequences: maximum number of sequences in a row.
+            loss_fn: computes a number for each label.
+        """
         group = self._dims.get_mesh("cp").get_group() if self._dims.cp_enabled else None
         turns = []
         for own in self._batches_of_rank(rows):
@@ -193,7 +172,7 @@ class Evaluator:
         turn = self.batch_size * self.ranks
         for begin in range(0, len(samples), turn):
             own = range(begin + self.rank * self.batch_size, begin + (self.rank + 1) * self.batch_size)
-            yield [samples[index] if index < len(samples) else PaddingRow.like(samples[0]) for index in own]
+            yield [samples[index] if index < len(samples) else _padding(samples[0]) for index in own]
 
     def _nats_and_labels(self, rows: list[SampleLike]) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum of the loss over the labels of this rank's part of the rows, and their number: float64."""
@@ -270,6 +249,12 @@ class PipelineEvaluator(Evaluator):
         nats = self._loss(inputs, labels, torch.ones((), device=self.device)).double()
         (own,) = self._split(labels)
         return nats, (own != IGNORE_INDEX).sum().double().to(self.device)
+
+
+def _padding(sample: SampleLike) -> Any:
+    """A row of the length of `sample` without labels and sequences, which fills up a batch."""
+    labels, segments = (np.full_like(sample.labels, value) for value in (IGNORE_INDEX, -1))
+    return SimpleNamespace(input=sample.input, labels=labels, positions=sample.positions, segments=segments)
 
 
 def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:

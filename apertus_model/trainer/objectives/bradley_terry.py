@@ -50,7 +50,7 @@ class BradleyTerry(Objective):
     def heldout_loss(self, evaluator: Evaluator, samples: Sequence[Any]) -> HeldOutLoss:
         present = torch.from_numpy(np.stack([sample.present for sample in samples]))
         margins = torch.from_numpy(np.stack([sample.margins for sample in samples])).double()
-        rewards = evaluator.sequence_rewards(samples, 2 * present.shape[1]).double()
+        rewards = evaluator.of_sequences(samples, 2 * present.shape[1], token_rewards).double()
         losses = bradley_terry(rewards[:, 0::2], rewards[:, 1::2], margins, self.settings.centring)[present]
         return HeldOutLoss(losses.mean().item(), losses.numel())
 

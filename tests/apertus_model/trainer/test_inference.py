@@ -71,9 +71,7 @@ def test_a_sequence_has_the_log_probability_of_its_completion(
     tmp_path: Path, checkpoints: Path, processes: int, parallel: Parallel
 ) -> None:
     rows = [PreferenceRows().row(index) for index in range(5)]
-    results = on_ranks(
-        tmp_path, checkpoints, processes, parallel, lambda load: load(3).sequence_log_probabilities(rows, 4)
-    )
+    results = on_ranks(tmp_path, checkpoints, processes, parallel, lambda load: load(3).of_sequences(rows, 4))
     log_p = log_softmax(checkpoints, 3, rows)
     expected = np.zeros((5, 4))
     for index, row in enumerate(rows):
@@ -112,7 +110,7 @@ def test_the_first_log_ratio_of_every_sequence_is_exactly_zero(
         checkpoints,
         processes,
         parallel,
-        lambda load: load(3, dtype, micro_batch_size).sequence_log_probabilities(stored, 4),
+        lambda load: load(3, dtype, micro_batch_size).of_sequences(stored, 4),
     )[0]
     seen: list[torch.Tensor] = []
     original = apertus_model.trainer.objectives.preference.qrpo_residual
@@ -153,7 +151,7 @@ def test_a_reference_of_another_model_gives_log_ratios_that_are_not_zero(
         checkpoints,
         1,
         Parallel(),
-        lambda load: load(2, "float32", 4).sequence_log_probabilities(stored, 4),
+        lambda load: load(2, "float32", 4).of_sequences(stored, 4),
     )[0]
     source = CheckpointSource(str(checkpoints / "step-3"), 3, optimizer=False)
     data = lambda: PreferenceRows(reference=reference.numpy())  # noqa: E731
