@@ -61,8 +61,7 @@ def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
             )
         feed_forward = layer.feed_forward
         feed_forward.sharding_config = ShardingConfig(
-            in_src_shardings={"x": block_input},
-            in_dst_shardings={"x": dense_activation_placement(tp=spmd.R)},
+            in_src_shardings={"x": block_input}, in_dst_shardings={"x": dense_activation_placement(tp=spmd.R)}
         )
         feed_forward.up_proj.sharding_config = colwise_config()
         if hasattr(feed_forward, "gate_proj"):

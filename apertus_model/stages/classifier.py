@@ -254,10 +254,7 @@ def _stored(part: ClassifierPart, names: list[str], documents: LabelledDocuments
             )
     if isinstance(training, FastText):
         return StoredClassifier(
-            method="fasttext",
-            labels=names,
-            max_characters=training.max_characters,
-            languages=languages,
+            method="fasttext", labels=names, max_characters=training.max_characters, languages=languages
         )
     return StoredClassifier(
         method="mlp",

@@ -133,10 +133,7 @@ def _lacking(lines: dict[str, dict[str, str]], languages: list[str]) -> str:
     lacked = {
         language: [id_ for id_, texts in lines.items() if language not in texts] for language in languages
     }
-    worst = sorted(
-        (name for name in languages if lacked[name]),
-        key=lambda name: -len(lacked[name]),
-    )
+    worst = sorted((name for name in languages if lacked[name]), key=lambda name: -len(lacked[name]))
     shown = [
         f"'{name}' has {len(lines) - len(lacked[name]):,} (it lacks '{lacked[name][0]}')"
         for name in worst[:NAMED]

@@ -117,12 +117,7 @@ class StoreCheckpoints(BaseCheckpointManager):
     objective: Callable[[], Mapping[str, Any]] = dict
 
     def __init__(
-        self,
-        config: Config,
-        *,
-        model_parts: list[torch.nn.Module],
-        optimizers: Any,
-        **unused: Any,
+        self, config: Config, *, model_parts: list[torch.nn.Module], optimizers: Any, **unused: Any
     ) -> None:
         self.enable = config.enable
         self.save_future: Future[None] | None = None

@@ -272,7 +272,7 @@ def parallelism_config(
         pipeline_parallel_schedule=PIPELINE_SCHEDULES[parallel.pp_schedule],
         module_fqns_per_model_part=stage_modules(n_layers, parallel.stages) if parallel.pp > 1 else None,
         enable_sequence_parallel=parallel.sequence_parallel,
-        # with torch 2.13, the others fail on more than one process: parameters are no DTensors on the full mesh
+        # the others fail on more than one process with torch 2.13: parameters are no DTensors on the mesh
         spmd_backend="partial_dtensor",
     )
 

@@ -108,13 +108,7 @@ class SampleLoader(BaseDataLoader):
         prefetch: int = PREFETCH  # micro-batches to read ahead
 
     def __init__(
-        self,
-        config: Config,
-        *,
-        dp_world_size: int,
-        dp_rank: int,
-        local_batch_size: int,
-        **unused: Any,
+        self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **unused: Any
     ) -> None:
         turn = dp_world_size * local_batch_size
         assert config.global_batch_size % turn == 0, f"{config.global_batch_size} rows in turns of {turn}"

@@ -34,12 +34,7 @@ from apertus_model.optimizers.hook import ExtraLoss, Hooked
 
 
 def drawn_labels_loss(
-    states: LastStates,
-    *,
-    step: int,
-    weights: torch.Tensor,
-    places: torch.Tensor,
-    denominator: torch.Tensor,
+    states: LastStates, *, step: int, weights: torch.Tensor, places: torch.Tensor, denominator: torch.Tensor
 ) -> torch.Tensor:
     """The loss whose gradient, summed over the micro-batches and ranks of a step, is u; arguments as for
     `hook.ExtraLoss`."""

@@ -139,5 +139,5 @@ class Alignment(Objective):
 
 
 OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
-    "alignment": lambda segment: Alignment(segment.loss.compare, segment.model, segment.teacher),
+    "alignment": lambda segment: Alignment(segment.loss.compare, segment.model, segment.teacher)
 }

@@ -56,5 +56,5 @@ class BradleyTerry(Objective):
 
 
 OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
-    "bradley-terry": lambda segment: BradleyTerry(segment.loss),
+    "bradley-terry": lambda segment: BradleyTerry(segment.loss)
 }

@@ -233,5 +233,5 @@ OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
         rate=segment.lr_at,
         names=segment.source_names,
         z_loss=segment.z_loss,
-    ),
+    )
 }
