@@ -258,12 +258,10 @@ class MaskedAttention(SdpaAttention):
         v_BLNH: torch.Tensor,
         *,
         attention_masks: SeenPairs,
-        scale: float | None = None,
-        enable_gqa: bool = False,
+        **options: Any,
     ) -> torch.Tensor:
-        """Shapes as in `SdpaAttention.forward`."""
-        pairs = attention_masks.pairs()
-        return masked(q_BLNH, k_BLNH, v_BLNH, pairs, super().forward, scale=scale, enable_gqa=enable_gqa)
+        """Shapes and options as in `SdpaAttention.forward`."""
+        return masked(q_BLNH, k_BLNH, v_BLNH, attention_masks.pairs(), super().forward, **options)
 
 
 def masked(
@@ -295,16 +293,13 @@ class ArrangedAttention(FlexAttention):
         v_BLNH: torch.Tensor,
         *,
         attention_masks: SeenPairs,
-        scale: float | None = None,
-        enable_gqa: bool = False,
+        **options: Any,
     ) -> torch.Tensor:
-        """Shapes as in `SdpaAttention.forward`."""
+        """Shapes and options as in `SdpaAttention.forward`."""
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, selection: SeenPairs) -> torch.Tensor:
             mask = selection.block_mask()
-            return FlexAttention.forward(
-                self, q, k, v, attention_masks=mask, scale=scale, enable_gqa=enable_gqa
-            )
+            return FlexAttention.forward(self, q, k, v, attention_masks=mask, **options)
 
         return arranged(q_BLNH, k_BLNH, v_BLNH, attention_masks, attend)
 

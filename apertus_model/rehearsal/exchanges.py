@@ -35,7 +35,10 @@ class Exchange:
     bytes: int = 0  # of the whole tensors
     asynchronous: int = 0  # calls that do not wait
     seconds: float = 0.0
-    hidden: float = 0.0  # the part of `seconds` that runs beside products
+    hidden_seconds: float = 0.0  # the part of `seconds` that runs beside products
+
+
+SUMMED = ("calls", "bytes", "asynchronous", "seconds", "hidden_seconds")
 
 
 @dataclass
@@ -97,7 +100,7 @@ class Exchanges:
             elif kind == "reduce-scatter":
                 numbers = self._allocations.numbers(args)
                 made = max(self._product.get(number, 0.0) for number in numbers)
-                exchange.hidden += hidden_seconds(seconds, made, len(ranks))
+                exchange.hidden_seconds += hidden_seconds(seconds, made, len(ranks))
 
     def beside(self, name: str, args: Any, result: Any, product: float | None) -> None:
         """Notes an operator that runs. `product`: its seconds, if it is a matrix product, which hides the
@@ -112,7 +115,7 @@ class Exchanges:
         for number in self._allocations.numbers(args):
             if gather := self._arriving.get(number):
                 hidden = hidden_seconds(gather.left, product, len(gather.exchange.ranks))
-                gather.exchange.hidden += hidden
+                gather.exchange.hidden_seconds += hidden
                 gather.left -= hidden
 
     def _pass_on(self, args: Any, result: Any) -> None:

@@ -27,7 +27,7 @@ import apertus_model.trainer  # before anything of torchtitan  # noqa: F401
 from apertus_model.data.tokens.stream import IGNORE_INDEX
 from apertus_model.model.init import local_part
 from apertus_model.rehearsal import patches
-from apertus_model.rehearsal.exchanges import Exchange
+from apertus_model.rehearsal.exchanges import SUMMED, Exchange
 from apertus_model.rehearsal.observer import Observer
 from apertus_model.rehearsal.rates import Rates
 from apertus_model.rehearsal.records import (
@@ -125,7 +125,6 @@ def _report(observer: Observer, trainer: Any, rates: Rates, attention: str) -> R
     gradients = [parameter.grad for parameter in _parameters(trainer) if parameter.grad is not None]
     observer.allocations.name(map(local_part, gradients), "gradients")
     costs = observer.costs
-    layers = [name for part in trainer.model_parts for name in part.layers]
     operators = [
         Operators(kind=kind, operator=name, calls=costs.calls[kind, name], flops=costs.flops[kind, name],
                   bytes=costs.moved[kind, name], seconds=seconds)
@@ -143,7 +142,7 @@ def _report(observer: Observer, trainer: Any, rates: Rates, attention: str) -> R
         classes[line.kind] += line.seconds
     return Rehearsed(
         attention=attention,
-        layers=layers,
+        layers=[name for part in trainer.model_parts for name in part.layers],
         micro_batches=trainer.gradient_accumulation_steps * trainer.num_pipeline_parallel_microbatches,
         memory=_memory(observer),
         collectives=collectives,
@@ -195,19 +194,10 @@ def _collectives(observer: Observer, trainer: Any) -> list[Collectives]:
         size = len(exchange.ranks)
         mesh = names.get(group, "world" if size == dist.get_world_size() else "other")
         alike[kind, mesh, size].append(exchange)
-    lines = [
-        Collectives(
-            kind=kind,
-            mesh=mesh,
-            ranks=size,
-            calls=sum(exchange.calls for exchange in exchanges),
-            bytes=sum(exchange.bytes for exchange in exchanges),
-            asynchronous=sum(exchange.asynchronous for exchange in exchanges),
-            seconds=sum(exchange.seconds for exchange in exchanges),
-            hidden_seconds=sum(exchange.hidden for exchange in exchanges),
-        )
-        for (kind, mesh, size), exchanges in alike.items()
-    ]
+    lines = []
+    for (kind, mesh, size), exchanges in alike.items():
+        sums = {name: sum(getattr(exchange, name) for exchange in exchanges) for name in SUMMED}
+        lines.append(Collectives(kind=kind, mesh=mesh, ranks=size, **sums))
     return sorted(lines, key=lambda line: -line.seconds)
 
 

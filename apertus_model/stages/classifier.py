@@ -153,11 +153,8 @@ class LabelledDocuments:
         return self[order[new]]
 
     def __getitem__(self, chosen: NDArray[np.int64]) -> LabelledDocuments:
-        content = (
-            [self.content[index] for index in chosen]
-            if isinstance(self.content, list)
-            else self.content[chosen]
-        )
+        own = self.content
+        content = [own[index] for index in chosen] if isinstance(own, list) else own[chosen]
         return LabelledDocuments(self.hashes[chosen], self.labels[chosen], self.languages[chosen], content)
 
     def of(self, language: str) -> NDArray[np.int64]:
@@ -253,9 +250,8 @@ def _stored(part: ClassifierPart, names: list[str], documents: LabelledDocuments
                 " by_language: false"
             )
     if isinstance(training, FastText):
-        return StoredClassifier(
-            method="fasttext", labels=names, max_characters=training.max_characters, languages=languages
-        )
+        longest = training.max_characters
+        return StoredClassifier(method="fasttext", labels=names, max_characters=longest, languages=languages)
     return StoredClassifier(
         method="mlp",
         labels=names,

@@ -34,6 +34,7 @@ from specs.filters import labels
 from specs.stages.conversations import ConversationsPart
 
 FACTS = ("vocab_size", "bos_id", "eos_id", "pad_id", "end_of_turn_id")
+COUNTED = ("conversations", "tokens", "trained_tokens", "shortest", "shortest_prompt")
 
 
 work_of = ConversationTasks
@@ -95,7 +96,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
             "not_chosen": conversations.not_chosen,
             "replaced": dict(zip(part.process.replaced, conversations.replaced, strict=True)),
             "tasks": len(tasks),
-            **{name: _metrics(split) for name, split in splits.items()},
+            **{name: {what: getattr(split, what) for what in COUNTED} for name, split in splits.items()},
         },
         facts={
             "tokenizer": attempt.job.inputs["tokenizer"].fingerprint,
@@ -104,16 +105,6 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
             "compared": compared,
         },
     )
-
-
-def _metrics(split: WrittenSplit) -> dict[str, int]:
-    return {
-        "conversations": split.conversations,
-        "tokens": split.tokens,
-        "trained_tokens": split.trained_tokens,
-        "shortest": split.shortest,
-        "shortest_prompt": split.shortest_prompt,
-    }
 
 
 def _shown(splits: dict[str, WrittenSplit]) -> str:

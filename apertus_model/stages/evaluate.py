@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
+from typing import Literal
 
 from apertus_model.data.corpora.planted import encoder, read_planted, read_probes
 from apertus_model.data.rows import Rows
@@ -58,11 +59,7 @@ class Measurement:
         self.attempt = attempt
         self.part = part
         self.documents: dict[str, object] = {}
-        self.answers: Answers | None = None
-        if "completions" in attempt.job.inputs:
-            self.answers = Answers.read(
-                self._artifact("prompts"), self._artifact("completions"), self._optional("rewards")
-            )
+        self.answers = self._answers("")
         self.exposed = self._exposure_texts()
 
     @cached_property
@@ -108,13 +105,7 @@ class Measurement:
     def _compared(self, own: Answers, progress: Progress) -> dict[str, float]:
         """The rewards of the answers, their difference from the other model's, and the divergence from it."""
         part, inputs = self.part, self.attempt.job.inputs
-        other = None
-        if "against_completions" in inputs:
-            other = Answers.read(
-                self._artifact("prompts"),
-                self._artifact("against_completions"),
-                self._optional("against_rewards"),
-            )
+        other = self._answers("against_")
         metrics, table = rewards(own, other, part.name, part.against_name)
         self.documents |= {
             "samples.json": own.shown(part.shown, part.name, other, part.against_name),
@@ -130,14 +121,10 @@ class Measurement:
 
     def _longest(self) -> int:
         """The number of tokens of the longest sequence that the model reads."""
-        part = self.part
-        by_position = part.by_position.sequence_length if part.by_position else 0
-        return max(
-            part.sequence_length,
-            by_position,
-            self.exposed.length if self.exposed else 0,
-            self.answers.longest if self.answers else 0,
-        )
+        by_position = self.part.by_position.sequence_length if self.part.by_position else 0
+        exposed = self.exposed.length if self.exposed else 0
+        answers = self.answers.longest if self.answers else 0
+        return max(self.part.sequence_length, by_position, exposed, answers)
 
     def _load(self, role: str, model: ModelSpec) -> Evaluator:
         with self.attempt.store.timed():
@@ -154,8 +141,13 @@ class Measurement:
     def _artifact(self, role: str) -> Artifact:
         return self.attempt.input_artifact(role)
 
-    def _optional(self, role: str) -> Artifact | None:
-        return self._artifact(role) if role in self.attempt.job.inputs else None
+    def _answers(self, whose: Literal["", "against_"]) -> Answers | None:
+        """The answers of the model, or of the one that it is compared with; None without such inputs."""
+        if f"{whose}completions" not in self.attempt.job.inputs:
+            return None
+        rewards = f"{whose}rewards"
+        judged = self._artifact(rewards) if rewards in self.attempt.job.inputs else None
+        return Answers.read(self._artifact("prompts"), self._artifact(f"{whose}completions"), judged)
 
     def _exposure_texts(self) -> ExposureTexts | None:
         """The canaries whose exposure is measured."""

@@ -159,10 +159,8 @@ class SegmentRecorder:
     def __init__(
         self, attempt: Attempt, progress: Progress, segment: Segment, tracker: Tracker, resumed: Facts
     ) -> None:
-        self._attempt = attempt
+        self._attempt, self._progress, self._segment = attempt, progress, segment
         self._tracker = tracker
-        self._progress = progress
-        self._segment = segment
         self._speeds: list[float] = []
         self._heldout: dict[str, float] = resumed.get("validation", {})
         self._heldout_step: int | None = resumed.get("validation_step")
@@ -231,9 +229,10 @@ class SegmentRecorder:
 
 class SegmentCheckpoints:
     """The storage of a segment's checkpoints: commits them with their facts, and removes those that are not
-    kept.
+    kept. Only the uploading thread writes to the attempt.
 
-    Only the uploading thread writes to the attempt."""
+    `resumed`: facts of the checkpoint that the attempt resumes from. `passes_before`: passes over each corpus
+    in the parent's training, by the corpus's fingerprint."""
 
     def __init__(
         self,
@@ -246,17 +245,8 @@ class SegmentCheckpoints:
         resumed: Facts,
         passes_before: Mapping[str, float],
     ) -> None:
-        """
-        Args:
-            resumed: facts of the checkpoint that the attempt resumes from.
-            passes_before: passes over each corpus in the parent's training, by the corpus's fingerprint.
-        """
-        self._attempt = attempt
-        self._progress = progress
-        self._segment = segment
-        self._data = data
-        self._recorder = recorder
-        self._passes_before = passes_before
+        self._attempt, self._progress, self._segment = attempt, progress, segment
+        self._data, self._recorder, self._passes_before = data, recorder, passes_before
         self._uploads = Store(attempt.store.fs, attempt.store.root)  # training does not wait for its requests
         self._best = BestCheckpoints(segment.checkpoint.best)
         self.facts = resumed  # facts of the last committed checkpoint
@@ -295,19 +285,16 @@ class SegmentCheckpoints:
             "upload_seconds": saved.upload_seconds,
             "bytes": saved.bytes,
         }
-        for row in [
-            *rows,
-            {"step": saved.step, "checkpoint": {name: round(value, 4) for name, value in cost.items()}},
-        ]:
+        rounded = {name: round(value, 4) for name, value in cost.items()}
+        for row in [*rows, {"step": saved.step, "checkpoint": rounded}]:
             attempt.add_metrics(row)
         before = self.facts.get("checkpoints", {})
         totals = {
             name: round(before.get(name, 0) + value, 4) for name, value in {"number": 1, **cost}.items()
         }
-        self._best.add(
-            attempt.commit_checkpoint(saved.step, facts | {"checkpoints": totals}, files=saved.files)
-        )
-        self.facts = facts | {"checkpoints": totals}
+        facts = facts | {"checkpoints": totals}
+        self._best.add(attempt.commit_checkpoint(saved.step, facts, files=saved.files))
+        self.facts = facts
         loss = f", loss {facts['loss']:.4f}" if "loss" in facts else ""
         self._progress.log(
             f"step {saved.step}: checkpoint committed{loss}; training waited {saved.stall_seconds:.2f} s,"

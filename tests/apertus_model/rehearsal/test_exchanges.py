@@ -44,7 +44,7 @@ def test_bytes_are_those_of_the_whole_tensor_and_only_functional_ones_do_not_wai
     }
     assert found["all-gather"].seconds == RATES.collective("all-gather", RANKS * SIZE, [0, 1, 2, 3])
     assert found["send"].seconds == RATES.collective("send", SIZE, [0, 3])
-    assert not any(one.hidden for one in found.values())
+    assert not any(one.hidden_seconds for one in found.values())
 
 
 def test_products_hide_the_gather_of_their_input_until_nothing_is_left(observer: Observer) -> None:
@@ -59,7 +59,7 @@ def test_products_hide_the_gather_of_their_input_until_nothing_is_left(observer:
     (gather,) = observer.exchanges.sent.values()
     first = hidden_seconds(gather.seconds, product, RANKS)
     assert first > 0
-    assert gather.hidden == first + hidden_seconds(gather.seconds - first, product, RANKS)
+    assert gather.hidden_seconds == first + hidden_seconds(gather.seconds - first, product, RANKS)
 
 
 def test_a_product_hides_the_reduction_of_its_result_and_no_other(observer: Observer) -> None:
@@ -68,7 +68,7 @@ def test_a_product_hides_the_reduction_of_its_result_and_no_other(observer: Obse
     matrix = torch.ones(SIDE, SIDE)
     reduce_scatter_tensor(matrix + 1, "sum", 0, dist.group.WORLD).sum()
     (reduction,) = observer.exchanges.sent.values()
-    assert reduction.hidden == 0
+    assert reduction.hidden_seconds == 0
     reduce_scatter_tensor(matrix @ matrix, "sum", 0, dist.group.WORLD).sum()
     product = observer.costs.seconds["matrix", "mm"]
-    assert reduction.hidden == hidden_seconds(reduction.seconds / 2, product, RANKS)
+    assert reduction.hidden_seconds == hidden_seconds(reduction.seconds / 2, product, RANKS)
