@@ -15,9 +15,8 @@ compared with 12 N V (+ V D b) for cross-entropy of full logits. For the 8B mode
 bfloat16: 0.8 + 3.2 GB instead of 6.4 + 1.1 GB; for 16,384 tokens the same instead of 25.8 + 1.1 GB.
 
 `cross_entropy` knows the gradient of each token while it has the logits, and computes both gradients in the
-forward pass: three matrix products per chunk, as with full logits. `label_scores` and `log_probabilities` do
-not know this gradient, since any function may follow: their backward pass computes the logits a second time,
-which makes four products.
+forward pass: three matrix products per chunk, as with full logits. Any function may follow `label_scores` and
+`log_probabilities`: their backward pass computes the logits a second time, which makes four products.
 
 Shape suffixes: B batch, L local sequence, N tokens, C tokens of a chunk, D width, V local part of the
 vocabulary.
@@ -160,12 +159,7 @@ class Softmax:
     log_sum_C: torch.Tensor  # logarithms of the sums of exp(logit) over the vocabulary
 
     def __init__(self, logits_CV: torch.Tensor, labels_C: torch.Tensor, vocab: VocabShard) -> None:
-        """
-        Args:
-            logits_CV: in the precision of sums; becomes the scores.
-            labels_C: int64.
-            vocab: the words of the columns.
-        """
+        """`logits_CV`, in the precision of sums, become the scores."""
         self.scores_CV = logits_CV
         largest_C = vocab.reduce(self.scores_CV.amax(1), dist.ReduceOp.MAX)
         self.scores_CV -= largest_C[:, None]

@@ -51,14 +51,8 @@ class Teacher(Protocol):
         self, places_C: torch.Tensor, log_q_CV: torch.Tensor, *, reverse: bool, vocab: VocabShard
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The divergence at each place, (C,), the same on all ranks that share the vocabulary; and its
-        gradient with respect to the student's logits / T, (C, V).
-
-        Args:
-            places_C: indices into the flattened batch.
-            log_q_CV: ln q of this rank's words; overwritten.
-            reverse: KL(q || p) instead of KL(p || q).
-            vocab: the words of this rank.
-        """
+        gradient with respect to the student's logits / T, (C, V). `places_C`: indices into the flattened
+        batch; `log_q_CV`: ln q of this rank's words, overwritten; `reverse`: KL(q || p)."""
 
 
 @dataclass(frozen=True)
@@ -220,12 +214,7 @@ def top_tokens(states: LastStates, k: int, temperature: float) -> tuple[torch.Te
 
 def kl_divergence(logits: torch.Tensor, other_logits: torch.Tensor) -> torch.Tensor:
     """sum_i KL(p_i || q_i) in nats over the whole vocabulary, a float64 scalar; p = softmax(logits), q =
-    softmax(other_logits), computed in float64.
-
-    Args:
-        logits: (places, vocabulary), any floating dtype.
-        other_logits: the same shape.
-    """
+    softmax(other_logits), computed in float64. Both: (places, vocabulary), any floating dtype."""
     total = torch.zeros((), dtype=torch.float64, device=logits.device)
     places = max(1, _CHUNK_ELEMENTS // logits.shape[-1])
     for own, other in zip(logits.split(places), other_logits.split(places), strict=True):

@@ -29,7 +29,6 @@ def draw_labels(states: LastStates, places_BL: torch.Tensor, seed: int) -> torch
     label is ignored. All ranks that share the vocabulary get the same labels.
 
     Args:
-        states: the states and their labels.
         places_BL: (batch, length) int64, the number of each place; modulo 2^32, places with the same number
             have the same noise.
         seed: signed 32-bit integer.
@@ -50,14 +49,7 @@ def draw_labels(states: LastStates, places_BL: torch.Tensor, seed: int) -> torch
 
 
 def word_noise(places_P: torch.Tensor, words_V: torch.Tensor, seed: int, dtype: torch.dtype) -> torch.Tensor:
-    """Gumbel noise of every word at every place: (places, words).
-
-    Args:
-        places_P: (places,) int32.
-        words_V: (words,) int32.
-        seed: signed 32-bit integer.
-        dtype: of the noise.
-    """
+    """Gumbel noise of every word at every place: (places, words). Places and words are int32."""
     # hashed once more than places, so that a place and a word with equal numbers have different hashes
     noise_V = hashed(hashed(words_V.clone(), seed), seed)
     return gumbel(hashed(places_P.clone(), seed)[:, None] ^ noise_V, dtype)

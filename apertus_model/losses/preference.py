@@ -19,14 +19,8 @@ import torch.nn.functional as F
 def sequence_beta(
     lengths: torch.Tensor, *, beta: float, length_normalised: bool, beta_max: float | None = None
 ) -> torch.Tensor:
-    """beta_i of every completion, float64.
-
-    Args:
-        lengths: |y|, any shape and dtype; 0 (no completion there) counts as 1.
-        beta: strength of the pull towards the reference.
-        length_normalised: beta / |y|, at most `beta_max`, instead of beta.
-        beta_max: limit of a normalised beta; None: no limit.
-    """
+    """beta_i of every completion, float64: beta, or beta / |y| and at most `beta_max`. `lengths`: |y|, any
+    shape and dtype; 0 (no completion there) counts as 1."""
     if not length_normalised:
         return torch.full_like(lengths, beta, dtype=torch.float64)
     return (beta / lengths.double().clamp(min=1)).clamp(max=math.inf if beta_max is None else beta_max)
@@ -62,13 +56,9 @@ def beta_log_partition(beta: torch.Tensor) -> torch.Tensor:
 
 
 def qrpo_residual(log_ratio: torch.Tensor, quantiles: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    """q - beta ln Z(beta) - beta r, whose square is the loss (arXiv 2507.08068, for quantile rewards).
-
-    Args:
-        log_ratio: r.
-        quantiles: q, the share of the reference completions' rewards that are not above the completion's.
-        beta: beta_i, float64; the target is computed in float64 and rounded once.
-    """
+    """q - beta ln Z(beta) - beta r, whose square is the loss (arXiv 2507.08068, for quantile rewards): q is
+    the share of the reference completions' rewards that are not above the completion's, r the log-ratio. The
+    target is computed in float64 and rounded once."""
     target = (quantiles.double() - beta_log_partition(beta)).to(log_ratio.dtype)
     return target - beta.to(log_ratio.dtype) * log_ratio
 

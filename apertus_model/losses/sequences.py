@@ -19,13 +19,8 @@ from apertus_model.losses.cross_entropy import IGNORE_INDEX, LastStates
 
 
 def sequence_sums(values_BL: torch.Tensor, segments_BL: torch.Tensor, sequences: int) -> torch.Tensor:
-    """Sums of `values_BL` over the places of each sequence: (batch, sequences), float64.
-
-    Args:
-        values_BL: (batch, length).
-        segments_BL: (batch, length) int64, index of the sequence that a place belongs to, -1 for none.
-        sequences: number of sequences per row.
-    """
+    """Sums of `values_BL` over the places of each sequence: (batch, sequences), float64. `segments_BL`:
+    int64, index of the sequence that a place belongs to, -1 for none; `sequences`: their number per row."""
     members_BSL = segments_BL[:, None, :] == torch.arange(sequences, device=segments_BL.device)[None, :, None]
     return torch.where(members_BSL, values_BL.double()[:, None, :], 0.0).sum(dim=-1)
 
@@ -43,16 +38,13 @@ def sequence_log_probabilities(
     Args:
         log_probabilities_BL: (batch, length), 0 where there is no label (`cross_entropy.log_probabilities`).
         labels_BL: (batch, length) int64, the labels of the sequences' completions, -100 elsewhere.
-        segments_BL: as in `sequence_sums`.
-        sequences: number of sequences per row.
+        segments_BL, sequences: as in `sequence_sums`.
         group: the processes that share each row, each with its slice of the row; None when a process has
             whole rows.
     """
+    scored = labels_BL != IGNORE_INDEX
     sums = torch.stack(
-        [
-            sequence_sums(values, segments_BL, sequences)
-            for values in (log_probabilities_BL, labels_BL != IGNORE_INDEX)
-        ]
+        [sequence_sums(values, segments_BL, sequences) for values in (log_probabilities_BL, scored)]
     )
     if group is not None:
         sums = shared_sum(sums, group)

@@ -48,18 +48,14 @@ class SdpaAttention(Module):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        """Computes attention within documents.
+        """Computes attention within documents, in the shape and dtype of the queries.
 
         Args:
             q_BLNH: queries (batch, local sequence, heads, head_dim).
-            k_BLNH: keys, with as many heads or, with `enable_gqa`, a divisor of them.
-            v_BLNH: values, shaped like the keys.
+            k_BLNH, v_BLNH: keys and values, with as many heads or, with `enable_gqa`, a divisor of them.
             attention_masks: bool (batch, 1, local sequence, whole sequence), True where a query attends.
             scale: softmax scale, 1/sqrt(head_dim) by default.
             enable_gqa: whether key heads are shared by groups of query heads.
-
-        Returns:
-            (batch, local sequence, heads, head_dim), dtype of the queries.
         """
         if self.cp_mesh is not None:
             group_name = self.cp_mesh.get_group().group_name
@@ -106,7 +102,7 @@ class FlashAttention(Module):
         *,
         attention_masks: VarlenMetadata,
         scale: float | None = None,
-        enable_gqa: bool = False,
+        **unused: Any,
     ) -> torch.Tensor:
         """Computes attention within documents, in bfloat16; arguments as in `SdpaAttention.forward`."""
         from flash_attn import flash_attn_varlen_func
@@ -219,16 +215,13 @@ gather_sequence.register_autograd(
 def document_mask(
     positions: torch.Tensor, cp_mesh: DeviceMesh | None = None, load_balancer: str | None = None
 ) -> torch.Tensor:
-    """Causal mask that ends at document borders.
+    """Causal mask that ends at document borders: bool (batch, 1, local sequence, whole sequence), True where
+    the query (dim 2) attends to the key (dim 3). Keys are in the order in which `gather_sequence` joins them.
 
     Args:
         positions: (batch, local sequence) int64, 0 at the first token of each document.
         cp_mesh: the context-parallel mesh if the sequence is split over its ranks.
         load_balancer: how the sequence is split, see `gathered_order`.
-
-    Returns:
-        bool (batch, 1, local sequence, whole sequence), True where the query (dim 2) attends to the key (dim
-        3). Keys are in the order in which `gather_sequence` joins them.
     """
     local_length = positions.shape[1]
     offset, ranks = 0, 1
@@ -258,7 +251,8 @@ def gathered_order(
 
 
 def document_offsets(positions: torch.Tensor, device: torch.device | None = None) -> VarlenMetadata:
-    """The offsets at which documents begin in the packed tokens, for the variable-length kernels.
+    """The offsets at which documents begin in the packed tokens, for the variable-length kernels: int32
+    (documents + 1,) into T, from 0 to T, and the length of the longest document.
 
     torchtitan's own function drops the tokens before the first 0 of the first row. In every other row it adds
     them to the last document of the row before.
@@ -267,9 +261,6 @@ def document_offsets(positions: torch.Tensor, device: torch.device | None = None
         positions: (batch, seq_len) int64, 0 at the first token of each document. If they are on a GPU, this
             function waits for it.
         device: of the offsets, by default that of the positions.
-
-    Returns:
-        int32 offsets (documents + 1,) into T, from 0 to T, and the length of the longest document.
     """
     begins = (begun_rows(positions) == 0).flatten().nonzero().flatten()
     offsets = torch.cat([begins, begins.new_tensor([positions.numel()])]).to(torch.int32)

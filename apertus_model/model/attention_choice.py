@@ -57,14 +57,8 @@ class Setting(NamedTuple):
         cls, model: ModelSpec, param_dtype: str, context_parallel: int, sequence_length: int | None
     ) -> Setting:
         """The requirements of a model."""
-        return cls(
-            param_dtype,
-            context_parallel,
-            model.head_dim,
-            sequence_length,
-            sparse=model.attention is not None,
-            earlier_keys=model.reads_earlier_keys,
-        )
+        sparse, earlier_keys = model.attention is not None, model.reads_earlier_keys
+        return cls(param_dtype, context_parallel, model.head_dim, sequence_length, sparse, earlier_keys)
 
 
 class Choice(NamedTuple):
@@ -79,15 +73,8 @@ class Choice(NamedTuple):
 
 def resolve_backend(requested: str, setting: Setting) -> Choice:
     """The backend to run: the requested one if it can run here; for `auto` the best one. Logs it, with the
-    reason. Activates the newer FlashAttention that it runs on, if any.
-
-    Args:
-        requested: one of `BACKENDS` or "auto".
-        setting: the requirements of the run.
-
-    Raises:
-        AttentionBackendError: the requested backend cannot run here.
-    """
+    reason. Activates the newer FlashAttention that it runs on, if any. AttentionBackendError when the
+    requested backend cannot run here."""
     obstacles = {name: _obstacle(name, setting) for name in BACKENDS}
     runnable = [name for name, obstacle in obstacles.items() if obstacle is None]
     if requested != "auto" and requested not in runnable:
@@ -131,11 +118,8 @@ def _flash_obstacle(setting: Setting) -> str | None:
     """The reason why the variable-length kernels cannot run; None if they can."""
     if setting.sparse:
         return "the variable-length kernels compute whole documents, and the heads of this model choose keys"
-    if setting.context_parallel > 1:
-        return (
-            f"the variable-length kernels cannot split a sequence over {setting.context_parallel}"
-            " context-parallel ranks"
-        )
+    if (ranks := setting.context_parallel) > 1:
+        return f"the variable-length kernels cannot split a sequence over {ranks} context-parallel ranks"
     if setting.param_dtype != "bfloat16":
         return f"the variable-length kernels compute in bfloat16, this run in {setting.param_dtype}"
     if setting.head_dim % FLASH_HEAD_MULTIPLE or setting.head_dim > LARGEST_FLASH_HEAD:

@@ -35,15 +35,8 @@ class Float8Error(ValueError):
 
 
 def linear_config(precision: str, *, compiled: bool = False) -> Callable[..., Linear.Config]:
-    """The function that makes the config of a linear layer.
-
-    Args:
-        precision: `Precision.linear` of a recipe.
-        compiled: whether the layers are compiled.
-
-    Raises:
-        Float8Error: float8 cannot run here.
-    """
+    """The function that makes the config of a linear layer, for `Precision.linear` of a recipe. Float8Error
+    when float8 cannot run here."""
     if precision == "param":
         return Linear.Config
     if importlib.util.find_spec("torchao") is None:

@@ -74,11 +74,7 @@ def constant(name: str, dtype: torch.dtype) -> torch.Tensor:
 
 def to_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Weights under the names of `ApertusForCausalLM`, with the constants of xIELU, which it stores as
-    weights.
-
-    Raises:
-        KeyError: a weight that has no counterpart.
-    """
+    weights. KeyError for a weight without a counterpart."""
     renamed: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         theirs = hugging_face_name(name)
@@ -92,11 +88,7 @@ def to_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
 
 def from_hugging_face(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Weights under our names. The constants of xIELU are compared with those of this model and left out.
-
-    Raises:
-        KeyError: a weight that has no counterpart.
-        HuggingFaceError: beta or eps of an xIELU differs from this model's.
-    """
+    KeyError for a weight without a counterpart; HuggingFaceError when beta or eps is not this model's."""
     renamed: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         ours = our_name(name)

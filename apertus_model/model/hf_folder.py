@@ -57,7 +57,8 @@ def write_shards(
     dtype: torch.dtype,
     read: Callable[[Tensors], None],
 ) -> list[str]:
-    """Writes the weights, shard by shard, and an index if there is more than one shard.
+    """Writes the weights, shard by shard, and an index if there is more than one shard. Returns the names of
+    the files with weights.
 
     Args:
         theirs: transformers' model on the meta device, for names, shapes and order.
@@ -65,9 +66,6 @@ def write_shards(
         max_shard_size: maximum bytes of tensors in a file; a larger tensor has a file of its own.
         dtype: of the stored tensors.
         read: fills float32 tensors, given by our names, with the trained weights.
-
-    Returns:
-        Names of the files with weights.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file

@@ -24,17 +24,11 @@ from specs.model import ModelSpec
 
 
 class SideBySide:
-    """Hidden states of both sides, `ours` and `theirs`: first the tokens (batch, seq_len), at the end the
-    logits."""
+    """Hidden states of both sides, `ours` and `theirs`: first the tokens (batch, seq_len), or hidden states
+    (batch, seq_len, dim) float32 to begin at a layer; at the end the logits. `their_config`: as transformers
+    reads it."""
 
     def __init__(self, spec: ModelSpec, their_config: Any, tokens: torch.Tensor) -> None:
-        """
-        Args:
-            spec: dimensions of our side.
-            their_config: `ApertusConfig`, as transformers reads it.
-            tokens: (batch, seq_len) int64; or hidden states (batch, seq_len, dim) float32, to begin at a
-                layer.
-        """
         self.ours = self.theirs = tokens
         length = tokens.shape[1]
         self._loaded: dict[int, tuple[Any, Any]] = {}  # layers that later steps of a schedule run

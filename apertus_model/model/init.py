@@ -31,11 +31,8 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
     uniform values in its authors' code. A weighted sum of states (`layer_schedule`) initially selects the
     last of them. A module's method `initial` states initial values of its own parameters.
 
-    Args:
-        model: model or pipeline part; parameters may be plain tensors or DTensors on any layout, never meta.
-        seed: seed of the run.
-        std: standard deviation of the matrices.
-        n_layers: depth of the whole model.
+    `model`: model or pipeline part; parameters may be plain tensors or DTensors on any layout, never meta.
+    `n_layers`: depth of the whole model.
     """
     output_std = std / math.sqrt(2 * n_layers)
     with torch.no_grad():
@@ -82,14 +79,8 @@ def select_last(parameter: torch.Tensor) -> None:
 
 
 def fill_normal(parameter: torch.Tensor, name: str, *, seed: int, std: float) -> None:
-    """Fills a matrix, or the part of it that this rank owns, with normal values of mean 0.
-
-    Args:
-        parameter: (rows, columns) tensor or DTensor.
-        name: fully qualified name, part of the seed of every block.
-        seed: seed of the run.
-        std: standard deviation.
-    """
+    """Fills a matrix (tensor or DTensor), or the part of it that this rank owns, with normal values of mean
+    0. `name`: fully qualified, part of the seed of every block."""
     rows, columns = parameter.shape
     rows_per_block = max(1, _BLOCK_ELEMENTS // columns)
     local = local_part(parameter)

@@ -116,14 +116,8 @@ def is_adapter(name: str) -> bool:
 
 @torch.no_grad()
 def merge_adapter(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor) -> None:
-    """weight <- weight + scale * b a, in place, rounded once.
-
-    Args:
-        weight: (out, in), tensor or DTensor on any layout.
-        a: (rank, in), whole.
-        b: (out, rank), whole.
-        scale: scalar.
-    """
+    """weight <- weight + scale * b a, in place, rounded once. `weight`: (out, in), tensor or DTensor on any
+    layout; `a`: (rank, in) and `b`: (out, rank), whole."""
     local = local_part(weight)
     (row, column), (rows, columns) = owned_region(weight)
     own_a, own_b = a[:, column : column + columns].double(), b[row : row + rows].double()

@@ -147,8 +147,9 @@ class ApertusModel(Decoder):
         loss_fn: LossFunction | None = None,
         run: Callable[..., Any] | None = None,
     ) -> Any:
-        """Logits of the next token, or a loss that is computed without them (see `output`). In a pipeline, a
-        stage that is not the last returns hidden states.
+        """Logits of the next token, (batch, seq_len, vocab_size), float32 unless mixed precision says
+        otherwise, or a loss that is computed without them (see `output`). In a pipeline, a stage that is not
+        the last returns hidden states.
 
         Args:
             tokens: (batch, seq_len) int64.
@@ -160,10 +161,6 @@ class ApertusModel(Decoder):
             loss_fn: computes the loss in the output layer.
             run: called after the embedding in place of the rest of the forward pass, with the layers by name,
                 the embedded tokens, masks and positions; its result is returned.
-
-        Returns:
-            (batch, seq_len, vocab_size), float32 unless mixed precision says otherwise; the result of
-            `loss_fn` if that is given.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
@@ -223,7 +220,7 @@ def model_config(
         spec: dimensions.
         sequence_length: longest sequence, in tokens.
         attention: an attention backend that can run here (`attention_choice.resolve_backend`).
-        seed: seed of the initial weights.
+        seed: of the initial weights.
         lora: adapters; with them, nothing else is trained except the head of a reward model.
         trainable: patterns of the parameters that are trained (`specs.trainable`); if empty, all are. Without
             effect if there are adapters.
