@@ -65,12 +65,7 @@ class AnomalyDetector:
 
     def check(self, step: int, loss: float, grad_norm: float) -> Event | None:
         """The anomaly of a step; None when there is none. A step whose anomaly is only reported is taken.
-
-        Args:
-            step: number of the step.
-            loss: of the whole step, in nats.
-            grad_norm: of the whole gradient, before clipping.
-        """
+        `loss`: of the whole step, in nats; `grad_norm`: of the whole gradient, before clipping."""
         measured: dict[Quantity, float] = {"loss": loss, "grad_norm": grad_norm}
         for quantity, value in measured.items():
             if not math.isfinite(value):

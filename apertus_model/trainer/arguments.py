@@ -25,13 +25,8 @@ def model_arguments(
     The host does not wait for the device: labels stay on the host, and so do positions, from which it finds
     document boundaries. If ranks share a sequence, no backend needs positions on the host.
 
-    Args:
-        model: `ApertusModel`, or any stage of a pipeline.
-        dims: layout.
-        device: where the model computes.
-        tokens: (batch, seq_len), whole rows on the host, as are `positions` and `labels`.
-        positions: 0 at the first token of each document.
-        labels: the labels of the tokens.
+    `model`: `ApertusModel`, or any stage of a pipeline. `tokens`, `positions` (0 at the first token of each
+    document) and `labels`: (batch, seq_len), whole rows on the host.
     """
     tokens = copy_to(tokens, device)
     if not dims.cp_enabled:

@@ -129,50 +129,37 @@ class StoreCheckpoints(BaseCheckpointManager):
         self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT)
 
     def _state(self, *, step: int, optimizer: bool) -> dict[str, torch.Tensor]:
-        """Every tensor of the state by its stored name. They are the tensors in use: loading writes into
-        them.
-
-        Optimizer states are named after their parameters, not numbered, so the names of two pipeline stages
-        never collide and a checkpoint can be loaded in any layout.
-        """
+        """Every tensor of the state by its stored name: the tensors in use, into which loading writes.
+        Optimizer states are named after their parameters, so the names of two pipeline stages never collide
+        and a checkpoint can be loaded in any layout."""
         state: dict[str, torch.Tensor] = dict(self._states[MODEL].state_dict())
         state[STEP] = torch.tensor(step, dtype=torch.int64)
         if optimizer:
-            state |= {
-                f"{OPTIMIZER}.{name}": value for name, value in self._states[OPTIMIZER].state_dict().items()
-            }
+            tensors = self._states[OPTIMIZER].state_dict()
+            state |= {f"{OPTIMIZER}.{name}": tensor for name, tensor in tensors.items()}
         return state
 
     def _load(self, step: int = -1) -> bool:
-        """Loads `Config.source`. `step`, torchtitan's own choice, is ignored.
-
-        Raises:
-            CheckpointError: the checkpoint lacks an entry, or has another step than the store says.
-            DamagedCheckpoint: the checkpoint differs from what was committed.
-        """
+        """Loads `Config.source`. `step`, torchtitan's own choice, is ignored. Raises what `load_tensors`
+        does, and CheckpointError for a checkpoint of another step than the store says."""
         if self._config.source is None:
             return False
         self._read(self._config.source)
         return True
 
     def restore(self, step: int) -> None:
-        """Resets weights and optimizer state to a committed checkpoint of this run. Collective.
-
-        Raises:
-            CheckpointError, DamagedCheckpoint: as when loading.
-        """
+        """Resets weights and optimizer state to a committed checkpoint of this run; raises what loading
+        raises. Collective."""
         self._read(CheckpointSource(self._config.storage.committed(step), step, optimizer=True))
 
     @torch.no_grad()
     def _read(self, source: CheckpointSource) -> None:
         begin = time.monotonic()
         state = self._state(step=-1, optimizer=source.optimizer)
-        if source.new_adapters:
-            state = {
-                name: tensor for name, tensor in state.items() if not is_adapter(name) and name != REWARD_HEAD
-            }
-        if source.new_parameters:
-            state = {name: tensor for name, tensor in state.items() if not fits(name, source.new_parameters)}
+        for name in list(state):
+            new = source.new_adapters and (is_adapter(name) or name == REWARD_HEAD)
+            if new or (source.new_parameters and fits(name, source.new_parameters)):
+                del state[name]
         with self._config.storage.timed():
             load_tensors(state, source.checkpoint)
         if int(state[STEP]) != source.step:
@@ -191,11 +178,8 @@ class StoreCheckpoints(BaseCheckpointManager):
 
     @torch.no_grad()
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
-        """Starts a save when a checkpoint is due, or with `last_step`. Returns whether it did.
-
-        Raises:
-            UploadError: the previous save failed.
-        """
+        """Starts a save when a checkpoint is due, or with `last_step`. Returns whether it did. UploadError
+        when the previous save failed."""
         if curr_step == self.saved_step or not (last_step or self._config.due(curr_step)):
             return False
         begin = time.perf_counter()
@@ -210,9 +194,8 @@ class StoreCheckpoints(BaseCheckpointManager):
         if chief:
             commit = self._config.storage.prepare_commit(curr_step, self.anomalies(), self.objective())
         self.saved_step = curr_step
-        self.save_future = self._thread.submit(
-            self._upload, curr_step, copies, plan, commit, time.perf_counter() - begin
-        )
+        stall = time.perf_counter() - begin
+        self.save_future = self._thread.submit(self._upload, curr_step, copies, plan, commit, stall)
         return True
 
     def _upload(
@@ -234,11 +217,8 @@ class StoreCheckpoints(BaseCheckpointManager):
     @property
     def failed(self) -> bool:
         """Whether the save in progress has failed on this rank."""
-        return (
-            self.save_future is not None
-            and self.save_future.done()
-            and self.save_future.exception() is not None
-        )
+        save = self.save_future
+        return save is not None and save.done() and save.exception() is not None
 
     def _wait_for_saving(self) -> None:
         """Waits for the save in progress. UploadError when it failed."""

@@ -149,15 +149,9 @@ def write_header(blocks: Mapping[str, Block]) -> bytes:
 
 
 def read_header(file: RangeFile, first: bytes) -> dict[str, tuple[TensorEntry, int]]:
-    """The entry of every tensor, by name, and the position of its first byte in the file.
-
-    Args:
-        file: a safetensors file.
-        first: its first bytes, as many as `first_read` asks for.
-
-    Raises:
-        ValueError: the header is not valid, or describes a longer file.
-    """
+    """The entry of every tensor, by name, and the position of its first byte in the file. `first`: the file's
+    first bytes, as many as `first_read` asks for. ValueError when the header is not valid, or describes a
+    longer file."""
     if len(first) < _LENGTH.size:
         raise ValueError(f"{file.name} has {file.size} bytes, too few for a safetensors file")
     end = _LENGTH.size + _LENGTH.unpack_from(first)[0]
@@ -165,12 +159,9 @@ def read_header(file: RangeFile, first: bytes) -> dict[str, tuple[TensorEntry, i
         raise ValueError(f"{file.name} has {file.size} bytes, but states a header that ends at byte {end}")
     data = first[:end] + (file.read(len(first), end) if end > len(first) else b"")
     document = parse_json(data[_LENGTH.size :])
-    tensors = (
-        {name: entry for name, entry in document.items() if name != "__metadata__"}
-        if isinstance(document, dict)
-        else document
-    )
-    entries = checked(_Header, {"tensors": tensors}).tensors
+    if isinstance(document, dict):
+        document.pop("__metadata__", None)
+    entries = checked(_Header, {"tensors": document}).tensors
     for name, entry in entries.items():
         if end + entry.data_offsets[1] > file.size:
             raise ValueError(

@@ -208,15 +208,7 @@ class CheckpointReader(StorageReader):
 
 class _PartToRead:
     """Rows of one stored tensor, and the part of the model's tensor that they, or some of their columns,
-    fill.
-
-    Args:
-        item: the rows and columns to read.
-        planner: resolves the part of the model's tensor.
-        begin: position of the stored tensor in the file.
-        size: shape of the stored tensor.
-        dtype: type of the stored tensor.
-    """
+    fill. `begin`: position of the stored tensor in the file; `size` and `dtype`: its own."""
 
     def __init__(
         self, item: ReadItem, planner: LoadPlanner, begin: int, size: torch.Size, dtype: torch.dtype

@@ -77,9 +77,7 @@ def trainer_config(
 
     Args:
         segment: resolved part of a training stage.
-        data: the samples of the run, for training and for held-out losses.
-        recorder: receives the run's metrics.
-        lifecycle: where the run begins, where its checkpoints go, and what ends it.
+        data, recorder, lifecycle: as in `ApertusTrainer.Config`.
         world_size: number of processes.
 
     Raises:
@@ -221,11 +219,8 @@ def _further_model(
 
 def attention_of(segment: Segment, other: ModelSpec | None = None) -> Choice:
     """The attention backend of a segment in this process. `other`: another model that reads the same rows. If
-    processes share a sequence, it gets the same masks, and so has the same backend.
-
-    Raises:
-        ValueError: the backend that the segment names, or that `other` must share, cannot run here.
-    """
+    processes share a sequence, it gets the same masks, and so has the same backend. ValueError when the
+    backend that the segment names, or that `other` must share, cannot run here."""
     model = segment.model if other is None else other
     setting = Setting.of(model, segment.precision.param, segment.parallel.cp, segment.sequence_length)
     same = other is not None and segment.parallel.cp > 1
@@ -253,13 +248,8 @@ def debug_config(seed: int, *, deterministic: bool = True) -> DebugConfig:
 def parallelism_config(
     parallel: Parallel, *, micro_batch_size: int = 1, n_layers: int = 0
 ) -> ParallelismConfig:
-    """torchtitan's description of a layout.
-
-    Args:
-        parallel: the layout.
-        micro_batch_size: number of sequences that go through a pipeline at a time.
-        n_layers: layers that a pipeline divides into stages.
-    """
+    """torchtitan's description of a layout. `micro_batch_size`: number of sequences that go through a
+    pipeline at a time; `n_layers`: layers that a pipeline divides into stages."""
     return ParallelismConfig(
         data_parallel_replicate_degree=parallel.dp_replicate,
         data_parallel_shard_degree=parallel.dp_shard,
@@ -287,12 +277,8 @@ def stage_modules(n_layers: int, stages: int) -> list[list[str]]:
 
 
 def share_of_rank(segment: Segment, *, world_size: int) -> int:
-    """Number of sequences that each data-parallel rank has in a global batch.
-
-    Raises:
-        ValueError: the number of processes is not a multiple of the layout's degrees, or the global batch
-            cannot be divided among the processes.
-    """
+    """Number of sequences that each data-parallel rank has in a global batch. ValueError when the processes
+    or the batch cannot be divided."""
     parallel = segment.parallel
     shared = parallel.tp * parallel.cp * parallel.pp
     if world_size % shared:
@@ -311,11 +297,8 @@ def share_of_rank(segment: Segment, *, world_size: int) -> int:
 
 
 def micro_batch_size(segment: Segment, *, world_size: int) -> int:
-    """Sequences per forward pass and data-parallel rank: see `specs.layout.micro_batch_size`.
-
-    Raises:
-        ValueError: as for `share_of_rank`, or the rank's share cannot be cut for a pipeline.
-    """
+    """Sequences per forward pass and data-parallel rank: see `specs.layout.micro_batch_size`. ValueError when
+    the batch cannot be divided among the processes, or the rank's share cannot be cut for a pipeline."""
     parallel, share = segment.parallel, share_of_rank(segment, world_size=world_size)
     share, left = divmod(share, segment.separate_gradients)
     if left:

@@ -57,11 +57,8 @@ class Evaluator:
 
     @torch.no_grad()
     def loss(self, samples: Sequence[SampleLike]) -> HeldOutLoss:
-        """Mean loss over all labels of `samples`, which are the same on every rank. Collective.
-
-        Raises:
-            ValueError: the samples have no label.
-        """
+        """Mean loss over all labels of `samples`, which are the same on every rank. ValueError when they have
+        no label. Collective."""
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         for rows in self._batches_of_rank(samples):
             total += torch.stack(self._nats_and_labels(rows))
@@ -233,14 +230,7 @@ class PipelineEvaluator(Evaluator):
         *,
         batch_size: int,
     ) -> None:
-        """
-        Args:
-            stage: this rank's part of the model.
-            loss: `ApertusTrainer.pipelined_loss`.
-            parallel_dims: layout.
-            device: where the rank computes.
-            batch_size: number of rows that `loss` takes.
-        """
+        """`stage`: this rank's part of the model; `batch_size`: number of rows that `loss` takes."""
         super().__init__(stage, parallel_dims, device, batch_size=batch_size)
         self._loss = loss
 

@@ -37,18 +37,17 @@ def load_evaluator(
 
     Args:
         spec: dimensions of the model.
-        checkpoint: a committed checkpoint, or the local folder of an uncommitted one.
+        checkpoint: as for `load_tensors`.
         sequence_length: longest sequence, in tokens.
         attention: requested attention backend; see `resolve_backend`.
-        parallel: parallel layout.
+        parallel: the layout.
         batch_size: rows per forward pass and data-parallel rank.
         scratch: local folder where torch stores the traces of a collective that hangs.
         dtype: type of the forward pass. With the type that training used, it is training's forward pass.
         same_length: whether all rows have `sequence_length` tokens, as they do in training.
 
     Raises:
-        CheckpointError: the checkpoint belongs to another model.
-        DamagedCheckpoint: the checkpoint differs from what was committed.
+        CheckpointError, DamagedCheckpoint: as `load_tensors` does.
         ValueError: the layout or the attention backend cannot run here.
     """
     length = sequence_length if same_length else None

@@ -54,13 +54,7 @@ def agree(
     own: RankRequests, measured: Sequence[torch.Tensor], device: torch.device
 ) -> tuple[RankRequests, list[float]]:
     """The requests of all ranks together, and the measurements of rank 0; the same on all ranks. Waits for
-    the GPU. Collective.
-
-    Args:
-        own: the requests of this rank.
-        measured: scalars; equally many on every rank.
-        device: of the scalars.
-    """
+    the GPU. Collective. `measured`: scalars on `device`, equally many on every rank."""
     first = dist.get_rank() == 0
     asked = [own.stop, own.save and first, own.failed]
     numbers = torch.stack([

@@ -3,8 +3,6 @@ models that a loss consults."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
@@ -15,15 +13,6 @@ from apertus_model.model.sharding import set_sharding
 from apertus_model.trainer.checkpoint import load_tensors
 from infra.store import Checkpoint
 from specs.model import ModelSpec
-
-
-class FurtherModel(Protocol):
-    """A function that loads a frozen model that the loss consults."""
-
-    def __call__(
-        self, role: str, spec: ModelSpec, *, dims: ParallelDims, device: torch.device
-    ) -> torch.nn.Module:
-        """The model with these dimensions, from the checkpoint that is the input `role`, in a layout."""
 
 
 def load_model(
@@ -44,12 +33,10 @@ def load_model(
 
     Args:
         spec: dimensions of the model.
-        checkpoint: a committed checkpoint, or the local folder of an uncommitted one; None leaves initial
-            weights.
+        checkpoint: as for `load_tensors`; None leaves initial weights.
         sequence_length: longest sequence, in tokens.
         attention: a backend that can run here (`attention_choice.resolve_backend`).
-        parallelism: torchtitan's description of the layout.
-        dims: the layout.
+        parallelism, dims: the layout.
         device: where the model computes.
         dtype: of the forward pass.
         scratch: local folder for torchtitan's own files.
@@ -58,8 +45,7 @@ def load_model(
         alone: whether only some of the processes load the model, without collectives over all processes.
 
     Raises:
-        CheckpointError: the checkpoint belongs to another model.
-        DamagedCheckpoint: the checkpoint differs from what was committed.
+        CheckpointError, DamagedCheckpoint: as `load_tensors` does.
     """
     config = model_config(spec, sequence_length=sequence_length, attention=attention)
     set_sharding(config, sequence_parallel=parallelism.enable_sequence_parallel)

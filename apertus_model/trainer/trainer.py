@@ -14,7 +14,7 @@ Invariants:
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -37,7 +37,6 @@ from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss, PipelineEval
 from apertus_model.trainer.hang import SLOW_FACTOR
 from apertus_model.trainer.lifecycle import Lifecycle, RankRequests, agree
 from apertus_model.trainer.loader import Batch, TrainingData
-from apertus_model.trainer.loading import FurtherModel
 from apertus_model.trainer.metrics import Recorder
 from apertus_model.trainer.norms import norms
 from apertus_model.trainer.objectives.base import MicroBatch, Objective, PipelinedLoss, SeparateGradients
@@ -52,7 +51,8 @@ class ApertusTrainer(Trainer):
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
         objective: Objective  # the loss
-        further_model: FurtherModel
+        # (role, spec, dims=, device=) -> the frozen model of the checkpoint that is this input, in a layout
+        further_model: Callable[..., torch.nn.Module]
         data: TrainingData  # its held-out sequences are used; training samples come from `dataloader`
         recorder: Recorder  # stores metrics, held-out losses and anomalies
         lifecycle: Lifecycle
@@ -74,10 +74,8 @@ class ApertusTrainer(Trainer):
 
     def train(self) -> bool:
         """Trains until the last step, or until a rank is asked to stop, and commits a checkpoint of that
-        step. A request counts from the step in which it arrives before the host waits for the GPU.
-
-        Returns:
-            Whether the last step was reached.
+        step. A request counts from the step in which it arrives before the host waits for the GPU. Returns
+        whether the last step was reached.
 
         Raises:
             UploadError: a checkpoint was not stored.
@@ -174,10 +172,7 @@ class ApertusTrainer(Trainer):
 
     def train_step(self, data_iterator: Iterator[Batch]) -> None:
         """Computes the gradients of one global batch, and takes an optimizer step unless they are anomalous.
-
-        torchtitan's method takes the step first and reads the loss afterwards, at the steps that it logs.
-        Here they are read before every update.
-        """
+        torchtitan's method takes the step first and reads the loss afterwards."""
         dims = self.parallel_dims
         self._columns = {}
         learning_rates = self.lr_schedulers.get_metrics()  # of this step; `lr_schedulers.step` changes them
@@ -244,11 +239,7 @@ class ApertusTrainer(Trainer):
 
     def _accept_step(self, loss: float, grad_norm: float) -> bool:
         """Whether the step is taken; the same on all ranks. An anomaly is recorded, and training is rolled
-        back if the policy says so. Collective.
-
-        Raises:
-            AnomalyError: the policy says to stop.
-        """
+        back if the policy says so. AnomalyError when it says to stop. Collective."""
         event = self.config.detector.check(self.step, loss, grad_norm)
         if event is None:
             return True
@@ -293,8 +284,7 @@ class ApertusTrainer(Trainer):
         self, *, input_dict: dict[str, torch.Tensor], labels: torch.Tensor, global_valid_tokens: torch.Tensor
     ) -> torch.Tensor:
         """Runs forward and backward pass of one micro-batch, whose tensors are on the host. Returns its part
-        of the step's loss, which the objective computes inside the model's output layer;
-        `apertus_model.model.output` shows the calls."""
+        of the step's loss; `apertus_model.model.output` shows the calls."""
         if self.parallel_dims.pp_enabled:
             return super().forward_backward_step(
                 input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
@@ -353,11 +343,9 @@ class ApertusTrainer(Trainer):
                 return_outputs=False,
                 **arguments,
             )
-        total = (
-            torch.stack(losses).detach().sum().to(self.device)
-            if losses
-            else torch.zeros((), device=self.device)
-        )
+        total = torch.zeros((), device=self.device)
+        if losses:
+            total = torch.stack(losses).detach().sum().to(self.device)
         dist.all_reduce(total, group=self.parallel_dims.get_mesh("pp").get_group())
         return total
 

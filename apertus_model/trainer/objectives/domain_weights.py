@@ -57,13 +57,8 @@ def inner_products(pairs_of_parameters: Iterable[Pairs]) -> Tensor:
 
 
 def scores(products: Tensor, norms: Tensor, largest: float) -> Tensor:
-    """The scores s of the sources that have a weight: (sources with a weight,), float64.
-
-    Args:
-        products: W of these sources.
-        norms: of all clipped gradients, targets included.
-        largest: upper limit of s; the lower one is 0.
-    """
+    """The scores s of the sources that have a weight, from their products W and the norms of all clipped
+    gradients, targets included: (sources with a weight,), float64, from 0 to `largest`."""
     return (products / (norms.mean() + 1e-6)).clamp(0.0, largest)
 
 
