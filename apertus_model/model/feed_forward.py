@@ -90,7 +90,6 @@ class ApertusFeedForward(Module):
         self.down_proj = config.down_proj.build()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Applies the feed-forward block position by position."""
         return self.down_proj(self.act(self.up_proj(x)))
 
 
@@ -111,5 +110,4 @@ class GatedFeedForward(Module):
         self.down_proj = config.down_proj.build()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Applies the feed-forward block position by position."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

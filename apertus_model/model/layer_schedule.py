@@ -188,9 +188,5 @@ def layer_schedule_config(steps: Sequence[LayerStep], norm: RMSNorm.Config) -> L
         for number, step in enumerate(steps, 1)
         if step.summed
     }
-    return LayerSchedule.Config(
-        steps=steps,
-        sums=sums,
-        joined=Joined.Config(),
-        norm=norm if any(step.normed for step in steps) else None,
-    )
+    own_norm = norm if any(step.normed for step in steps) else None
+    return LayerSchedule.Config(steps=steps, sums=sums, joined=Joined.Config(), norm=own_norm)

@@ -100,13 +100,8 @@ def scan(of: Recurrence, chunk: int) -> torch.Tensor:
 
 
 def causal_convolution(x: torch.Tensor, taps: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
-    """The weighted sum of each channel over the last tokens of the same document, followed by silu.
-
-    Args:
-        x: (batch, T, channels).
-        taps: (channels, width); the last one multiplies the token itself.
-        documents: (batch, T) int64.
-    """
+    """The weighted sum of each channel of `x` (batch, T, channels) over the last tokens of the same document,
+    followed by silu. `taps`: (channels, width); the last one multiplies the token itself."""
     total = x * taps[:, -1]
     for back in range(1, min(taps.shape[1], x.shape[1])):
         same = documents[:, back:] == documents[:, :-back]

@@ -13,9 +13,8 @@ the trainer down:
 The loss has to be computed inside this module's forward pass, and not after it: FSDP gathers the weight for
 it once, and reduces its gradient once, however many chunks there are. torchtitan's `ChunkedLossWrapper`
 instead calls `lm_head`, and runs a backward pass, for each chunk; so it cannot compute a loss that needs the
-log-probabilities of whole sequences, such as DPO's.
-
-A loss function may return anything. Evaluation passes `log_probabilities`, which returns those of all labels.
+log-probabilities of whole sequences, such as DPO's. A loss function may return anything: evaluation passes
+`log_probabilities`.
 """
 
 from __future__ import annotations

@@ -81,8 +81,10 @@ def apply_fsdp(
         cpu_offload=training.enable_cpu_offload,
         reshard_after_forward_policy=parallelism.fsdp_reshard_after_forward,
     )
-    if torch.distributed.get_backend() == "gloo":
-        _sum_gradients_plainly(model)
+    if torch.distributed.get_backend() == "gloo":  # it has no pre-multiplied sum, which FSDP2 otherwise uses
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
 
 
 def compile_layers(model: ApertusModel, config: CompileConfig, parallel_dims: ParallelDims) -> None:
@@ -125,13 +127,6 @@ def _gather_halves(
             fully_shard(
                 half, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, offload_policy=offload
             )
-
-
-def _sum_gradients_plainly(model: ApertusModel) -> None:
-    """Makes FSDP2 reduce by plain sums: gloo has no pre-multiplied sum, which FSDP2 otherwise uses."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)
 
 
 def titan_model(config: ApertusModel.Config) -> TitanModelSpec:

@@ -119,9 +119,6 @@ def _of_query_heads(of_keys: torch.Tensor, heads: int) -> torch.Tensor:
     return of_keys if of_keys.shape[1] == 1 else of_keys.repeat_interleave(heads // of_keys.shape[1], dim=1)
 
 
-# The choice of pairs
-
-
 def select(
     method: SparseAttention,
     q_BTNH: torch.Tensor,
@@ -129,36 +126,27 @@ def select(
     documents_BT: torch.Tensor,
     draws: dict[str, torch.Tensor],
 ) -> SeenPairs:
-    """The pairs of a layer, in the order of the row.
-
-    Args:
-        method: from the model's spec.
-        q_BTNH: queries after their norm, before RoPE.
-        k_BTKH: keys, likewise.
-        documents_BT: number of each token's document in its row, int64.
-        draws: random numbers of these heads, as `draw` makes them.
-    """
-    heads, key_heads, length = q_BTNH.shape[2], k_BTKH.shape[2], q_BTNH.shape[1]
+    """The pairs of a layer, in the order of the row. Queries and keys: after their norm, before RoPE.
+    `documents_BT`: number of each token's document in its row, int64; `draws`: random numbers of these heads,
+    as `draw` makes them."""
+    length = q_BTNH.shape[1]
     place = torch.arange(length, device=q_BTNH.device)[None, None]
-    documents = documents_BT[:, None]
-    match method:
-        case Hashed():
-            partitions = [
-                bucket(vectors, draws["key_draws"]) * (length + 1) + documents for vectors in (q_BTNH, k_BTKH)
-            ]
-            return SeenPairs(Tokens(partitions[0], place), Tokens(partitions[1], place), None)
-        case Dropped():
-            sides = []
-            for name, share, partition in zip(
-                ("query_draws", "key_draws"), (method.queries, method.keys), LEFT_OUT, strict=True
-            ):
-                number = int(share * length)
+    documents, window, sides = documents_BT[:, None], None, []
+    shares = (method.queries, method.keys) if isinstance(method, Dropped) else (0, 0)
+    for vectors, name, share, left_out in zip(
+        (q_BTNH, k_BTKH), ("query_draws", "key_draws"), shares, LEFT_OUT, strict=True
+    ):
+        number = int(share * length)
+        match method:
+            case Hashed():
+                partition = bucket(vectors, draws["key_draws"]) * (length + 1) + documents
+            case Dropped():
                 first = draws[name][:, :length].argsort(dim=-1, stable=True).argsort(dim=-1) < number
-                sides.append(Tokens(torch.where(first, partition, documents), place, number))
-            return SeenPairs(sides[0], sides[1], None)
-        case Windowed():
-            partitions = [documents.expand(-1, number, -1) for number in (heads, key_heads)]
-            return SeenPairs(Tokens(partitions[0], place), Tokens(partitions[1], place), method.window)
+                partition = torch.where(first, left_out, documents)
+            case Windowed():
+                partition, window = documents.expand(-1, vectors.shape[2], -1), method.window
+        sides.append(Tokens(partition, place, number))
+    return SeenPairs(sides[0], sides[1], window)
 
 
 def bucket(x_BTNH: torch.Tensor, directions_KHC: torch.Tensor) -> torch.Tensor:
@@ -239,9 +227,6 @@ class ChoosingAttention(GQAttention):
             q, k, v, attention_masks=selection, scale=self.scaling, enable_gqa=self.enable_gqa
         )
         return self.wo(out.contiguous().flatten(2))
-
-
-# The computation
 
 
 class MaskedAttention(SdpaAttention):

@@ -57,14 +57,9 @@ class AdEMAMix(Optimizer):
     rounding at 1.002 times. With `alpha=0` and float32 this is `torch.optim.AdamW`, bit by bit.
 
     Args:
-        params: parameters or parameter groups.
-        lr: learning rate.
         betas: (b1, b2, b3), b3 being the final decay of the slow average.
         alpha: final weight of the slow average.
-        beta3_warmup: steps until b3 is reached; 0 switches the warm-up off.
-        alpha_warmup: steps until alpha is reached; 0 switches the warm-up off.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled, scaled by the learning rate.
+        beta3_warmup, alpha_warmup: steps until b3 and alpha are reached; 0 switches a warm-up off.
         fused: update a parameter in one pass, by a Triton kernel, on CUDA only. None: if all parameters of
             the group can use it.
         state_dtype: of the moments; None for that of the parameter.

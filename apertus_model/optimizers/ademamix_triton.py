@@ -92,10 +92,8 @@ def update(
     """Updates one parameter for one step, in place.
 
     Args:
-        weight: float32 or bfloat16, contiguous.
-        gradient: of the same shape, float32 or bfloat16.
-        fast, slow, square: the moments, of the same shape and contiguous; all float32 or all bfloat16.
-        lr, eps, weight_decay: as in `AdEMAMix`.
+        weight, gradient: float32 or bfloat16.
+        fast, slow, square: the moments; all float32 or all bfloat16.
         betas, alpha: their values at this step.
         corrections: (1 - b1^t, 1 - b2^t).
         rounding: seeds of the three moments, index of the first element and length of a row in the whole

@@ -28,13 +28,9 @@ class Hooked(Optimizer):
         to 0."""
 
     def before_step(self, step: int, extra_pass: Callable[[ExtraLoss], None]) -> None:
-        """Called on all ranks before the gradients of a step are computed.
-
-        Args:
-            step: number of the step, counted within the stage.
-            extra_pass: sets the gradients of the parameters to those of a loss over the whole batch of the
-                step: sums over its micro-batches and ranks. They are dropped afterwards. Collective.
-        """
+        """Called on all ranks before the gradients of a step are computed. `extra_pass` sets the gradients of
+        the parameters to those of a loss over the whole batch of the step: sums over its micro-batches and
+        ranks. They are dropped afterwards. Collective."""
 
     def further_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """The tensors that a checkpoint holds for a parameter besides those in `state`."""

@@ -13,28 +13,19 @@ from apertus_model.hashing import hashed, signed
 
 
 def rounding_seed(name: str, step: int, moment: int) -> int:
-    """Seed of one rounding of a tensor, as a signed 32-bit integer.
-
-    Args:
-        name: of the parameter.
-        step: number of the update of that parameter, from 1.
-        moment: index of the state of that parameter.
-    """
+    """Seed of the rounding of a state of a parameter in an update, as a signed 32-bit integer."""
     return signed(zlib.crc32(f"{name}/{step}/{moment}".encode()))
 
 
 def round_stochastically(values: torch.Tensor, seed: int, offset: int = 0, row: int = 0) -> torch.Tensor:
     """Rounds each float32 value to one of the two nearest bfloat16 values. The nearer one is likelier, so
-    that the mean is the value itself.
+    that the mean is the value itself; values that bfloat16 can represent do not change.
 
     Args:
         values: float32, contiguous; this process's part of a tensor.
         seed: signed 32-bit integer.
         offset: index of the first element of `values` in the whole tensor, flattened.
         row: length of a row of the whole tensor; 0 for that of `values`.
-
-    Returns:
-        bfloat16, of the same shape. Values that bfloat16 can represent do not change.
     """
     bits = values.view(torch.int32)
     rounded = (bits + (hashed(_index(values.shape, offset, row, values.device), seed) & 0xFFFF)) & -0x10000

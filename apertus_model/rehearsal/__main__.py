@@ -42,11 +42,8 @@ def main(task_file: str, report_file: str) -> int:
 @functools.cache
 def prepare(device: str, gpu: str) -> None:
     """Applies the patches of a rehearsal on this kind of GPU, and imports what the rehearsal needs.
-
-    Raises:
-        NoFakeCuda: there is no compiler for the fake CUDA, or the compiler fails.
-        MissingTarget: a name that is replaced or used does not exist.
-    """
+    NoFakeCuda without a compiler that works; MissingTarget when a name that is replaced or used does not
+    exist."""
     if device == "cuda" and "torch" not in sys.modules:
         fake_cuda.load()
     with quick_imports():

@@ -38,7 +38,7 @@ class Costs:
     """The costs of a step, summed by class and name of the operator.
 
     Args:
-        rates: the rates of the GPU.
+        rates: of the GPU.
         allocations: follows the storages of the step, and has its time.
         ours: whether a tensor is on the GPU.
         fuses: whether layers are compiled. Then memory-bound operators between two products, attentions or

@@ -36,20 +36,14 @@ def possible() -> bool:
 
 
 def compile_once() -> Path:
-    """The library that `load` loads, compiled unless it was compiled before. Does not import torch.
-
-    Raises:
-        NoFakeCuda: there is no compiler, or it fails.
-    """
-    return shared_object(_torch_folder())
+    """The library that `load` loads (`shared_object`) for the installed torch, which is not imported."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None
+    return shared_object(Path(spec.origin).parent)
 
 
 def load() -> None:
-    """Makes FakeTensors of device "cuda" possible in this process.
-
-    Raises:
-        NoFakeCuda: there is no compiler, or it fails.
-    """
+    """Makes FakeTensors of device "cuda" possible in this process. NoFakeCuda as for `shared_object`."""
     assert "torch" not in sys.modules, "torch has looked for CUDA already"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no GPU is touched, even if there is one
     library = ctypes.CDLL(str(compile_once()), mode=ctypes.RTLD_GLOBAL)
@@ -58,18 +52,9 @@ def load() -> None:
     library.register_guard()
 
 
-def _torch_folder() -> Path:
-    spec = importlib.util.find_spec("torch")
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent
-
-
 def shared_object(torch_folder: Path, cache: Path | None = None, compiler: str | None = None) -> Path:
-    """The compiled library for this torch and this source; compiled if the cache folder has none.
-
-    Raises:
-        NoFakeCuda: there is no compiler, or it fails.
-    """
+    """The compiled library for this torch and this source; compiled if the cache folder has none. NoFakeCuda
+    when there is no compiler, or it fails."""
     version = importlib.metadata.version("torch")
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "apertus"

@@ -34,13 +34,7 @@ OUR_CODE = ("/apertus_model/", "/torchtitan/")
 
 class Observer(TorchDispatchMode):
     """A dispatch mode around the build and the step of a trainer. Counters count between `begin` and the end.
-
-    Args:
-        rates: the rates of the GPU.
-        device: "cuda", or "cpu" for real tensors.
-        fuses: whether layers are compiled, see `Costs`.
-        sparse_pairs: see `Costs`.
-    """
+    `device`: "cuda", or "cpu" for real tensors; `fuses` and `sparse_pairs`: see `Costs`."""
 
     supports_higher_order_operators = True
 

@@ -38,11 +38,7 @@ def instead(value: Any) -> Callable[[Any], Any]:
 
 
 def apply(patches: Iterable[Patch]) -> None:
-    """Applies all patches, or none.
-
-    Raises:
-        MissingTarget: some names do not exist; the message has them all.
-    """
+    """Applies all patches, or none. MissingTarget, with all their names, when some do not exist."""
     patches = list(patches)
     check(patch.target for patch in patches)
     for patch in patches:
@@ -71,11 +67,7 @@ def _exists(target: str) -> bool:
 
 
 def resolve(target: str) -> tuple[Any, str]:
-    """The object that holds the name, and the last part of the name.
-
-    Raises:
-        LookupError: the name does not exist.
-    """
+    """The object that holds the name, and the last part of the name. LookupError when it does not exist."""
     path, name = target.rsplit(".", 1)
     parts = path.split(".")
     for length in range(len(parts), 0, -1):
@@ -166,14 +158,9 @@ def _method(function: Callable[..., Any]) -> Callable[[Any], Any]:
 
 def values(read: Callable[[Any], Any], unseen: Callable[[], contextlib.AbstractContextManager[Any]],
            resized: Callable[[Any], None], launched: Callable[..., None]) -> list[Patch]:  # fmt: skip
-    """The patches of functions that need values, or that no dispatch mode sees.
-
-    Args:
-        read: returns a tensor without values as nested lists.
-        unseen: a context for what is not part of the step.
-        resized: called with a storage whose size has changed.
-        launched: called with a Triton kernel and its arguments.
-    """
+    """The patches of functions that need values, or that no dispatch mode sees. `read` returns a tensor
+    without values as nested lists; `unseen` is a context for what is not part of the step; `resized` gets a
+    storage whose size has changed, `launched` a Triton kernel and its arguments."""
 
     def resize(original: Any) -> Any:
         def call(storage: Any, size: int) -> Any:

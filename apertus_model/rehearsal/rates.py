@@ -131,11 +131,7 @@ class Rates:
 
     def speed(self, kind: str, width: int) -> float:
         """Operations per second of a class of operators: `matrix` or `attention`. `width`: bytes per element
-        of the tensors that are multiplied; 1 is float8.
-
-        Raises:
-            ValueError: the GPU has no float8.
-        """
+        of the tensors that are multiplied; 1 is float8, and a ValueError on a GPU without it."""
         sheet, gpu = SHEETS[self.name], GPUS[self.name]
         if width == 1:
             if gpu.float8_flops is None:

@@ -59,13 +59,9 @@ class Sophia(Hooked):
     dtype and placement.
 
     Args:
-        params: parameters or parameter groups.
-        lr: learning rate.
-        betas: (b1, b2).
         rho: scale of the Hessian; the larger, the fewer elements are clipped. The paper's gamma.
         hessian_interval: k, steps from one estimate to the next.
         eps: smallest denominator.
-        weight_decay: decoupled, scaled by the learning rate.
     """
 
     def __init__(
