@@ -90,11 +90,9 @@ class Completions:
             began = time.monotonic()
             answers = generator.complete(asked, first=first)
             seconds += time.monotonic() - began
-            rows += [
-                {"id": row["id"], "completions": completions}
-                | ({} if personas is None else {"persona": personas.of(row)})
-                for row, completions in zip(batch, answers, strict=True)
-            ]
+            for row, completions in zip(batch, answers, strict=True):
+                given = {} if personas is None else {"persona": personas.of(row)}
+                rows.append({"id": row["id"], "completions": completions, **given})
         written = write_unit((start, stop), rows, self._attempt.workdir / f"{key}.jsonl")
         return written._replace(data={"seconds": seconds})  # without loading the model
 

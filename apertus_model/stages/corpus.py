@@ -67,6 +67,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     held_out = totals["validation"]["documents"]
     progress.log(f"{counts_line(counts)}; {kept} kept, {held_out} of them held out, {tokens} tokens")
     facts = work.tokenizer.manifest.facts
+    filled = [name for name in sorted(shards) if shards[name]["tokens"]]
     attempt.commit(
         metrics={
             "documents": kept,
@@ -81,15 +82,8 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
         },
         facts={
             "tokenizer": attempt.job.inputs["tokenizer"].fingerprint,
-            "vocab_size": facts["vocab_size"],
-            "bos_id": facts["bos_id"],
-            "eos_id": facts["eos_id"],
-            **{
-                split: [
-                    name for name in sorted(shards) if name.startswith(f"{split}-") and shards[name]["tokens"]
-                ]
-                for split in SPLITS
-            },
+            **{name: facts[name] for name in ("vocab_size", "bos_id", "eos_id")},
+            **{split: [name for name in filled if name.startswith(f"{split}-")] for split in SPLITS},
             **{kind: files_of(layout, kind) for kind in ("kept", "rejects")},
         },
     )

@@ -105,15 +105,9 @@ class AgreementSummary:
         answers = row.get("answers", ())
         self._outside += [answer["outside"] for answer in answers]
         chosen, rejected = row["characters"]
-        self._pairs.append(
-            JudgedPair(
-                self._names[row["source"]],
-                row["chosen"],
-                row["rejected"],
-                chosen - rejected,
-                _first({tuple(answer["about"]): answer["probabilities"] for answer in answers}),
-            )
-        )
+        first = _first({tuple(answer["about"]): answer["probabilities"] for answer in answers})
+        source = self._names[row["source"]]
+        self._pairs.append(JudgedPair(source, row["chosen"], row["rejected"], chosen - rejected, first))
         return row
 
     def metrics(self, seed: int) -> dict[str, float]:

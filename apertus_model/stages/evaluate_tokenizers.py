@@ -29,11 +29,8 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     part = EvaluateTokenizersPart.model_validate(attempt.job.spec)
     progress.update(0, 1, "comparisons")
     text = _text(attempt.input_artifact("text"), part)
-    counted = {
-        role.removeprefix(COUNTS): _counted(attempt.input_artifact(role))
-        for role in attempt.job.inputs
-        if role.startswith(COUNTS)
-    }
+    roles = [role for role in attempt.job.inputs if role.startswith(COUNTS)]
+    counted = {role.removeprefix(COUNTS): _counted(attempt.input_artifact(role)) for role in roles}
     comparison = compare(text, counted, part.against)
     _tell(comparison, progress)
     attempt.write_json("evaluation.json", comparison.model_dump())

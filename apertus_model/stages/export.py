@@ -116,16 +116,12 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
         code = importlib.resources.files("apertus_model.model") / file
         (folder / file).write_bytes(code.read_bytes())
     if part.model.head == "vocabulary":
-        _write_generation_config(folder, tokens, part)
+        from transformers import GenerationConfig
+
+        sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0} if part.chat else {}
+        GenerationConfig(**tokens, **sampling).save_pretrained(folder)
     for name in tokenizer.manifest.files:
         (folder / name).write_bytes(tokenizer.bytes(name))
-
-
-def _write_generation_config(folder: Path, tokens: dict[str, Any], part: ExportPart) -> None:
-    from transformers import GenerationConfig
-
-    sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0} if part.chat else {}
-    GenerationConfig(**tokens, **sampling).save_pretrained(folder)
 
 
 def end_of_turn(facts: dict[str, Any]) -> int:
@@ -169,11 +165,7 @@ def load_model(part: ExportPart, checkpoint: Checkpoint) -> ApertusModel:
 
 def largest_difference(model: ApertusModel, folder: Path, part: ExportPart) -> float:
     """Largest absolute difference of float32 logits between the trained model and the folder as transformers
-    opens it.
-
-    Raises:
-        ExportError: transformers opens a class other than that of the config.
-    """
+    opens it. ExportError when that is a class other than the config's."""
     theirs = read_pretrained(auto_class(part.model), folder, torch.float32)
     _refuse_another_class(theirs, part.model)
     tokens = _probe(part, rows=2, longest=512)
@@ -199,11 +191,7 @@ def by_cache(theirs: Any, tokens: torch.Tensor, steps: int = 8) -> torch.Tensor:
 
 def compare_by_layer(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> float:
     """Like `largest_difference`, but with one layer in memory at a time, whose weights are read from the
-    folder and compared with the checkpoint bit by bit.
-
-    Raises:
-        ExportError: a stored weight differs from the trained one, or transformers would open another class.
-    """
+    folder and compared with the checkpoint bit by bit: ExportError when one differs."""
     from transformers import AutoConfig
 
     auto = auto_class(part.model)

@@ -80,9 +80,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
         datasets = local_snapshots(part.datasets, names, attempt.workdir / "datasets")
     suite = part.suite
     sandbox = None if suite.sandbox is None else Sandbox()
-    classifier = (
-        None if suite.classifier is None else AnswerClassifier.open(suite.classifier, attempt.workdir)
-    )
+    classifier = AnswerClassifier.open(suite.classifier, attempt.workdir) if suite.classifier else None
     tokens: Counter[str] = Counter(requests=0, read_tokens=0, sampled_tokens=0)
 
     def answer(asked: list[Asked]) -> list[list[Any]]:

@@ -89,20 +89,16 @@ def merge_checkpoints(
     on_tensor: Callable[[int, int], None],
 ) -> None:
     """Writes a checkpoint with the merged weights of several checkpoints, without optimizer states.
-    Collective; starts the process group.
+    Collective; starts the process group. Raises what `load_tensors` does, and StorageError.
 
     Args:
         part: dimensions of the model, which all checkpoints must have; rule and weights.
-        checkpoints: committed checkpoints, or local folders of uncommitted ones.
-        base: the base checkpoint, in the same forms, for the methods that have one.
+        checkpoints: as for `load_tensors`.
+        base: the base checkpoint, for the methods that have one.
         writer: writes the new checkpoint; afterwards rank 0's has the records of all files.
         step: the step of the new checkpoint.
         scratch: local folder where torch stores the traces of a collective that hangs.
         on_tensor: called with (done, total) after each tensor.
-
-    Raises:
-        CheckpointError: a checkpoint lacks a tensor, or its tensor has another shape.
-        StorageError: the result cannot be written.
     """
     dist_utils.init_distributed(
         CommConfig(init_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS), base_folder=scratch
@@ -127,11 +123,7 @@ def merge_tensor(
     mesh: DeviceMesh,
 ) -> DTensor:
     """One merged tensor, in float32, with its rows divided among the ranks of the one-dimensional `mesh`.
-    Collective.
-
-    Raises:
-        CheckpointError: a checkpoint lacks the tensor, or its tensor has another shape.
-    """
+    Raises what `load_tensors` does. Collective."""
     result = empty_dtensor(shape, dtype=torch.float32, device_mesh=mesh, placements=[Shard(0)])
     own = result.to_local()
 
@@ -141,7 +133,8 @@ def merge_tensor(
             yield own
 
     if base is None:
-        own.copy_(weighted_average(loaded(), part.weights))
+        norm = math.fsum(part.weights)
+        own.copy_(weighted_sum(loaded(), [weight / norm for weight in part.weights]))
         return result
     load_tensors({name: result}, base)
     start = own.clone()
@@ -149,12 +142,6 @@ def merge_tensor(
     combine = agreed if part.method == "ties" else weighted_sum
     own.copy_(start.double() + part.scale * combine(vectors, part.weights))
     return result
-
-
-def weighted_average(tensors: Iterator[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """sum_i w_i W_i / sum_i w_i in float64."""
-    norm = math.fsum(weights)
-    return weighted_sum(tensors, [weight / norm for weight in weights])
 
 
 def weighted_sum(tensors: Iterator[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:

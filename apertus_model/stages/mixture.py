@@ -63,12 +63,8 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     attempt.write_json(FILE, recipe.model_dump())
     shares = [weight / sum(whole) for weight in whole]
     names = {ref.fingerprint: ref.name for ref in inputs}
-    progress.log(
-        "; ".join(
-            f"{names.get(corpus) or corpus[:8]} {share:.4f}"
-            for corpus, share in zip(order, shares, strict=True)
-        )
-    )
+    shown = zip((names.get(corpus) or corpus[:8] for corpus in order), shares, strict=True)
+    progress.log("; ".join(f"{name} {share:.4f}" for name, share in shown))
     tokens = sum(source.tokens for source in sources)
     attempt.commit(metrics={"sources": len(order), "shares": shares, "tokens": tokens})
 
@@ -86,11 +82,6 @@ def _recipe(store: Store, ref: InputRef) -> MixtureRecipe:
     if ref.kind == "mixture":
         return artifact.document(FILE, MixtureRecipe)
     counts, facts = artifact.manifest.metrics["train"], artifact.manifest.facts
-    source = MixtureSource(
-        fingerprint=ref.fingerprint,
-        path=artifact.path,
-        weight=1,
-        tokens=counts["tokens"],
-        documents=counts["documents"],
-    )
+    sizes = {name: counts[name] for name in ("tokens", "documents")}
+    source = MixtureSource(fingerprint=ref.fingerprint, path=artifact.path, weight=1, **sizes)
     return MixtureRecipe(seed=0, sources=[source], **{name: facts[name] for name in IDS})

@@ -87,14 +87,8 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     for name in writer.finish():
         attempt.put(attempt.workdir / name, name)
     metrics = {"pairs": writer.pairs, "prompts": total, "without_pair": dict(without), **writer.metrics()}
-    progress.log(
-        ", ".join(
-            [
-                f"{writer.pairs} pairs of {total} prompts",
-                *(f"{n} without: {reason}" for reason, n in without.items()),
-            ]
-        )
-    )
+    reasons = "".join(f", {n} without: {reason}" for reason, n in without.items())
+    progress.log(f"{writer.pairs} pairs of {total} prompts{reasons}")
     facts = prompts.artifact.manifest.facts
     attempt.commit(
         metrics={**metrics, "quantile_histogram": histogram.tolist()},
@@ -141,11 +135,8 @@ def candidates_of(
 
 def pairs_of(part: PairsPart, prompt: Row, candidates: list[Candidate], reference: int) -> list[Pair]:
     """The pairs of a prompt, at most `part.pairs`. NoPair when there is none."""
-    short = [
-        candidate
-        for candidate in candidates
-        if len(prompt["tokens"]) + len(candidate.tokens) <= part.max_tokens
-    ]
+    most = part.max_tokens - len(prompt["tokens"])
+    short = [candidate for candidate in candidates if len(candidate.tokens) <= most]
     random = random_of(part.seed, prompt["id"])
     pairs = [choose(short, random, reference=reference, worst_quantile=part.worst_quantile)]
     if part.pairs > 1:
@@ -191,13 +182,8 @@ class PairWriter:
             self._origins.append(candidate.origin)
         row: dict[str, Any] = {"id": prompt["id"], "prompt": prompt["text"]}
         for side, candidate in zip(("chosen", "rejected"), pair, strict=True):
-            row[side] = {
-                "text": candidate.text,
-                "reward": candidate.reward,
-                "quantile": candidate.quantile,
-                "origin": candidate.origin,
-                **candidate.maker,
-            }
+            shown = {name: getattr(candidate, name) for name in ("text", "reward", "quantile", "origin")}
+            row[side] = {**shown, **candidate.maker}
         self._people.write(to_line(row))
 
     def finish(self) -> list[str]:

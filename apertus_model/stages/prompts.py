@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -87,11 +87,8 @@ class PromptReader(EncodedConversations):
             {"text": text, "tokens": self._encoder.completion(text).tolist()}
             for text in (conversation.completions if part.offline else [])
         ]
-        short = [
-            completion
-            for completion in completions
-            if tokens.size + len(completion["tokens"]) <= part.max_tokens
-        ]
+        most = part.max_tokens - tokens.size
+        short = [completion for completion in completions if len(completion["tokens"]) <= most]
         return {
             "key": order_key(part.seed, tokens),
             "id": prompt_id(tokens),
@@ -113,9 +110,8 @@ work_of = PromptReader
 
 def prompt_id(tokens: NDArray[np.int64]) -> str:
     """The hash of a prompt's tokens, as 32 hexadecimal digits."""
-    return hashlib.blake2b(
-        tokens.astype("<i8").tobytes(), digest_size=ID_BYTES, person=b"apertus-prompt"
-    ).hexdigest()
+    data = tokens.astype("<i8").tobytes()
+    return hashlib.blake2b(data, digest_size=ID_BYTES, person=b"apertus-prompt").hexdigest()
 
 
 def order_key(seed: int, tokens: NDArray[np.int64]) -> str:
@@ -125,12 +121,11 @@ def order_key(seed: int, tokens: NDArray[np.int64]) -> str:
     return state.hexdigest()
 
 
-def _merge(part: PromptsPart, files: Iterable[Path], counts: Counter[str]) -> Iterator[Row]:
+def _merge(part: PromptsPart, files: list[Path], counts: Counter[str]) -> Iterator[Row]:
     """Yields the prompts in their final order, and fills `counts`. Only a key and a file position per
     conversation are held in memory."""
     places: list[tuple[str, int, int]] = []
-    opened = list(files)
-    for number, path in enumerate(opened):
+    for number, path in enumerate(files):
         with open(path, "rb") as file:
             offset = 0
             for line in file:
@@ -143,7 +138,7 @@ def _merge(part: PromptsPart, files: Iterable[Path], counts: Counter[str]) -> It
                 offset += len(line)
     places.sort()
     for _, same in groupby(places, key=lambda place: place[0]):
-        prompt = _unite([_read(opened[number], offset) for _, number, offset in same], counts)
+        prompt = _unite([_read(files[number], offset) for _, number, offset in same], counts)
         if len(prompt["completions"]) + part.sampled < part.min_branches:
             counts["prompts_with_few_completions"] += 1
         elif part.limit is not None and counts["prompts"] >= part.limit:

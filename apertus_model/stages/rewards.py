@@ -60,14 +60,12 @@ class RewardUnits:
         self.units = units_of("rewards", total, part.prompts_per_unit)
 
     def run(self, key: str) -> Result:
+        def scored(i: int) -> Row:
+            generated = [rows[i] for rows in self._generated]
+            return score_row(self._reward, self._prompts[i], self._completions[i], generated)
+
         span = self.units[key]
-        rows = (
-            score_row(
-                self._reward, self._prompts[i], self._completions[i], [rows[i] for rows in self._generated]
-            )
-            for i in range(*span)
-        )
-        return write_unit(span, rows, self._attempt.workdir / f"{key}.jsonl")
+        return write_unit(span, map(scored, range(*span)), self._attempt.workdir / f"{key}.jsonl")
 
     @cached_property
     def _reward(self) -> Reward:

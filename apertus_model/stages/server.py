@@ -151,12 +151,8 @@ def run(module: str, arguments: list[str], environment: dict[str, str], quick_ex
 
 
 def serve(prepare: Callable[[], None] = lambda: None, preloaded: Iterable[str] = ()) -> None:
-    """Answers requests until the launcher is gone; in a child, runs what is requested.
-
-    Args:
-        prepare: called before the first request is read.
-        preloaded: modules that are imported while there is no request.
-    """
+    """Answers requests until the launcher is gone; in a child, runs what is requested. `prepare` is called
+    before the first request is read; `preloaded` modules are imported while there is no request."""
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     quick_exit = QuickExit()

@@ -82,10 +82,8 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
             f"the tokenizer has ids up to {size - 1}, too many for vocab_size {part.vocab_size}. Fix:"
             f" set vocab_size: {least}"
         )
-    chat = tokenizer.token_to_id(END_OF_TURN) is not None
-    if all(tokenizer.token_to_id(token) is not None for token in CONTROL_TOKENS) and not _has_chat_template(
-        folder
-    ):
+    has_control_tokens = all(tokenizer.token_to_id(token) is not None for token in CONTROL_TOKENS)
+    if has_control_tokens and not _has_chat_template(folder):
         (folder / "chat_template.jinja").write_text(template_source(), encoding="utf-8")
     for name in TOKENIZER_FILES:
         if (folder / name).exists():
@@ -93,10 +91,8 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     facts: dict[str, Any] = {"vocab_size": part.vocab_size}
     for role, token in specials.items():
         facts |= {f"{role}_token": token, f"{role}_id": tokenizer.token_to_id(token)}
-    facts |= {
-        "end_of_turn_token": END_OF_TURN if chat else None,
-        "end_of_turn_id": tokenizer.token_to_id(END_OF_TURN),
-    }
+    turn = tokenizer.token_to_id(END_OF_TURN)
+    facts |= {"end_of_turn_token": None if turn is None else END_OF_TURN, "end_of_turn_id": turn}
     progress.update(1, 1, "tokenizers")
     attempt.commit(metrics={"vocab_size": part.vocab_size, "tokens": size, **metrics}, facts=facts)
 
