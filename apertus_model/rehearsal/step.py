@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,7 +88,8 @@ def rehearse(task: Task) -> Rehearsed:
             stop_requested=lambda: False,
             scratch=str(scratch),
         )
-        config = trainer_config(segment, Data(Rows(segment)), Nowhere(), lifecycle, world_size=world_size)
+        data: Any = SimpleNamespace(samples=Rows(segment), heldout={})
+        config = trainer_config(segment, data, Nowhere(), lifecycle, world_size=world_size)
         with observer:
             trainer = config.build()
             batches = trainer.begin()
@@ -237,14 +237,6 @@ class Rows:
 
     def __getitem__(self, index: int) -> Any:
         return self._row
-
-
-@dataclass(frozen=True)
-class Data:
-    """The data of a rehearsed segment; nothing is held out."""
-
-    samples: Rows
-    heldout: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 class Peers:

@@ -1,7 +1,7 @@
 """The training data of a segment, opened from its inputs: windows of a mixture, packed conversations, or
 packed pairs of completions, with a reference or with labels.
 
-Invariants: every kind of data implements `TrainingData`; the segment names which. `identity`
+Invariants: every kind of data is a `TrainingData`; the segment names which. `identity`
 states by content all that sample i depends on: two segments with equal identities see the same samples in
 the same order. It is stored with every checkpoint, and `same_data` refuses to continue with other data.
 torch is not imported here, so that data can be inspected without it.
@@ -57,14 +57,21 @@ class CountedSamples(Protocol):
         """Passes over each source after n samples."""
 
 
-class TrainingData(Protocol):
-    """The data of a segment."""
+class TrainingData:
+    """The data of a segment. `names` and `fingerprints` of its sources have the order of `samples.epochs`."""
 
     samples: CountedSamples  # the training samples
-    heldout: dict[str, Sequence[SampleLike]]  # held-out sequences, by source
-    names: list[str]  # of the sources, in the order of `samples.epochs`
-    fingerprints: list[str]  # of the sources, in the same order
     identity: dict[str, Any]  # JSON values that determine the samples
+
+    def __init__(self, fingerprints: list[str], names: list[str]) -> None:
+        self.fingerprints = fingerprints
+        self.names = names or [fingerprint[:8] for fingerprint in fingerprints]
+        self.heldout: dict[str, Sequence[SampleLike]] = {}
+
+    def _hold_out(self, name: str, samples: Sequence[SampleLike]) -> None:
+        """Adds the held-out sequences of a source, if any label is scored."""
+        if any((sample.labels >= 0).any() for sample in samples):
+            self.heldout[name] = samples
 
 
 def open_data(store: Store, inputs: Inputs, segment: Segment) -> TrainingData:
@@ -135,16 +142,15 @@ def open_mixture(
     return Mixture(recipe, corpora, samples)
 
 
-class MixtureData:
+class MixtureData(TrainingData):
     """Windows, or packed rows, over the documents of a mixture."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: Segment) -> None:
         self.blocks = blocks = BlockCache()
         recipe, corpora, samples = open_mixture(store, inputs, segment, blocks, segment.goldfish)
-        self.fingerprints: list[str] = [source.fingerprint for source in recipe.sources]
-        self.names = segment.source_names or [fingerprint[:8] for fingerprint in self.fingerprints]
-        self.samples: CountedSamples = samples
-        self.identity: dict[str, Any] = {
+        super().__init__([source.fingerprint for source in recipe.sources], segment.source_names)
+        self.samples = samples
+        self.identity = {
             "sequence_length": segment.sequence_length,
             "packing": segment.packing,
             "goldfish": segment.goldfish.model_dump() if segment.goldfish else None,
@@ -159,7 +165,6 @@ class MixtureData:
                 for index, source in enumerate(recipe.sources)
             },
         }
-        self.heldout: dict[str, Sequence[SampleLike]] = {}
         if segment.validation.interval:
             shards = {
                 name: split_shards(corpus, "validation", blocks)
@@ -172,9 +177,8 @@ class MixtureData:
                 sequence_length=segment.sequence_length,
             )
             for index, name in enumerate(names):
-                chosen = [heldout[i] for i in heldout.of_source(index)[: segment.validation.samples]]
-                if _scored(chosen):
-                    self.heldout[name] = chosen
+                places = heldout.of_source(index)[: segment.validation.samples]
+                self._hold_out(name, [heldout[place] for place in places])
 
 
 class EqualMixtureData(MixtureData):
@@ -201,7 +205,7 @@ def _recipe(store: Store, mixture: InputRef) -> MixtureRecipe:
     return Artifact.of_input(store, mixture).document(FILE, MixtureRecipe)
 
 
-class ConversationData:
+class ConversationData(TrainingData):
     """Sequences of conversations. Held-out sequences are packed and scored on the assistant's tokens alone,
     whatever the loss."""
 
@@ -212,9 +216,8 @@ class ConversationData:
         sources = [inputs[f"conversations:{index}"] for index in range(len(segment.repeats))]
         artifacts = [Artifact.of_input(store, source) for source in sources]
         pad_id = artifacts[0].manifest.facts["pad_id"]
-        self.fingerprints = [source.fingerprint for source in sources]
-        self.names = segment.source_names or [fingerprint[:8] for fingerprint in self.fingerprints]
-        self.samples: CountedSamples = ConversationSamples(
+        super().__init__([source.fingerprint for source in sources], segment.source_names)
+        self.samples = ConversationSamples(
             [ConversationShards(artifact, "train") for artifact in artifacts],
             segment.repeats,
             sequence_length=segment.sequence_length,
@@ -224,7 +227,7 @@ class ConversationData:
             longer=segment.longer,
             pad_id=pad_id,
         )
-        self.identity: dict[str, Any] = {
+        self.identity = {
             "sequence_length": segment.sequence_length,
             "seed": segment.data_seed,
             "loss": {name: segment.to_json()[name] for name in SftLoss.model_fields},
@@ -235,7 +238,6 @@ class ConversationData:
                 for source, repeats, artifact in zip(sources, segment.repeats, artifacts, strict=True)
             },
         }
-        self.heldout: dict[str, Sequence[SampleLike]] = {}
         if segment.validation.interval:
             for name, artifact in zip(self.names, artifacts, strict=True):
                 rows = heldout(
@@ -244,8 +246,7 @@ class ConversationData:
                     longer=segment.longer,
                     pad_id=pad_id,
                 )
-                if _scored(rows[: segment.validation.samples]):
-                    self.heldout[name] = rows[: segment.validation.samples]
+                self._hold_out(name, rows[: segment.validation.samples])
 
 
 def sides_of(pairs: InputRef) -> int:
@@ -253,7 +254,7 @@ def sides_of(pairs: InputRef) -> int:
     return 1 if pairs.kind == "rewarded_completions" else 2
 
 
-class PreferenceData:
+class PreferenceData(TrainingData):
     """Packed pairs of completions with their quantile rewards and reference log-probabilities, from one or
     several sets, without held-out pairs."""
 
@@ -263,9 +264,9 @@ class PreferenceData:
 
         several = len(segment.repeats) > 1
         suffixes = [f":{number}" for number in range(len(segment.repeats))] if several else [""]
-        self.fingerprints = [inputs[f"pairs{suffix}"].fingerprint for suffix in suffixes]
-        self.names = segment.source_names or [f"pairs{suffix}" for suffix in suffixes]
-        self.identity: dict[str, Any] = {
+        names = segment.source_names or [f"pairs{suffix}" for suffix in suffixes]
+        super().__init__([inputs[f"pairs{suffix}"].fingerprint for suffix in suffixes], names)
+        self.identity = {
             "sequence_length": segment.sequence_length,
             "seed": segment.data_seed,
             "sources": {},
@@ -279,10 +280,9 @@ class PreferenceData:
             self.identity["sources"][fingerprint] = content
             length, pad_id = segment.sequence_length, pairs.manifest.facts["pad_id"]
             sides = sides_of(inputs[f"pairs{suffix}"])
-            rows = PreferenceSamples.open(
-                pairs, reference, sequence_length=length, pad_id=pad_id, sides=sides
+            sets.append(
+                PreferenceSamples.open(pairs, reference, sequence_length=length, pad_id=pad_id, sides=sides)
             )
-            sets.append(rows)
         if segment.repeats != [1]:
             self.identity |= {"sets": self.fingerprints, "repeats": segment.repeats}
         if several:
@@ -291,11 +291,10 @@ class PreferenceData:
             for number, one in enumerate(sets):
                 one.keep(load_array(distinct.local(f"kept-{number}.npy")))
         repeats = [exact(number) for number in segment.repeats]
-        self.samples: CountedSamples = PreferenceSets(sets, repeats, seed=segment.data_seed)
-        self.heldout: dict[str, Sequence[SampleLike]] = {}
+        self.samples = PreferenceSets(sets, repeats, seed=segment.data_seed)
 
 
-class RewardData:
+class RewardData(TrainingData):
     """Packed labelled pairs. The held-out pairs are those of the conversations' held-out split, by source.
 
     Raises BudgetError when the segment ends after more passes than the stage allows."""
@@ -306,8 +305,7 @@ class RewardData:
 
         pairs = inputs["pairs"]
         artifact = Artifact.of_input(store, pairs)
-        self.fingerprints = [pairs.fingerprint]
-        self.names = ["pairs"]
+        super().__init__([pairs.fingerprint], ["pairs"])
         rows = RewardSamples.open(artifact, "train", sequence_length=segment.sequence_length)
         self.samples = samples = PreferenceSets([rows], [Fraction(1)], seed=segment.data_seed)
         (passes,) = samples.epochs(segment.sample_at(segment.end_step))
@@ -318,12 +316,11 @@ class RewardData:
                 f" max_repetition is {segment.max_repetition:g}. Fix: set budget: {whole} samples"
                 f" ({whole // segment.global_batch_size} steps) or less, or a larger max_repetition"
             )
-        self.identity: dict[str, Any] = {
+        self.identity = {
             "sequence_length": segment.sequence_length,
             "seed": segment.data_seed,
             "sources": {pairs.fingerprint: {"content": _content(artifact)}},
         }
-        self.heldout: dict[str, Sequence[SampleLike]] = {}
         if segment.validation.interval:
             heldout = RewardSamples.open(artifact, "validation", sequence_length=segment.sequence_length)
             for number, name in enumerate(segment.source_names):
@@ -332,8 +329,3 @@ class RewardData:
                     self.heldout[name] = [
                         own.row(row) for row in range(min(own.rows, segment.validation.samples))
                     ]
-
-
-def _scored(samples: Sequence[SampleLike]) -> bool:
-    """Whether any label is scored."""
-    return any((sample.labels >= 0).any() for sample in samples)

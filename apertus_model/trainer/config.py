@@ -36,7 +36,7 @@ from apertus_model.trainer.loading import load_model
 from apertus_model.trainer.lr_scheduler import LearningRate
 from apertus_model.trainer.metrics import Recorder, StepMetrics
 from apertus_model.trainer.objectives import objective_of
-from apertus_model.trainer.objectives.base import SeparateGradients
+from apertus_model.trainer.objectives.domain_weights import DomainWeights
 from apertus_model.trainer.optimizer import optimizer_config
 from apertus_model.trainer.trainer import ApertusTrainer
 from specs import layout
@@ -91,7 +91,7 @@ def trainer_config(
         segment.parallel, micro_batch_size=micro_batch, n_layers=segment.model.n_layers
     )
     objective = objective_of(segment)
-    if isinstance(objective, SeparateGradients) and lifecycle.objective:
+    if isinstance(objective, DomainWeights) and lifecycle.objective:
         objective.resume(lifecycle.objective)
     return ApertusTrainer.Config(
         model_spec=titan_model(_model(segment)),

@@ -39,8 +39,9 @@ from apertus_model.trainer.lifecycle import Lifecycle, RankRequests, agree
 from apertus_model.trainer.loader import Batch, TrainingData
 from apertus_model.trainer.metrics import Recorder
 from apertus_model.trainer.norms import norms
-from apertus_model.trainer.objectives.base import MicroBatch, Objective, PipelinedLoss, SeparateGradients
+from apertus_model.trainer.objectives.base import MicroBatch, Objective, PipelinedLoss
 from apertus_model.trainer.objectives.cross_entropy import CrossEntropy, ExtraPass, with_places
+from apertus_model.trainer.objectives.domain_weights import DomainWeights
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class ApertusTrainer(Trainer):
         config = self.config
         self.checkpointer.load()
         self.checkpointer.anomalies = config.detector.state  # StoreCheckpoints
-        if isinstance(config.objective, SeparateGradients):
+        if isinstance(config.objective, DomainWeights):
             self.checkpointer.objective = config.objective.state
         if not self.parallel_dims.pp_enabled or self.pp_has_last_stage:
             config.objective.begin(partial(config.further_model, dims=self.parallel_dims, device=self.device))
@@ -191,7 +192,7 @@ class ApertusTrainer(Trainer):
         self.optimizers.zero_grad(set_to_none=True)
         losses = []
         objective = self.config.objective
-        separate = objective if isinstance(objective, SeparateGradients) else None
+        separate = objective if isinstance(objective, DomainWeights) else None
         trained = [
             weight for part in self.model_parts for weight in part.parameters() if weight.requires_grad
         ]

@@ -119,31 +119,6 @@ class Objective(ABC):
         return evaluator.loss(samples)
 
 
-class SeparateGradients(Objective):
-    """An objective that combines several gradients into that of a step. The batch consists of `parts`
-    consecutive parts with equally many rows, each with a gradient of its own."""
-
-    parts: int
-
-    @abstractmethod
-    def take(self, parameters: Sequence[Tensor]) -> None:
-        """Takes the gradients away. Called after the backward passes of each part."""
-
-    @abstractmethod
-    def combine(self, parameters: Sequence[Tensor], step: int) -> dict[str, Tensor]:
-        """Sets the gradients of the step. Called after the backward passes of its last part. Returns metrics,
-        as `MicroBatchLoss.columns`, the same on all ranks. Collective."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """The state that `combine` depends on besides gradients, as JSON values for the facts of a
-        checkpoint."""
-
-    @abstractmethod
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Continues from the facts of a checkpoint."""
-
-
 def column(values: Tensor, where: Tensor) -> Tensor:
     """The values where a condition holds, as a column of `MicroBatchLoss`."""
     return torch.stack([torch.where(where, values.double(), 0.0).sum(), where.double().sum()])

@@ -23,13 +23,7 @@ from torch.distributed.tensor import DTensor
 from apertus_model.losses.cross_entropy import LastStates, cross_entropy, total_weight
 from apertus_model.model.init import local_part, sum_over_shards
 from apertus_model.model.on_host import copy_to
-from apertus_model.trainer.objectives.base import (
-    Extras,
-    MicroBatch,
-    MicroBatchLoss,
-    Objective,
-    SeparateGradients,
-)
+from apertus_model.trainer.objectives.base import Extras, MicroBatch, MicroBatchLoss, Objective
 from specs.stages.domain_weights import WeightUpdate
 
 POINTS = 64  # steps of the trajectory in the facts of a checkpoint; rows of metrics have every step
@@ -80,8 +74,9 @@ def thinned(trajectory: dict[str, Weights]) -> dict[str, Weights]:
     return {step: weights for step, weights in trajectory.items() if int(step) % every == 0}
 
 
-class DomainWeights(SeparateGradients):
-    """The mean of the sources' mean cross-entropies, with a gradient and a weight for each source."""
+class DomainWeights(Objective):
+    """The mean of the sources' mean cross-entropies, with a gradient and a weight for each source. The batch
+    consists of `parts` consecutive parts with equally many rows."""
 
     fields = ("source",)
 
@@ -138,6 +133,7 @@ class DomainWeights(SeparateGradients):
 
     @torch.no_grad()
     def take(self, parameters: Sequence[Tensor]) -> None:
+        """Takes the gradients away. Called after the backward passes of each part."""
         gradients = []
         for parameter in parameters:
             gradient, parameter.grad = parameter.grad, None
@@ -150,6 +146,8 @@ class DomainWeights(SeparateGradients):
 
     @torch.no_grad()
     def combine(self, parameters: Sequence[Tensor], step: int) -> dict[str, Tensor]:
+        """Sets the gradients of the step. Called after the backward passes of its last part. Returns metrics,
+        as `MicroBatchLoss.columns`, the same on all ranks. Collective."""
         gradients, self._gradients = self._gradients, []
         norms = inner_products(
             [(gradient, gradient) for gradient in of] for of in zip(*gradients, strict=True)
@@ -190,6 +188,7 @@ class DomainWeights(SeparateGradients):
         }
 
     def state(self) -> dict[str, Any]:
+        """The state that `combine` depends on besides gradients: JSON for the facts of a checkpoint."""
         return {
             "domain_weights": {
                 "names": self._names,
@@ -210,6 +209,7 @@ class DomainWeights(SeparateGradients):
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
+        """Continues from the facts of a checkpoint."""
         stored = state["domain_weights"]
         self._log_weights = torch.tensor(stored["log"], dtype=torch.float64)
         self._sum = torch.tensor(stored["sum"], dtype=torch.float64)
