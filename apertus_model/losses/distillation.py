@@ -23,7 +23,7 @@ Shape suffixes as in `cross_entropy`, and K stored words.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,17 +44,6 @@ from specs.stages.distill import DistillLoss
 _CHUNK_ELEMENTS = 1 << 24  # bounds the float64 temporaries of `kl_divergence` to a few of 128 MiB
 
 
-class Teacher(Protocol):
-    """The predictions that a student learns."""
-
-    def divergences(
-        self, places_C: torch.Tensor, log_q_CV: torch.Tensor, *, reverse: bool, vocab: VocabShard
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The divergence at each place, (C,), the same on all ranks that share the vocabulary; and its
-        gradient with respect to the student's logits / T, (C, V). `places_C`: indices into the flattened
-        batch; `log_q_CV`: ln q of this rank's words, overwritten; `reverse`: KL(q || p)."""
-
-
 @dataclass(frozen=True)
 class WholeTeacher:
     """The last hidden states of a model and this rank's rows of its output weight."""
@@ -66,6 +55,9 @@ class WholeTeacher:
     def divergences(
         self, places_C: torch.Tensor, log_q_CV: torch.Tensor, *, reverse: bool, vocab: VocabShard
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The divergence at each place, (C,), the same on all ranks that share the vocabulary; and its
+        gradient with respect to the student's logits / T, (C, V). `places_C`: indices into the flattened
+        batch; `log_q_CV`: ln q of this rank's words, overwritten; `reverse`: KL(q || p)."""
         log_p_CV = log_softmax(logits(self.states_ND[places_C], self.weight_VD) / self.temperature, vocab)
         if reverse:
             ratio_CV = log_p_CV.neg_().add_(log_q_CV)
@@ -87,6 +79,7 @@ class StoredTeacher:
     def divergences(
         self, places_C: torch.Tensor, log_q_CV: torch.Tensor, *, reverse: bool, vocab: VocabShard
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `WholeTeacher.divergences`."""
         words = log_q_CV.shape[1]
         own_CK = self.words_NK[places_C].long() - vocab.begin
         inside_CK = (own_CK >= 0) & (own_CK < words)
@@ -111,6 +104,9 @@ class StoredTeacher:
         rest_C1 = 1 - (-ratio_CK1[:, -1:]).exp()
         gradient_CV = torch.where(stored_CV, q_CV, q_CV * rest_C1)
         return divergence_C, gradient_CV.scatter_add_(1, at_CK, torch.where(inside_CK, -p_CK1[:, :-1], 0.0))
+
+
+Teacher = WholeTeacher | StoredTeacher
 
 
 def distillation(

@@ -83,13 +83,12 @@ class ApertusBlock(TransformerBlock):
             return mixer(self.attention, self.attention_norm(x), positions)
         if branch == "feed_forward":
             return self.feed_forward(self.ffn_norm(x))
+        normed = self.attention_norm(x)
         if earlier is not None:
-            attended, own = self.attention(
-                self.attention_norm(x), attention_masks, positions, earlier=earlier
-            )
+            attended, own = self.attention(normed, attention_masks, positions, earlier=earlier)
             x = x + attended
             return x + self.feed_forward(self.ffn_norm(x)), own
-        attended = self.attention(self.attention_norm(x), attention_masks, positions)
+        attended = self.attention(normed, attention_masks, positions)
         if branch == "attention":
             return attended
         x = x + attended

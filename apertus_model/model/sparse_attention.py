@@ -20,7 +20,6 @@ layer and global head, never on the rank, the step or the pass."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -245,27 +244,16 @@ class MaskedAttention(SdpaAttention):
         attention_masks: SeenPairs,
         **options: Any,
     ) -> torch.Tensor:
-        """Shapes and options as in `SdpaAttention.forward`."""
-        return masked(q_BLNH, k_BLNH, v_BLNH, attention_masks.pairs(), super().forward, **options)
-
-
-def masked(
-    q_BLNH: torch.Tensor,
-    k_BLNH: torch.Tensor,
-    v_BLNH: torch.Tensor,
-    pairs: torch.Tensor,
-    attend: Callable[..., torch.Tensor],
-    **arguments: Any,
-) -> torch.Tensor:
-    """Attention by a mask, in which queries without a key give 0. Kernels differ in their results for these
-    queries, so they see all keys, and their results are replaced."""
-    alone = ~pairs.any(dim=-1, keepdim=True)
-    out = attend(q_BLNH, k_BLNH, v_BLNH, attention_masks=pairs | alone, **arguments)
-    return out.masked_fill(alone.transpose(1, 2), 0.0)
+        """Shapes and options as in `SdpaAttention.forward`. Queries without a key give 0: kernels differ in
+        their results for these, so they see all keys, and their results are replaced."""
+        pairs = attention_masks.pairs()
+        alone = ~pairs.any(dim=-1, keepdim=True)
+        out = super().forward(q_BLNH, k_BLNH, v_BLNH, attention_masks=pairs | alone, **options)
+        return out.masked_fill(alone.transpose(1, 2), 0.0)
 
 
 class ArrangedAttention(FlexAttention):
-    """FlexAttention over the tokens of each head, sorted and without those that are left out."""
+    """FlexAttention over the tokens of each head, sorted by partition and without those that are left out."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(FlexAttention.Config, TakesDocuments):
@@ -280,30 +268,14 @@ class ArrangedAttention(FlexAttention):
         attention_masks: SeenPairs,
         **options: Any,
     ) -> torch.Tensor:
-        """Shapes and options as in `SdpaAttention.forward`."""
-
-        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, selection: SeenPairs) -> torch.Tensor:
-            mask = selection.block_mask()
-            return FlexAttention.forward(self, q, k, v, attention_masks=mask, **options)
-
-        return arranged(q_BLNH, k_BLNH, v_BLNH, attention_masks, attend)
-
-
-def arranged(
-    q_BLNH: torch.Tensor,
-    k_BLNH: torch.Tensor,
-    v_BLNH: torch.Tensor,
-    selection: SeenPairs,
-    attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SeenPairs], torch.Tensor],
-) -> torch.Tensor:
-    """Attention over the tokens of each head in the order of their partitions; the result in the order of the
-    row, with 0 for queries that are left out. `attend` gets queries, keys and values in the order of their
-    partitions, and the selection among them."""
-    queries, order, now = selection.queries.arranged()
-    keys, key_order, key_now = selection.keys.arranged()
-    k, v = (_Move.apply(whole, key_order, key_now) for whole in (k_BLNH, v_BLNH))
-    out = attend(_Move.apply(q_BLNH, order, now), k, v, SeenPairs(queries, keys, selection.window))
-    return _Move.apply(out, now, order)
+        """Shapes and options as in `SdpaAttention.forward`; 0 for queries that are left out."""
+        queries, order, now = attention_masks.queries.arranged()
+        keys, key_order, key_now = attention_masks.keys.arranged()
+        q = _Move.apply(q_BLNH, order, now)
+        k, v = (_Move.apply(whole, key_order, key_now) for whole in (k_BLNH, v_BLNH))
+        mask = SeenPairs(queries, keys, attention_masks.window).block_mask()
+        out = super().forward(q, k, v, attention_masks=mask, **options)
+        return _Move.apply(out, now, order)
 
 
 class _Move(torch.autograd.Function):

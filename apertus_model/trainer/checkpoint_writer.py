@@ -7,6 +7,7 @@ Invariants:
 - Two saves of equal tensors have equal bytes: a checkpoint contains no path and no time.
 """
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -129,13 +130,11 @@ class CheckpointWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Writes the index. Called on rank 0 when all ranks have written."""
-        places = {
-            written.index: written.storage_data for results_of_rank in results for written in results_of_rank
-        }
-        for results_of_rank in results:
-            for written in results_of_rank:
-                if written.index == _RECORDS:
-                    self.records |= written.storage_data
+        places = {}
+        for written in itertools.chain.from_iterable(results):
+            places[written.index] = written.storage_data
+            if written.index == _RECORDS:
+                self.records |= written.storage_data
         tensors = {
             name: {
                 "dtype": DTYPE_NAMES[stored.properties.dtype],

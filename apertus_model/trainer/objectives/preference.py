@@ -19,6 +19,9 @@ from apertus_model.trainer.objectives.base import Extras, MicroBatch, MicroBatch
 from specs.stages.dpo import DpoLoss
 from specs.stages.qrpo import QrpoLoss
 
+Losses = tuple[Tensor, Tensor, dict[str, Tensor]]
+"""The losses, 0 where no sequence is present; beta_i of each sequence; further columns."""
+
 
 class PreferenceObjective(Objective):
     """A loss on the log-ratios to the reference; see `apertus_model.data.preferences.samples` for the
@@ -51,10 +54,8 @@ class PreferenceObjective(Objective):
         return MicroBatchLoss(losses.sum() / batch.denominator.to(losses.dtype), copies, columns)
 
     @abstractmethod
-    def losses(
-        self, log_ratio: Tensor, lengths: Tensor, extras: Extras
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The losses, 0 where no sequence is present; beta_i of each sequence; further columns."""
+    def losses(self, log_ratio: Tensor, lengths: Tensor, extras: Extras) -> Losses:
+        """The losses of a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,7 @@ class Qrpo(PreferenceObjective):
     def count(self, labels: Tensor, extras: Extras) -> Tensor:
         return extras["present"].double().sum()
 
-    def losses(
-        self, log_ratio: Tensor, lengths: Tensor, extras: Extras
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def losses(self, log_ratio: Tensor, lengths: Tensor, extras: Extras) -> Losses:
         settings = self.settings
         present, quantiles = extras["present"], extras["rewards"]
         beta = sequence_beta(
@@ -80,11 +79,8 @@ class Qrpo(PreferenceObjective):
         )
         residual = torch.where(present, qrpo_residual(log_ratio, quantiles, beta), 0.0)
         target = quantiles.double() - beta_log_partition(beta)
-        return (
-            residual.square(),
-            beta,
-            {"target": column(target, present), "residual": column(residual.detach(), present)},
-        )
+        columns = {"target": column(target, present), "residual": column(residual.detach(), present)}
+        return residual.square(), beta, columns
 
 
 @dataclass(frozen=True)
@@ -97,9 +93,7 @@ class Dpo(PreferenceObjective):
         present = extras["present"]
         return (present[:, 0::2] & present[:, 1::2]).double().sum()
 
-    def losses(
-        self, log_ratio: Tensor, lengths: Tensor, extras: Extras
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def losses(self, log_ratio: Tensor, lengths: Tensor, extras: Extras) -> Losses:
         present = extras["present"]
         pairs = present[:, 0::2] & present[:, 1::2]
         beta = sequence_beta(
