@@ -19,12 +19,8 @@ from specs.errors import StageError
 from specs.stages.preference_training import DistinctPromptsPart
 
 
-class RepeatedPromptsError(StageError):
-    """Two sets have pairs of the same prompt. The message names both and counts the prompts."""
-
-
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the part. RepeatedPromptsError when sets share prompts and the spec forbids it."""
+    """Runs the part. StageError when sets share prompts and the spec forbids it."""
     part = DistinctPromptsPart.model_validate(attempt.job.spec)
     owner: dict[str, int] = {}  # by prompt: the first set that has it
     dropped: list[int] = []
@@ -35,7 +31,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
         if shared and part.repeated_prompts == "error":
             (first, count), *_ = Counter(shared.values()).most_common(1)
             example = next(prompt for prompt, other in shared.items() if other == first)
-            raise RepeatedPromptsError(
+            raise StageError(
                 f"'{part.names[first]}' and '{name}' both have pairs of {count} prompts, such as {example}."
                 f" Fix: set repeated_prompts: first, which keeps them in '{part.names[first]}', or"
                 " use other prompts"

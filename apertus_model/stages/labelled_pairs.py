@@ -40,12 +40,8 @@ from specs.stages.reward_model import LabelledPairsPart
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
-class LabelledPairsError(StageError):
-    """No pair is left to train on. The message counts the reasons."""
-
-
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the part. LabelledPairsError when there is no pair in the training split."""
+    """Runs the part. StageError when there is no pair in the training split."""
     part = LabelledPairsPart.model_validate(attempt.job.spec)
     units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
     metrics: dict[str, Any] = {}
@@ -57,7 +53,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
             attempt.put(attempt.workdir / name, name)
     summary = "; ".join(f"{split}: {counts_in_words(counts)}" for split, counts in metrics.items())
     if not metrics["train"].get("pairs"):
-        raise LabelledPairsError(
+        raise StageError(
             f"no pair is left to train on: {summary}."
             f" Fix: set a larger sequence_length than {part.max_tokens}, or use conversations whose rows"
             " have chosen and rejected"

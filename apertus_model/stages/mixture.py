@@ -24,12 +24,8 @@ from specs.stages.mixture import MixturePart, integers
 IDS = ("tokenizer", "vocab_size", "bos_id", "eos_id")
 
 
-class MixtureError(StageError):
-    """Corpora that cannot be mixed."""
-
-
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the stage. MixtureError when the corpora were tokenised with different tokenizers."""
+    """Runs the stage. StageError when the corpora were tokenised with different tokenizers."""
     part = MixturePart.model_validate(attempt.job.spec)
     inputs = [attempt.job.inputs[f"source:{index}"] for index in range(len(part.weights))]
     input_weights = part.weights
@@ -49,7 +45,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
             corpora[source.fingerprint] = source
     if len(tokenizers) > 1:
         used = ", ".join(f"{name}: {fingerprint}" for fingerprint, name in tokenizers.items())
-        raise MixtureError(
+        raise StageError(
             f"the corpora were made with different tokenizers ({used})."
             " Fix: set the same `tokenizer:` in all of their stages"
         )

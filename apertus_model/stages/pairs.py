@@ -50,12 +50,8 @@ from specs.stages.preference_data import PairsPart
 BINS = 10
 
 
-class PairsError(StageError):
-    """No prompt has a pair. The message counts the reasons, or names a reward that prefers none."""
-
-
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the part. PairsError when there is no pair at all."""
+    """Runs the part. StageError when there is no pair at all."""
     part = PairsPart.model_validate(attempt.job.spec)
     prompts, completions, rewards = (
         Rows(attempt.input_artifact(role)) for role in ("prompts", "completions", "rewards")
@@ -83,7 +79,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
             progress.update(index + 1, total, "prompts")
     if not writer.pairs:
         reward = RewardSpec.model_validate(rewards.artifact.manifest.spec["reward"])
-        raise PairsError(_why_none(total, without, reward.name, lowest, highest))
+        raise StageError(_why_none(total, without, reward.name, lowest, highest))
     for name in writer.finish():
         attempt.put(attempt.workdir / name, name)
     metrics = {"pairs": writer.pairs, "prompts": total, "without_pair": dict(without), **writer.metrics()}
@@ -98,7 +94,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
 
 
 def _why_none(total: int, without: Counter[str], reward: str, lowest: float, highest: float) -> str:
-    """The message of a PairsError. `lowest` and `highest` are the extreme rewards of all completions."""
+    """The message of a StageError. `lowest` and `highest` are the extreme rewards of all completions."""
     if without["equal_rewards"] < total:
         return (
             f"none of the {total} prompts has a pair: {dict(without)}."

@@ -45,12 +45,8 @@ from specs.stages.preference_data import PromptsPart
 ID_BYTES = 16
 
 
-class PromptsError(StageError):
-    """No prompt is left. The message counts the reasons."""
-
-
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the part. PromptsError when no prompt is left."""
+    """Runs the part. StageError when no prompt is left."""
     part = PromptsPart.model_validate(attempt.job.spec)
     units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
     files = [unit.files["rows.jsonl"] for unit in units]
@@ -58,7 +54,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     facts = write_rows(attempt, "prompts", _merge(part, files, counts))
     summary = counts_in_words(counts) if counts else "there are no conversations"
     if not facts["rows"]:
-        raise PromptsError(
+        raise StageError(
             f"no prompt is left: {summary}. Fix: raise max_tokens"
             f" {part.max_tokens}, lower max_new_tokens {part.max_new_tokens}, or use other conversations"
         )

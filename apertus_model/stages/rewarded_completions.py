@@ -31,12 +31,8 @@ from specs.stages.rewarded_completions import RewardedCompletionsPart
 FEWEST = 2  # reference rewards, as for pairs
 
 
-class RewardedCompletionsError(StageError):
-    """No completion is left. The message counts the reasons."""
-
-
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the part. RewardedCompletionsError when there is no completion to train on."""
+    """Runs the part. StageError when there is no completion to train on."""
     part = RewardedCompletionsPart.model_validate(attempt.job.spec)
     units = run_units(work_of(attempt), attempt, stop, progress, processes=part.WORKERS)
     dropped: Counter[str] = Counter()
@@ -52,7 +48,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
         names = ["completions.jsonl", "rewards.npy", *writer.finish()]
     summary = f"{counts_in_words(dropped)} dropped"
     if not kept:
-        raise RewardedCompletionsError(
+        raise StageError(
             f"no completion is left: {summary}."
             f" Fix: check the columns '{part.reward}' and '{part.reference_rewards}', of {FEWEST} or more"
             " completions of the model, or raise max_tokens"

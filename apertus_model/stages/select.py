@@ -21,12 +21,8 @@ from specs.errors import StageError
 from specs.stages.select import SelectPart
 
 
-class SelectError(StageError):
-    """No candidate can be chosen; the message names the missing metric and its candidate."""
-
-
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Compares the candidates and stores the choice. SelectError when there is nothing to compare."""
+    """Compares the candidates and stores the choice. StageError when there is nothing to compare."""
     part = SelectPart.model_validate(attempt.job.spec)
     values = [_value(attempt, part, index) for index in range(len(part.names))]
     chosen = choose(values, part.best)
@@ -40,11 +36,11 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
 
 
 def choose(values: Sequence[float], best: Literal["lowest", "highest"]) -> int:
-    """The index of the first of the best finite values. SelectError when there is none."""
+    """The index of the first of the best finite values. StageError when there is none."""
     sign = 1 if best == "lowest" else -1
     finite = [index for index, value in enumerate(values) if math.isfinite(value)]
     if not finite:
-        raise SelectError(
+        raise StageError(
             f"none of the {len(values)} candidates has a finite value: {', '.join(map(str, values))}; lower"
             " their rates"
         )
@@ -57,7 +53,7 @@ def _value(attempt: Attempt, part: SelectPart, index: int) -> float:
     if f"evaluation:{index}" in attempt.job.inputs:
         metrics: Mapping[str, float] = attempt.input_artifact(f"evaluation:{index}").manifest.metrics
         if part.metric not in metrics:
-            raise SelectError(
+            raise StageError(
                 f"the evaluation of '{name}' has no metric '{part.metric}'; it has"
                 f" {', '.join(sorted(metrics))}"
             )
@@ -66,7 +62,7 @@ def _value(attempt: Attempt, part: SelectPart, index: int) -> float:
     assert read.path is not None and read.step is not None, "the launcher gives folder and step"
     loss = Artifact(attempt.store, read.path).checkpoint(read.step).validation_loss(part.metric)
     if loss is None:
-        raise SelectError(
+        raise StageError(
             f"'{name}' has no {part.metric} at step {read.step}; let validation.interval divide the last"
             " step, or select by an evaluation"
         )

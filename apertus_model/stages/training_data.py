@@ -40,10 +40,6 @@ if TYPE_CHECKING:
 Inputs = Mapping[str, InputRef]
 
 
-class BudgetError(StageError):
-    """A budget of more passes over the data than the stage allows."""
-
-
 class OtherDataError(StageError):
     """A checkpoint and its segment have different data."""
 
@@ -297,7 +293,7 @@ class PreferenceData(TrainingData):
 class RewardData(TrainingData):
     """Packed labelled pairs. The held-out pairs are those of the conversations' held-out split, by source.
 
-    Raises BudgetError when the segment ends after more passes than the stage allows."""
+    Raises StageError when the segment ends after more passes than the stage allows."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: RewardSegment) -> None:
         from apertus_model.data.preferences.reward_samples import RewardSamples
@@ -311,7 +307,7 @@ class RewardData(TrainingData):
         (passes,) = samples.epochs(segment.sample_at(segment.end_step))
         whole = int(samples.rows * segment.max_repetition)
         if passes > segment.max_repetition:
-            raise BudgetError(
+            raise StageError(
                 f"the budget is {passes:.2f} passes over {samples.rows:,} sequences of pairs, and"
                 f" max_repetition is {segment.max_repetition:g}. Fix: set budget: {whole} samples"
                 f" ({whole // segment.global_batch_size} steps) or less, or a larger max_repetition"

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apertus_model.stages.distinct_prompts import RepeatedPromptsError
 from infra.store import Artifact, Attempt
+from specs.errors import StageError
 from specs.stages.preference_data import LogProbabilitiesPart
 from tests.apertus_model.stages.training import SPEC, Stages, segment
 
@@ -49,7 +49,7 @@ def test_a_prompt_of_two_sets_is_an_error_that_names_both_and_the_fix(bench: Any
         r"'standard' and 'controversial' both have pairs of 2 prompts, such as c\. Fix: set repeated_prompts:"
         r" first, which keeps them in 'standard', or use other prompts"
     )
-    with pytest.raises(RepeatedPromptsError, match=message):
+    with pytest.raises(StageError, match=message):
         distinct(bench, "error")
 
 

@@ -17,8 +17,9 @@ import torch
 from apertus_model.model import modeling_apertus_reward
 from apertus_model.model_card import judge_of
 from apertus_model.stages import export
-from apertus_model.stages.training_data import BudgetError, RewardData
+from apertus_model.stages.training_data import RewardData
 from infra.store import Artifact
+from specs.errors import StageError
 from specs.hugging_face import HYBRID, LEAST_TRANSFORMERS, SCHEDULED, OwnClass, architecture, model_of
 from specs.launch import Validation
 from specs.layer_schedule import DepthAverage
@@ -334,7 +335,7 @@ def test_a_budget_of_more_than_one_pass_is_refused_with_the_steps_of_one(stages:
     if not Artifact(stages.store, "labelled_pairs/pairs").complete:
         put_pairs(stages)
     spec = segment("reward_model", end_step=9, global_batch_size=2)
-    with pytest.raises(BudgetError, match=r"passes over . sequences .* set budget: . samples \(. steps\)"):
+    with pytest.raises(StageError, match=r"passes over . sequences .* set budget: . samples \(. steps\)"):
         RewardData(stages.store, {"pairs": stages.ref("labelled_pairs/pairs")}, spec)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from apertus_model.data.preferences.reward_samples import RewardSamples
-from apertus_model.stages.labelled_pairs import LabelledPairsError
 from infra.store import Artifact
+from specs.errors import StageError
 from tests.apertus_model.preference_artifacts import dialogue, encoder_of, put_conversations
 
 
@@ -67,5 +67,5 @@ def test_what_is_no_pair_is_counted_under_its_reason(bench: Any, tokenizer: Arti
 
 
 def test_no_pair_that_fits_is_an_error_with_the_counts(bench: Any, tokenizer: Artifact) -> None:
-    with pytest.raises(LabelledPairsError, match=r"train: 2 too_long; .* a larger sequence_length than 10"):
+    with pytest.raises(StageError, match=r"train: 2 too_long; .* a larger sequence_length than 10"):
         run(bench, tokenizer, [labelled("A?", "B.", "C."), labelled("D?", "E.", "F.")], max_tokens=10)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from apertus_model.stages.mixture import MixtureError
 from infra.store import Artifact, Attempt
+from specs.errors import StageError
 
 
 def _corpus(bench: Any, fingerprint: str, *, tokenizer: str = "tokenizer0", tokens: int = 100) -> Artifact:
@@ -78,5 +78,5 @@ def test_learned_weights_are_millionths_by_position(bench: Any) -> None:
 
 def test_corpora_of_different_tokenizers_are_refused(bench: Any) -> None:
     inputs = {"source:0": _corpus(bench, "aa"), "source:1": _corpus(bench, "bb", tokenizer="tokenizer1")}
-    with pytest.raises(MixtureError, match="different tokenizers"):
+    with pytest.raises(StageError, match="different tokenizers"):
         bench.run("mixture", "m", {"weights": [1, 1], "seed": 5}, inputs)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from apertus_model.data.rows import Rows
-from apertus_model.stages.pairs import PairsError
 from infra.store import Artifact
+from specs.errors import StageError
 from tests.apertus_model.preference_artifacts import put_rows
 
 FACTS = {"tokenizer": "t", "vocab_size": 512, "bos_id": 1, "eos_id": 2, "pad_id": 10, "end_of_turn_id": 68}
@@ -94,7 +94,7 @@ def test_prompts_without_a_pair_are_counted_by_reason(bench: Any) -> None:
 
 
 def test_no_pair_at_all_is_an_error(bench: Any) -> None:
-    with pytest.raises(PairsError, match=r"none of the 2 prompts.*few_reference_rewards.*equal_rewards"):
+    with pytest.raises(StageError, match=r"none of the 2 prompts.*few_reference_rewards.*equal_rewards"):
         _run(bench, [{"offline": [1.0, 2.0], "sampled": [1.0]}, {"offline": [], "sampled": [1.0, 1.0]}])
 
 
@@ -108,7 +108,7 @@ def test_a_constant_reward_is_an_error_that_names_it(bench: Any, second: float, 
         f"the reward grounded-answer gives all completions of a prompt {problem}.*Fix: use a reward that"
         " tells"
     )
-    with pytest.raises(PairsError, match=message):
+    with pytest.raises(StageError, match=message):
         _run(bench, constant, fingerprint=f"pairs{second}")
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from apertus_model.data.rows import Rows
-from apertus_model.stages.prompts import PromptsError
 from infra.store import Artifact, Attempt
+from specs.errors import StageError
 from tests.apertus_model.preference_artifacts import dialogue, encoder_of, put_conversations
 
 PART = {"split": "train", "max_tokens": 250, "max_new_tokens": 8, "sampled": 4}
@@ -99,7 +99,7 @@ def test_the_room_for_a_new_completion_is_exact(bench: Any, tokenizer: Artifact)
     conversation = dialogue("question", "a", "b")
     size = encoder_of(tokenizer).prompt(conversation.messages[:1]).size
     assert len(Rows(_prompts(bench, tokenizer, [conversation], "fits", max_tokens=size + 8))) == 1
-    with pytest.raises(PromptsError, match=f"1 conversations_too_long.*max_tokens {size + 7}"):
+    with pytest.raises(StageError, match=f"1 conversations_too_long.*max_tokens {size + 7}"):
         _prompts(bench, tokenizer, [conversation], "not", max_tokens=size + 7)
 
 

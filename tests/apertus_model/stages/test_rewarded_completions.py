@@ -12,8 +12,8 @@ import pytest
 
 from apertus_model.data.preferences.samples import PreferenceSamples, PreferenceSets
 from apertus_model.stages.prompts import prompt_id
-from apertus_model.stages.rewarded_completions import RewardedCompletionsError
 from infra.store import Artifact, Attempt
+from specs.errors import StageError
 from specs.stages.preference_data import LogProbabilitiesPart
 from tests.apertus_model.preference_artifacts import dialogue, encoder_of, put_conversations
 from tests.apertus_model.stages.training import SPEC, Stages, segment
@@ -91,7 +91,7 @@ def test_what_is_left_out_is_counted_under_its_reason(bench: Any, tokenizer: Art
 def test_without_reference_rewards_there_is_no_quantile_and_the_error_says_so(
     bench: Any, tokenizer: Artifact
 ) -> None:
-    with pytest.raises(RewardedCompletionsError) as caught:
+    with pytest.raises(StageError) as caught:
         rewarded(bench, tokenizer, (["a"], {"reward": 1}), (["b"], {"reward": 1}))
     assert "no completion is left: 2 without_reference_rewards" in str(caught.value)
     assert "'reference_rewards', of 2 or more completions of the model" in str(caught.value)

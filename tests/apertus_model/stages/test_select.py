@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from apertus_model.stages.select import SelectError, choose
+from apertus_model.stages.select import choose
 from infra.store import Artifact, Attempt
+from specs.errors import StageError
 
 
 def evaluations(bench: Any, *metrics: dict[str, float]) -> dict[str, Artifact]:
@@ -46,7 +47,7 @@ def test_the_first_of_the_best_is_chosen_and_every_value_is_stored(bench: Any) -
 
 def test_a_metric_that_is_missing_is_an_error_that_lists_those_there_are(bench: Any) -> None:
     with pytest.raises(
-        SelectError, match="'model-1' has no metric 'reward/mean'; it has perplexity, reward/finished"
+        StageError, match="'model-1' has no metric 'reward/mean'; it has perplexity, reward/finished"
     ):
         select(bench, evaluations(bench, {"reward/mean": 0.5}, {"reward/finished": 1.0, "perplexity": 2.0}))
 
@@ -54,5 +55,5 @@ def test_a_metric_that_is_missing_is_an_error_that_lists_those_there_are(bench: 
 @pytest.mark.parametrize("best", ["lowest", "highest"])
 def test_a_training_that_diverged_is_never_chosen(best: Any) -> None:
     assert choose([math.nan, 2.0, math.inf, -math.inf], best) == 1
-    with pytest.raises(SelectError, match="none of the 2 candidates has a finite value"):
+    with pytest.raises(StageError, match="none of the 2 candidates has a finite value"):
         choose([math.nan, math.inf], best)
