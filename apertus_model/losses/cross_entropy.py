@@ -31,8 +31,6 @@ Invariants:
   or without gradients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -20,8 +20,6 @@ precision of sums.
 Shape suffixes as in `cross_entropy`, and K stored words.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -12,8 +12,6 @@ Shape suffixes as in `cross_entropy`: B batch, L local sequence, D width, V loca
 places drawn together.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

@@ -8,8 +8,6 @@ function (Apertus report, section 4.3).
 Invariant: the functions are elementwise; they keep shape and dtype, and sum nothing.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -8,8 +8,6 @@ batch, and with or without gradients. Rewards are float32 (float64 for float64 p
 precision of the model, so rounding makes no ties; a reward depends on the hidden state of its place alone.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

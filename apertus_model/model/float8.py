@@ -11,8 +11,6 @@ Invariants: weights, their names, gradients and everything stored stay in their 
 float8 operands depend on the micro-batch, since a tensor's scale depends on all of its values.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 from collections.abc import Callable

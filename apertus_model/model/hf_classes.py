@@ -5,8 +5,6 @@ Invariant: a folder with such a model is opened with the file of this package. T
 run.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

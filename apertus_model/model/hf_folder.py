@@ -9,8 +9,6 @@ Invariants:
 - Nothing but safetensors is read: no pickle, no code.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby

@@ -7,8 +7,6 @@ of any size can be compared.
 Invariant: each side computes with its own code and its own hidden states, from the embedding to the logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

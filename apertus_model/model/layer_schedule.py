@@ -15,8 +15,6 @@ sum, of shape (number of states,); `schedule.norm.weight` (dim,), the norm of al
 layers are wrapped, compiled and recomputed as in the plain stack, with the same names.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

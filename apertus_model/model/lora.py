@@ -13,8 +13,6 @@ Invariants:
   once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

@@ -14,8 +14,6 @@ The convolution is initialised as the identity, so that a layer with the project
 their queries, keys and values; step sizes and decays are drawn as in Mamba-2.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

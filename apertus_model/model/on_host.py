@@ -5,8 +5,6 @@ are made on the host; what the host has to know of them, such as the number of k
 they are copied.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -17,8 +17,6 @@ log-probabilities of whole sequences, such as DPO's. A loss function may return 
 `log_probabilities`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

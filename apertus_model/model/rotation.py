@@ -8,8 +8,6 @@ The halves of a head are the two coordinates of its planes: with angles t and a 
 computed in float32. The gradient is rotated back, so nothing is kept for the backward pass.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -10,8 +10,6 @@ The operator runs Triton's kernels on CUDA and the formula elsewhere. It is opaq
 such as fake tensors and rehearsals, which count what it reads and writes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 The report also states a failure; the exit code is 0 when there is a report.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

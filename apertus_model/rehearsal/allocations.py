@@ -7,8 +7,6 @@ weight, a gradient, a state), else the code that made it.
 Invariant: `peak` is exact: every change is kept, and the changes of the step are replayed from its begin.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import weakref

@@ -4,8 +4,6 @@ Each operator is a kernel, which reads its tensors and writes its result. In com
 operators that a compiler fuses are one kernel.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Asynchronous tensor parallelism hides a part of this time: a product begins with
 has arrived, and sends each part of its result while it computes the next.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

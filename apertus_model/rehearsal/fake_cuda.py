@@ -7,8 +7,6 @@ autograd finds out that there is CUDA.
 Invariant: nothing can be computed on this device: it has no kernels.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import importlib.metadata

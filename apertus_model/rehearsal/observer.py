@@ -6,8 +6,6 @@ true. Tensors that follow from weights have no values: a number among them is re
 elements count as nonzero.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections import Counter

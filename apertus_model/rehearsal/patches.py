@@ -4,8 +4,6 @@ Invariant: every name is looked up before anything is replaced, so that an error
 names that it lacks, and does not come later.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ The peak in bfloat16 and the memory of a GPU are those of `specs.cluster.GPUS`. 
 measured run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

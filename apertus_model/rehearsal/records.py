@@ -4,8 +4,6 @@ here.
 Bytes are whole numbers; seconds are predicted.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from specs.base import Strict

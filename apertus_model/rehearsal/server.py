@@ -4,8 +4,6 @@ forks stages: `python -m apertus_model.rehearsal.server DEVICE GPU`.
 The patches for a kind of GPU are applied before torchtitan is imported, so there is a server for each kind.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 

@@ -6,8 +6,6 @@ for the shapes of what they send. The shapes that this rank states must equal th
 a wrong assumption fails.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ standard input is the launcher's pipe. `error.json` tells the launcher about an 
 may succeed, and which checkpoint is damaged, if any; or that the stage was told to stop, which is no error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

@@ -12,8 +12,6 @@ vLLM and servers the stored answers are authoritative and are never generated ag
 a prompt has depends on the seed, the personas and the prompt's id alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

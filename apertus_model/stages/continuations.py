@@ -8,8 +8,6 @@ Invariant: as for `completions`, the random numbers of a batch follow from the s
 and the index of its first probe, and units are whole batches.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 from apertus_model.data.corpora.planted import read_probes

@@ -13,8 +13,6 @@ Invariants:
   validation.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -15,8 +15,6 @@ Invariants:
   one is left out and counted, so that the number of copies is as stated.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

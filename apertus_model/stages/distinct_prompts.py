@@ -5,8 +5,6 @@ Artifact: `kept-<i>.npy`, bool of shape (pairs,), for each set.
 Invariant: a prompt is trained on in one set only, with all of its pairs there.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

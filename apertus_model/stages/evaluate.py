@@ -12,8 +12,6 @@ Invariants: the metrics have the names that `EvaluatePart.metrics` lists, agains
 Gates do not affect the metrics; the planner compares stored metrics with the gates of the spec.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cached_property
 from typing import Literal

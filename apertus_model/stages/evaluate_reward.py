@@ -10,8 +10,6 @@ units. Every figure (agreement with the labels, and biases that the labels do no
 pairs, with the interval of the bootstrap over these pairs; a figure to which no pair contributes is left out.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ differences of every language. Metrics: `lines`, `languages`, and those that `Ev
 lists, against which a plan checks gates.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from apertus_model.data.rows import Rows

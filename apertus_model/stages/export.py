@@ -13,8 +13,6 @@ Invariants:
 - Memory use is that of one shard, for any size of the model.
 """
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 from pathlib import Path

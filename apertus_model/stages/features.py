@@ -11,8 +11,6 @@ Artifact: `features-00000.parquet`, ..., a row per document, in the order of the
 Invariant: work is restartable by task (`files_per_task` files), and the split changes no row.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

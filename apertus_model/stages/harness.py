@@ -16,8 +16,6 @@ Invariants:
   restart, nor other tasks of the suite change it. vLLM's stored answers are never generated again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

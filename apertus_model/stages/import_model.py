@@ -6,8 +6,6 @@ Invariant: one tensor is in memory at a time. Float32 holds every value of the f
 exporting in the folder's format gives the imported bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

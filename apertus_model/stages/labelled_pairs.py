@@ -16,8 +16,6 @@ Invariant: every conversation becomes a pair, or is counted under the reason why
 never cut, since that could remove the difference between the two.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path

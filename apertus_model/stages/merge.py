@@ -12,8 +12,6 @@ Invariants:
   average and task arithmetic, of all of them for TIES.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

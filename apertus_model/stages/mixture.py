@@ -8,8 +8,6 @@ learned weights in millionths. All corpora have the same tokenizer. Names have n
 here.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from apertus_model.data.order.mixture_recipe import FILE, MixtureRecipe, MixtureSource

@@ -6,8 +6,6 @@ chat template. Other parts open it as they open an export.
 Invariant: no code of the folder is kept or run; one file at a time is in scratch.
 """
 
-from __future__ import annotations
-
 import fsspec
 
 from apertus_model.files import local_file

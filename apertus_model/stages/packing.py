@@ -5,8 +5,6 @@ The manifest has the number of rows, the share of padding, and the share of toke
 both by this packing and by splitting concatenated documents instead.
 """
 
-from __future__ import annotations
-
 import shutil
 
 from apertus_model.data.tokens.best_fit import TABLES, RowsWriter

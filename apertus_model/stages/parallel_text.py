@@ -9,8 +9,6 @@ line that is empty, has no id, or occurs twice in a language is an error that na
 held in memory.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Artifact: `metrics.json`, the same numbers as in the manifest; `apertus_model.ev
 them.
 """
 
-from __future__ import annotations
-
 import torch
 
 from apertus_model.evaluation.perplexity import held_out

@@ -18,8 +18,6 @@ Invariants:
 - Every conversation and every completion is accounted for: kept, or dropped for a stated reason.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

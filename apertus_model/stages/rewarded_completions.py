@@ -6,8 +6,6 @@ and `completions.jsonl` for people: `{"id", "prompt", "text", "reward", "quantil
 Invariant: every completion is kept, or is counted under the reason for being left out.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any

@@ -9,8 +9,6 @@ Invariant: a reward sees the completions of one prompt at a time, so no value de
 units.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import combinations

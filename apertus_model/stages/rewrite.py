@@ -4,8 +4,6 @@ Artifact: a manifest without files, with the metrics `layers`, the number that r
 the number that run one after the other. Stages that start from it read the checkpoint itself.
 """
 
-from __future__ import annotations
-
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt

@@ -9,8 +9,6 @@ Invariants: the model is opened, and asked for its label, before any document is
 task (`files_per_task` files).
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import numpy as np

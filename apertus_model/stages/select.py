@@ -8,8 +8,6 @@ Invariant: the choice is a function of stored numbers. A candidate whose metric 
 training that diverged) is never chosen; one that lacks the metric is an error.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal

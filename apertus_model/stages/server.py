@@ -9,8 +9,6 @@ computed here, so no thread of a library runs when it forks; the server holds no
 the fork; it ends when the launcher closes the socket or dies.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import importlib

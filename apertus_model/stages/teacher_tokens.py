@@ -7,8 +7,6 @@ engine and precision of training. Neither the place of a sample in a batch nor t
 a bit.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch.distributed as dist

@@ -4,8 +4,6 @@ Artifact: `counts.parquet` (`apertus_model.evaluation.token_counts`). Metrics: `
 measures of the vocabulary.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import fsspec

@@ -9,8 +9,6 @@ normaliser, byte level); ids of special tokens are those of Apertus (`data/token
 same text gives the same bytes.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

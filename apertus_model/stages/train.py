@@ -10,8 +10,6 @@ Invariants:
 - A failure after a commit does not undo the commit: old checkpoints that cannot be removed stay.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator, Mapping

@@ -20,8 +20,6 @@ Invariant: a decision is a function of the policy, the step, its loss and gradie
 interruption.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import deque

@@ -1,7 +1,5 @@
 """Turns a micro-batch that was read on the host into the arguments of a model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

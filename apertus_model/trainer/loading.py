@@ -1,8 +1,6 @@
 """Builds a model in a layout and fills it from a checkpoint, without an optimizer: for evaluation, and for
 models that a loss consults."""
 
-from __future__ import annotations
-
 import torch
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims

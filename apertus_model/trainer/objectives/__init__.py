@@ -1,8 +1,6 @@
 """The objectives that a step minimises. Each module of this folder has `OBJECTIVES`: by name, what makes an
 objective of a segment; `specs.capabilities` states what is known of each."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable

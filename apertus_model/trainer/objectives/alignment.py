@@ -2,8 +2,6 @@
 (MOHAWK, arXiv 2408.10189, stages 1 and 2). Every mixer reads the input of the teacher's attention in the same
 layer, so layers do not depend on each other, and nothing after a mixer is computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """The loss of a reward model (Bradley-Terry)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

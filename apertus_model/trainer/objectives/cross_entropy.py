@@ -1,7 +1,5 @@
 """Cross-entropy: plain, weighted, normalised, of an extra pass; and inverse reinforcement learning."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -2,8 +2,6 @@
 `apertus_model.losses.distillation`, with a teacher that runs beside the student or with its stored
 predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

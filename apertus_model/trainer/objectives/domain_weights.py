@@ -10,8 +10,6 @@ up over the ranks that have different shards, and a parameter that is replicated
 Invariant: all ranks have the same weights, bit for bit: rank 0 tells the others what it measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 

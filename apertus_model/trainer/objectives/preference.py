@@ -1,7 +1,5 @@
 """Losses on the log-ratios of completions to a reference: QRPO and DPO."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
