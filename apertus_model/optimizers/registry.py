@@ -67,7 +67,7 @@ def _group(pattern: str, spec: OptimizerSpec) -> ParamGroupConfig:
 
 def _adamw_half(pattern: str, spec: OptimizerSpec, weight_decay: float | None) -> ParamGroupConfig:
     """The group of parameters that Muon leaves to AdamW, at a rate in a fixed ratio to that of the matrices
-    (`trainer.lr_scheduler` multiplies by `lr_ratio`)."""
+    (`trainer.optimizer.LearningRate` multiplies by `lr_ratio`)."""
     settings = {
         "lr": spec.lr,
         "lr_ratio": spec.adamw_lr_ratio,

@@ -13,7 +13,7 @@ one is reported, so a level that stays is reported once.
 With the default of 10, one of 2,687 steps of undisturbed miniatures (pre-training to DPO) was reported: a
 gradient norm of ten times the median; with 8, there would have been seven. Of gradient norms multiplied by
 3.4, 10 and 100 there, 28%, 65% and 94% are seen; where the norm varies by a tenth, the bound is e times the
-median. A norm of weights or optimizer states (`trainer.norms`) is reported when it is not finite.
+median. A norm of weights or optimizer states (`trainer.optimizer.norms`) is reported when it is not finite.
 
 Invariant: a decision is a function of the policy, the step, its loss and gradient norm, and
 `AnomalyDetector.state`. Every checkpoint has that state, so that a run decides the same after an
@@ -81,7 +81,7 @@ class AnomalyDetector:
         return None
 
     def check_norms(self, step: int, norms: Mapping[str, float]) -> list[Event]:
-        """Reports of the norms (`trainer.norms`) that are not finite, each reported once in a segment."""
+        """Reports of the norms (`trainer.optimizer`) that are not finite, each reported once in a segment."""
         known = {event["quantity"] for event in self.events}
         names = [f"norm of {name}" for name, norm in norms.items() if not math.isfinite(norm)]
         return [self._event(step, name, {}, None, "report") for name in names if name not in known]

@@ -33,11 +33,10 @@ from apertus_model.trainer.hang import HANG_SECONDS, SLOW_FACTOR
 from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.loader import SampleLoader, TrainingData
 from apertus_model.trainer.loading import load_model
-from apertus_model.trainer.lr_scheduler import LearningRate
 from apertus_model.trainer.metrics import Recorder, StepMetrics
 from apertus_model.trainer.objectives import objective_of
 from apertus_model.trainer.objectives.domain_weights import DomainWeights
-from apertus_model.trainer.optimizer import optimizer_config
+from apertus_model.trainer.optimizer import LearningRate, optimizer_config
 from apertus_model.trainer.trainer import ApertusTrainer
 from specs import layout
 from specs.capabilities import OBJECTIVES

@@ -25,8 +25,7 @@ from apertus_model.losses.sequences import sequence_log_probabilities
 from apertus_model.model.attention import gathered_order
 from apertus_model.model.on_host import copy_to
 from apertus_model.model.output import LossFunction
-from apertus_model.trainer.arguments import model_arguments
-from apertus_model.trainer.loader import SampleLike, collate
+from apertus_model.trainer.loader import SampleLike, collate, model_arguments
 
 PipelineLoss = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor]
 """See `ApertusTrainer.pipelined_loss`."""

@@ -1,4 +1,5 @@
-"""The data loader inside torchtitan: which sample goes to which rank, as a pure function of the step.
+"""The data loader inside torchtitan: which sample goes to which rank, as a pure function of the step; and
+what the model gets of a micro-batch.
 
 Invariant: step s trains on the samples `first_sample(s) .. first_sample(s) + global_batch_size - 1`, whatever
 the number of ranks and of accumulation steps. The ranks take turns by micro-batch, so the union over ranks
@@ -15,8 +16,12 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.context_parallel import cp_shard
 
 from apertus_model.device import has_gpu
+from apertus_model.model.attention import gathered_order
+from apertus_model.model.on_host import OnHost, copy_to
 from infra.store.files.reader import in_order
 
 PREFETCH = 8
@@ -68,6 +73,34 @@ def collate(samples: list[SampleLike], fields: Sequence[str] = ()) -> Batch:
     }
     labels = tensors.pop("labels")
     return tensors, labels
+
+
+def model_arguments(
+    model: Any,
+    dims: ParallelDims,
+    device: torch.device,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    labels: torch.Tensor,
+) -> tuple[torch.Tensor, OnHost, dict[str, Any]]:
+    """Tokens, labels and further arguments of `ApertusModel.forward` for this rank's part of the rows.
+
+    The host does not wait for the device: labels stay on the host, and so do positions, from which it finds
+    document boundaries. If ranks share a sequence, no backend needs positions on the host.
+
+    `model`: `ApertusModel`, or any stage of a pipeline. `tokens`, `positions` (0 at the first token of each
+    document) and `labels`: (batch, seq_len), whole rows on the host.
+    """
+    tokens = copy_to(tokens, device)
+    if not dims.cp_enabled:
+        return tokens, OnHost(labels), {"positions": OnHost(positions)}
+    mesh, balancer = dims.get_mesh("cp"), model.cp_load_balancer
+    positions = copy_to(positions, device)
+    masks = model.get_attention_masks(positions) if model.cp_mesh is None else None
+    (tokens, positions), masks = cp_shard(mesh, (tokens, positions), masks, balancer)
+    arguments = {"positions": positions, **({} if masks is None else {"attention_masks": masks})}
+    parts = labels[:, gathered_order(labels.shape[1], mesh.size(), balancer)].chunk(mesh.size(), dim=1)
+    return tokens, OnHost(parts[mesh.get_local_rank()].contiguous()), arguments
 
 
 def computed_ahead(

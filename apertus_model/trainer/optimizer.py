@@ -1,4 +1,5 @@
-"""The optimizer of a run inside torchtitan, and the form in which its state is stored.
+"""The optimizer of a run inside torchtitan, the form in which its state is stored, and its learning rate;
+norms of weights and states.
 
 Invariants:
 - Hyperparameters always come from the spec, even after a checkpoint is loaded: they are never stored.
@@ -6,18 +7,24 @@ Invariants:
   parameters is stored under each of them.
 - State exists from the start, all zeros, with counters as before the first step. torchtitan would create it
   by a step on zero gradients, which advances counters and warm-ups.
+- The learning rate is a pure function of the step: after `seek(s)` and after every `step()`, all parameter
+  groups hold the rate of the next step. Nothing of it is stored.
 """
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LRScheduler
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 from torchtitan.components.optimizer.utils import init_optim_state
+from torchtitan.distributed import ParallelDims
 
 from apertus_model.optimizers.hook import ExtraLoss, Hooked
 from apertus_model.optimizers.registry import CONSTRUCTORS, parameter_groups
@@ -25,6 +32,9 @@ from specs.capabilities import OptimizerName
 from specs.optimizer import OptimizerSpec
 
 logger = logging.getLogger(__name__)
+
+LAYER = re.compile(r"layers\.\d+")
+INDICES = "0123456789."  # at the end of a state's name: its place in a list
 
 
 class Optimizers(OptimizersContainer):
@@ -128,3 +138,77 @@ def _tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
 def optimizer_config(spec: OptimizerSpec) -> Optimizers.Config:
     """torchtitan's config of a resolved optimizer spec."""
     return Optimizers.Config(implementation="foreach", param_groups=parameter_groups(spec))
+
+
+class LearningRate(LRSchedulersContainer):
+    """A scheduler that sets the rate `rate(steps done)` in every group of every optimizer, times the group's
+    own `lr_ratio` if it has one."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(LRSchedulersContainer.Config):
+        rate: Callable[[int], float]  # number of steps done -> learning rate of the next step
+        warmup_steps: int = 0  # torchtitan only prints it
+
+        def build(self, *, optimizers: OptimizersContainer, training_steps: int) -> "LearningRate":
+            """Called by torchtitan's Trainer."""
+            return LearningRate(optimizers, self.rate)
+
+    def __init__(self, optimizers: OptimizersContainer, rate: Callable[[int], float]) -> None:
+        self.schedulers: list[LRScheduler] = []
+        self._optimizers = optimizers
+        self._rate = rate
+        self.seek(0)
+
+    def seek(self, steps_done: int) -> None:
+        """Continues after `steps_done` steps of the stage."""
+        self._steps_done = steps_done
+        rate = self._rate(steps_done)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group.get("lr_ratio", 1.0)
+
+    def step(self) -> None:
+        """Called when an optimizer step is done."""
+        self.seek(self._steps_done + 1)
+
+    def get_metrics(self) -> dict[str, float]:
+        """`{"lr": rate of the next step}`."""
+        return {"lr": self._rate(self._steps_done)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """An empty dict: there is nothing to remember."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Does nothing: there is no state."""
+
+
+@torch.no_grad()
+def norms(
+    model_parts: Sequence[torch.nn.Module], optimizers: Optimizers, dims: ParallelDims
+) -> dict[str, float]:
+    """The L2 norm of each kind of tensor in each layer, of whole tensors in any layout: `weights/layers.0`,
+    `exp_avg/embedding`. They show damage that loss and gradient do not show yet. The last normalisation
+    belongs to `output`. Waits for the GPU. Collective."""
+    groups: dict[str, list[torch.Tensor]] = {}
+    for part in model_parts:
+        for name, parameter in part.named_parameters():
+            groups.setdefault(f"weights/{_layer(name)}", []).append(parameter)
+    for name, state in optimizers.tensors().items():
+        if state.ndim:  # not a counter
+            kind = name.rstrip(INDICES).rsplit(".", 1)[-1]
+            groups.setdefault(f"{kind}/{_layer(name)}", []).append(state)
+    totals = [torch.nn.utils.get_total_norm(tensors, foreach=True) for tensors in groups.values()]
+    whole = [total.full_tensor() if isinstance(total, DTensor) else total for total in totals]
+    by_group = dict(zip(groups, torch.stack([total.float() for total in whole]).tolist(), strict=True))
+    if (mesh := dims.get_optional_mesh("pp")) is not None:  # each stage has layers of its own
+        stages = [by_group] * mesh.size()
+        dist.all_gather_object(stages, by_group, group=mesh.get_group())
+        by_group = {name: norm for stage in stages for name, norm in stage.items()}
+    return by_group
+
+
+def _layer(name: str) -> str:
+    if match := LAYER.search(name):
+        return match[0]
+    return "embedding" if "tok_embeddings" in name else "output"

@@ -31,17 +31,16 @@ from apertus_model.device import set_collective_timeout
 from apertus_model.model.on_host import OnHost, copy_to
 from apertus_model.optimizers.hook import ExtraLoss
 from apertus_model.trainer.anomalies import AnomalyDetector
-from apertus_model.trainer.arguments import model_arguments
 from apertus_model.trainer.checkpoint import UploadError
 from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss, PipelineEvaluator
 from apertus_model.trainer.hang import SLOW_FACTOR
 from apertus_model.trainer.lifecycle import Lifecycle, RankRequests, agree
-from apertus_model.trainer.loader import Batch, TrainingData
+from apertus_model.trainer.loader import Batch, TrainingData, model_arguments
 from apertus_model.trainer.metrics import Recorder
-from apertus_model.trainer.norms import norms
 from apertus_model.trainer.objectives.base import MicroBatch, Objective, PipelinedLoss
 from apertus_model.trainer.objectives.cross_entropy import CrossEntropy, ExtraPass, with_places
 from apertus_model.trainer.objectives.domain_weights import DomainWeights
+from apertus_model.trainer.optimizer import norms
 
 logger = logging.getLogger(__name__)
 

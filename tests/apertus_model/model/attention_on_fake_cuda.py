@@ -48,7 +48,7 @@ from apertus_model.model.attention_choice import BACKENDS, AttentionBackendError
 from apertus_model.model.model import model_config
 from apertus_model.model.parallelize import parallelize
 from apertus_model.rehearsal.observer import Observer
-from apertus_model.trainer.arguments import model_arguments
+from apertus_model.trainer.loader import model_arguments
 from apertus_model.trainer.config import parallelism_config
 from specs.launch import Parallel
 from specs.model import ModelSpec

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from apertus_model.model.on_host import OnHost
-from apertus_model.trainer.arguments import model_arguments
+from apertus_model.trainer.loader import model_arguments
 from tests.apertus_model.ranks import in_processes
 
 ROWS = torch.arange(32).view(2, 16)
