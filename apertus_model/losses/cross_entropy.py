@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
 from specs.capabilities import CHUNK_TOKENS
 
@@ -54,7 +55,7 @@ class VocabShard:
     # the ranks that share the vocabulary; None: this rank has all words
     group: dist.ProcessGroup | None = None
 
-    def reduce(self, values: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+    def reduce(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         """Reduces `values` over the group, in place."""
         if self.group is not None:
             dist.all_reduce(values, operation, group=self.group)
@@ -70,20 +71,17 @@ class LastStates(NamedTuple):
     If the words are a part of the vocabulary, the gradient of `hidden_BLD` is that part's, and the caller
     adds up the parts."""
 
-    hidden_BLD: torch.Tensor  # (batch, length, width), any floating dtype
-    weight_VD: torch.Tensor  # (words, width), same dtype
+    hidden_BLD: Tensor  # (batch, length, width), any floating dtype
+    weight_VD: Tensor  # (words, width), same dtype
     # (batch, length) int64, on the host or on the device of the states (then the host waits for the number of
     # labels); ignored ones (-100) do not count
-    labels_BL: torch.Tensor
+    labels_BL: Tensor
     vocab: VocabShard = FULL_VOCAB  # the words that the rows of the weight stand for
 
 
 def cross_entropy(
-    states: LastStates,
-    denominator: torch.Tensor | float,
-    weights_BL: torch.Tensor | None = None,
-    z_loss: float = 0.0,
-) -> torch.Tensor:
+    states: LastStates, denominator: Tensor | float, weights_BL: Tensor | None = None, z_loss: float = 0.0
+) -> Tensor:
     """sum_i w_i (-ln p(label_i) + z_loss (ln Z_i)^2) / denominator, a scalar in nats; p = exp(logits) / Z =
     softmax(weight hidden). float32 (float64 for float64 parameters).
 
@@ -99,19 +97,19 @@ def cross_entropy(
     hidden_BLD, weight_VD, labels_BL, vocab = states
     weights = hidden_BLD.new_ones(labels_BL.shape, dtype=torch.float32) if weights_BL is None else weights_BL
     states_ND, labels = hidden_BLD.flatten(0, 1), labels_BL.reshape(1, -1)
-    loss: torch.Tensor = _CrossEntropy.apply(
+    loss: Tensor = _CrossEntropy.apply(
         states_ND, weight_VD, labels, weights.flatten(), denominator, vocab, z_loss
     )
     return loss
 
 
-def log_probabilities(states: LastStates) -> torch.Tensor:
+def log_probabilities(states: LastStates) -> Tensor:
     """ln p(label) at every position, 0 where the label is ignored: (batch, length), float32 (float64 for
     float64 parameters)."""
     return label_scores(states)[0]
 
 
-def label_scores(states: LastStates) -> tuple[torch.Tensor, torch.Tensor]:
+def label_scores(states: LastStates) -> tuple[Tensor, Tensor]:
     """`log_probabilities`, and the logarithm of the sum of the exponentials of all logits, of the same shape.
     Their sum is the label's logit."""
     hidden_BLD, weight_VD, labels_BL, vocab = states
@@ -119,13 +117,13 @@ def label_scores(states: LastStates) -> tuple[torch.Tensor, torch.Tensor]:
     return log_p.view(labels_BL.shape), log_sums.view(labels_BL.shape)
 
 
-def total_weight(labels: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+def total_weight(labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Sum of the weights of the labels that count, a float64 scalar; their number without weights."""
     kept = labels != IGNORE_INDEX
     return kept.sum().double() if weights is None else torch.where(kept, weights.double(), 0.0).sum()
 
 
-def chunks(labels_BL: torch.Tensor, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def chunks(labels_BL: Tensor, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields (positions in the flattened batch, labels at these positions) of kept labels, at most
     `CHUNK_TOKENS` of one row at a time, on `device`."""
     kept = labels_BL != IGNORE_INDEX
@@ -143,7 +141,7 @@ def precision(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def logits(states_CD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
+def logits(states_CD: Tensor, weight_VD: Tensor) -> Tensor:
     """The logits (C, V), computed in the dtype of the parameters and returned in the precision of sums."""
     return F.linear(states_CD, weight_VD).to(precision(weight_VD.dtype))
 
@@ -151,12 +149,12 @@ def logits(states_CD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
 class Softmax:
     """The softmax of a chunk, before it is normalised."""
 
-    log_probabilities_C: torch.Tensor  # ln p(label)
-    scores_CV: torch.Tensor  # exp(logit - largest logit)
-    total_C: torch.Tensor  # sums of the scores over the vocabulary
-    log_sum_C: torch.Tensor  # logarithms of the sums of exp(logit) over the vocabulary
+    log_probabilities_C: Tensor  # ln p(label)
+    scores_CV: Tensor  # exp(logit - largest logit)
+    total_C: Tensor  # sums of the scores over the vocabulary
+    log_sum_C: Tensor  # logarithms of the sums of exp(logit) over the vocabulary
 
-    def __init__(self, logits_CV: torch.Tensor, labels_C: torch.Tensor, vocab: VocabShard) -> None:
+    def __init__(self, logits_CV: Tensor, labels_C: Tensor, vocab: VocabShard) -> None:
         """`logits_CV`, in the precision of sums, become the scores."""
         self.scores_CV = logits_CV
         largest_C = vocab.reduce(self.scores_CV.amax(1), dist.ReduceOp.MAX)
@@ -173,7 +171,7 @@ class Softmax:
         self.log_probabilities_C = at_label_C - log_total_C
         self.log_sum_C = largest_C + log_total_C
 
-    def gradient(self, factors_C: torch.Tensor, at_label_C: torch.Tensor | None = None) -> torch.Tensor:
+    def gradient(self, factors_C: Tensor, at_label_C: Tensor | None = None) -> Tensor:
         """Gradient of sum_i factor_i (-ln p(label_i)) with respect to the logits, factor (p - [label]): (C,
         V); overwrites the scores. With `at_label_C`, the gradient is factor p - at_label [label]."""
         at_label_C = factors_C if at_label_C is None else at_label_C
@@ -188,17 +186,11 @@ class Gradients:
     """Gradients with respect to states and weight, summed chunk by chunk; None where autograd does not need
     one."""
 
-    def __init__(self, states_ND: torch.Tensor, weight_VD: torch.Tensor, needed: tuple[bool, ...]) -> None:
+    def __init__(self, states_ND: Tensor, weight_VD: Tensor, needed: tuple[bool, ...]) -> None:
         self.states_ND = torch.zeros_like(states_ND) if needed[0] else None
         self.weight_VD = torch.zeros_like(weight_VD, dtype=precision(weight_VD.dtype)) if needed[1] else None
 
-    def add(
-        self,
-        places_C: torch.Tensor,
-        states_CD: torch.Tensor,
-        weight_VD: torch.Tensor,
-        logits_CV: torch.Tensor,
-    ) -> None:
+    def add(self, places_C: Tensor, states_CD: Tensor, weight_VD: Tensor, logits_CV: Tensor) -> None:
         """Adds the gradient with respect to a chunk's logits, in float32 (float64)."""
         rounded_CV = logits_CV.to(weight_VD.dtype)
         if self.states_ND is not None:
@@ -213,9 +205,7 @@ class Gradients:
         else:
             self.weight_VD.addmm_(logits_CV.T, states_CD.to(self.weight_VD.dtype))
 
-    def scaled(
-        self, factor: torch.Tensor, dtype: torch.dtype
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def scaled(self, factor: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """The gradients times `factor`; that of the weight in `dtype`."""
         states, weight = self.states_ND, self.weight_VD
         if states is not None:
@@ -229,14 +219,14 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        states_ND: torch.Tensor,
-        weight_VD: torch.Tensor,
-        labels_BL: torch.Tensor,
-        weights_N: torch.Tensor,
-        denominator: torch.Tensor | float,
+        states_ND: Tensor,
+        weight_VD: Tensor,
+        labels_BL: Tensor,
+        weights_N: Tensor,
+        denominator: Tensor | float,
         vocab: VocabShard,
         z_loss: float,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         gradients = Gradients(states_ND, weight_VD, ctx.needs_input_grad)
         total = torch.zeros((), dtype=torch.float64, device=states_ND.device)
         for places, labels in chunks(labels_BL, states_ND.device):
@@ -254,15 +244,15 @@ class _CrossEntropy(torch.autograd.Function):
         return (total / denominator).to(precision(weight_VD.dtype))
 
     @staticmethod
-    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         return *ctx.gradients.scaled(upstream[0], ctx.dtype), None, None, None, None, None
 
 
 class _LabelScores(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states_ND: torch.Tensor, weight_VD: torch.Tensor, labels_BL: torch.Tensor, vocab: VocabShard
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx: Any, states_ND: Tensor, weight_VD: Tensor, labels_BL: Tensor, vocab: VocabShard
+    ) -> tuple[Tensor, Tensor]:
         empty = torch.zeros(len(states_ND), dtype=precision(weight_VD.dtype), device=states_ND.device)
         log_probabilities, log_sums = empty, torch.zeros_like(empty)
         for places, labels in chunks(labels_BL, states_ND.device):
@@ -274,7 +264,7 @@ class _LabelScores(torch.autograd.Function):
         return log_probabilities, log_sums
 
     @staticmethod
-    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         states_ND, weight_VD, labels_BL = ctx.saved_tensors
         gradients = Gradients(states_ND, weight_VD, ctx.needs_input_grad)
         for places, labels in chunks(labels_BL, states_ND.device):

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import spmd_types as spmd
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.common.attention import FlexAttention, GQAttention
@@ -44,11 +45,11 @@ LEFT_OUT = (-1, -2)
 class Tokens(NamedTuple):
     """The queries or the keys of every head, in some order."""
 
-    partition: torch.Tensor  # int64 (batch, heads, tokens)
-    place: torch.Tensor  # int64, place in the row; of the same shape, or one row and head for all
+    partition: Tensor  # int64 (batch, heads, tokens)
+    place: Tensor  # int64, place in the row; of the same shape, or one row and head for all
     left_out: int = 0  # number of tokens that each head leaves out, equal in all heads
 
-    def ranges(self, size: int) -> tuple[torch.Tensor, ...]:
+    def ranges(self, size: int) -> tuple[Tensor, ...]:
         """Smallest and largest partition, smallest and largest place of each block of `size` tokens: (batch,
         heads, blocks) each."""
         length = self.partition.shape[-1]
@@ -57,7 +58,7 @@ class Tokens(NamedTuple):
         cut = [whole[..., index].unflatten(-1, (blocks, size)) for whole in (self.partition, self.place)]
         return tuple(extreme(-1) for block in cut for extreme in (block.amin, block.amax))
 
-    def arranged(self) -> tuple[Tokens, torch.Tensor, torch.Tensor]:
+    def arranged(self) -> tuple[Tokens, Tensor, Tensor]:
         """The tokens that are not left out, sorted by partition and within it by place; the old index of each
         of them; and the new index of every token (-1: left out). The tokens must be in the order of the
         row."""
@@ -74,7 +75,7 @@ class SeenPairs(NamedTuple):
     keys: Tokens
     window: int | None  # places that a query sees, its own included; None: all before it
 
-    def pairs(self) -> torch.Tensor:
+    def pairs(self) -> Tensor:
         """bool (batch, query heads, queries, keys), True where a query sees a key."""
         partition, place = (of_query[..., :, None] for of_query in self.queries[:2])
         heads = self.queries.partition.shape[1]
@@ -82,7 +83,7 @@ class SeenPairs(NamedTuple):
         seen = (partition == key_partition) & (place >= key_place)
         return seen if self.window is None else seen & (place - self.window < key_place)
 
-    def blocks(self, size: int = SPARSE_BLOCK) -> torch.Tensor:
+    def blocks(self, size: int = SPARSE_BLOCK) -> Tensor:
         """bool (batch, query heads, blocks of queries, blocks of keys), True where a query may see a key."""
         low, high, first, last = (bound[..., :, None] for bound in self.queries.ranges(size))
         heads = self.queries.partition.shape[1]
@@ -98,7 +99,7 @@ class SeenPairs(NamedTuple):
         key_partitions, key_places = self.keys.partition, self.keys.place
         group, window = partitions.shape[1] // key_partitions.shape[1], self.window
 
-        def sees(b: torch.Tensor, h: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        def sees(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
             place, key_place = places[b, h, query], key_places[b, h // group, key]
             seen = (partitions[b, h, query] == key_partitions[b, h // group, key]) & (place >= key_place)
             return seen if window is None else seen & (place - window < key_place)
@@ -113,17 +114,13 @@ class SeenPairs(NamedTuple):
         )
 
 
-def _of_query_heads(of_keys: torch.Tensor, heads: int) -> torch.Tensor:
+def _of_query_heads(of_keys: Tensor, heads: int) -> Tensor:
     """(batch, key heads, ...) -> (batch, heads, ...); a single head, which stands for all, stays single."""
     return of_keys if of_keys.shape[1] == 1 else of_keys.repeat_interleave(heads // of_keys.shape[1], dim=1)
 
 
 def select(
-    method: SparseAttention,
-    q_BTNH: torch.Tensor,
-    k_BTKH: torch.Tensor,
-    documents_BT: torch.Tensor,
-    draws: dict[str, torch.Tensor],
+    method: SparseAttention, q_BTNH: Tensor, k_BTKH: Tensor, documents_BT: Tensor, draws: dict[str, Tensor]
 ) -> SeenPairs:
     """The pairs of a layer, in the order of the row. Queries and keys: after their norm, before RoPE.
     `documents_BT`: number of each token's document in its row, int64; `draws`: random numbers of these heads,
@@ -148,7 +145,7 @@ def select(
     return SeenPairs(sides[0], sides[1], window)
 
 
-def bucket(x_BTNH: torch.Tensor, directions_KHC: torch.Tensor) -> torch.Tensor:
+def bucket(x_BTNH: Tensor, directions_KHC: Tensor) -> Tensor:
     """The bucket of every vector: which of the C directions of its group of heads, or of their opposites, has
     the largest product with the vector; int64 (batch, heads, tokens), from 0 to 2 C - 1."""
     groups = x_BTNH.float().unflatten(2, (len(directions_KHC), -1))
@@ -170,7 +167,7 @@ def sizes(method: SparseAttention, config: GQAttention.Config) -> dict[str, tupl
             return {}
 
 
-def draw(method: Hashed | Dropped, layer: int, name: str, size: tuple[int, ...]) -> torch.Tensor:
+def draw(method: Hashed | Dropped, layer: int, name: str, size: tuple[int, ...]) -> Tensor:
     """The random numbers with one name, float32: for `hash`, directions of length 1; for `drop`, the numbers
     by which places are ordered, of which a longer row has more. Every head has a generator of its own."""
     heads = []
@@ -212,9 +209,7 @@ class ChoosingAttention(GQAttention):
         self._sharding_config = dataclasses.replace(self._sharding_config, state_shardings=by_head)
         super().parallelize(parallel_dims)
 
-    def forward(
-        self, x_BLD: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, x_BLD: Tensor, attention_masks: Any, positions: Tensor | None = None) -> Tensor:
         """(batch, seq_len, dim) -> (batch, seq_len, dim). `attention_masks`: int64 (batch, seq_len), the
         number of each token's document."""
         q, k, v = projected(self, x_BLD)
@@ -236,14 +231,8 @@ class MaskedAttention(SdpaAttention):
         pass
 
     def forward(
-        self,
-        q_BLNH: torch.Tensor,
-        k_BLNH: torch.Tensor,
-        v_BLNH: torch.Tensor,
-        *,
-        attention_masks: SeenPairs,
-        **options: Any,
-    ) -> torch.Tensor:
+        self, q_BLNH: Tensor, k_BLNH: Tensor, v_BLNH: Tensor, *, attention_masks: SeenPairs, **options: Any
+    ) -> Tensor:
         """Shapes and options as in `SdpaAttention.forward`. Queries without a key give 0: kernels differ in
         their results for these, so they see all keys, and their results are replaced."""
         pairs = attention_masks.pairs()
@@ -260,14 +249,8 @@ class ArrangedAttention(FlexAttention):
         pass
 
     def forward(
-        self,
-        q_BLNH: torch.Tensor,
-        k_BLNH: torch.Tensor,
-        v_BLNH: torch.Tensor,
-        *,
-        attention_masks: SeenPairs,
-        **options: Any,
-    ) -> torch.Tensor:
+        self, q_BLNH: Tensor, k_BLNH: Tensor, v_BLNH: Tensor, *, attention_masks: SeenPairs, **options: Any
+    ) -> Tensor:
         """Shapes and options as in `SdpaAttention.forward`; 0 for queries that are left out."""
         queries, order, now = attention_masks.queries.arranged()
         keys, key_order, key_now = attention_masks.keys.arranged()
@@ -284,17 +267,17 @@ class _Move(torch.autograd.Function):
     and is deterministic."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, come_from: torch.Tensor, go_to: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, come_from: Tensor, go_to: Tensor) -> Tensor:
         ctx.save_for_backward(come_from, go_to)
         return _moved(x, come_from)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         _, go_to = ctx.saved_tensors
         return _moved(gradients[0], go_to), None, None
 
 
-def _moved(x: torch.Tensor, come_from: torch.Tensor) -> torch.Tensor:
+def _moved(x: Tensor, come_from: Tensor) -> Tensor:
     index = come_from.transpose(1, 2)[..., None]
     moved = x.gather(1, index.clamp(min=0).expand(-1, -1, -1, x.shape[-1]))
     return moved.masked_fill(index < 0, 0.0)

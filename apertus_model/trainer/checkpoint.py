@@ -30,6 +30,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 from torchtitan.components.checkpointer import BaseCheckpointManager
 from torchtitan.components.checkpointer.base import MODEL, OPTIMIZER, ModelWrapper
@@ -128,11 +129,11 @@ class StoreCheckpoints(BaseCheckpointManager):
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._group = dist.new_group(backend="gloo", timeout=UPLOAD_TIMEOUT)
 
-    def _state(self, *, step: int, optimizer: bool) -> dict[str, torch.Tensor]:
+    def _state(self, *, step: int, optimizer: bool) -> dict[str, Tensor]:
         """Every tensor of the state by its stored name: the tensors in use, into which loading writes.
         Optimizer states are named after their parameters, so the names of two pipeline stages never collide
         and a checkpoint can be loaded in any layout."""
-        state: dict[str, torch.Tensor] = dict(self._states[MODEL].state_dict())
+        state: dict[str, Tensor] = dict(self._states[MODEL].state_dict())
         state[STEP] = torch.tensor(step, dtype=torch.int64)
         if optimizer:
             tensors = self._states[OPTIMIZER].state_dict()
@@ -199,12 +200,7 @@ class StoreCheckpoints(BaseCheckpointManager):
         return True
 
     def _upload(
-        self,
-        step: int,
-        copies: dict[str, torch.Tensor],
-        plan: StagedPlan,
-        commit: Commit | None,
-        stall: float,
+        self, step: int, copies: dict[str, Tensor], plan: StagedPlan, commit: Commit | None, stall: float
     ) -> None:
         """Writes and commits a checkpoint. Runs in a thread of every rank; collective over `_group`."""
         begin = time.perf_counter()
@@ -252,9 +248,7 @@ def raise_cause() -> Iterator[None]:
         raise next(cause for cause, _ in error.failures.values()) from error
 
 
-def load_tensors(
-    state: dict[str, torch.Tensor], checkpoint: Checkpoint | str, *, alone: bool = False
-) -> None:
+def load_tensors(state: dict[str, Tensor], checkpoint: Checkpoint | str, *, alone: bool = False) -> None:
     """Reads tensors of a checkpoint into `state`, in place, resharding as needed. Collective where a process
     group exists.
 

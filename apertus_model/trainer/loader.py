@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.context_parallel import cp_shard
@@ -60,7 +61,7 @@ class TrainingData(Protocol):
         """Held-out sequences by the name of their source."""
 
 
-Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
+Batch = tuple[dict[str, Tensor], Tensor]
 T = TypeVar("T")
 
 
@@ -76,13 +77,8 @@ def collate(samples: list[SampleLike], fields: Sequence[str] = ()) -> Batch:
 
 
 def model_arguments(
-    model: Any,
-    dims: ParallelDims,
-    device: torch.device,
-    tokens: torch.Tensor,
-    positions: torch.Tensor,
-    labels: torch.Tensor,
-) -> tuple[torch.Tensor, OnHost, dict[str, Any]]:
+    model: Any, dims: ParallelDims, device: torch.device, tokens: Tensor, positions: Tensor, labels: Tensor
+) -> tuple[Tensor, OnHost, dict[str, Any]]:
     """Tokens, labels and further arguments of `ApertusModel.forward` for this rank's part of the rows.
 
     The host does not wait for the device: labels stay on the host, and so do positions, from which it finds

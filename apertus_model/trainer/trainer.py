@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.context_parallel import cp_shard
@@ -67,10 +68,10 @@ class ApertusTrainer(Trainer):
 
     config: Config
     _objective: Objective  # of the current pass
-    _denominator: torch.Tensor  # of the current step's loss, over all ranks
+    _denominator: Tensor  # of the current step's loss, over all ranks
     _requests: RankRequests  # as of the last step
     _saved: float  # time of the last checkpoint
-    _columns: dict[str, torch.Tensor]  # metrics of the current step on this rank: name -> (sum, number)
+    _columns: dict[str, Tensor]  # metrics of the current step on this rank: name -> (sum, number)
 
     def train(self) -> bool:
         """Trains until the last step, or until a rank is asked to stop, and commits a checkpoint of that
@@ -137,7 +138,7 @@ class ApertusTrainer(Trainer):
         batches: Iterator[Batch] = self.batch_generator(self.dataloader)
         return batches
 
-    def _agree(self, measured: Sequence[torch.Tensor], *, overdue: bool = False) -> list[float]:
+    def _agree(self, measured: Sequence[Tensor], *, overdue: bool = False) -> list[float]:
         """The measurements of rank 0; sets `_requests`. Waits for the GPU. Collective."""
         own = RankRequests(self.config.lifecycle.stop_requested(), overdue, self.checkpointer.failed)
         self._requests, measurements = agree(own, measured, self.device)
@@ -257,7 +258,7 @@ class ApertusTrainer(Trainer):
             self.checkpointer.restore(event.to)
         return event.action == "report"
 
-    def _count(self, batches: Sequence[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _count(self, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
         """The number of labels that the step trains, and the denominator of its loss, over all ranks:
         float64, a scalar and the sum of `Objective.count`. Collective."""
         count = self.config.objective.count
@@ -281,8 +282,8 @@ class ApertusTrainer(Trainer):
             )
 
     def forward_backward_step(
-        self, *, input_dict: dict[str, torch.Tensor], labels: torch.Tensor, global_valid_tokens: torch.Tensor
-    ) -> torch.Tensor:
+        self, *, input_dict: dict[str, Tensor], labels: Tensor, global_valid_tokens: Tensor
+    ) -> Tensor:
         """Runs forward and backward pass of one micro-batch, whose tensors are on the host. Returns its part
         of the step's loss; `apertus_model.model.output` shows the calls."""
         if self.parallel_dims.pp_enabled:
@@ -300,23 +301,19 @@ class ApertusTrainer(Trainer):
         return micro_batch.loss / micro_batch.copies
 
     def pp_forward_backward_step(
-        self,
-        *,
-        input_dict_mbs: list[dict[str, torch.Tensor]],
-        label_mbs: list[torch.Tensor],
-        global_valid_tokens: torch.Tensor,
-    ) -> torch.Tensor:
+        self, *, input_dict_mbs: list[dict[str, Tensor]], label_mbs: list[Tensor], global_valid_tokens: Tensor
+    ) -> Tensor:
         """Runs all micro-batches of a step through the pipeline. Returns the loss on every stage."""
         batch = {name: torch.cat([inputs[name] for inputs in input_dict_mbs]) for name in input_dict_mbs[0]}
         return self.pipelined_loss(batch, torch.cat(label_mbs), global_valid_tokens)
 
     def pipelined_loss(
         self,
-        batch: dict[str, torch.Tensor],
-        labels: torch.Tensor,
-        denominator: torch.Tensor,
+        batch: dict[str, Tensor],
+        labels: Tensor,
+        denominator: Tensor,
         objective: Objective | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """The loss of whole rows, which the schedule cuts into micro-batches; the same on every stage.
         Computes gradients where they are enabled.
 
@@ -333,7 +330,7 @@ class ApertusTrainer(Trainer):
         tokens, own_labels, arguments, whole = self._micro_batch(objective, batch, labels, denominator)
         if self.pp_has_last_stage:
             arguments = arguments | {"labels": own_labels, "loss_fn": PipelinedLoss(objective, whole)}
-        losses: list[torch.Tensor] | None = [] if self.pp_has_last_stage else None
+        losses: list[Tensor] | None = [] if self.pp_has_last_stage else None
         run = self.pp_schedule.step if torch.is_grad_enabled() else self.pp_schedule.eval
         with self.train_context():
             run(
@@ -350,12 +347,8 @@ class ApertusTrainer(Trainer):
         return total
 
     def _micro_batch(
-        self,
-        objective: Objective,
-        batch: dict[str, torch.Tensor],
-        labels: torch.Tensor,
-        denominator: torch.Tensor,
-    ) -> tuple[torch.Tensor, OnHost, dict[str, Any], MicroBatch]:
+        self, objective: Objective, batch: dict[str, Tensor], labels: Tensor, denominator: Tensor
+    ) -> tuple[Tensor, OnHost, dict[str, Any], MicroBatch]:
         """Tokens, labels and further arguments of the model for this rank's part of the rows, and the inputs
         of the loss besides the labels."""
         dims = self.parallel_dims
@@ -377,7 +370,7 @@ class ApertusTrainer(Trainer):
                 extras |= dict(zip(objective.per_token, slices, strict=True))
         return tokens, own_labels, arguments, MicroBatch(extras, denominator, group, tokens, arguments)
 
-    def _sums_of_columns(self) -> list[torch.Tensor]:
+    def _sums_of_columns(self) -> list[Tensor]:
         """(sum, number) of each metric of the objective, one after the other, over all ranks. Collective."""
         if not self._columns:
             return []
