@@ -20,6 +20,7 @@ layer and global head, never on the rank, the step or the pass."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -233,16 +234,27 @@ class MaskedAttention(SdpaAttention):
     def forward(
         self, q_BLNH: Tensor, k_BLNH: Tensor, v_BLNH: Tensor, *, attention_masks: SeenPairs, **options: Any
     ) -> Tensor:
-        """Shapes and options as in `SdpaAttention.forward`. Queries without a key give 0: kernels differ in
-        their results for these, so they see all keys, and their results are replaced."""
-        pairs = attention_masks.pairs()
-        alone = ~pairs.any(dim=-1, keepdim=True)
-        out = super().forward(q_BLNH, k_BLNH, v_BLNH, attention_masks=pairs | alone, **options)
-        return out.masked_fill(alone.transpose(1, 2), 0.0)
+        """Shapes and options as in `SdpaAttention.forward`."""
+        return masked(q_BLNH, k_BLNH, v_BLNH, attention_masks.pairs(), super().forward, **options)
+
+
+def masked(
+    q_BLNH: Tensor,
+    k_BLNH: Tensor,
+    v_BLNH: Tensor,
+    pairs: Tensor,
+    attend: Callable[..., Tensor],
+    **options: Any,
+) -> Tensor:
+    """Attention by a mask, in which queries without a key give 0. Kernels differ in their results for these
+    queries, so they see all keys, and their results are replaced."""
+    alone = ~pairs.any(dim=-1, keepdim=True)
+    out = attend(q_BLNH, k_BLNH, v_BLNH, attention_masks=pairs | alone, **options)
+    return out.masked_fill(alone.transpose(1, 2), 0.0)
 
 
 class ArrangedAttention(FlexAttention):
-    """FlexAttention over the tokens of each head, sorted by partition and without those that are left out."""
+    """FlexAttention over the tokens of each head, sorted and without those that are left out."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(FlexAttention.Config, TakesDocuments):
@@ -251,14 +263,26 @@ class ArrangedAttention(FlexAttention):
     def forward(
         self, q_BLNH: Tensor, k_BLNH: Tensor, v_BLNH: Tensor, *, attention_masks: SeenPairs, **options: Any
     ) -> Tensor:
-        """Shapes and options as in `SdpaAttention.forward`; 0 for queries that are left out."""
-        queries, order, now = attention_masks.queries.arranged()
-        keys, key_order, key_now = attention_masks.keys.arranged()
-        q = _Move.apply(q_BLNH, order, now)
-        k, v = (_Move.apply(whole, key_order, key_now) for whole in (k_BLNH, v_BLNH))
-        mask = SeenPairs(queries, keys, attention_masks.window).block_mask()
-        out = super().forward(q, k, v, attention_masks=mask, **options)
-        return _Move.apply(out, now, order)
+        """Shapes and options as in `SdpaAttention.forward`."""
+        flex = super().forward
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, seen: SeenPairs) -> Any:
+            return flex(q, k, v, attention_masks=seen.block_mask(), **options)
+
+        return arranged(q_BLNH, k_BLNH, v_BLNH, attention_masks, attend)
+
+
+def arranged(
+    q_BLNH: Tensor, k_BLNH: Tensor, v_BLNH: Tensor, seen: SeenPairs, attend: Callable[..., Tensor]
+) -> Tensor:
+    """Attention over the tokens of each head in the order of their partitions; the result in the order of the
+    row, with 0 for queries that are left out. `attend` gets queries, keys and values in the order of their
+    partitions, and the pairs among them."""
+    queries, order, now = seen.queries.arranged()
+    keys, key_order, key_now = seen.keys.arranged()
+    k, v = (_Move.apply(whole, key_order, key_now) for whole in (k_BLNH, v_BLNH))
+    out = attend(_Move.apply(q_BLNH, order, now), k, v, SeenPairs(queries, keys, seen.window))
+    return _Move.apply(out, now, order)
 
 
 class _Move(torch.autograd.Function):
