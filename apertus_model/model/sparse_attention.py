@@ -244,12 +244,12 @@ def masked(
     v_BLNH: Tensor,
     pairs: Tensor,
     attend: Callable[..., Tensor],
-    **options: Any,
+    **more: Any,
 ) -> Tensor:
     """Attention by a mask, in which queries without a key give 0. Kernels differ in their results for these
     queries, so they see all keys, and their results are replaced."""
     alone = ~pairs.any(dim=-1, keepdim=True)
-    out = attend(q_BLNH, k_BLNH, v_BLNH, attention_masks=pairs | alone, **options)
+    out = attend(q_BLNH, k_BLNH, v_BLNH, attention_masks=pairs | alone, **more)
     return out.masked_fill(alone.transpose(1, 2), 0.0)
 
 
