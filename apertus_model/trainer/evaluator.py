@@ -27,8 +27,7 @@ from apertus_model.model.on_host import copy_to
 from apertus_model.model.output import LossFunction
 from apertus_model.trainer.loader import SampleLike, collate, model_arguments
 
-PipelineLoss = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor]
-"""See `ApertusTrainer.pipelined_loss`."""
+PipelinedLoss = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,16 +39,22 @@ class HeldOutLoss:
 
 
 class Evaluator:
-    """The measurements of a model that is distributed over `parallel_dims`. `batch_size`: rows per forward
-    pass and data-parallel rank."""
+    """The measurements of a model, or of this rank's part of it, that is distributed over `parallel_dims`.
+    `batch_size`: rows per forward pass and data-parallel rank. With the `pipelined_loss` of a training run
+    (`ApertusTrainer.pipelined_loss`), its pipeline computes `loss`; other measurements need the logits on
+    every rank, and the specs refuse them in a pipeline."""
 
     def __init__(
-        self, model: torch.nn.Module, parallel_dims: ParallelDims, device: torch.device, *, batch_size: int
+        self,
+        model: torch.nn.Module,
+        parallel_dims: ParallelDims,
+        device: torch.device,
+        *,
+        batch_size: int,
+        pipelined_loss: PipelinedLoss | None = None,
     ) -> None:
-        self.model = model
-        self.device = device
-        self.batch_size = batch_size
-        self._dims = parallel_dims
+        self.model, self.device, self.batch_size = model, device, batch_size
+        self._dims, self._pipelined_loss = parallel_dims, pipelined_loss
         batch_mesh = parallel_dims.get_mesh("batch") if parallel_dims.dp_enabled else None
         self.ranks = batch_mesh.size() if batch_mesh is not None else 1
         self.rank = batch_mesh.get_local_rank() if batch_mesh is not None else 0
@@ -172,6 +177,11 @@ class Evaluator:
 
     def _nats_and_labels(self, rows: list[SampleLike]) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum of the loss over the labels of this rank's part of the rows, and their number: float64."""
+        if self._pipelined_loss is not None:
+            inputs, labels = collate(rows)
+            nats = self._pipelined_loss(inputs, labels, torch.ones((), device=self.device)).double()
+            (own,) = self._split(labels)
+            return nats, (own != IGNORE_INDEX).sum().double().to(self.device)
         log_p, labels, _ = self._of_labels(rows, log_probabilities)
         return -log_p.double().sum(), (labels != IGNORE_INDEX).sum().double()
 
@@ -214,30 +224,6 @@ class Evaluator:
         )
         results = self.model(tokens, **arguments, labels=own_labels, loss_fn=loss_fn)
         return results, copy_to(own_labels, self.device), copy_to(arguments["positions"], self.device)
-
-
-class PipelineEvaluator(Evaluator):
-    """An evaluator that scores rows with the pipeline of a training run. Other measurements need the logits
-    on every rank; the specs refuse them in a pipeline."""
-
-    def __init__(
-        self,
-        stage: torch.nn.Module,
-        loss: PipelineLoss,
-        parallel_dims: ParallelDims,
-        device: torch.device,
-        *,
-        batch_size: int,
-    ) -> None:
-        """`stage`: this rank's part of the model; `batch_size`: number of rows that `loss` takes."""
-        super().__init__(stage, parallel_dims, device, batch_size=batch_size)
-        self._loss = loss
-
-    def _nats_and_labels(self, rows: list[SampleLike]) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs, labels = collate(rows)
-        nats = self._loss(inputs, labels, torch.ones((), device=self.device)).double()
-        (own,) = self._split(labels)
-        return nats, (own != IGNORE_INDEX).sum().double().to(self.device)
 
 
 def _padding(sample: SampleLike) -> Any:

@@ -33,7 +33,7 @@ from apertus_model.model.on_host import OnHost, copy_to
 from apertus_model.optimizers.hook import ExtraLoss
 from apertus_model.trainer.anomalies import AnomalyDetector
 from apertus_model.trainer.checkpoint import UploadError
-from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss, PipelineEvaluator
+from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss
 from apertus_model.trainer.hang import SLOW_FACTOR
 from apertus_model.trainer.lifecycle import Lifecycle, RankRequests, agree
 from apertus_model.trainer.loader import Batch, TrainingData, model_arguments
@@ -157,12 +157,9 @@ class ApertusTrainer(Trainer):
     def heldout_losses(self) -> dict[str, HeldOutLoss]:
         """Loss on the held-out sequences of each source. Collective."""
         batch_size = self.config.training.local_batch_size
-        part, dims, device = self.model_parts[0], self.parallel_dims, self.device
-        if dims.pp_enabled:
-            loss = partial(self.pipelined_loss, objective=CrossEntropy())
-            evaluator: Evaluator = PipelineEvaluator(part, loss, dims, device, batch_size=batch_size)
-        else:
-            evaluator = Evaluator(part, dims, device, batch_size=batch_size)
+        part, dims = self.model_parts[0], self.parallel_dims
+        loss = partial(self.pipelined_loss, objective=CrossEntropy()) if dims.pp_enabled else None
+        evaluator = Evaluator(part, dims, self.device, batch_size=batch_size, pipelined_loss=loss)
         # Layers that were compiled under tensor parallelism fail on inputs without gradients (torch 2.13).
         with (
             torch.compiler.set_stance("force_eager" if dims.tp_enabled else "default"),
