@@ -40,7 +40,6 @@ from specs.scoring import CHARACTERS_PER_TOKEN
 from specs.stages.classifier import ClassifierPart, FastText
 
 DRAWN, HELD_OUT = 1, 2  # purposes of `LabelledDocuments.drawn`
-Content = Floats | list[str]
 
 
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
@@ -107,7 +106,7 @@ class LabelledDocuments:
     hashes: NDArray[np.uint64]
     labels: NDArray[np.str_]
     languages: NDArray[np.str_]
-    content: Content  # texts, or embeddings (documents, width)
+    content: NDArray[Any]  # texts, or embeddings (documents, width)
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -120,9 +119,8 @@ class LabelledDocuments:
         )
         hashes = table["hash"].to_numpy()
         own = table["label"].fill_null(label or "").to_numpy(zero_copy_only=False).astype(np.str_)
-        content: Content
         if "text" in table.column_names:
-            content = table["text"].to_pylist()
+            content = np.array(table["text"].to_pylist(), object)
         else:
             flat = table["embedding"].combine_chunks().flatten()
             content = flat.to_numpy().reshape(len(table), -1)
@@ -133,17 +131,8 @@ class LabelledDocuments:
     def labelled(cls, artifacts: list[Artifact], labels: list[str | None]) -> LabelledDocuments:
         """The documents of all sources."""
         parts = [cls.open(*pair) for pair in zip(artifacts, labels, strict=True)]
-        content: Content = (
-            [text for part in parts for text in part.content]
-            if isinstance(parts[0].content, list)
-            else np.concatenate([part.content for part in parts])
-        )
-        return cls(
-            np.concatenate([part.hashes for part in parts]),
-            np.concatenate([part.labels for part in parts]),
-            np.concatenate([part.languages for part in parts]),
-            content,
-        ).once()
+        columns = ("hashes", "labels", "languages", "content")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in columns)).once()
 
     def once(self) -> LabelledDocuments:
         """The documents in the order of hashes and labels, each text once per label."""
@@ -153,9 +142,8 @@ class LabelledDocuments:
         return self[order[new]]
 
     def __getitem__(self, chosen: NDArray[np.int64]) -> LabelledDocuments:
-        own = self.content
-        content = [own[index] for index in chosen] if isinstance(own, list) else own[chosen]
-        return LabelledDocuments(self.hashes[chosen], self.labels[chosen], self.languages[chosen], content)
+        columns: tuple[Any, ...] = self.hashes, self.labels, self.languages, self.content
+        return LabelledDocuments(*(column[chosen] for column in columns))
 
     def of(self, language: str) -> NDArray[np.int64]:
         return np.arange(len(self)) if language == ALL else np.flatnonzero(self.languages == language)
@@ -209,7 +197,7 @@ def _probabilities(models: dict[str, Model], documents: LabelledDocuments, names
         if isinstance(model, FastTextModel):
             result[own] = model.probabilities(list(content), names)
         elif len(own):
-            result[own] = perceptron.probabilities(model, np.asarray(content))
+            result[own] = perceptron.probabilities(model, content)
     return result
 
 
@@ -220,7 +208,7 @@ def _train(
         fast_text.train(_examples(part, train), part.training, part.seed, path.parent, path)
         return FastTextModel(path, "the classifier")
     model = perceptron.train(
-        np.asarray(train.content),
+        train.content,
         train.numbers(names),
         len(names),
         part.training,

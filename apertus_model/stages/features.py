@@ -12,9 +12,7 @@ Invariant: work is restartable by task (`files_per_task` files), and the split c
 """
 
 from functools import cached_property
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 
@@ -61,19 +59,13 @@ class Features:
             documents_of_task = read_source(self._part.source, self.units[key], self._part.max_characters)
             for window in windows(documents_of_task):
                 texts = [document.text for document in window]
-                columns: list[Any] = [
-                    pa.array([document.hash for document in window], pa.uint64()),
-                    pa.array([self._label(document) for document in window], pa.string()),
-                    pa.array([self._language(document) for document in window], pa.string()),
-                    (
-                        pa.array(texts, pa.string())
-                        if encoder is None
-                        else pa.FixedSizeListArray.from_arrays(
-                            np.ravel(encoder.embeddings(texts)), type=content
-                        )
-                    ),
-                ]
-                writer.write_table(pa.table(columns, schema=schema))
+                columns = {
+                    "hash": [document.hash for document in window],
+                    "label": [self._label(document) for document in window],
+                    "language": [self._language(document) for document in window],
+                    schema.names[-1]: texts if encoder is None else list(encoder.embeddings(texts)),
+                }
+                writer.write_table(pa.Table.from_pydict(columns, schema))
                 documents += len(window)
         return Result({"features.parquet": path}, documents)
 

@@ -96,12 +96,12 @@ class Scores:
                     )
                 histogram += np.histogram(np.clip(values, 0, 1), BINS, (0, 1))[0]
                 without += len(scores) - len(values)
-                columns = [
-                    pa.array([self._places[document.file] for document in window], pa.int32()),
-                    pa.array([document.hash for document in window], pa.uint64()),
-                    pa.array(scores, pa.float32()),
-                ]
-                writer.write_table(pa.table(columns, schema=SCHEMA))
+                columns = {
+                    "file": [self._places[document.file] for document in window],
+                    "hash": [document.hash for document in window],
+                    "score": scores,
+                }
+                writer.write_table(pa.Table.from_pydict(columns, SCHEMA))
         return Result({"scores.parquet": path}, {"histogram": histogram.tolist(), "without": without})
 
     def _values(self, scorer: Scorer, window: list[ReadDocument]) -> list[np.float32 | None]:
