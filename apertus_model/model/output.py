@@ -4,7 +4,7 @@ With a vocabulary of 131,072, the logits of a batch and their gradient are large
 So no training step holds them in memory: the loss is a fused linear cross-entropy. These are the calls, from
 the trainer down:
 
-    ApertusTrainer.forward_backward_step    loss_fn = partial(objective.loss, batch=...)
+    Objective.forward                       loss_fn = partial(self.loss, batch=...)
       ApertusModel.forward                  model(tokens, ..., labels=labels, loss_fn=loss_fn)
         OutputLayer.forward                 loss_fn(LastStates(hidden, weight, labels, vocab))
           Objective.loss                    the formula of the objective (`trainer.objectives`)

@@ -67,7 +67,6 @@ class ApertusTrainer(Trainer):
             return {}
 
     config: Config
-    _objective: Objective  # of the current pass
     _denominator: Tensor  # of the current step's loss, over all ranks
     _requests: RankRequests  # as of the last step
     _saved: float  # time of the last checkpoint
@@ -158,7 +157,7 @@ class ApertusTrainer(Trainer):
         """Loss on the held-out sequences of each source. Collective."""
         batch_size = self.config.training.local_batch_size
         part, dims = self.model_parts[0], self.parallel_dims
-        loss = partial(self.pipelined_loss, objective=CrossEntropy()) if dims.pp_enabled else None
+        loss = partial(self.pipelined_loss, CrossEntropy()) if dims.pp_enabled else None
         evaluator = Evaluator(part, dims, self.device, batch_size=batch_size, pipelined_loss=loss)
         # Layers that were compiled under tensor parallelism fail on inputs without gradients (torch 2.13).
         with (
@@ -184,7 +183,6 @@ class ApertusTrainer(Trainer):
         trained_tokens, self._denominator = self._count(batches)
         if not dims.pp_enabled:
             self.optimizers.before_step(self.step, partial(self._extra_pass, batches))  # Optimizers
-            self._objective = self.config.objective
 
         self.optimizers.zero_grad(set_to_none=True)
         losses = []
@@ -194,15 +192,7 @@ class ApertusTrainer(Trainer):
             weight for part in self.model_parts for weight in part.parameters() if weight.requires_grad
         ]
         for number, group in enumerate(microbatch_groups, 1):
-            inputs: Any = [fields for fields, _ in group]
-            labels: Any = [labels for _, labels in group]
-            if not dims.pp_enabled:
-                (inputs,), (labels,) = inputs, labels
-            losses.append(
-                self.forward_backward_step(
-                    input_dict=inputs, labels=labels, global_valid_tokens=self._denominator
-                ).detach()
-            )
+            losses.append(self._backward(objective, group).detach())
             if separate is not None and number % (len(microbatch_groups) // separate.parts) == 0:
                 separate.take(trained)
         if separate is not None:
@@ -269,61 +259,41 @@ class ApertusTrainer(Trainer):
     def _extra_pass(self, batches: Sequence[Batch], loss: ExtraLoss) -> None:
         """Sets the gradients to those of another loss on the step's batch; `train_step` drops them.
         Collective."""
-        self._objective = ExtraPass(loss)
         self.optimizers.zero_grad()
         for rows, (inputs, labels) in zip(self.dataloader.rows(), batches, strict=True):
-            self.forward_backward_step(
-                input_dict=with_places(inputs, labels, rows),
-                labels=labels,
-                global_valid_tokens=self._denominator,
-            )
+            self._backward(ExtraPass(loss), [(with_places(inputs, labels, rows), labels)])
 
-    def forward_backward_step(
-        self, *, input_dict: dict[str, Tensor], labels: Tensor, global_valid_tokens: Tensor
-    ) -> Tensor:
-        """Runs forward and backward pass of one micro-batch, whose tensors are on the host. Returns its part
-        of the step's loss; `apertus_model.model.output` shows the calls."""
+    def _backward(self, objective: Objective, batches: Sequence[Batch]) -> Tensor:
+        """Runs forward and backward pass of one micro-batch, or of those that go through a pipeline together,
+        whose tensors are on the host. Returns their part of the step's loss; `apertus_model.model.output`
+        shows the calls. In place of torchtitan's `forward_backward_step`, which passes lists of micro-batches
+        that the schedules of torch 2.13 do not take."""
         if self.parallel_dims.pp_enabled:
-            return super().forward_backward_step(
-                input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
-            )
-        tokens, own_labels, _, batch = self._micro_batch(
-            self._objective, input_dict, labels, self._denominator
-        )
+            fields = {name: torch.cat([inputs[name] for inputs, _ in batches]) for name in batches[0][0]}
+            all_labels = torch.cat([labels for _, labels in batches])
+            return self.pipelined_loss(objective, fields, all_labels, self._denominator)
+        ((inputs, labels),) = batches
+        tokens, own_labels, _, batch = self._micro_batch(objective, inputs, labels, self._denominator)
         with self.train_context():
-            micro_batch = self._objective.forward(self.model_parts[0], tokens, own_labels, batch)
+            micro_batch = objective.forward(self.model_parts[0], tokens, own_labels, batch)
             micro_batch.loss.backward()
         for name, column in micro_batch.columns.items():
             self._columns[name] = self._columns.get(name, 0) + column
         return micro_batch.loss / micro_batch.copies
 
-    def pp_forward_backward_step(
-        self, *, input_dict_mbs: list[dict[str, Tensor]], label_mbs: list[Tensor], global_valid_tokens: Tensor
-    ) -> Tensor:
-        """Runs all micro-batches of a step through the pipeline. Returns the loss on every stage."""
-        batch = {name: torch.cat([inputs[name] for inputs in input_dict_mbs]) for name in input_dict_mbs[0]}
-        return self.pipelined_loss(batch, torch.cat(label_mbs), global_valid_tokens)
-
     def pipelined_loss(
-        self,
-        batch: dict[str, Tensor],
-        labels: Tensor,
-        denominator: Tensor,
-        objective: Objective | None = None,
+        self, objective: Objective, batch: dict[str, Tensor], labels: Tensor, denominator: Tensor
     ) -> Tensor:
         """The loss of whole rows, which the schedule cuts into micro-batches; the same on every stage.
         Computes gradients where they are enabled.
 
-        torchtitan 0.3.0 passes lists of micro-batches, which the schedules of torch 2.13 do not take.
-
         Args:
+            objective: computes the loss in the last stage.
             batch: input and positions on the host, int64 of shape (batch, seq_len), as many rows as
                 `training.local_batch_size`; and the fields of the objective.
             labels: like the input.
             denominator: scalar that divides the sum over the labels.
-            objective: that of training by default.
         """
-        objective = objective or self.config.objective
         tokens, own_labels, arguments, whole = self._micro_batch(objective, batch, labels, denominator)
         if self.pp_has_last_stage:
             arguments = arguments | {"labels": own_labels, "loss_fn": PipelinedLoss(objective, whole)}

@@ -23,15 +23,11 @@ SIGNATURES = {
     ],
     "torchtitan.distributed.utils.dist_sum": ["x", "mesh", "extra_pg"],
     "torchtitan.distributed.utils.dist_sum_tensor": ["x", "mesh", "extra_pg"],
-    "torchtitan.trainer.Trainer.forward_backward_step": ["self", "input_dict", "labels",
-    "global_valid_tokens"],
     "torchtitan.trainer.Trainer.batch_generator": ["self", "data_iterable"],
     "torchtitan.trainer.Trainer.post_dataloading_process": ["self", "input_dict", "labels"],
     "torchtitan.distributed.context_parallel.cp_shard": [
         "cp_mesh", "inputs", "attention_masks", "load_balancer_type", "input_seq_dim", "ptrr_mask_key",
     ],
-    "torchtitan.trainer.Trainer.pp_forward_backward_step": ["self", "input_dict_mbs", "label_mbs",
-    "global_valid_tokens"],
     "torch.distributed.pipelining.schedules.PipelineScheduleSingle.step": [
         "self", "args", "target", "losses", "return_outputs", "loss_kwargs", "kwargs",
     ],
