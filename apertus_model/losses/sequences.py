@@ -66,9 +66,7 @@ def shared_sum(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """The sum of `values` over the processes of `group`, the same on each. Every process gets the gradient of
     its own part, once.
 
-    Use it where all processes compute the same function of the sum. Each then has the whole gradient with
-    respect to the sum, so the backward pass reduces nothing.
-    """
+    Use it where all processes compute the same function of the sum: the backward pass reduces nothing."""
     result: torch.Tensor = _SharedSum.apply(values, group)
     return result
 

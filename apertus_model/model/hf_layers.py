@@ -45,13 +45,9 @@ class SideBySide:
     @torch.no_grad()
     def advance(self, name: str, weights: Mapping[str, torch.Tensor]) -> float:
         """Runs both sides through one module; with a schedule, through every step whose layers are loaded.
-        Returns the largest absolute difference of their outputs.
-
-        Args:
-            name: `tok_embeddings`, `layers.3`, `norm` or `lm_head`; or, before the layers, `schedule`, of
-                which only the weights are kept, and for which 0 is returned.
-            weights: its float32 weights, by our names; both sides read the same memory.
-        """
+        Returns the largest absolute difference of their outputs. `name`: `tok_embeddings`, `layers.3`, `norm`
+        or `lm_head`; or, before the layers, `schedule`, of which only the weights are kept, and for which 0
+        is returned. `weights`: float32, by our names; both sides read the same memory."""
         if name == "schedule":
             _assign(self._model.schedule, name, weights)
             _assign(self._other.model.schedule, f"model.{name}", to_hugging_face(weights))

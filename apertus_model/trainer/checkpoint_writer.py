@@ -85,11 +85,8 @@ class StagedPlan(DefaultSavePlanner):
 
 
 class CheckpointWriter(StorageWriter):
-    """DCP's writer of the files of `checkpoint_format`, into a folder of the store.
-
-    Attributes:
-        records: the records of the files of all ranks, by name; complete on rank 0 after the save.
-    """
+    """DCP's writer of the files of `checkpoint_format`, into a folder of the store. `records`: those of the
+    files of all ranks, by name; complete on rank 0 after the save."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self._store, self._folder = store, folder

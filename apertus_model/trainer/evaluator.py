@@ -42,7 +42,9 @@ class Evaluator:
     """The measurements of a model, or of this rank's part of it, that is distributed over `parallel_dims`.
     `batch_size`: rows per forward pass and data-parallel rank. With the `pipelined_loss` of a training run
     (`ApertusTrainer.pipelined_loss`), its pipeline computes `loss`; other measurements need the logits on
-    every rank, and the specs refuse them in a pipeline."""
+    every rank, and the specs refuse them in a pipeline.
+
+    Measurements are collective; their samples or rows are the same on every rank."""
 
     def __init__(
         self,
@@ -61,8 +63,7 @@ class Evaluator:
 
     @torch.no_grad()
     def loss(self, samples: Sequence[SampleLike]) -> HeldOutLoss:
-        """Mean loss over all labels of `samples`, which are the same on every rank. ValueError when they have
-        no label. Collective."""
+        """Mean loss over all labels of `samples`. ValueError when they have no label."""
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         for rows in self._batches_of_rank(samples):
             total += torch.stack(self._nats_and_labels(rows))
@@ -72,8 +73,8 @@ class Evaluator:
         return HeldOutLoss(nats / tokens, int(tokens))
 
     def gradient(self, samples: Sequence[SampleLike]) -> None:
-        """Puts the gradient of the mean loss over all labels of `samples`, which are the same on every rank,
-        into `.grad` of the parameters. The weights may have been changed since the last pass. Collective."""
+        """Puts the gradient of the mean loss over all labels of `samples` into `.grad` of the parameters. The
+        weights may have been changed since the last pass."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()  # a pass without gradients leaves some weights gathered
@@ -87,14 +88,9 @@ class Evaluator:
     def loss_by_position(
         self, samples: Sequence[SampleLike], edges: Sequence[int]
     ) -> list[tuple[float, int]]:
-        """(Sum of the loss in nats, labels) by position in the document. Collective.
-
-        Args:
-            samples: the same on every rank.
-            edges: n + 1 increasing positions; bucket k has the labels at input positions edges[k] <= p <
-                edges[k + 1], counted from 0 at the first token of a document. Labels outside the edges are
-                left out.
-        """
+        """(Sum of the loss in nats, labels) by position in the document. `edges`: n + 1 increasing positions;
+        bucket k has the labels at input positions edges[k] <= p < edges[k + 1], counted from 0 at the first
+        token of a document. Labels outside the edges are left out."""
         total = torch.zeros(2, len(edges) + 1, dtype=torch.float64, device=self.device)
         borders = torch.tensor(edges, device=self.device)
         for rows in self._batches_of_rank(samples):
@@ -109,12 +105,7 @@ class Evaluator:
     @torch.no_grad()
     def divergence(self, other: "Evaluator", rows: Sequence[SampleLike]) -> tuple[float, int]:
         """(Sum of KL(self || other) in nats over all positions with a label, number of these positions). The
-        divergence is over the whole vocabulary. Collective.
-
-        Args:
-            other: a model with the same vocabulary, layout and batch size.
-            rows: the same on every rank.
-        """
+        divergence is over the whole vocabulary. `other`: a model with the same vocabulary and layout."""
         assert (other.batch_size, other.ranks) == (self.batch_size, self.ranks), (
             "both models run on the same rows"
         )
@@ -130,14 +121,8 @@ class Evaluator:
 
     @torch.no_grad()
     def of_places(self, rows: Sequence[SampleLike], loss_fn: LossFunction) -> tuple[torch.Tensor, ...]:
-        """The results of `loss_fn` at every place of the rows, (rows, sequence, ...) on CPU, the same on
-        every rank. Collective.
-
-        Args:
-            rows: the same on every rank.
-            loss_fn: computes several tensors (batch, local sequence, ...) from hidden states, weight, labels
-                and words.
-        """
+        """The results of `loss_fn`, which are several tensors (batch, local sequence, ...), at every place of
+        the rows: (rows, sequence, ...) on CPU, the same on every rank."""
         turns = []
         for own in self._batches_of_rank(rows):
             tensors, _, _ = self._of_labels(own, loss_fn)
@@ -150,13 +135,7 @@ class Evaluator:
     ) -> torch.Tensor:
         """The sums over each sequence of the results of `loss_fn` for its labels, by default ln p(y|x), with
         the bits of training's forward pass: (rows, sequences), float32 on CPU, the same on every rank, 0
-        where a row has fewer sequences. Collective.
-
-        Args:
-            rows: samples with `segments`, the same on every rank.
-            sequences: maximum number of sequences in a row.
-            loss_fn: computes a number for each label.
-        """
+        where a row has fewer sequences. `rows`: samples with `segments`; `sequences`: most of a row."""
         group = self._dims.get_mesh("cp").get_group() if self._dims.cp_enabled else None
         turns = []
         for own in self._batches_of_rank(rows):

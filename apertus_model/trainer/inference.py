@@ -35,20 +35,15 @@ def load_evaluator(
     """The model of a checkpoint, distributed over the processes of this job. Collective. Can be called again
     for another model.
 
+    Further arguments and errors are those of `load_model`. ValueError when the layout or the attention
+    backend cannot run here.
+
     Args:
-        spec: dimensions of the model.
-        checkpoint: as for `load_tensors`.
-        sequence_length: longest sequence, in tokens.
         attention: requested attention backend; see `resolve_backend`.
         parallel: the layout.
         batch_size: rows per forward pass and data-parallel rank.
-        scratch: local folder where torch stores the traces of a collective that hangs.
         dtype: type of the forward pass. With the type that training used, it is training's forward pass.
         same_length: whether all rows have `sequence_length` tokens, as they do in training.
-
-    Raises:
-        CheckpointError, DamagedCheckpoint: as `load_tensors` does.
-        ValueError: the layout or the attention backend cannot run here.
     """
     length = sequence_length if same_length else None
     backend = resolve_backend(attention, Setting.of(spec, dtype, parallel.cp, length)).backend

@@ -88,11 +88,7 @@ class Optimizers(OptimizersContainer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
         """Copies the tensors into the state; hyperparameters do not change. A schedule-free optimizer also
-        sets the weights of the model to those that it trains.
-
-        Raises:
-            KeyError: a tensor is missing.
-        """
+        sets the weights of the model to those that it trains. KeyError when a tensor is missing."""
         for name, tensor in self.tensors().items():
             tensor.copy_(state_dict[name])
         for optimizer in self._hooked:

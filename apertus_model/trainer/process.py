@@ -37,11 +37,7 @@ def engine_process(threads: int) -> Iterator[int]:
 
 
 def prepare_process(threads: int) -> None:
-    """Sets up what every process of the engine needs before it computes.
-
-    Args:
-        threads: CPU threads per process.
-    """
+    """Sets up what every process of the engine needs before it computes."""
     if "RANK" not in os.environ:
         os.environ |= _SINGLE_PROCESS
     torch.set_num_threads(threads)

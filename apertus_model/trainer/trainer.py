@@ -75,12 +75,8 @@ class ApertusTrainer(Trainer):
     def train(self) -> bool:
         """Trains until the last step, or until a rank is asked to stop, and commits a checkpoint of that
         step. A request counts from the step in which it arrives before the host waits for the GPU. Returns
-        whether the last step was reached.
-
-        Raises:
-            UploadError: a checkpoint was not stored.
-            AnomalyError: the policy stops training at a step.
-        """
+        whether the last step was reached. UploadError when a checkpoint was not stored, AnomalyError when the
+        policy stops training at a step."""
         config, lifecycle = self.config, self.config.lifecycle
         lifecycle.heartbeat(SLOW_FACTOR)
         batches = self.begin()
@@ -285,15 +281,9 @@ class ApertusTrainer(Trainer):
         self, objective: Objective, batch: dict[str, Tensor], labels: Tensor, denominator: Tensor
     ) -> Tensor:
         """The loss of whole rows, which the schedule cuts into micro-batches; the same on every stage.
-        Computes gradients where they are enabled.
-
-        Args:
-            objective: computes the loss in the last stage.
-            batch: input and positions on the host, int64 of shape (batch, seq_len), as many rows as
-                `training.local_batch_size`; and the fields of the objective.
-            labels: like the input.
-            denominator: scalar that divides the sum over the labels.
-        """
+        Computes gradients where they are enabled. `batch`: input, positions and the fields of the objective
+        on the host, as many rows as `training.local_batch_size`; `denominator`: a scalar that divides the sum
+        over the labels."""
         tokens, own_labels, arguments, whole = self._micro_batch(objective, batch, labels, denominator)
         if self.pp_has_last_stage:
             arguments = arguments | {"labels": own_labels, "loss_fn": PipelinedLoss(objective, whole)}

@@ -88,14 +88,8 @@ class ExtraPass(CrossEntropy):
 
 
 def with_places(inputs: Extras, labels: Tensor, rows: Sequence[int]) -> dict[str, Tensor]:
-    """The inputs of a micro-batch with the fields of `ExtraPass`: weights, 1 if samples have none, and
-    places.
-
-    Args:
-        inputs: name -> tensor; not changed.
-        labels: (batch, sequence), whole rows.
-        rows: index of each row in the step's batch.
-    """
+    """The inputs of a micro-batch of whole rows, with the fields of `ExtraPass`: weights, 1 if samples have
+    none, and places. `rows`: index of each row in the step's batch."""
     length = labels.shape[1]
     places = torch.tensor(rows)[:, None] * length + torch.arange(length)
     return {"weights": torch.ones(labels.shape), **inputs, "places": places}

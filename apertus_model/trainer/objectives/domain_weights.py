@@ -91,14 +91,10 @@ class DomainWeights(Objective):
     ) -> None:
         """
         Args:
-            settings: the settings of the update.
             sources: number of sources, targets included.
-            targets: positions of the sources that have no weight; if empty, the goal is the sum of all
-                sources.
+            targets: positions of the sources that have no weight; if empty, the goal is the sum of all.
             clip: largest norm of a gradient.
             rate: number of steps done -> learning rate of the next step.
-            names: of the sources, for metrics.
-            z_loss: as in `CrossEntropy`.
         """
         self.parts = sources
         self._settings, self._clip, self._rate, self._z_loss = settings, clip, rate, z_loss
