@@ -1,8 +1,7 @@
 """Fused linear cross-entropy: the loss, or the log-probabilities of labels, from hidden states and the weight
 of the output layer.
 
-Logits are made for `CHUNK_TOKENS` labelled tokens at a time, used and dropped, so that (tokens x vocabulary)
-values never exist at once, forward or backward. `apertus_model.model.output` calls this module. For N
+Logits are made for `CHUNK_TOKENS` labelled tokens at a time, used and dropped, forward and backward. For N
 labelled tokens, width D, V local words of the vocabulary, and parameters of b bytes (b = 4 for float32, 2 for
 bfloat16), the largest extra memory is, in bytes,
 

@@ -7,8 +7,7 @@
 Keys and values that later steps read are results of a layer and arguments of later ones, so that
 recomputation and FSDP treat them like the states. The layers of one step leave what they add as partial sums
 of the tensor-parallel ranks, which are added up once for all these layers. Weighted sums are computed state
-by state in float32 at least, whatever the states' precision, and rounded once. The forward pass keeps the
-states, which the layers hold in any case, but no products.
+by state in float32 at least and rounded once; the forward pass keeps no products.
 
 Invariant: a schedule's parameters are outside the layers: `schedule.sums.<step>.weight`, the weights of a
 sum, of shape (number of states,); `schedule.norm.weight` (dim,), the norm of all steps that have one. So

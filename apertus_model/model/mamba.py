@@ -7,11 +7,10 @@
 
 Keys and values belong to groups of heads, as in attention. In every head, a matrix over tokens takes the
 place of the softmax: M_ts = (c_t . b_s) a_{s+1} ... a_t dt_s for s <= t of the same document. It is computed
-for chunks of tokens; the state carries over between chunks. Its sums and the state are float32 at least, and
-no rounding depends on other documents; the convolution has the precision of its input.
-
-The convolution is initialised as the identity, so that a layer with the projections of attention begins with
-their queries, keys and values; step sizes and decays are drawn as in Mamba-2.
+for chunks of tokens, between which the state carries over. Its sums and the state are float32 at least, and
+no rounding depends on other documents; the convolution has the precision of its input. It is initialised as
+the identity, so that a layer with the projections of attention begins with their queries, keys and values;
+step sizes and decays are drawn as in Mamba-2.
 """
 
 import dataclasses

@@ -6,8 +6,8 @@
 Embeddings are not tied.
 
 Invariant: the config is complete without a run: dimensions come from the spec, layout and length from the
-trainer's config (`update_from_config`), and initial weights only from `seed` (see `init`). Source: Apertus
-report (arXiv 2509.14233), section 2.1.
+trainer's config, and initial weights only from `seed`. Source: Apertus report (arXiv 2509.14233), section
+2.1.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """The output layer: logits, or a loss that is computed in it, chunk by chunk.
 
-With a vocabulary of 131,072, the logits of a batch and their gradient are larger than the rest of the model.
-So no training step holds them in memory: the loss is a fused linear cross-entropy. These are the calls, from
-the trainer down:
+With a vocabulary of 131,072, the logits of a batch and their gradient are larger than the rest of the model,
+so no training step holds them in memory. These are the calls:
 
     Objective.forward                       loss_fn = partial(self.loss, batch=...)
       ApertusModel.forward                  model(tokens, ..., labels=labels, loss_fn=loss_fn)

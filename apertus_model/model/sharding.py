@@ -2,8 +2,7 @@
 and not `parallelize`, which needs parts of torch that are missing on some machines used only for evaluation.
 
 Linear layers into attention and feed-forward are column-parallel, those out of them row-parallel; norms and
-the xIELU scalars are replicated. These declarations describe all layouts: torchtitan leaves out the axes that
-a run does not have.
+the xIELU scalars are replicated. torchtitan leaves out the axes that a run does not have.
 
 Parameters that are replicated and used on a part of the activations have partial gradients: the two scalars,
 the norms of queries and keys, and with sequence parallelism the other norms. FSDP sums these gradients over

@@ -7,9 +7,9 @@ no special tokens. `tokens` are ids of the prompts' tokenizer, even if the model
 (`apertus_model.prompt_format`). The fact `model` names the model.
 
 Invariant, for transformers: the random numbers of a batch follow from the seed and the index of its first
-prompt, and units are whole batches: neither the division into units nor a restart changes a completion. With
-vLLM and servers the stored answers are authoritative and are never generated again. Which persona
-a prompt has depends on the seed, the personas and the prompt's id alone.
+prompt, and units are whole batches: neither the division into units nor a restart changes a completion.
+Stored answers of vLLM and servers are never generated again. The persona of a prompt depends on the seed, the
+personas and the prompt's id alone.
 """
 
 import hashlib

@@ -5,11 +5,10 @@ Artifact: `config.json`, `generation_config.json`, `model*.safetensors` (with an
 several), tokenizer files with the chat template, and `README.md`, the model card.
 
 Invariants:
-- A folder is committed only if transformers opens it with the logits of the trained model. It is opened as
-  `ApertusForCausalLM`; a reward model as `ApertusForTokenClassification` with one output, since transformers
-  has no sequence classification for Apertus (a file in the folder adds it); a model that is not a plain stack
-  as the class of the modelling file in the folder and, if opened as a whole, checked with the key-value cache
-  too. The metric `verified` says how the logits were checked.
+- A folder is committed only if transformers opens it with the logits of the trained model: as
+  `ApertusForCausalLM`; a reward model as `ApertusForTokenClassification` with one output (a file in the
+  folder adds sequence classification); a model that is not a plain stack as the class of the modelling file
+  in the folder and, if opened as a whole, with the key-value cache too. The metric `verified` says how.
 - Memory use is that of one shard, for any size of the model.
 """
 

@@ -1,8 +1,8 @@
 """Forks stages from a process that has imported their modules: `python -m apertus_model.stages.server`.
 
-Its standard input is a socket of the launcher (`infra.launchers.warm`). Each message brings three file
-descriptors: standard input and output of a stage, and a channel. The fork reads what to run from the channel;
-the server answers with the stage's process id and, at its end, with its exit code.
+Its standard input is a socket of the launcher (`infra.launchers.warm`). Each message brings the standard
+input and output of a stage, and a channel: the fork reads from it what to run; the server answers with the
+stage's process id and, at its end, with its exit code.
 
 Invariants: signals that end a run do not end the server, which must report how its stages ended; nothing is
 computed here, so no thread of a library runs when it forks; the server holds no end of a stage's pipes after

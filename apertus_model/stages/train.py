@@ -191,7 +191,8 @@ class SegmentRecorder:
             self._add({"step": step, "norms": dict(norms)})
 
     def add_anomaly(self, event: Event) -> None:
-        """See `Recorder.add_anomaly`. An event at which training stops is committed at once."""
+        """Takes an event of a step that was not taken or is reported. One at which training stops is
+        committed at once."""
         if dist.get_rank() != 0:
             return
         self._add(self.row_of_event(asdict(event)))

@@ -1,12 +1,9 @@
 """Saves and loads the training state. The store decides what is a checkpoint.
 
-torchtitan's own manager chooses the checkpoint to load by itself, prefers one in the output folder to the
-requested one, leaves the optimizer out of the last checkpoint, and deletes old ones in a thread. This one
-implements torchtitan's contract (`BaseCheckpointManager`) and does none of that: it loads the one checkpoint
-it was given, saves everything each time, and hands a complete folder to the store, which commits and prunes.
-
-A save copies the state to host memory while training waits. A thread with its own process group then writes
-the copy.
+torchtitan's own manager chooses the checkpoint to load by itself, leaves the optimizer out of the last
+checkpoint, and deletes old ones in a thread. This one loads the one checkpoint it was given, saves everything
+each time, and hands a complete folder to the store, which commits and prunes. A save copies the state to host
+memory while training waits; a thread with its own process group then writes the copy.
 
 Invariants:
 - A checkpoint holds tensors only: parameters, optimizer state, and the step. Learning rate, weight decay,
@@ -91,9 +88,8 @@ class CheckpointStorage(Protocol):
         """The writer of a step's checkpoint."""
 
     def prepare_commit(self, step: int, anomalies: AnomalyState, objective: Mapping[str, Any]) -> Commit:
-        """Called on rank 0 when the state of a step is copied. Collects the facts that are known then,
-        including the states of the anomaly detector and of the objective. The function that it returns
-        commits the checkpoint; a thread calls it when all ranks have written."""
+        """Called on rank 0 when the state of a step is copied, to collect the facts that are known then. The
+        function that it returns commits the checkpoint; a thread calls it when all ranks have written."""
 
     def committed(self, step: int) -> Checkpoint | str:
         """The committed checkpoint of a step of this run."""
@@ -112,9 +108,8 @@ class StoreCheckpoints(BaseCheckpointManager):
         source: CheckpointSource | None = None  # to begin from; None: initial weights
         due: Callable[[int], bool]  # whether a checkpoint of this step is due
 
-    # the current state of the anomaly detector, for the facts of a checkpoint; set by the trainer
+    # the current states of anomaly detector and objective, for the facts of a checkpoint; set by the trainer
     anomalies: Callable[[], AnomalyState] = AnomalyState
-    # the current state of the objective, for the same facts; set by the trainer
     objective: Callable[[], Mapping[str, Any]] = dict
 
     def __init__(

@@ -20,19 +20,12 @@ the step."""
 
 
 class Recorder(Protocol):
-    """The receiver of a run's reports."""
+    """The receiver of a run's reports: rows of steps on rank 0 only, everything else on all ranks."""
 
-    def add_step(self, row: Row) -> None:
-        """Called when a step is done, on rank 0 only."""
-
-    def add_heldout(self, step: int, losses: Mapping[str, HeldOutLoss]) -> None:
-        """Called with the losses on held-out sequences, by source, after a step; on all ranks."""
-
-    def add_norms(self, step: int, norms: Mapping[str, float]) -> None:
-        """Called with the norms of weights and optimizer states after a step; on all ranks."""
-
-    def add_anomaly(self, event: Event) -> None:
-        """Called when a step was not taken or is reported, on all ranks."""
+    def add_step(self, row: Row) -> None: ...
+    def add_heldout(self, step: int, losses: Mapping[str, HeldOutLoss]) -> None: ...
+    def add_norms(self, step: int, norms: Mapping[str, float]) -> None: ...
+    def add_anomaly(self, event: Event) -> None: ...
 
 
 class StepMetrics(MetricsProcessor):

@@ -1,9 +1,9 @@
 """The optimizers of `pytorch_optimizer`, adapted to checkpoints of tensors.
 
-That package keeps numbers that belong to the state (steps done, sums) in its parameter groups, among the
-hyperparameters, and starts some states from the first gradient or from the weights. Here those numbers can be
-read and set. State is created before the first step, so that a checkpoint can be read into it; if no
-checkpoint was read, the first step drops it again.
+That package keeps numbers that belong to the state (steps done, sums) in its parameter groups, and starts
+some states from the first gradient or from the weights. Here those numbers can be read and set. State is
+created before the first step, so that a checkpoint can be read into it; without one, that step drops it
+again.
 
 Invariants:
 - The next update depends only on weights, gradients, hyperparameters, `counters()` and the tensors of the

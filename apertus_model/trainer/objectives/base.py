@@ -3,8 +3,6 @@
 The loss of a micro-batch is a sum divided by a denominator of the whole step (or several sums, each divided
 by its own): the sum of `Objective.count` over all micro-batches and data-parallel ranks. So the loss of the
 step is the sum of the losses of its micro-batches, and its gradient the sum of their gradients.
-`Objective.loss` runs inside the model's output layer; `apertus_model.model.output` says why, and shows the
-calls.
 
 Invariant: loss and gradient of a step depend on its samples alone, not on how they are spread over ranks and
 micro-batches.
