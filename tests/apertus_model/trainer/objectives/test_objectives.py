@@ -8,7 +8,6 @@ import pytest
 
 from apertus_model.trainer.objectives import OBJECTIVES as REGISTERED
 from apertus_model.trainer.objectives import (
-    bradley_terry,
     cross_entropy,
     distillation,
     domain_weights,
@@ -28,7 +27,7 @@ from tests.apertus_model.harness import segment
         ("sft", {"inverse_rl": {}}, cross_entropy.InverseRl),
         ("qrpo", {}, preference.Qrpo),
         ("dpo", {}, preference.Dpo),
-        ("reward_model", {}, bradley_terry.BradleyTerry),
+        ("reward_model", {}, preference.BradleyTerry),
         ("distill", {}, distillation.Distillation),
         ("distill", {"top_k": 2}, distillation.StoredDistillation),
         ("domain_weights", {}, domain_weights.DomainWeights),
