@@ -9,14 +9,8 @@ from typing import Any
 
 import torch
 import torch._dynamo.config as dynamo
+from torch.distributed import fsdp
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.compile import apply_compile
@@ -83,7 +77,7 @@ def apply_fsdp(
     )
     if torch.distributed.get_backend() == "gloo":  # it has no pre-multiplied sum, which FSDP2 otherwise uses
         for module in model.modules():
-            if isinstance(module, FSDPModule):
+            if isinstance(module, fsdp.FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
 
 
@@ -115,16 +109,16 @@ def _gather_halves(
     """Makes FSDP gather and reduce each half of a layer by itself, for layers that share a step: these run a
     half at a time, and FSDP would gather and reduce whole layers twice."""
     steps = () if model.schedule is None else model.schedule.steps
-    policy = MixedPrecisionPolicy(
+    policy = fsdp.MixedPrecisionPolicy(
         param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
         reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
         cast_forward_inputs=False,
     )
     reshard = get_fsdp_reshard_after_forward_policy(parallelism.fsdp_reshard_after_forward, pp)
-    offload = CPUOffloadPolicy() if training.enable_cpu_offload else OffloadPolicy()
+    offload = fsdp.CPUOffloadPolicy() if training.enable_cpu_offload else fsdp.OffloadPolicy()
     for layer in (model.layers[str(index)] for step in steps if step.beside for index in step.layers):
         for half in (layer.attention, layer.feed_forward):
-            fully_shard(
+            fsdp.fully_shard(
                 half, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, offload_policy=offload
             )
 

@@ -15,17 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import spmd_types as spmd
-from torchtitan.models.common.decoder_sharding import (
-    colwise_config,
-    dense_activation_placement,
-    dense_param_placement,
-    dense_sequence_parallel_placement,
-    norm_config,
-    rowwise_config,
-    set_decoder_sharding_config,
-    set_gqa_attention_sharding,
-    set_gqa_inner_attention_local_map,
-)
+from torchtitan.models.common import decoder_sharding as titan
 from torchtitan.protocols.sharding import ShardingConfig
 
 from apertus_model.model.output import RewardHead
@@ -33,23 +23,25 @@ from apertus_model.model.output import RewardHead
 
 def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
     """Fills `sharding_config` of every sub-config of an `ApertusModel.Config`, in place."""
-    set_decoder_sharding_config(config, enable_sp=sequence_parallel)
+    titan.set_decoder_sharding_config(config, enable_sp=sequence_parallel)
     head = replace(config.lm_head.sharding_config, out_src_shardings=None, out_dst_shardings=None)
     if isinstance(config.lm_head, RewardHead.Config):
-        head = replace(head, state_shardings={"score": dense_param_placement(tp=spmd.R)})
+        head = replace(head, state_shardings={"score": titan.dense_param_placement(tp=spmd.R)})
     config.lm_head.sharding_config = head  # the layer splits and sums what it returns
     block_input = (
-        dense_sequence_parallel_placement() if sequence_parallel else dense_activation_placement(tp=spmd.I)
+        titan.dense_sequence_parallel_placement()
+        if sequence_parallel
+        else titan.dense_activation_placement(tp=spmd.I)
     )
-    heads = dense_activation_placement(tp=spmd.S(2))
-    replicated = dense_param_placement(tp=spmd.R)
+    heads = titan.dense_activation_placement(tp=spmd.S(2))
+    replicated = titan.dense_param_placement(tp=spmd.R)
     for layer in config.layers:
-        layer.attention_norm.sharding_config = norm_config(enable_sp=sequence_parallel)
-        layer.ffn_norm.sharding_config = norm_config(enable_sp=sequence_parallel)
-        set_gqa_attention_sharding(layer.attention, enable_sp=sequence_parallel)
+        layer.attention_norm.sharding_config = titan.norm_config(enable_sp=sequence_parallel)
+        layer.ffn_norm.sharding_config = titan.norm_config(enable_sp=sequence_parallel)
+        titan.set_gqa_attention_sharding(layer.attention, enable_sp=sequence_parallel)
         if hasattr(layer.attention, "set_own_sharding"):  # a token mixer with more modules than attention
             layer.attention.set_own_sharding()
-        set_gqa_inner_attention_local_map(layer.attention.inner_attention)
+        titan.set_gqa_inner_attention_local_map(layer.attention.inner_attention)
         if layer.attention.qk_norm is not None:
             layer.attention.qk_norm.sharding_config = ShardingConfig(
                 state_shardings={"weight": replicated},
@@ -60,20 +52,21 @@ def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
             )
         feed_forward = layer.feed_forward
         feed_forward.sharding_config = ShardingConfig(
-            in_src_shardings={"x": block_input}, in_dst_shardings={"x": dense_activation_placement(tp=spmd.R)}
+            in_src_shardings={"x": block_input},
+            in_dst_shardings={"x": titan.dense_activation_placement(tp=spmd.R)},
         )
-        feed_forward.up_proj.sharding_config = colwise_config()
+        feed_forward.up_proj.sharding_config = titan.colwise_config()
         if hasattr(feed_forward, "gate_proj"):
-            feed_forward.gate_proj.sharding_config = colwise_config()
+            feed_forward.gate_proj.sharding_config = titan.colwise_config()
         else:
             feed_forward.act.sharding_config = ShardingConfig(
                 state_shardings={"alpha_p": replicated, "alpha_n": replicated}
             )
-        feed_forward.down_proj.sharding_config = rowwise_config(output_sp=sequence_parallel)
+        feed_forward.down_proj.sharding_config = titan.rowwise_config(output_sp=sequence_parallel)
     if config.schedule is not None:
         _join_layers(config, block_input)
         if config.schedule.norm is not None:
-            config.schedule.norm.sharding_config = norm_config(enable_sp=sequence_parallel)
+            config.schedule.norm.sharding_config = titan.norm_config(enable_sp=sequence_parallel)
 
 
 def _join_layers(config: Any, block_input: Any) -> None:
@@ -83,5 +76,5 @@ def _join_layers(config: Any, block_input: Any) -> None:
             for last in (layer.attention.wo, layer.feed_forward.down_proj):
                 last.sharding_config = replace(last.sharding_config, out_dst_shardings=None)
     config.schedule.joined.sharding_config = ShardingConfig(
-        out_src_shardings=dense_activation_placement(tp=spmd.P), out_dst_shardings=block_input
+        out_src_shardings=titan.dense_activation_placement(tp=spmd.P), out_dst_shardings=block_input
     )

@@ -23,24 +23,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import apertus_model.trainer  # before anything of torchtitan  # noqa: F401
 from apertus_model.data.tokens.stream import IGNORE_INDEX
 from apertus_model.model.init import local_part
-from apertus_model.rehearsal import patches
+from apertus_model.rehearsal import patches, records
 from apertus_model.rehearsal.exchanges import SUMMED, Exchange
 from apertus_model.rehearsal.observer import Observer
 from apertus_model.rehearsal.rates import Rates
-from apertus_model.rehearsal.records import (
-    CLASSES,
-    HIDDEN,
-    KINDS,
-    PAIRS,
-    Collectives,
-    Moment,
-    Operators,
-    PeakMemory,
-    Rehearsed,
-    Synchronisation,
-    Task,
-    Tensors,
-)
 from apertus_model.trainer.config import attention_of, trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.process import engine_process
@@ -65,7 +51,7 @@ class Nowhere:
         return lambda *args, **kwargs: None
 
 
-def rehearse(task: Task) -> Rehearsed:
+def rehearse(task: records.Task) -> records.Rehearsed:
     """Builds the rank and runs its first step."""
     segment = segment_of(task.kind).model_validate(task.segment)
     rates = Rates(task.gpu, task.gpus_per_node)
@@ -119,26 +105,28 @@ def _parameters(trainer: Any) -> Iterator[torch.nn.Parameter]:
         yield from part.parameters()
 
 
-def _report(observer: Observer, trainer: Any, rates: Rates, attention: str) -> Rehearsed:
+def _report(observer: Observer, trainer: Any, rates: Rates, attention: str) -> records.Rehearsed:
     gradients = [parameter.grad for parameter in _parameters(trainer) if parameter.grad is not None]
     observer.allocations.name(map(local_part, gradients), "gradients")
     costs = observer.costs
     operators = [
-        Operators(kind=kind, operator=name, calls=costs.calls[kind, name], flops=costs.flops[kind, name],
-                  bytes=costs.moved[kind, name], seconds=seconds)
-        for (kind, name), seconds in sorted(costs.seconds.items(), key=lambda item: -item[1])
+        records.Operators(
+            kind=key[0], operator=key[1], calls=costs.calls[key], flops=costs.flops[key],
+            bytes=costs.moved[key], seconds=seconds,
+        )
+        for key, seconds in sorted(costs.seconds.items(), key=lambda item: -item[1])
     ]  # fmt: skip
     collectives = _collectives(observer, trainer)
     compute = sum(line.seconds for line in operators)
-    beside = sum(line.seconds for line in collectives if line.mesh in HIDDEN)
+    beside = sum(line.seconds for line in collectives if line.mesh in records.HIDDEN)
     waited = (
         sum(line.seconds - line.hidden_seconds for line in collectives) - beside + max(0.0, beside - compute)
     )
-    flops, classes = Counter[str](), dict.fromkeys(CLASSES, 0.0)
+    flops, classes = Counter[str](), dict.fromkeys(records.CLASSES, 0.0)
     for line in operators:
         flops[line.kind] += line.flops
         classes[line.kind] += line.seconds
-    return Rehearsed(
+    return records.Rehearsed(
         attention=attention,
         layers=[name for part in trainer.model_parts for name in part.layers],
         micro_batches=trainer.gradient_accumulation_steps * trainer.num_pipeline_parallel_microbatches,
@@ -146,7 +134,7 @@ def _report(observer: Observer, trainer: Any, rates: Rates, attention: str) -> R
         collectives=collectives,
         flops={kind: flops[kind] for kind in ("matrix", "attention")},
         synchronisations=[
-            Synchronisation(place=at, what=what, calls=calls)
+            records.Synchronisation(place=at, what=what, calls=calls)
             for (at, what), calls in observer.waits.most_common()
         ],
         operators=operators[:LONGEST],
@@ -158,29 +146,31 @@ def _report(observer: Observer, trainer: Any, rates: Rates, attention: str) -> R
     )
 
 
-def _memory(observer: Observer) -> PeakMemory:
+def _memory(observer: Observer) -> records.PeakMemory:
     live = observer.allocations.peak()
-    kinds, sizes, numbers = dict.fromkeys(KINDS, 0), Counter[Any](), Counter[Any]()
+    kinds, sizes, numbers = dict.fromkeys(records.KINDS, 0), Counter[Any](), Counter[Any]()
     for storage in live:
         kinds[storage.kind] += storage.bytes
         key = storage.made.operator, storage.made.shape, storage.made.dtype, storage.kind
         sizes[key] += storage.bytes
         numbers[key] += 1
-    return PeakMemory(
+    return records.PeakMemory(
         total=sum(kinds.values()),
         kinds=kinds,
         largest=[
-            Tensors(operator=key[0], shape=key[1], dtype=key[2], kind=key[3], number=numbers[key], bytes=size)
+            records.Tensors(
+                operator=key[0], shape=key[1], dtype=key[2], kind=key[3], number=numbers[key], bytes=size
+            )
             for key, size in sizes.most_common(LARGEST)
         ],
         moments=[
-            Moment(seconds=time, kinds=tuple(now[kind] for kind in KINDS))
+            records.Moment(seconds=time, kinds=tuple(now[kind] for kind in records.KINDS))
             for time, now in observer.allocations.moments(PIECES)
         ],
     )
 
 
-def _collectives(observer: Observer, trainer: Any) -> list[Collectives]:
+def _collectives(observer: Observer, trainer: Any) -> list[records.Collectives]:
     dims = trainer.parallel_dims
     names: dict[str, str] = {}
     for dimension in DIMENSIONS:
@@ -195,7 +185,7 @@ def _collectives(observer: Observer, trainer: Any) -> list[Collectives]:
     lines = []
     for (kind, mesh, size), exchanges in alike.items():
         sums = {name: sum(getattr(exchange, name) for exchange in exchanges) for name in SUMMED}
-        lines.append(Collectives(kind=kind, mesh=mesh, ranks=size, **sums))
+        lines.append(records.Collectives(kind=kind, mesh=mesh, ranks=size, **sums))
     return sorted(lines, key=lambda line: -line.seconds)
 
 
@@ -205,7 +195,7 @@ class Rows:
 
     def __init__(self, segment: Segment) -> None:
         length = segment.sequence_length
-        sequences = 2 * PAIRS
+        sequences = 2 * records.PAIRS
         part = -(-length // sequences)
         one = np.ones(sequences, dtype=np.float32)
         facts = OBJECTIVES[segment.objective]
@@ -226,7 +216,7 @@ class Rows:
             segments=np.arange(length) // part,
             rewards=one / 2,
             reference=-one,
-            margins=np.zeros(PAIRS, dtype=np.float32),
+            margins=np.zeros(records.PAIRS, dtype=np.float32),
             teacher_words=np.zeros((length, k), dtype=np.int32) + np.arange(k, dtype=np.int32),
             teacher_log_p=np.full((length, k + 1), -np.log(k + 1), dtype=np.float32),
             source=0,

@@ -27,17 +27,7 @@ from typing import Any
 import numpy as np
 
 from apertus_model.data.conversations.rows import COPIED_FACTS
-from apertus_model.data.preferences.choice import (
-    Candidate,
-    NoPair,
-    Pair,
-    choose,
-    choose_further,
-    generated_by,
-    offline_completions,
-    quantiles,
-    random_of,
-)
+from apertus_model.data.preferences import choice
 from apertus_model.data.preferences.packed_pairs import SequenceWriter
 from apertus_model.data.rows import Row, Rows, same_rows, to_line
 from apertus_model.progress import Progress
@@ -56,7 +46,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     prompts, completions, rewards = (
         Rows(attempt.input_artifact(role)) for role in ("prompts", "completions", "rewards")
     )
-    generated = generated_by(attempt)
+    generated = choice.generated_by(attempt)
     models = [rows.artifact.manifest.facts["model"] for rows in generated]
     total = same_rows(prompts, completions, rewards, *generated)
     without: Counter[str] = Counter()
@@ -74,7 +64,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
             try:
                 for pair in pairs_of(part, prompt, candidates, len(values["sampled"])):
                     writer.add(prompt, pair)
-            except NoPair as reason:
+            except choice.NoPair as reason:
                 without[str(reason)] += 1
             progress.update(index + 1, total, "prompts")
     if not writer.pairs:
@@ -111,34 +101,36 @@ def _why_none(total: int, without: Counter[str], reward: str, lowest: float, hig
 
 def candidates_of(
     prompt: Row, sampled: Row, rewards: Row, generated: Sequence[Row] = (), models: Sequence[str] = ()
-) -> list[Candidate]:
+) -> list[choice.Candidate]:
     """All completions of a prompt with their quantiles, offline completions first; an empty list if there are
     no reference rewards."""
     if not rewards["sampled"]:
         return []
     completed: dict[str, list[tuple[Row, dict[str, Any]]]] = {
-        "offline": list(offline_completions(prompt, generated, models)),
+        "offline": list(choice.offline_completions(prompt, generated, models)),
         "sampled": [(completion, {}) for completion in sampled["completions"]],
     }
     return [
-        Candidate(completion["text"], tuple(completion["tokens"]), reward, quantile, origin, maker)
+        choice.Candidate(completion["text"], tuple(completion["tokens"]), reward, quantile, origin, maker)
         for origin, those in completed.items()
         for (completion, maker), reward, quantile in zip(
-            those, rewards[origin], quantiles(rewards[origin], rewards["sampled"]), strict=True
+            those, rewards[origin], choice.quantiles(rewards[origin], rewards["sampled"]), strict=True
         )
     ]
 
 
-def pairs_of(part: PairsPart, prompt: Row, candidates: list[Candidate], reference: int) -> list[Pair]:
+def pairs_of(
+    part: PairsPart, prompt: Row, candidates: list[choice.Candidate], reference: int
+) -> list[choice.Pair]:
     """The pairs of a prompt, at most `part.pairs`. NoPair when there is none."""
     most = part.max_tokens - len(prompt["tokens"])
     short = [candidate for candidate in candidates if len(candidate.tokens) <= most]
-    random = random_of(part.seed, prompt["id"])
-    pairs = [choose(short, random, reference=reference, worst_quantile=part.worst_quantile)]
+    random = choice.random_of(part.seed, prompt["id"])
+    pairs = [choice.choose(short, random, reference=reference, worst_quantile=part.worst_quantile)]
     if part.pairs > 1:
         try:
-            pairs.append(choose_further(short, pairs[0], random))
-        except NoPair:
+            pairs.append(choice.choose_further(short, pairs[0], random))
+        except choice.NoPair:
             pass
     return pairs
 
@@ -171,7 +163,7 @@ class PairWriter:
     def pairs(self) -> int:
         return len(self._quantiles) // 2
 
-    def add(self, prompt: Row, pair: Pair) -> None:
+    def add(self, prompt: Row, pair: choice.Pair) -> None:
         for candidate in pair:
             self._sequences.add(prompt["tokens"], candidate.tokens)
             self._quantiles.append(candidate.quantile)

@@ -24,14 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.distributed.checkpoint import StorageReader
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
@@ -103,22 +96,25 @@ def read_errors(folder: Folder) -> Iterator[None]:
         ) from error
 
 
-def metadata_of(index: CheckpointIndex) -> Metadata:
+def metadata_of(index: CheckpointIndex) -> dcp.Metadata:
     """An index as DCP's metadata, with the file of each part as `storage_data`."""
     tensors = {
-        name: TensorStorageMetadata(
-            TensorProperties(DTYPES[stored.dtype]),
+        name: dcp.TensorStorageMetadata(
+            dcp.TensorProperties(DTYPES[stored.dtype]),
             torch.Size(stored.shape),
-            [ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.shape)) for part in stored.parts],
+            [
+                dcp.ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.shape))
+                for part in stored.parts
+            ],
         )
         for name, stored in index.tensors.items()
     }
     files = {
-        MetadataIndex(name, torch.Size(part.offsets)): part.file
+        dcp.MetadataIndex(name, torch.Size(part.offsets)): part.file
         for name, stored in index.tensors.items()
         for part in stored.parts
     }
-    return Metadata(tensors, storage_data=files, storage_meta=StorageMeta())
+    return dcp.Metadata(tensors, storage_data=files, storage_meta=dcp.StorageMeta())
 
 
 class CheckpointReader(StorageReader):
@@ -134,18 +130,18 @@ class CheckpointReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return False
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: Any, **kwargs: Any) -> dcp.Metadata:
         """The index. DamagedCheckpoint or CheckpointError when it differs from what was written."""
         return self._index
 
     @cached_property
-    def _index(self) -> Metadata:
+    def _index(self) -> dcp.Metadata:
         with read_errors(self.folder):
             file = self.folder.open(INDEX)
             return metadata_of(read_index(file.read(0, file.size)))
 
     def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+        self, metadata: dcp.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
         """Does nothing: `read_metadata` has read the index."""
 

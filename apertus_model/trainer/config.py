@@ -15,12 +15,7 @@ import torch
 from torchtitan.components.loss import BaseLoss
 from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.activation_checkpoint import (
-    ActivationCheckpointing,
-    FullAC,
-    MemoryBudgetAC,
-    SelectiveAC,
-)
+from torchtitan.distributed import activation_checkpoint as recomputed
 
 from apertus_model.device import has_gpu
 from apertus_model.model.attention_choice import Choice, Setting, resolve_backend
@@ -226,15 +221,15 @@ def attention_of(segment: Segment, other: ModelSpec | None = None) -> Choice:
     return resolve_backend(attention_of(segment).backend if same else segment.attention, setting)
 
 
-def recomputation_config(segment: Segment) -> ActivationCheckpointing.Config | None:
+def recomputation_config(segment: Segment) -> recomputed.ActivationCheckpointing.Config | None:
     """The config of what is recomputed in the backward pass; None for nothing."""
     match segment.activation_checkpointing:
         case "selective":
-            return SelectiveAC.Config()
+            return recomputed.SelectiveAC.Config()
         case "full":
-            return FullAC.Config()
+            return recomputed.FullAC.Config()
         case "memory_budget":
-            return MemoryBudgetAC.Config(memory_budget=segment.memory_budget)
+            return recomputed.MemoryBudgetAC.Config(memory_budget=segment.memory_budget)
     return None
 
 
