@@ -75,39 +75,24 @@ class _XIELU(torch.autograd.Function):
 
 
 class ApertusFeedForward(Module):
-    """Two matrices around xIELU, without a gate: (batch, seq_len, dim) -> (batch, seq_len, dim)."""
+    """down_proj(xielu(up_proj x)) or, with a gate, SwiGLU (arXiv 2002.05202): down_proj(silu(gate_proj x) *
+    up_proj x); (batch, seq_len, dim) -> (batch, seq_len, dim)."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
         up_proj: Linear.Config
         down_proj: Linear.Config
-        act: XIELU.Config
+        act: XIELU.Config | None = None
+        gate_proj: Linear.Config | None = None
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        self.gate_proj = None if config.gate_proj is None else config.gate_proj.build()
         self.up_proj = config.up_proj.build()
-        self.act = config.act.build()
+        self.act: Any = None if config.act is None else config.act.build()
         self.down_proj = config.down_proj.build()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.gate_proj is not None:
+            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return self.down_proj(self.act(self.up_proj(x)))
-
-
-class GatedFeedForward(Module):
-    """SwiGLU (arXiv 2002.05202): down_proj(silu(gate_proj x) * up_proj x), (batch, seq_len, dim) -> (batch,
-    seq_len, dim)."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Module.Config):
-        gate_proj: Linear.Config
-        up_proj: Linear.Config
-        down_proj: Linear.Config
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.gate_proj = config.gate_proj.build()
-        self.up_proj = config.up_proj.build()
-        self.down_proj = config.down_proj.build()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

@@ -36,7 +36,7 @@ from apertus_model.model.attention import (
     document_offsets,
     inner_attention,
 )
-from apertus_model.model.feed_forward import XIELU, ApertusFeedForward, GatedFeedForward
+from apertus_model.model.feed_forward import XIELU, ApertusFeedForward
 from apertus_model.model.init import initialise_parameters
 from apertus_model.model.layer_schedule import Branch, LayerSchedule, layer_schedule_config
 from apertus_model.model.lora import add_adapters
@@ -283,7 +283,7 @@ def _feed_forward(spec: ModelSpec, linear: Callable[[int, int], Linear.Config]) 
     up_proj, down_proj = linear(spec.dim, spec.ffn_dim), linear(spec.ffn_dim, spec.dim)
     if spec.activation == "swiglu":
         gate_proj = linear(spec.dim, spec.ffn_dim)
-        return GatedFeedForward.Config(gate_proj=gate_proj, up_proj=up_proj, down_proj=down_proj)
+        return ApertusFeedForward.Config(gate_proj=gate_proj, up_proj=up_proj, down_proj=down_proj)
     act = XIELU.Config(param_init={"alpha_p": skip_param_init, "alpha_n": skip_param_init})
     return ApertusFeedForward.Config(up_proj=up_proj, act=act, down_proj=down_proj)
 

@@ -56,7 +56,7 @@ def set_sharding(config: Any, *, sequence_parallel: bool) -> None:
             in_dst_shardings={"x": titan.dense_activation_placement(tp=spmd.R)},
         )
         feed_forward.up_proj.sharding_config = titan.colwise_config()
-        if hasattr(feed_forward, "gate_proj"):
+        if feed_forward.gate_proj is not None:
             feed_forward.gate_proj.sharding_config = titan.colwise_config()
         else:
             feed_forward.act.sharding_config = ShardingConfig(

@@ -11,20 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from apertus_model.losses import preference as formulas
+from apertus_model.losses import sequences
 from apertus_model.losses.cross_entropy import LastStates, log_probabilities
-from apertus_model.losses.preference import (
-    beta_log_partition,
-    bradley_terry,
-    dpo,
-    qrpo_residual,
-    sequence_beta,
-)
-from apertus_model.losses.sequences import (
-    sequence_log_probabilities,
-    sequence_sums,
-    shared_sum,
-    token_rewards,
-)
 from apertus_model.model.on_host import copy_to
 from apertus_model.trainer.evaluator import Evaluator, HeldOutLoss
 from apertus_model.trainer.objectives.base import Extras, MicroBatch, MicroBatchLoss, Objective, column
@@ -48,7 +37,7 @@ class PreferenceObjective(Objective):
         present, reference = extras["present"], extras["reference"]
         log_p = log_probabilities(states)
         labels = copy_to(states.labels_BL, log_p.device)
-        total, lengths = sequence_log_probabilities(
+        total, lengths = sequences.sequence_log_probabilities(
             log_p, labels, extras["segments"], present.shape[1], group
         )
         log_ratio = torch.where(present, total - reference, 0.0)
@@ -84,14 +73,14 @@ class Qrpo(PreferenceObjective):
     def losses(self, log_ratio: Tensor, lengths: Tensor, extras: Extras) -> Losses:
         settings = self.settings
         present, quantiles = extras["present"], extras["rewards"]
-        beta = sequence_beta(
+        beta = formulas.sequence_beta(
             lengths,
             beta=settings.beta,
             length_normalised=settings.length_normalised,
             beta_max=settings.beta_max,
         )
-        residual = torch.where(present, qrpo_residual(log_ratio, quantiles, beta), 0.0)
-        target = quantiles.double() - beta_log_partition(beta)
+        residual = torch.where(present, formulas.qrpo_residual(log_ratio, quantiles, beta), 0.0)
+        target = quantiles.double() - formulas.beta_log_partition(beta)
         columns = {"target": column(target, present), "residual": column(residual.detach(), present)}
         return residual.square(), beta, columns
 
@@ -109,12 +98,12 @@ class Dpo(PreferenceObjective):
     def losses(self, log_ratio: Tensor, lengths: Tensor, extras: Extras) -> Losses:
         present = extras["present"]
         pairs = present[:, 0::2] & present[:, 1::2]
-        beta = sequence_beta(
+        beta = formulas.sequence_beta(
             lengths, beta=self.settings.beta, length_normalised=self.settings.length_normalised
         )
         implicit = beta.to(log_ratio.dtype) * log_ratio
         margin = implicit[:, 0::2] - implicit[:, 1::2]
-        losses = torch.where(pairs, dpo(margin, self.settings.label_smoothing), 0.0)
+        losses = torch.where(pairs, formulas.dpo(margin, self.settings.label_smoothing), 0.0)
         return losses, beta, {"margin": column(margin.detach(), pairs)}
 
 
@@ -132,11 +121,12 @@ class BradleyTerry(Objective):
 
     def loss(self, states: LastStates, batch: MicroBatch) -> MicroBatchLoss:
         pairs, margins = batch.extras["present"], batch.extras["margins"]
-        values = token_rewards(states)
-        sums = sequence_sums(values, batch.extras["segments"], 2 * pairs.shape[1])
-        rewards = (sums if batch.group is None else shared_sum(sums, batch.group)).to(values.dtype)
+        values = sequences.token_rewards(states)
+        sums = sequences.sequence_sums(values, batch.extras["segments"], 2 * pairs.shape[1])
+        rewards = (sums if batch.group is None else sequences.shared_sum(sums, batch.group)).to(values.dtype)
         chosen, rejected = rewards[:, 0::2], rewards[:, 1::2]
-        losses = torch.where(pairs, bradley_terry(chosen, rejected, margins, self.settings.centring), 0.0)
+        losses = formulas.bradley_terry(chosen, rejected, margins, self.settings.centring)
+        losses = torch.where(pairs, losses, 0.0)
         copies = dist.get_world_size(batch.group) if batch.group is not None else 1
         with torch.no_grad():
             columns = {
@@ -149,8 +139,9 @@ class BradleyTerry(Objective):
     def heldout_loss(self, evaluator: Evaluator, samples: Sequence[Any]) -> HeldOutLoss:
         present = torch.from_numpy(np.stack([sample.present for sample in samples]))
         margins = torch.from_numpy(np.stack([sample.margins for sample in samples])).double()
-        rewards = evaluator.of_sequences(samples, 2 * present.shape[1], token_rewards).double()
-        losses = bradley_terry(rewards[:, 0::2], rewards[:, 1::2], margins, self.settings.centring)[present]
+        rewards = evaluator.of_sequences(samples, 2 * present.shape[1], sequences.token_rewards).double()
+        chosen, rejected = rewards[:, 0::2], rewards[:, 1::2]
+        losses = formulas.bradley_terry(chosen, rejected, margins, self.settings.centring)[present]
         return HeldOutLoss(losses.mean().item(), losses.numel())
 
 
