@@ -269,13 +269,6 @@ def document_offsets(positions: torch.Tensor, device: torch.device | None = None
     return VarlenMetadata(offsets, offsets, longest, longest)
 
 
-class TakesDocuments:
-    """The config of an inner attention whose layer makes the mask from the numbers of documents
-    (`document_numbers`)."""
-
-    __slots__ = ()
-
-
 def document_numbers(positions: torch.Tensor) -> torch.Tensor:
     """The number of each token's document in its row, int64 of the shape of `positions`."""
     return (positions == 0).cumsum(dim=1)

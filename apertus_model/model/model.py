@@ -29,7 +29,6 @@ from apertus_model.model.attention import (
     EarlierKeysAttention,
     KeysValues,
     SdpaAttention,
-    TakesDocuments,
     begun_rows,
     document_mask,
     document_numbers,
@@ -45,7 +44,7 @@ from apertus_model.model.on_host import OnHost, copy_to, host_tensor
 from apertus_model.model.output import LossFunction, OutputLayer, RewardHead
 from apertus_model.model.rotation import Llama3RoPE, rope_config
 from apertus_model.model.sharding import set_sharding
-from apertus_model.model.sparse_attention import choosing
+from apertus_model.model.sparse_attention import COMPUTED_BY, choosing
 from specs.model import ModelSpec
 from specs.settings import Lora
 from specs.trainable import fits
@@ -183,7 +182,7 @@ class ApertusModel(Decoder):
         layers share it."""
         device = next(self.parameters()).device
         backend = self.config.first_attention.inner_attention  # every layer has attention
-        if isinstance(backend, TakesDocuments):
+        if type(backend) in COMPUTED_BY.values():
             return document_numbers(copy_to(positions, device))
         if isinstance(backend, SdpaAttention.Config):
             return document_mask(copy_to(positions, device), self.cp_mesh, self.cp_load_balancer)

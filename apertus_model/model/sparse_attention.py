@@ -34,7 +34,7 @@ from torchtitan.models.common.attention import FlexAttention, GQAttention
 from torchtitan.models.common.decoder_sharding import dense_param_placement
 from torchtitan.protocols.sharding import ShardingConfig
 
-from apertus_model.model.attention import SdpaAttention, TakesDocuments, projected
+from apertus_model.model.attention import SdpaAttention, projected
 from apertus_model.model.init import generator_of, local_part
 from specs.capabilities import SPARSE_BLOCK
 from specs.sparse_attention import Dropped, Hashed, SparseAttention, Windowed
@@ -228,7 +228,7 @@ class MaskedAttention(SdpaAttention):
     """The reference: `scaled_dot_product_attention` with a boolean mask for every head, on any device."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(SdpaAttention.Config, TakesDocuments):
+    class Config(SdpaAttention.Config):
         pass
 
     def forward(
@@ -257,7 +257,7 @@ class ArrangedAttention(FlexAttention):
     """FlexAttention over the tokens of each head, sorted and without those that are left out."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(FlexAttention.Config, TakesDocuments):
+    class Config(FlexAttention.Config):
         pass
 
     def forward(
@@ -311,7 +311,8 @@ COMPUTED_BY: dict[type, type[MaskedAttention.Config] | type[ArrangedAttention.Co
     SdpaAttention.Config: MaskedAttention.Config,
     FlexAttention.Config: ArrangedAttention.Config,
 }
-"""The config of the sparse attention, by the config of the chosen backend of causal attention."""
+"""The config of the sparse attention, whose layers make masks from the numbers of documents, by the config of
+the chosen backend of causal attention."""
 
 
 def choosing(plain: GQAttention.Config, method: SparseAttention, layer: int) -> ChoosingAttention.Config:

@@ -87,7 +87,9 @@ class Measurement:
                 for decoding in part.memorisation.decodings
             }
             metrics |= memorisation(probes, continuations, part.memorisation)
-            metrics["memorisation/passes"] = self._passes_over_probes()
+            passes = self.attempt.input_checkpoint("checkpoint").facts["passes"]
+            corpus = self.attempt.job.inputs["probes"].fingerprint
+            metrics["memorisation/passes"] = float(passes.get(corpus, 0.0))
         if self.exposed is not None:
             metrics |= self.exposed.measure(self.evaluator, progress)
         if self.answers is not None:
@@ -163,8 +165,3 @@ class Measurement:
             facts["eos_id"],
             2 * degrees.cp * degrees.tp,
         )
-
-    def _passes_over_probes(self) -> float:
-        """The number of training passes over the corpus with the probes, up to the checkpoint."""
-        passes = self.attempt.input_checkpoint("checkpoint").facts["passes"]
-        return float(passes.get(self.attempt.job.inputs["probes"].fingerprint, 0.0))

@@ -278,16 +278,11 @@ def load_tensors(state: dict[str, Tensor], checkpoint: Checkpoint | str, *, alon
     with read_errors(folder), raise_cause():
         dcp.load(state, storage_reader=storage, no_dist=alone)
     for name in state:
-        parts = [_adapter_name(name, part) for part in ADAPTER_PARTS]
+        # X.weight -> X.lora_a.weight; for a tensor that is not a weight, a name that no tensor has
+        parts = [f"{name.removesuffix('weight')}{part}" for part in ADAPTER_PARTS]
         if parts[0] in index and parts[0] not in state:
             adapter = {part: torch.empty(index[part].size, device=state[name].device) for part in parts}
             with read_errors(folder), raise_cause():
                 # without collectives: each pipeline stage has different adapters
                 dcp.load(adapter, storage_reader=storage, no_dist=True)
             merge_adapter(state[name], *adapter.values())
-
-
-def _adapter_name(weight: str, part: str) -> str:
-    """The stored name of one part of a weight's adapter: `X.weight` -> `X.lora_a.weight`. For a tensor that
-    is not a weight, a name that no tensor has."""
-    return f"{weight.removesuffix('weight')}{part}"
