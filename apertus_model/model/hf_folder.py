@@ -104,11 +104,8 @@ def _in_dtype(
 
 class FolderWeights:
     """The weights of a folder by our names, read one at a time. A file of a remote folder is copied to
-    `scratch` while it is read.
-
-    Raises:
-        HuggingFaceError: a weight is missing, unknown or of another shape; or the folder has only pickles.
-    """
+    `scratch` while it is read. HuggingFaceError when a weight is missing, unknown or of another shape, or the
+    folder has only pickles."""
 
     def __init__(self, url: str, spec: ModelSpec, scratch: Path) -> None:
         self._fs, self._root = fsspec.core.url_to_fs(url)
@@ -140,9 +137,8 @@ class FolderWeights:
             raise HuggingFaceError(
                 f"{self.url} lacks {len(missing)} of {len(self._shapes)} weights, the first {missing[0]!r}"
             )
-        if unknown := sorted(
-            name for name in self.files.keys() - self._shapes.keys() if not name.endswith(CONSTANTS)
-        ):
+        further = self.files.keys() - self._shapes.keys()
+        if unknown := sorted(name for name in further if not name.endswith(CONSTANTS)):
             raise HuggingFaceError(
                 f"{self.url} has {len(unknown)} weights that this model does not have, the first"
                 f" {unknown[0]!r}"

@@ -82,11 +82,9 @@ class Measurement:
             metrics |= loss_by_position(self.evaluator, list(corpora.values()), part.by_position)
         if part.memorisation:
             probes = read_probes(self._artifact("probes"), part.memorisation.planted)
-            continuations = {
-                decoding: Rows(self._artifact(f"{CONTINUATIONS}{decoding}"))
-                for decoding in part.memorisation.decodings
-            }
-            metrics |= memorisation(probes, continuations, part.memorisation)
+            decodings = part.memorisation.decodings
+            written = {name: Rows(self._artifact(f"{CONTINUATIONS}{name}")) for name in decodings}
+            metrics |= memorisation(probes, written, part.memorisation)
             passes = self.attempt.input_checkpoint("checkpoint").facts["passes"]
             corpus = self.attempt.job.inputs["probes"].fingerprint
             metrics["memorisation/passes"] = float(passes.get(corpus, 0.0))
@@ -145,8 +143,8 @@ class Measurement:
         """The answers of the model, or of the one that it is compared with; None without such inputs."""
         if f"{whose}completions" not in self.attempt.job.inputs:
             return None
-        rewards = f"{whose}rewards"
-        judged = self._artifact(rewards) if rewards in self.attempt.job.inputs else None
+        judge = f"{whose}rewards"
+        judged = self._artifact(judge) if judge in self.attempt.job.inputs else None
         return Answers.read(self._artifact("prompts"), self._artifact(f"{whose}completions"), judged)
 
     def _exposure_texts(self) -> ExposureTexts | None:

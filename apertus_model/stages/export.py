@@ -90,12 +90,9 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
     }
     if part.chat:
         tokens["eos_token_id"] = end_of_turn(facts)
-    config = config_class(part.model)(
-        architectures=[architecture(part.model)],
-        **hugging_face_config(
-            part.model, max_position_embeddings=part.sequence_length, dtype=part.dtype, **tokens
-        ),
-    )
+    length = part.sequence_length
+    fields = hugging_face_config(part.model, max_position_embeddings=length, dtype=part.dtype, **tokens)
+    config = config_class(part.model)(architectures=[architecture(part.model)], **fields)
     with torch.device("meta"):
         theirs = model_class(part.model)(config)
     write_shards(
