@@ -96,10 +96,7 @@ def cross_entropy(
     hidden_BLD, weight_VD, labels_BL, vocab = states
     weights = hidden_BLD.new_ones(labels_BL.shape, dtype=torch.float32) if weights_BL is None else weights_BL
     states_ND, labels = hidden_BLD.flatten(0, 1), labels_BL.reshape(1, -1)
-    loss: Tensor = _CrossEntropy.apply(
-        states_ND, weight_VD, labels, weights.flatten(), denominator, vocab, z_loss
-    )
-    return loss
+    return _CrossEntropy.apply(states_ND, weight_VD, labels, weights.flatten(), denominator, vocab, z_loss)
 
 
 def log_probabilities(states: LastStates) -> Tensor:

@@ -126,10 +126,7 @@ def distillation(
     """
     hidden_BLD, weight_VD, labels_BL, vocab = states
     states_ND, labels = hidden_BLD.flatten(0, 1), labels_BL.reshape(1, -1)
-    loss: tuple[torch.Tensor, torch.Tensor] = _Distillation.apply(
-        states_ND, weight_VD, labels, denominator, teacher, settings, vocab, z_loss
-    )
-    return loss
+    return _Distillation.apply(states_ND, weight_VD, labels, denominator, teacher, settings, vocab, z_loss)
 
 
 class _Distillation(torch.autograd.Function):

@@ -67,8 +67,7 @@ def shared_sum(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     its own part, once.
 
     Use it where all processes compute the same function of the sum: the backward pass reduces nothing."""
-    result: torch.Tensor = _SharedSum.apply(values, group)
-    return result
+    return _SharedSum.apply(values, group)
 
 
 class _SharedSum(torch.autograd.Function):

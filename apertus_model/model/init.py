@@ -121,5 +121,4 @@ def sum_over_shards(own: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Pl
     """The sum, over the different shards of a tensor, of what each rank has computed from its own shard.
     Collective."""
     added = [Replicate() if placement.is_replicate() else Partial() for placement in placements]
-    whole: torch.Tensor = DTensor.from_local(own, mesh, added, run_check=False).full_tensor()
-    return whole
+    return DTensor.from_local(own, mesh, added, run_check=False).full_tensor()

@@ -168,10 +168,7 @@ class LayerSchedule(Module):
         summed = self.steps[number - 1].summed
         if not summed:
             return states[-1]
-        result: torch.Tensor = self.sums[str(number)](
-            *(read if state == INPUT else states[state] for state in summed)
-        )
-        return result
+        return self.sums[str(number)](*(read if state == INPUT else states[state] for state in summed))
 
 
 def layer_schedule_config(steps: Sequence[LayerStep], norm: RMSNorm.Config) -> LayerSchedule.Config:

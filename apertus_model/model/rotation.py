@@ -109,8 +109,7 @@ class Llama3RoPE(CosSinRoPE):
         """Rotates queries and keys by rows of the cache, as torchtitan does; on a GPU by a kernel."""
         if has_kernels(query):
             return rotate(query, rope_cache, False), rotate(key, rope_cache, False)
-        rotated: tuple[torch.Tensor, torch.Tensor] = CosSinRoPE.apply_rotary_emb(query, key, rope_cache)
-        return rotated
+        return CosSinRoPE.apply_rotary_emb(query, key, rope_cache)
 
 
 def rope_config(spec: ModelSpec, sequence_length: int) -> Llama3RoPE.Config:

@@ -85,8 +85,7 @@ class Endless(TokenFormat):
     end_ids, pad_id = (), 0
 
     def tokens(self, prompt: Row) -> list[int]:
-        tokens: list[int] = prompt["tokens"]
-        return tokens
+        return prompt["tokens"]
 
     def completion(self, tokens: list[int]) -> Completion:
         return {"tokens": tokens}

@@ -66,8 +66,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
 def _learned(store: Store, ref: InputRef) -> list[float]:
     """The weights that a segment of a `domain_weights` stage has learned by its end."""
     assert ref.path is not None, "the launcher gives the place"
-    weights: list[float] = Artifact(store, ref.path, ref.step).manifest.facts["domain_weights"]["mean"]
-    return weights
+    return Artifact(store, ref.path, ref.step).manifest.facts["domain_weights"]["mean"]
 
 
 def _recipe(store: Store, ref: InputRef) -> MixtureRecipe:

@@ -73,8 +73,7 @@ class TrainingData:
 def open_data(store: Store, inputs: Inputs, segment: Segment) -> TrainingData:
     """The data of a segment, from its inputs by role."""
     module, _, name = segment.data_class.rpartition(":")
-    opened: TrainingData = getattr(importlib.import_module(module or __name__), name)(store, inputs, segment)
-    return opened
+    return getattr(importlib.import_module(module or __name__), name)(store, inputs, segment)
 
 
 def same_data(now: Mapping[str, Any], then: Mapping[str, Any], step: int) -> None:

@@ -130,8 +130,7 @@ class ApertusTrainer(Trainer):
         self.step = config.lifecycle.begin_step
         self.lr_schedulers.seek(self.step)  # LearningRate
         self.dataloader.seek(self.step)  # SampleLoader
-        batches: Iterator[Batch] = self.batch_generator(self.dataloader)
-        return batches
+        return self.batch_generator(self.dataloader)
 
     def _agree(self, measured: Sequence[Tensor], *, overdue: bool = False) -> list[float]:
         """The measurements of rank 0; sets `_requests`. Waits for the GPU. Collective."""

@@ -82,8 +82,7 @@ class Alignment(Objective):
     def forward(self, model: nn.Module, tokens: Tensor, labels: Any, batch: MicroBatch) -> MicroBatchLoss:
         with torch.no_grad():
             wanted = self._teacher(tokens, **batch.arguments, run=self._read)
-        loss: MicroBatchLoss = model(tokens, **batch.arguments, run=partial(self._compare, batch, wanted))
-        return loss
+        return model(tokens, **batch.arguments, run=partial(self._compare, batch, wanted))
 
     def _read(
         self, layers: Layers, hidden: Tensor, masks: Any, positions: Tensor

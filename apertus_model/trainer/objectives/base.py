@@ -100,8 +100,7 @@ class Objective(ABC):
     ) -> MicroBatchLoss:
         """Runs the forward pass of a micro-batch, with its loss, if layers are not split into a pipeline."""
         loss_fn = partial(self.loss, batch=batch)
-        loss: MicroBatchLoss = model(tokens, **batch.arguments, labels=labels, loss_fn=loss_fn)
-        return loss
+        return model(tokens, **batch.arguments, labels=labels, loss_fn=loss_fn)
 
     @abstractmethod
     def loss(self, states: LastStates, batch: MicroBatch) -> MicroBatchLoss:
