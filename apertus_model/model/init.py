@@ -43,7 +43,9 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
             if hasattr(module, "initial"):
                 whole = module.initial(own_name, parameter.shape, generator_of(seed, name, 0))
                 if whole is not None:
-                    _take_own(parameter, whole)
+                    for dimension, (start, size) in enumerate(zip(*owned_region(parameter), strict=True)):
+                        whole = whole.narrow(dimension, start, size)
+                    local_part(parameter).copy_(whole)
                     continue
             if name.endswith(".alpha_p"):
                 local_part(parameter).fill_(INITIAL_ALPHA_P)
@@ -61,13 +63,6 @@ def initialise_parameters(model: nn.Module, *, seed: int, std: float, n_layers: 
                 fill_normal(
                     parameter, name, seed=seed, std=output_std if name.endswith(_OUTPUT_PROJECTIONS) else std
                 )
-
-
-def _take_own(parameter: torch.Tensor, whole: torch.Tensor) -> None:
-    """Fills a parameter, or the part of it that this rank owns."""
-    for dimension, (start, size) in enumerate(zip(*owned_region(parameter), strict=True)):
-        whole = whole.narrow(dimension, start, size)
-    local_part(parameter).copy_(whole)
 
 
 def select_last(parameter: torch.Tensor) -> None:

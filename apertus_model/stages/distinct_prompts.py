@@ -12,7 +12,7 @@ import numpy as np
 
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
-from infra.store import Artifact, Attempt
+from infra.store import Attempt
 from specs.errors import StageError
 from specs.stages.preference_training import DistinctPromptsPart
 
@@ -23,7 +23,10 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     owner: dict[str, int] = {}  # by prompt: the first set that has it
     dropped: list[int] = []
     for number, name in enumerate(part.names):
-        prompts = prompts_of(attempt.input_artifact(f"pairs:{number}"))
+        pairs = attempt.input_artifact(f"pairs:{number}")
+        file = "pairs.jsonl" if "pairs.jsonl" in pairs.manifest.files else "completions.jsonl"
+        with open(pairs.local(file), "rb") as lines:
+            prompts = [json.loads(line)["id"] for line in lines]  # of every pair, or single completion
         owners = [owner.setdefault(prompt, number) for prompt in prompts]
         shared = {prompt: first for prompt, first in zip(prompts, owners, strict=True) if first != number}
         if shared and part.repeated_prompts == "error":
@@ -41,10 +44,3 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
         progress.update(number + 1, len(part.names), "sets")
     progress.log(", ".join(f"{name}: {n} pairs dropped" for name, n in zip(part.names, dropped, strict=True)))
     attempt.commit(metrics={"prompts": len(owner), "dropped": dict(zip(part.names, dropped, strict=True))})
-
-
-def prompts_of(pairs: Artifact) -> list[str]:
-    """The id of the prompt of every pair, or of every single completion."""
-    name = "pairs.jsonl" if "pairs.jsonl" in pairs.manifest.files else "completions.jsonl"
-    with open(pairs.local(name), "rb") as file:
-        return [json.loads(line)["id"] for line in file]

@@ -165,7 +165,10 @@ def agreement(pairs: Sequence[JudgedPair], seed: int) -> dict[str, float]:
         "ties": [float(pair.chosen == pair.rejected) for pair in pairs],
         "accuracy/longer": [pair.agrees for pair in pairs if pair.longer > 0],
         "accuracy/shorter": [pair.agrees for pair in pairs if pair.longer < 0],
-        "length_bias": [_for_longer(pair) for pair in pairs if pair.longer],
+        # the reward's preference for the longer completion, minus the label's
+        "length_bias": [
+            pair.agrees - 1 if pair.longer > 0 else 1 - pair.agrees for pair in pairs if pair.longer
+        ],
     }
     for name in dict.fromkeys(pair.source for pair in pairs):
         figures[f"{OF_SOURCE}{name}"] = [pair.agrees for pair in pairs if pair.source == name]
@@ -183,8 +186,3 @@ def agreement(pairs: Sequence[JudgedPair], seed: int) -> dict[str, float]:
 
 def _prefers(preferred: float, other: float) -> float:
     return 0.5 if preferred == other else float(preferred > other)
-
-
-def _for_longer(pair: JudgedPair) -> float:
-    """The reward's preference for the longer completion, minus the label's."""
-    return pair.agrees - 1 if pair.longer > 0 else 1 - pair.agrees

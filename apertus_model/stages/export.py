@@ -59,7 +59,9 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
             attempt.store, exported, evaluations, title=job.pipeline, model=part.model, sequence_length=length
         )
         (folder / "README.md").write_text(card)
-        check_tokenizer(folder, part)
+        if (ids := len(open_folder(folder))) > part.model.vocab_size:
+            sizes = f"the tokenizer has {ids:,} ids, the model {part.model.vocab_size:,} embeddings"
+            raise ExportError(sizes)
         progress.update(2, 4, "steps")
         difference, how = verify(checkpoint, folder, part)
         progress.update(3, 4, "steps")
@@ -88,8 +90,11 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
     tokens: dict[str, Any] = {
         f"{role}_token_id": facts[f"{role}_id"] for role in ("bos", "eos", "pad") if f"{role}_id" in facts
     }
-    if part.chat:
-        tokens["eos_token_id"] = end_of_turn(facts)
+    if part.chat:  # answers end with the turn
+        if facts.get("end_of_turn_id") is None:
+            missing = "its tokenizer has no end-of-turn token <|assistant_end|>"
+            raise ExportError(f"the model was trained on conversations, but {missing}")
+        tokens["eos_token_id"] = int(facts["end_of_turn_id"])
     length = part.sequence_length
     fields = hugging_face_config(part.model, max_position_embeddings=length, dtype=part.dtype, **tokens)
     config = config_class(part.model)(architectures=[architecture(part.model)], **fields)
@@ -116,23 +121,6 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
         GenerationConfig(**tokens, **sampling).save_pretrained(folder)
     for name in tokenizer.manifest.files:
         (folder / name).write_bytes(tokenizer.bytes(name))
-
-
-def end_of_turn(facts: dict[str, Any]) -> int:
-    """The id of the token that ends an answer. ExportError when the tokenizer has no such token."""
-    if facts.get("end_of_turn_id") is None:
-        missing = "its tokenizer has no end-of-turn token <|assistant_end|>"
-        raise ExportError(f"the model was trained on conversations, but {missing}")
-    return int(facts["end_of_turn_id"])
-
-
-def check_tokenizer(folder: Path, part: ExportPart) -> None:
-    """Raises ExportError when transformers opens a tokenizer with ids that the model has no embedding for."""
-    tokenizer = open_folder(folder)
-    if len(tokenizer) > part.model.vocab_size:
-        raise ExportError(
-            f"the tokenizer has {len(tokenizer):,} ids, the model {part.model.vocab_size:,} embeddings"
-        )
 
 
 def verify(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> tuple[float, str]:

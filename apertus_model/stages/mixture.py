@@ -28,7 +28,10 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     inputs = [attempt.job.inputs[f"source:{index}"] for index in range(len(part.weights))]
     input_weights = part.weights
     if part.learned:
-        learned = in_parts(_learned(attempt.store, attempt.job.inputs["learned"]))
+        trained = attempt.job.inputs["learned"]
+        assert trained.path is not None, "the launcher gives the place"
+        facts = Artifact(attempt.store, trained.path, trained.step).manifest.facts
+        learned = in_parts(facts["domain_weights"]["mean"])
         input_weights = [learned[position] for position in part.learned]
     weights: dict[str, Fraction] = {}
     corpora: dict[str, MixtureSource] = {}
@@ -61,12 +64,6 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     progress.log("; ".join(f"{name} {share:.4f}" for name, share in shown))
     tokens = sum(source.tokens for source in sources)
     attempt.commit(metrics={"sources": len(order), "shares": shares, "tokens": tokens})
-
-
-def _learned(store: Store, ref: InputRef) -> list[float]:
-    """The weights that a segment of a `domain_weights` stage has learned by its end."""
-    assert ref.path is not None, "the launcher gives the place"
-    return Artifact(store, ref.path, ref.step).manifest.facts["domain_weights"]["mean"]
 
 
 def _recipe(store: Store, ref: InputRef) -> MixtureRecipe:

@@ -61,8 +61,9 @@ class ForkServer:
         self.selector.register(control, selectors.EVENT_READ)
         while True:
             ready = self.selector.select(0 if self.imports else None)
-            if not ready:
-                self._import_next()
+            if not ready:  # an error is reported by the stage that needs the module
+                with contextlib.suppress(Exception), quick_imports():
+                    importlib.import_module(self.imports.popleft())
             for key, _ in ready:
                 if key.fileobj is not control:
                     self._report(key.fd)
@@ -73,11 +74,6 @@ class ForkServer:
                 if (channel := self._fork(*descriptors)) is not None:
                     control.close()
                     return channel
-
-    def _import_next(self) -> None:
-        # the stage that needs the module reports the error
-        with contextlib.suppress(Exception), quick_imports():
-            importlib.import_module(self.imports.popleft())
 
     def _fork(self, stdin: int, stdout: int, channel: int) -> socket.socket | None:
         """Forks a child. Returns the channel in the child, None in the server."""
