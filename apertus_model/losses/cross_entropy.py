@@ -1,5 +1,4 @@
-"""Fused linear cross-entropy: the loss, or the log-probabilities of labels, from hidden states and the weight
-of the output layer.
+"""Fused linear cross-entropy: the loss or log-probabilities, from hidden states and the output weight.
 
 Logits are made for `CHUNK_TOKENS` labelled tokens at a time, used and dropped, forward and backward. For N
 labelled tokens, width D, V local words of the vocabulary, and parameters of b bytes (b = 4 for float32, 2 for
@@ -17,8 +16,7 @@ bfloat16: 0.8 + 3.2 GB instead of 6.4 + 1.1 GB; for 16,384 tokens the same inste
 forward pass: three matrix products per chunk, as with full logits. Any function may follow `label_scores` and
 `log_probabilities`: their backward pass computes the logits a second time, which makes four products.
 
-Shape suffixes: B batch, L local sequence, N tokens, C tokens of a chunk, D width, V local part of the
-vocabulary.
+Shape suffixes: B batch, L local sequence, N tokens, C tokens of a chunk, D width, V local vocabulary.
 
 Invariants:
 - Logits and the gradient of the states have the dtype of the parameters; softmax, logarithms, losses and the
@@ -67,8 +65,7 @@ FULL_VOCAB = VocabShard()
 class LastStates(NamedTuple):
     """The last hidden states of rows, the weight that makes logits of them, and the labels.
 
-    If the words are a part of the vocabulary, the gradient of `hidden_BLD` is that part's, and the caller
-    adds up the parts."""
+    With a part of the vocabulary, the gradient of `hidden_BLD` is that part's; the caller adds them up."""
 
     hidden_BLD: Tensor  # (batch, length, width), any floating dtype
     weight_VD: Tensor  # (words, width), same dtype
@@ -100,8 +97,7 @@ def cross_entropy(
 
 
 def log_probabilities(states: LastStates) -> Tensor:
-    """ln p(label) at every position, 0 where the label is ignored: (batch, length), float32 (float64 for
-    float64 parameters)."""
+    """ln p(label), 0 for an ignored label: (batch, length), float32 (float64 for float64 parameters)."""
     return label_scores(states)[0]
 
 
@@ -179,8 +175,7 @@ class Softmax:
 
 
 class Gradients:
-    """Gradients with respect to states and weight, summed chunk by chunk; None where autograd does not need
-    one."""
+    """Gradients of states and weight, summed chunk by chunk; None where autograd needs none."""
 
     def __init__(self, states_ND: Tensor, weight_VD: Tensor, needed: tuple[bool, ...]) -> None:
         self.states_ND = torch.zeros_like(states_ND) if needed[0] else None

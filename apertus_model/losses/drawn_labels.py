@@ -54,8 +54,7 @@ def word_noise(places_P: torch.Tensor, words_V: torch.Tensor, seed: int, dtype: 
 
 
 def gumbel(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Standard Gumbel noise, -ln E for an exponential E, a function of each number. `numbers`: int32;
-    overwritten.
+    """Standard Gumbel noise, -ln E for an exponential E, a function of each int32 number; overwrites them.
 
     E = -ln(1 - u) for u of 31 bits in (0, 1]: small E, which give large noise, are exact. The largest noise
     is 22.2.

@@ -37,8 +37,7 @@ _PARTITION_SERIES = (
 
 
 def beta_log_partition(beta: torch.Tensor) -> torch.Tensor:
-    """beta ln Z(beta), Z(beta) = beta (exp(1/beta) - 1), for every beta in (0, inf): float64, relative error
-    below 1e-14.
+    """beta ln Z(beta), Z(beta) = beta (exp(1/beta) - 1), beta in (0, inf): float64, relative error < 1e-14.
 
     With x = 1/beta, ln(exp(x) - 1) = x + ln(1 - exp(-x)), which does not overflow for a small beta. For a
     large beta, ln Z is close to 0 and its rounding error would be multiplied by beta. There the series

@@ -51,8 +51,7 @@ def sequence_log_probabilities(
 
 
 def token_rewards(states: LastStates) -> torch.Tensor:
-    """The reward at every place with a label, 0 elsewhere: (batch, length). The weight is the head's, (1,
-    width)."""
+    """The reward at places with a label, else 0: (batch, length). The weight of the head is (1, width)."""
     hidden_BLD, weight_1D, labels_BL, vocab = states
     assert vocab.group is None, "every rank has the whole head"
     places_N2 = torch.nonzero(labels_BL != IGNORE_INDEX).to(hidden_BLD.device, non_blocking=True)
@@ -63,8 +62,7 @@ def token_rewards(states: LastStates) -> torch.Tensor:
 
 
 def shared_sum(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The sum of `values` over the processes of `group`, the same on each. Every process gets the gradient of
-    its own part, once.
+    """The sum of `values` over `group`, the same on each process, which gets the gradient of its part once.
 
     Use it where all processes compute the same function of the sum: the backward pass reduces nothing."""
     return _SharedSum.apply(values, group)

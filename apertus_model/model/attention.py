@@ -27,8 +27,7 @@ from apertus_model.collectives import gathered
 
 
 class SdpaAttention(Module):
-    """`torch.nn.functional.scaled_dot_product_attention` with a dense boolean document mask. Runs on any
-    device."""
+    """torch's `scaled_dot_product_attention` with a dense boolean document mask. Runs on any device."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
@@ -121,8 +120,7 @@ class FlashAttention(Module):
 
 
 def projected(attention: GQAttention, x_BLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The queries and keys, after their norm (if any) and before RoPE, and the values: (batch, seq_len,
-    heads, head_dim) each."""
+    """Queries and keys, normed but not rotated, and values: (batch, seq_len, heads, head_dim) each."""
     queries, keys, values = attention.qkv_linear(x_BLD)
     if attention.q_norm is not None and attention.k_norm is not None:
         queries, keys = attention.q_norm(queries), attention.k_norm(keys)
@@ -150,8 +148,7 @@ class EarlierKeysAttention(GQAttention):
         *,
         earlier: Sequence[KeysValues] | None = None,
     ) -> Any:
-        """(batch, seq_len, dim) -> (batch, seq_len, dim). With `earlier`, also returns the layer's own keys
-        and values."""
+        """(batch, seq_len, dim), the same shape; with `earlier`, also the layer's own keys and values."""
         if earlier is None:
             return super().forward(x_BLD, attention_masks, positions)
         queries, own_keys, own_values = projected(self, x_BLD)
@@ -182,8 +179,7 @@ def gather_sequence(local: torch.Tensor, group_name: str) -> torch.Tensor:
 
 @torch.library.custom_op("apertus::sum_sequence", mutates_args=())
 def sum_sequence(whole: torch.Tensor, group_name: str) -> torch.Tensor:
-    """Sums (batch, whole sequence, ...) over the ranks of a group. Returns this rank's slice of the sum.
-    Collective."""
+    """This rank's slice of the sum of (batch, whole sequence, ...) over the ranks of a group. Collective."""
     group = _resolve_process_group(group_name)
     slices = whole.chunk(group.size(), dim=1)
     own = torch.empty(slices[0].shape, dtype=whole.dtype, device=whole.device)

@@ -1,5 +1,4 @@
-"""Chooses the attention backend that runs here, and says why. Only this module asks which GPU there is and
-what is installed.
+"""Chooses the attention backend. Only this module asks which GPU there is and what is installed.
 
 `auto` takes the first of `BACKENDS` that can run. torch's variable-length kernel is the newest FlashAttention
 that can be activated: version 3 on Hopper or 4 on Blackwell if that is installed, else version 2, which is
@@ -133,8 +132,7 @@ def _flash_obstacle(setting: Setting) -> str | None:
 
 
 def _flex_obstacle(setting: Setting) -> str | None:
-    """The reason why FlexAttention cannot compute heads of this size, or split the sequences over the ranks;
-    None if it can."""
+    """Why FlexAttention cannot compute heads of this size or sequences split over ranks; None if it can."""
     if setting.head_dim < SMALLEST_FLEX_HEAD:
         return f"FlexAttention has heads of at least {SMALLEST_FLEX_HEAD}, this model of {setting.head_dim}"
     multiple, length = _DEFAULT_SPARSE_BLOCK_SIZE * setting.context_parallel, setting.sequence_length

@@ -1,5 +1,4 @@
-"""The feed-forward blocks: two matrices around xIELU, the trainable activation of Apertus (arXiv 2411.13010),
-or SwiGLU.
+"""The feed-forward blocks: two matrices around xIELU, Apertus' activation (arXiv 2411.13010), or SwiGLU.
 
 Invariant: the effective slopes of xIELU stay positive, since both trained scalars pass through softplus; beta
 and eps are constants of the function, not parameters.

@@ -66,8 +66,7 @@ def our_name(name: str) -> str | None:
 
 
 def constant(name: str, dtype: torch.dtype) -> torch.Tensor:
-    """The stored scalar of an xIELU constant, by its name in transformers, `...mlp.act_fn.beta` or
-    `...mlp.act_fn.eps`."""
+    """The stored scalar of an xIELU constant by its name in transformers, `...mlp.act_fn.{beta,eps}`."""
     value = next(value for suffix, value in _CONSTANT_BUFFERS.items() if name.endswith(suffix))
     return torch.tensor(value, dtype=dtype)
 

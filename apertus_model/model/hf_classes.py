@@ -42,8 +42,7 @@ def classes_of(own: OwnClass) -> tuple[Any, Any]:
 
 
 def register_own_classes() -> None:
-    """Registers the classes of `OWN_CLASSES` with transformers, which then opens folders of these models with
-    them."""
+    """Registers the classes of `OWN_CLASSES` with transformers, which then opens these models with them."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     for config, model in map(classes_of, OWN_CLASSES):

@@ -32,8 +32,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def module_of(name: str) -> str:
-    """The module that one of our weights belongs to: `tok_embeddings`, `layers.3`, `norm`, `lm_head`,
-    `schedule`."""
+    """The module of one of our weights: `tok_embeddings`, `layers.3`, `norm`, `lm_head`, `schedule`."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
 
@@ -91,8 +90,7 @@ def write_shards(
 def _in_dtype(
     wanted: Mapping[str, torch.Size], dtype: torch.dtype, read: Callable[[Tensors], None]
 ) -> Tensors:
-    """The trained weights, rounded once to `dtype`, and the constants of xIELU, by their names in
-    transformers."""
+    """The weights, rounded once to `dtype`, and the constants of xIELU, by their names in transformers."""
     exact = {
         ours: torch.empty(shape) for name, shape in wanted.items() if (ours := our_name(name)) is not None
     }
@@ -150,8 +148,7 @@ class FolderWeights:
         return (name for _, name in sorted(ours))
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """A weight as it is stored. HuggingFaceError when its shape is not the model's, or a value is not a
-        finite number."""
+        """A weight as stored. HuggingFaceError when its shape is not the model's or a value is not finite."""
         theirs = hugging_face_name(name)
         tensor: torch.Tensor = self._open(self.files[theirs]).get_tensor(theirs)
         if tensor.shape != self._shapes[theirs]:
@@ -167,8 +164,7 @@ class FolderWeights:
         return tensor
 
     def _open(self, file: str) -> Any:
-        """Opens a file; only one is open at a time. HuggingFaceError when its constants of xIELU are not
-        those of this model."""
+        """Opens the only open file. HuggingFaceError when its constants of xIELU are not this model's."""
         from safetensors import SafetensorError, safe_open
 
         if self._file is None or self._file[0] != file:

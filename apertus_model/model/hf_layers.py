@@ -1,5 +1,4 @@
-"""Runs the same tokens through this model and through transformers' `ApertusForCausalLM`, module by module,
-in float32.
+"""Runs the same tokens through this model and transformers' `ApertusForCausalLM`, by module, in float32.
 
 Only the weights of one module (`apertus_model.model.hf_folder`) are in memory, so that the logits of a model
 of any size can be compared.
@@ -90,8 +89,7 @@ class SideBySide:
             own.attention.rope = rope
 
     def _run_steps(self) -> None:
-        """Runs the next steps of the schedule, as long as their layers are loaded, and frees the layers that
-        no later step runs."""
+        """Runs the next steps whose layers are loaded, and frees the layers that no later step runs."""
         steps = self._model.schedule.steps
         while (number := len(self._states)) <= len(steps):
             wanted = steps[number - 1].layers

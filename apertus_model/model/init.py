@@ -113,7 +113,6 @@ def owned_region(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, .
 
 
 def sum_over_shards(own: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
-    """The sum, over the different shards of a tensor, of what each rank has computed from its own shard.
-    Collective."""
+    """The sum, over a tensor's different shards, of what each rank computed from its own. Collective."""
     added = [Replicate() if placement.is_replicate() else Partial() for placement in placements]
     return DTensor.from_local(own, mesh, added, run_check=False).full_tensor()

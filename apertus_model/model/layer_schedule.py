@@ -86,8 +86,7 @@ Branch = Literal["attention", "feed_forward"]
 
 
 class Joined(Module):
-    """The sum of what several layers add to the states: one tensor (batch, seq_len, dim) in the layout of the
-    states."""
+    """What several layers add to the states, summed: (batch, seq_len, dim) in the layout of the states."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
@@ -134,8 +133,7 @@ class LayerSchedule(Module):
 
     @property
     def forms(self) -> int:
-        """The number of ways in which layers are called. If layers are compiled, each has a graph of its
-        own."""
+        """The number of ways in which layers are called, each with its own graph if layers are compiled."""
         whole = {(len(step.reads), number in self.read_later) for number, step in enumerate(self.steps, 1)}
         return len(whole) + len(get_args(Branch)) * any(step.beside for step in self.steps)
 

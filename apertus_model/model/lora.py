@@ -1,5 +1,4 @@
-"""Low-rank adaptation (arXiv 2106.09685): W x + s B A x with s = alpha / rank, where only A and B are
-trained.
+"""Low-rank adaptation (arXiv 2106.09685): W x + s B A x, s = alpha / rank; only A and B are trained.
 
 A model with adapters has, besides each adapted `X.weight`, the tensors `X.lora_a.weight` (rank, in),
 `X.lora_b.weight` (out, rank) and `X.lora_scale` (s, a float32 scalar). A checkpoint stores all of them. When
@@ -71,8 +70,7 @@ class LoraLinear(Linear):
 
 
 def _adapter_sharding(base: ShardingConfig | None) -> tuple[ShardingConfig | None, ShardingConfig | None]:
-    """Tensor-parallel layout of A and B: the one next to the split side of W is split like it, the other is
-    replicated."""
+    """Tensor-parallel layout: A or B is split where it meets the split side of W; the other is replicated."""
     if base is None:
         return None, None
     replicated = ShardingConfig(state_shardings={"weight": dense_param_placement(tp=spmd.R)})

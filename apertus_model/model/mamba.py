@@ -38,8 +38,7 @@ DECAYS = (1.0, 16.0)  # exp(a_log) of a new model, uniform
 
 
 class Recurrence(NamedTuple):
-    """The terms from which the states of heads are computed, in float32 at least. T tokens, H heads, N the
-    width of a head."""
+    """The terms of the states of heads, in float32 at least. T tokens, H heads, N the width of a head."""
 
     c: torch.Tensor  # (batch, T, H, N): reads the state
     b: torch.Tensor  # the same shape: where the state is written
@@ -62,8 +61,7 @@ def products_of_decays(log_a: torch.Tensor, documents: torch.Tensor) -> torch.Te
 
 
 def matrix(of: Recurrence, decays: torch.Tensor | None = None) -> torch.Tensor:
-    """(..., H, T, T): the matrix M of the module's docstring. `decays`: the result of `products_of_decays`,
-    if known."""
+    """(..., H, T, T): M of the module's docstring. `decays`: the result of `products_of_decays`, if known."""
     if decays is None:
         decays = products_of_decays(of.log_a, of.documents)
     scores = torch.einsum("...thn,...shn->...hts", of.c, of.b)
@@ -158,8 +156,7 @@ class MambaMixer(GQAttention):
         super().parallelize(parallel_dims)
 
     def recurrence(self, u_BLD: torch.Tensor, positions: torch.Tensor) -> Recurrence:
-        """The recurrence of this rank's heads. `positions`: (batch, T) int64, 0 at the first token of a
-        document."""
+        """The recurrence of this rank's heads. `positions`: (batch, T) int64, 0 where a document begins."""
         documents = document_numbers(positions)
         taps = [local_part(getattr(self, name)) for name in CONVOLUTIONS]
         heads = []

@@ -106,8 +106,7 @@ class ApertusModel(Decoder):
         schedule: LayerSchedule.Config | None = None  # of the layers; None: the plain stack
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
-            """Takes sequence length and layout from a trainer config. torchtitan calls this before it builds
-            the model."""
+            """Takes sequence length and layout from a trainer config, before torchtitan builds the model."""
             Decoder.Config.update_from_config(self, config=config, **kwargs)
             set_sharding(self, sequence_parallel=config.parallelism.enable_sequence_parallel)
 
@@ -178,8 +177,7 @@ class ApertusModel(Decoder):
         return self.lm_head(self.norm(hidden), None if labels is None else host_tensor(labels), loss_fn)
 
     def get_attention_masks(self, positions: torch.Tensor | OnHost) -> Any:
-        """The document mask in the form that the attention backend needs, on the device of the weights; all
-        layers share it."""
+        """The document mask for the attention backend, on the device of the weights; all layers share it."""
         device = next(self.parameters()).device
         backend = self.config.first_attention.inner_attention  # every layer has attention
         if type(backend) in COMPUTED_BY.values():

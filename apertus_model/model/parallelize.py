@@ -1,5 +1,4 @@
-"""Distributes a model over processes: tensor and context parallelism, activation checkpointing, compile,
-FSDP2.
+"""Distributes a model: tensor and context parallelism, activation checkpointing, compile, FSDP2.
 
 Invariant: gradients are summed, never averaged; the loss is already divided by the global number of trained
 tokens.
@@ -90,8 +89,7 @@ def compile_layers(model: ApertusModel, config: CompileConfig, parallel_dims: Pa
 
 
 def _share_sequences(model: ApertusModel, parallel_dims: ParallelDims) -> None:
-    """Sets up context parallelism: each rank has a part of every sequence and fetches the keys of the other
-    ranks."""
+    """Context parallelism: each rank has a part of every sequence and fetches the others' keys."""
     mesh = parallel_dims.get_mesh("cp")
     attentions = [block.attention.inner_attention for block in model.layers.values()]
     if all(isinstance(attention, FlexAttention) for attention in attentions):

@@ -11,8 +11,7 @@ gives FlexAttention the blocks in which a query can see a key. These follow from
 partition and place of each block of tokens: no mask of all pairs is made. Without the sort, nearly every
 block would have such a pair.
 
-Shape suffixes: B batch, T tokens of a row, N heads, K key heads, G query heads of a key head, H head
-dimension.
+Shapes: B batch, T tokens of a row, N heads, K key heads, G query heads of a key head, H head dimension.
 
 Invariants: both backends compute the same function. Buckets and sets have no gradient; they depend on seed,
 layer and global head, never on the rank, the step or the pass."""
@@ -51,8 +50,7 @@ class Tokens(NamedTuple):
     left_out: int = 0  # number of tokens that each head leaves out, equal in all heads
 
     def ranges(self, size: int) -> tuple[Tensor, ...]:
-        """Smallest and largest partition, smallest and largest place of each block of `size` tokens: (batch,
-        heads, blocks) each."""
+        """Extremes of partition and of place in each block of `size` tokens: four (batch, heads, blocks)."""
         length = self.partition.shape[-1]
         blocks = -(-length // size)
         index = torch.arange(blocks * size, device=self.partition.device).clamp(max=length - 1)

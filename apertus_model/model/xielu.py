@@ -1,5 +1,4 @@
-"""xIELU (arXiv 2411.13010) and its gradients: the formula in PyTorch, and an operator that reads and writes
-memory once.
+"""xIELU (arXiv 2411.13010) and its gradients: in PyTorch, and as an operator that uses memory once.
 
 With a_p = softplus(alpha_p), a_n = beta + softplus(alpha_n):
 
@@ -44,8 +43,7 @@ def formula_backward(
 
 @torch.library.custom_op("apertus::xielu", mutates_args=())
 def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor) -> Tensor:
-    """The activation of `x` of any shape; `alpha_p` and `alpha_n` have one element each. Differentiable
-    once."""
+    """The activation of `x` of any shape; `alpha_p` and `alpha_n` are one element. Differentiable once."""
     return formula(x, F.softplus(alpha_p), BETA + F.softplus(alpha_n))
 
 

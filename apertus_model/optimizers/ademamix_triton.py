@@ -31,8 +31,7 @@ def _round(value, index, seed, STOCHASTIC: tl.constexpr):  # type: ignore[no-unt
 
 @triton.jit
 def _nearest(value, BFLOAT16: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's own types
-    """`value` rounded to the nearest bfloat16, ties to even, as float32: Triton's interpreter truncates
-    instead."""
+    """`value` rounded to the nearest bfloat16, ties to even, in float32; Triton's interpreter truncates."""
     if BFLOAT16:
         bits = value.to(tl.uint32, bitcast=True)
         bits += 0x7FFF + ((bits >> 16) & 1)

@@ -24,8 +24,7 @@ class Hooked(Optimizer):
     """The base class of an optimizer with a hook."""
 
     def begin(self) -> None:
-        """Sets the state, except its tensors, to what it is before the first step; the tensors are then set
-        to 0."""
+        """Sets the state to what it is before the first step; the caller sets its tensors to 0."""
 
     def before_step(self, step: int, extra_pass: Callable[[ExtraLoss], None]) -> None:
         """Called on all ranks before the gradients of a step are computed. `extra_pass` sets the gradients of

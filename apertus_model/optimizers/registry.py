@@ -1,5 +1,4 @@
-"""The optimizers by name: how each is made, which parameters it updates, and with which settings of the
-spec."""
+"""The optimizers by name: how each is made, which parameters it updates, with which settings."""
 
 from collections.abc import Callable
 from functools import partial

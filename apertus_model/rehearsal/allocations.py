@@ -134,8 +134,7 @@ class Allocations:
         ]
 
     def moments(self, pieces: int) -> list[tuple[float, Counter[str]]]:
-        """Divides the step into pieces of equal time. Returns, for each, the time and the bytes by kind of
-        its fullest moment."""
+        """Time and bytes by kind at the fullest moment of each of the step's pieces of equal time."""
         now, fullest = Counter[str](), dict[int, tuple[float, Counter[str]]]()
         unseen = {index for changes in self._unseen for index in changes}
         length = self.seconds / pieces or 1.0
@@ -177,8 +176,7 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _kind() -> str:
-    """The kind of a storage that is made now. The backward pass itself drops what it makes, unless that is
-    for communication."""
+    """The kind of a storage made now. The backward pass drops what it makes, except for communication."""
     kind = maker() or "other"
     return "other" if kind == "activations" and torch._C._current_graph_task_id() != -1 else kind
 

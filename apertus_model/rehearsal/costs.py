@@ -123,8 +123,7 @@ class Costs:
     def _add(
         self, kind: str, name: str, flops: int, moved: int, width: int, computed: float | None = None
     ) -> float:
-        """Adds a kernel to the sums. Returns its seconds. `computed`: the FLOPs that take time, if fewer than
-        `flops`."""
+        """Adds a kernel; returns its seconds. `computed`: the FLOPs that take time, if fewer than `flops`."""
         key = kind, name
         self.calls[key] += 1
         self.flops[key] += flops

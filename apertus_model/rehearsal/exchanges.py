@@ -62,8 +62,7 @@ class Exchanges:
         self.sent.clear()
 
     def count(self, func: Any, name: str, args: Any, kwargs: Any, result: Any, sizes: list[int]) -> None:
-        """Counts a collective, a send or a receive. `sizes`: bytes on the GPU of each argument and of the
-        result."""
+        """Counts a collective, send or receive. `sizes`: bytes on the GPU of the arguments and the result."""
         kind = next((kind for part, kind in KINDS if part in name), None)
         if kind is None:  # waits for a collective, or wraps its result
             if self.overlapped:
@@ -101,8 +100,7 @@ class Exchanges:
                 exchange.hidden_seconds += hidden_seconds(seconds, made, len(ranks))
 
     def beside(self, name: str, args: Any, result: Any, product: float | None) -> None:
-        """Notes an operator that runs. `product`: its seconds, if it is a matrix product, which hides the
-        gather of its input."""
+        """Notes an operator. `product`: the seconds of a matrix product, which hides its input's gather."""
         if not self.overlapped:
             return
         if name in COPIES:

@@ -149,8 +149,7 @@ FAKE_BACKEND = {"backend": "fake"}
 
 
 def _method(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Replaces a method of another class by a bound method, which gets that class's object as its first
-    argument."""
+    """Replaces a method of another class by a bound method, which gets the object as its first argument."""
     return lambda original: lambda *args, **kwargs: function(*args, **kwargs)
 
 

@@ -139,8 +139,7 @@ class Rates:
         return peak * sheet.clock * (sheet.matrix if kind == "matrix" else ATTENTION)
 
     def compute(self, operations: float, moved: float, kind: str, width: int) -> float:
-        """Seconds of an operator: the larger of the times of computing and of moving bytes. `width`: as for
-        `speed`."""
+        """Seconds of an operator: the larger of computing and moving bytes. `width`: as for `speed`."""
         return max(
             operations / self.speed(kind, width) if operations else 0.0,
             moved / (SHEETS[self.name].bandwidth * MEMORY),

@@ -1,5 +1,4 @@
-"""The task of a rehearsal and its report, as JSON between two processes. Neither torch nor numpy is loaded
-here.
+"""The task of a rehearsal and its report, as JSON between processes; neither torch nor numpy is loaded.
 
 Bytes are whole numbers; seconds are predicted.
 """

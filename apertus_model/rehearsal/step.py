@@ -190,8 +190,7 @@ def _collectives(observer: Observer, trainer: Any) -> list[records.Collectives]:
 
 
 class Rows:
-    """Rows that are all the same: one document that fills the row, and for preference data pairs of equal
-    lengths."""
+    """Rows all alike: one document that fills the row; for preferences, pairs of equal lengths."""
 
     def __init__(self, segment: Segment) -> None:
         length = segment.sequence_length
@@ -253,8 +252,7 @@ class Peers:
             stage._inference_mode = pipelining.InferenceMode.DYNAMIC
 
     def receive(self, stage: Any, peer: int) -> Any:
-        """The shapes that a peer states: the previous stage those of hidden states, the next stage those of
-        gradients."""
+        """The shapes that a peer states: hidden states from the previous stage, gradients from the next."""
         if peer < stage.stage_index:
             return pipelining._StageForwardMeta(forward_metas=(self.hidden,))
         return pipelining._StageBackwardMeta(backward_metas=(self._gradient,))

@@ -226,8 +226,7 @@ def _examples(part: ClassifierPart, train: LabelledDocuments) -> Iterator[tuple[
 
 
 def _stored(part: ClassifierPart, names: list[str], documents: LabelledDocuments) -> StoredClassifier:
-    """The description of the classifier. ClassifierError when a document lacks the language that selects its
-    model."""
+    """The description of the classifier. ClassifierError: a document lacks the language of its model."""
     training, languages = part.training, None
     if part.by_language:
         languages = sorted(set(documents.languages.tolist()))

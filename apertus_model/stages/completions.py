@@ -133,8 +133,7 @@ class DrawnPersonas:
         return self._texts[int.from_bytes(digest, "little") % len(self._texts)]
 
     def asked(self, prompt: Row) -> Row:
-        """The prompt with its persona, as a row of `prompts` without tokens and text, which would be those of
-        the prompt alone."""
+        """The prompt with its persona, as a row of `prompts` without tokens and text."""
         system = self._spec.template.replace("{persona}", self.of(prompt))
         kept = {name: value for name, value in prompt.items() if name not in ("tokens", "text")}
         return kept | {"messages": with_system(prompt["messages"], system)}

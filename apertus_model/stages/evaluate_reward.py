@@ -131,8 +131,7 @@ class AgreementSummary:
 
 
 def _first(answers: dict[tuple[int, ...], list[float]]) -> tuple[float, float] | None:
-    """The probability that a judge gave to the completion it was shown first, for both orders; None if it did
-    not compare the two."""
+    """The probability a judge gave, for both orders, to the completion shown first; None if it has none."""
     if (0, 1) not in answers:
         return None
     shares = [answers[order][0] / sum(answers[order]) for order in ((0, 1), (1, 0))]
@@ -158,8 +157,7 @@ class JudgedPair:
 
 
 def agreement(pairs: Sequence[JudgedPair], seed: int) -> dict[str, float]:
-    """The metrics of `specs.stages.evaluate_reward`, except those of the mass outside the scale. `seed`: of
-    the bootstrap."""
+    """The metrics of `specs.stages.evaluate_reward`, without the mass outside the scale."""
     figures: dict[str, list[float]] = {
         "accuracy": [pair.agrees for pair in pairs],
         "ties": [float(pair.chosen == pair.rejected) for pair in pairs],

@@ -22,8 +22,7 @@ TOLD = ("tokens_per_line", "tokens_per_byte", "parity", "gini")
 
 
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Compares the tokenizers and stores the measures. SourceError when the text lacks the language of
-    `parity_to`."""
+    """Compares the tokenizers. SourceError when the text lacks the language of `parity_to`."""
     part = EvaluateTokenizersPart.model_validate(attempt.job.spec)
     progress.update(0, 1, "comparisons")
     text = _text(attempt.input_artifact("text"), part)

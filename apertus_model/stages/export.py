@@ -1,5 +1,4 @@
-"""The `export` stage: writes a checkpoint as a Hugging Face folder, which it opens again and compares with
-the trained model.
+"""The `export` stage: writes a checkpoint as a Hugging Face folder, and compares it with the trained model.
 
 Artifact: `config.json`, `generation_config.json`, `model*.safetensors` (with an index where there are
 several), tokenizer files with the chat template, and `README.md`, the model card.
@@ -42,8 +41,7 @@ class ExportError(StageError):
 
 
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Writes, verifies and commits the folder. ExportError when the logits differ by more than the
-    tolerance."""
+    """Writes, verifies and commits the folder. ExportError when the logits differ too much."""
     part = ExportPart.model_validate(attempt.job.spec)
     checkpoint = attempt.input_checkpoint("checkpoint")
     tokenizer = attempt.input_artifact("tokenizer")
@@ -83,8 +81,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
 
 
 def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, folder: Path) -> None:
-    """Writes weights, configs and tokenizer files, as transformers does, with one shard of the weights in
-    memory at a time."""
+    """Writes weights, configs and tokenizer files as transformers does, a shard in memory at a time."""
     quieten_transformers()
     facts = tokenizer.manifest.facts
     tokens: dict[str, Any] = {
@@ -133,8 +130,7 @@ def verify(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> tuple[floa
 
 
 def load_model(part: ExportPart, checkpoint: Checkpoint) -> ApertusModel:
-    """The trained model on the CPU, in float32, from a checkpoint of any layout, with its weights rounded as
-    in the export."""
+    """The trained model on the CPU in float32, with its weights rounded as in the export."""
     model = empty_model(part.model, part.sequence_length)
     model.to_empty(device="cpu")
     with torch.no_grad():

@@ -1,5 +1,4 @@
-"""The `harness` part: a suite of tasks of lm-evaluation-harness (an extra) on an exported model, from local
-files only.
+"""The `harness` part: a suite of lm-evaluation-harness (an extra) on an exported model; all files are local.
 
 The stage builds the tasks and commits their requests, workers answer ranges of them, and the harness scores
 the answers in the stage.

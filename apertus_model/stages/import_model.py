@@ -45,8 +45,7 @@ def save_weights(
     *,
     on_tensor: Callable[[int, int], None],
 ) -> None:
-    """Writes the weights of a folder as a checkpoint, one tensor at a time. StorageError when they cannot
-    be written."""
+    """Writes the weights of a folder as a checkpoint. StorageError when they cannot be written."""
     sizes = shapes(part.model)
     state: dict[str, torch.Tensor] = {name: torch.empty(sizes[name], device="meta") for name in stored}
     state[STEP] = torch.tensor(RESULT, dtype=torch.int64)

@@ -1,5 +1,4 @@
-"""The `labelled_pairs` part: tokenises conversations with a preferred and a rejected completion, for a reward
-model.
+"""The `labelled_pairs` part: tokenises preferred and rejected completions, for a reward model.
 
 Artifact, with the prefix `train-` or `validation-`:
 

@@ -1,5 +1,4 @@
-"""The `log_probabilities` stage: log-probabilities of the pairs under the reference model, computed once for
-the whole training.
+"""The `log_probabilities` stage: those of the pairs under the reference model, once for the whole training.
 
 Artifact: `log_probabilities.npy`, float32 of shape (sequences,): sum of ln p over the tokens of a sequence's
 completion, by sequence id. A unit is a range of packed rows in stored order; its data are the

@@ -1,8 +1,7 @@
 """The `merge` stage: merges the weights of several checkpoints into one model, tensor by tensor; each rank
 has some rows of every tensor.
 
-Artifact: checkpoint 1, with weights and no optimizer states. The adapters of a checkpoint are merged into its
-weights first.
+Artifact: checkpoint 1, with weights and no optimizer states. Adapters are merged into the weights first.
 
 Invariants:
 - The result has the same bits for any number of processes. Each element is computed on its own, in float64

@@ -9,8 +9,7 @@ Artifact:
     prompt_lengths.npy  int64, (sequences,): how many of them are the prompt's
     rewards.npy         float32, (sequences,): quantile of the reward among the reference rewards
 
-Sequences 2k and 2k + 1 are the chosen and the rejected sequence of pair k, which is line k of
-`pairs.jsonl`.
+Sequences 2k and 2k + 1 are the chosen and the rejected one of pair k, which is line k of `pairs.jsonl`.
 
 Invariant: every prompt has a pair, or is counted under the reason for having none. (The part is a single
 quick pass, without units.)
@@ -102,8 +101,7 @@ def _why_none(total: int, without: Counter[str], reward: str, lowest: float, hig
 def candidates_of(
     prompt: Row, sampled: Row, rewards: Row, generated: Sequence[Row] = (), models: Sequence[str] = ()
 ) -> list[choice.Candidate]:
-    """All completions of a prompt with their quantiles, offline completions first; an empty list if there are
-    no reference rewards."""
+    """A prompt's completions with their quantiles, offline ones first; none without reference rewards."""
     if not rewards["sampled"]:
         return []
     completed: dict[str, list[tuple[Row, dict[str, Any]]]] = {
@@ -141,8 +139,7 @@ def histogram_of(values: Sequence[float]) -> np.ndarray:
 
 
 class PairWriter:
-    """A writer of the artifact's files to `folder`, pair by pair; only a few numbers per sequence are held in
-    memory."""
+    """Writes the artifact's files to `folder`, pair by pair, with a few numbers per sequence in memory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

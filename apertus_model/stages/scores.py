@@ -32,8 +32,7 @@ BINS = 20
 
 
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Runs the part. ClassifierError for a model that cannot score, SourceError for a source without
-    documents."""
+    """Runs the part. ClassifierError: the model cannot score. SourceError: the source has no documents."""
     part = ScoresPart.model_validate(attempt.job.spec)
     work = work_of(attempt)
     units = run_units(work, attempt, stop, progress, processes=part.WORKERS)

@@ -124,8 +124,7 @@ def _bytes_per_token(tokenizer: Tokenizer, texts: list[str]) -> float:
 
 
 def _import(url: str, workdir: Path) -> Path:
-    """Copies the files of a tokenizer folder. SourceError when the folder cannot be read or has no
-    tokenizer.json."""
+    """Copies a tokenizer folder. SourceError when it cannot be read or has no tokenizer.json."""
     try:
         fs, root = fsspec.core.url_to_fs(resolve_url(url))
         for name in TOKENIZER_FILES:

@@ -1,7 +1,6 @@
 """Training: one segment of a training stage of any kind, on the torchtitan engine.
 
-Artifact: checkpoints, each with the rows of metrics up to it; the manifest names the one at the segment's
-end.
+Artifact: checkpoints, each with the metrics up to it; the manifest names the one at the segment's end.
 
 Invariants:
 - The job states what to begin from: a checkpoint of this very trajectory (`resume_step`), a parent's
@@ -56,8 +55,7 @@ NOT_METRICS = ("passes", "data", "anomalies", "checkpoints", "objective")
 
 
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
-    """Trains the segment to its end, or until a stop is requested, which leaves a checkpoint and no
-    manifest."""
+    """Trains the segment to its end, or to a stop, which leaves a checkpoint and no manifest."""
     launch = attempt.job.launch
     if launch.stop_before_end is not None:
         stop.before_end(launch.stop_before_end.seconds)
@@ -191,8 +189,7 @@ class SegmentRecorder:
             self._add({"step": step, "norms": dict(norms)})
 
     def add_anomaly(self, event: Event) -> None:
-        """Takes an event of a step that was not taken or is reported. One at which training stops is
-        committed at once."""
+        """Takes an event, a skipped or reported step; committed at once if training stops there."""
         if dist.get_rank() != 0:
             return
         self._add(self.row_of_event(asdict(event)))
@@ -310,8 +307,7 @@ class SegmentCheckpoints:
             )
 
     def _passes(self, samples: int) -> dict[str, float]:
-        """The passes over each corpus since the weights were new, by fingerprint. Memorisation is reported
-        for these passes."""
+        """The passes over each corpus since the weights were new, by fingerprint, to report memorisation."""
         data, passes = self._data, dict(self._passes_before)
         begin, end = data.samples.epochs(self._segment.sample_offset), data.samples.epochs(samples)
         for corpus, before, after in zip(data.fingerprints, begin, end, strict=True):
@@ -363,8 +359,7 @@ def _stop_events(attempt: Attempt) -> Iterator[StoredEvent]:
 
 @contextmanager
 def _storage_errors_logged(consequence: str) -> Iterator[None]:
-    """A context for work that training does not depend on, in which a storage failure is logged. A lost lease
-    is still an error."""
+    """A context in which a storage failure is logged and training goes on. A lost lease is still an error."""
     try:
         yield
     except LeaseLost:

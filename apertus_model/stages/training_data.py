@@ -77,8 +77,7 @@ def open_data(store: Store, inputs: Inputs, segment: Segment) -> TrainingData:
 
 
 def same_data(now: Mapping[str, Any], then: Mapping[str, Any], step: int) -> None:
-    """Raises OtherDataError, naming the differences, when the data of a checkpoint are not the current
-    ones."""
+    """Raises OtherDataError, with the differences, when a checkpoint's data are not the current ones."""
     differing = changes(flatten(dict(then)), flatten(dict(now)))
     if differing:
         shown = "; ".join(f"{one.name}: {_or_none(one.a)} -> {_or_none(one.b)}" for one in differing[:4])
@@ -201,8 +200,7 @@ def _recipe(store: Store, mixture: InputRef) -> MixtureRecipe:
 
 
 class ConversationData(TrainingData):
-    """Sequences of conversations. Held-out sequences are packed and scored on the assistant's tokens alone,
-    whatever the loss."""
+    """Conversations. Held-out ones are packed, and scored on the assistant's tokens whatever the loss."""
 
     def __init__(self, store: Store, inputs: Inputs, segment: SftSegment) -> None:
         from apertus_model.data.conversations.samples import ConversationSamples, heldout

@@ -153,7 +153,6 @@ class AnomalyDetector:
         return AnomalyError(event.text + fix)
 
     def state(self) -> AnomalyState:
-        """The state to store in a checkpoint: the events so far, and the values that later ones are compared
-        with."""
+        """The state to store in a checkpoint: the events so far, and what later values are compared with."""
         loss, grad_norm = map(list, self._accepted.values())
         return {"events": list(self.events), "loss": loss, "grad_norm": grad_norm}

@@ -99,8 +99,7 @@ class CheckpointStorage(Protocol):
 
 
 class StoreCheckpoints(BaseCheckpointManager):
-    """A checkpoint manager that loads from `Config.source`, and saves at the steps that are due and on
-    request."""
+    """Loads from `Config.source`, and saves at the steps that are due and on request."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseCheckpointManager.Config):

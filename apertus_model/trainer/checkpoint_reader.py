@@ -73,8 +73,7 @@ class LocalFolder:
 
 @contextmanager
 def read_errors(folder: Folder) -> Iterator[None]:
-    """Turns errors while reading a checkpoint into DamagedCheckpoint or CheckpointError. Storage errors pass
-    unchanged."""
+    """Turns errors of reading into DamagedCheckpoint or CheckpointError; storage errors pass unchanged."""
     try:
         yield
     except (CheckpointError, DamagedCheckpoint):
@@ -263,8 +262,7 @@ class _PartToRead:
 
 
 def _blocks(parts: Iterable[_PartToRead]) -> list[tuple[int, int]]:
-    """The ranges [begin, end) of a file to read, in order. Each has at most `FETCH_BYTES` and ends where a
-    piece ends."""
+    """The ranges [begin, end) to read, in order, of at most `FETCH_BYTES`; each ends where a piece ends."""
     merged: list[list[int]] = []
     for begin, end in sorted(part.order() for part in parts):
         if merged and begin <= merged[-1][1] + GAP:

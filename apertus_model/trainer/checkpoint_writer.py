@@ -43,8 +43,7 @@ class Staging:
         self._copies: dict[str, torch.Tensor] = {}
 
     def copy(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copies this rank's part of each tensor. Returns when the copies are complete; they are valid until
-        the next call."""
+        """Copies this rank's part of each tensor. The copies are complete, and valid until the next call."""
         copies: dict[str, torch.Tensor] = {}
         for name, tensor in state.items():
             own = local_part(tensor).detach()
@@ -59,8 +58,7 @@ class Staging:
 
 
 class StagedPlan(DefaultSavePlanner):
-    """A planner that plans a save once, from the tensors of the model, and takes the data from their
-    copies."""
+    """Plans a save once, from the tensors of the model, and takes the data from their copies."""
 
     def __init__(
         self, state: Mapping[str, torch.Tensor], copies: Mapping[str, torch.Tensor], *, is_coordinator: bool

@@ -234,8 +234,7 @@ def recomputation_config(segment: Segment) -> recomputed.ActivationCheckpointing
 
 
 def debug_config(seed: int, *, deterministic: bool = True) -> DebugConfig:
-    """A config with deterministic algorithms unless a stage asks for others, and without torchtitan's trace
-    files."""
+    """A config with deterministic algorithms unless a stage asks for others, and without trace files."""
     return DebugConfig(seed=seed, deterministic=deterministic, enable_structured_logging=False)
 
 

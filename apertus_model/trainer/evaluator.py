@@ -147,8 +147,7 @@ class Evaluator:
         return torch.cat(turns)[: len(rows)].cpu()
 
     def _batches_of_rank(self, samples: Sequence[SampleLike]) -> Iterator[list[SampleLike]]:
-        """Yields the rows of this rank, batch by batch: equally many batches on every rank, and every batch
-        full."""
+        """Yields the rows of this rank, in full batches, equally many on every rank."""
         turn = self.batch_size * self.ranks
         for begin in range(0, len(samples), turn):
             own = range(begin + self.rank * self.batch_size, begin + (self.rank + 1) * self.batch_size)

@@ -32,8 +32,7 @@ def load_evaluator(
     dtype: Literal["float32", "bfloat16"] = "float32",
     same_length: bool = False,
 ) -> Evaluator:
-    """The model of a checkpoint, distributed over the processes of this job. Collective. Can be called again
-    for another model.
+    """The model of a checkpoint, distributed over this job's processes. Collective; can be called again.
 
     Further arguments and errors are those of `load_model`. ValueError when the layout or the attention
     backend cannot run here.

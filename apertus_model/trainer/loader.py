@@ -32,8 +32,7 @@ one thread, which takes a tenth of a millisecond for a sequence and idles while 
 
 
 class SampleLike(Protocol):
-    """A sample, such as `apertus_model.data.order.samples.Sample`, with the further fields that the objective
-    names."""
+    """A sample (`apertus_model.data.order.samples.Sample`) with the further fields of the objective."""
 
     @property
     def input(self) -> np.ndarray: ...
@@ -51,8 +50,7 @@ class Samples(Protocol):
 
 
 class TrainingData(Protocol):
-    """The samples of a run, for training and for held-out losses. `apertus_model.stages.training_data` opens
-    them for a segment."""
+    """The samples of a run, for training and held-out losses; `stages.training_data` opens them."""
 
     @property
     def samples(self) -> Samples: ...

@@ -56,8 +56,7 @@ def _keep_freed_memory() -> None:
 
 
 def _quieten_libraries(rank: int) -> None:
-    """Logs our own lines on rank 0, and errors everywhere: torchtitan uses the root logger, and warns about
-    every CPU."""
+    """Logs our own lines on rank 0, and errors everywhere; torchtitan would warn about every CPU."""
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s: %(message)s")
     logging.getLogger().setLevel(logging.ERROR)
     logging.getLogger("apertus_model").setLevel(logging.INFO if rank == 0 else logging.ERROR)

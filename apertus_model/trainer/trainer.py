@@ -252,8 +252,7 @@ class ApertusTrainer(Trainer):
         return totals[0], totals[1:].view(counted.shape)
 
     def _extra_pass(self, batches: Sequence[Batch], loss: ExtraLoss) -> None:
-        """Sets the gradients to those of another loss on the step's batch; `train_step` drops them.
-        Collective."""
+        """Sets the gradients to those of another loss on the step's batch, for `train_step`. Collective."""
         self.optimizers.zero_grad()
         for rows, (inputs, labels) in zip(self.dataloader.rows(), batches, strict=True):
             self._backward(ExtraPass(loss), [(with_places(inputs, labels, rows), labels)])

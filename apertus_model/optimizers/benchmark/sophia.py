@@ -1,5 +1,4 @@
-"""Sophia-G (arXiv 2305.14342, algorithm 3): momentum over a moving estimate of the Hessian's diagonal,
-clipped.
+"""Sophia-G (arXiv 2305.14342, algorithm 3): momentum over an estimate of the Hessian's diagonal, clipped.
 
 The estimate is that of Gauss, Newton and Bartlett (algorithm 2), from the gradients of an extra pass. For a
 loss sum_i w_i ce_i / W over tokens i, W the sum of the weights w_i of the step, the diagonal of the
@@ -36,8 +35,7 @@ from apertus_model.optimizers.hook import ExtraLoss, Hooked
 def drawn_labels_loss(
     states: LastStates, *, step: int, weights: torch.Tensor, places: torch.Tensor, denominator: torch.Tensor
 ) -> torch.Tensor:
-    """The loss whose gradient, summed over the micro-batches and ranks of a step, is u; arguments as for
-    `hook.ExtraLoss`."""
+    """The loss whose gradient, summed over micro-batches and ranks, is u. Arguments: `hook.ExtraLoss`."""
     seed = signed(zlib.crc32(f"labels/{step}".encode()))
     drawn = draw_labels(states, places, seed)
     return cross_entropy(states._replace(labels_BL=drawn), denominator.sqrt(), weights.sqrt())
@@ -55,8 +53,7 @@ class Sophia(Hooked):
     That code also clips u like a gradient, and makes the first estimate after step k, from the next batch;
     here both are as in the paper. Where h is 0, the step has the size of `lr`.
 
-    State per parameter: `step` (float32 scalar on CPU), `exp_avg` (m) and `hessian` (h), both of its shape,
-    dtype and placement.
+    State per parameter: `step` (float32 scalar on CPU); `exp_avg` (m) and `hessian` (h), laid out like it.
 
     Args:
         rho: scale of the Hessian; the larger, the fewer elements are clipped. The paper's gamma.

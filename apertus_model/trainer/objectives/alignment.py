@@ -30,8 +30,7 @@ def attention_matrix(attention: GQAttention, read: Tensor, positions: Tensor) ->
 
 
 def mixer_matrix(mixer: MambaMixer, read: Tensor, positions: Tensor) -> Tensor:
-    """The matrix that a mixer has in place of `attention_matrix`: that of its states, plus d on the
-    diagonal."""
+    """A mixer's counterpart of `attention_matrix`: the matrix of its states, plus d on the diagonal."""
     whole = matrix(mixer.recurrence(read, positions))
     skip = torch.eye(whole.shape[-1], device=whole.device, dtype=whole.dtype) * mixer.d[:, None, None]
     return whole + skip
@@ -87,8 +86,7 @@ class Alignment(Objective):
     def _read(
         self, layers: Layers, hidden: Tensor, masks: Any, positions: Tensor
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """The inputs of the teacher's layers, and the targets of the mixers there, by the name of the
-        layer."""
+        """The inputs of the teacher's layers and the targets of their mixers, by the name of the layer."""
         inputs_and_targets: dict[str, tuple[Tensor, Tensor]] = {}
         for name, layer in layers.items():
             added = layer(hidden, masks, positions, branch="attention")

@@ -166,8 +166,7 @@ class DomainWeights(Objective):
         return self._columns(products)
 
     def _with_goal(self, gradients: Sequence[Tensor], scales: Sequence[Tensor]) -> Pairs:
-        """The gradient of each source that has a weight, paired with the sum of the targets' clipped
-        gradients."""
+        """The gradient of each source with a weight, and the sum of the targets' clipped gradients."""
         goal = torch.zeros_like(gradients[0])
         for target in self._targets:
             goal.add_(gradients[target] * scales[target])

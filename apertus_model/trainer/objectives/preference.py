@@ -1,5 +1,4 @@
-"""Losses on pairs of completions: on the log-ratios to a reference, QRPO and DPO; and of a reward model,
-Bradley-Terry."""
+"""Losses on pairs of completions: QRPO and DPO, on log-ratios to a reference; Bradley-Terry, on rewards."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -26,8 +25,7 @@ Losses = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 
 class PreferenceObjective(Objective):
-    """A loss on the log-ratios to the reference; see `apertus_model.data.preferences.samples` for the
-    fields."""
+    """A loss on the log-ratios to the reference; `apertus_model.data.preferences.samples` has the fields."""
 
     fields = ("segments", "rewards", "reference", "present")
     per_token = ("segments",)
@@ -62,8 +60,7 @@ class PreferenceObjective(Objective):
 
 @dataclass(frozen=True)
 class Qrpo(PreferenceObjective):
-    """Mean, over all sequences, of (q - beta_i ln Z(beta_i) - beta_i r)^2; chosen and rejected ones count
-    alike."""
+    """Mean of (q - beta_i ln Z(beta_i) - beta_i r)^2 over all sequences, chosen and rejected alike."""
 
     settings: QrpoLoss
 
