@@ -37,8 +37,7 @@ def sequence_log_probabilities(
         log_probabilities_BL: (batch, length), 0 where there is no label (`cross_entropy.log_probabilities`).
         labels_BL: (batch, length) int64, the labels of the sequences' completions, -100 elsewhere.
         segments_BL, sequences: as in `sequence_sums`.
-        group: the processes that share each row, each with its slice of the row; None when a process has
-            whole rows.
+        group: the processes that share each row, each with its slice; None when a process has whole rows.
     """
     scored = labels_BL != IGNORE_INDEX
     sums = torch.stack(

@@ -271,9 +271,8 @@ def document_numbers(positions: torch.Tensor) -> torch.Tensor:
 
 
 def begun_rows(positions: torch.Tensor) -> torch.Tensor:
-    """`positions` with a 0 at the head of every row, so that the rest of a document that began in an earlier
-    row counts as a document of its own. torchtitan's block masks have no entry for tokens before the first
-    0."""
+    """`positions` with a 0 at the head of every row, so that the rest of a document from an earlier row
+    counts as a document. torchtitan's block masks have no entry for tokens before the first 0."""
     return torch.cat([torch.zeros_like(positions[:, :1]), positions[:, 1:]], dim=1)
 
 

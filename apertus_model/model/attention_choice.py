@@ -1,8 +1,7 @@
 """Chooses the attention backend. Only this module asks which GPU there is and what is installed.
 
 `auto` takes the first of `BACKENDS` that can run. torch's variable-length kernel is the newest FlashAttention
-that can be activated: version 3 on Hopper or 4 on Blackwell if that is installed, else version 2, which is
-part of torch.
+that can be activated: version 3 on Hopper or 4 on Blackwell if installed, else torch's own version 2.
 
 Invariant: `auto` takes no backend that would be refused on request, and says why it does not take those
 before it.

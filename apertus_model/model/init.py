@@ -2,8 +2,7 @@
 
 Invariant: the value of every element is a pure function of (seed, parameter name, element index). A parameter
 is cut into fixed blocks of rows; each block has a generator of its own, seeded by a hash of (seed, name,
-block), and a rank draws only the blocks that it owns a part of. torch's own DTensor initialisation depends on
-the layout.
+block), and a rank draws only the blocks that it owns a part of. torch's own depends on the layout.
 """
 
 import hashlib

@@ -59,8 +59,7 @@ class Tokens(NamedTuple):
 
     def arranged(self) -> tuple[Tokens, Tensor, Tensor]:
         """The tokens that are not left out, sorted by partition and within it by place; the old index of each
-        of them; and the new index of every token (-1: left out). The tokens must be in the order of the
-        row."""
+        of them; and the new index of every token (-1: left out). Tokens must be in the row's order."""
         order = self.partition.argsort(dim=-1, stable=True)
         now = (order.argsort(dim=-1) - self.left_out).clamp(min=-1)
         order = order[..., self.left_out :]

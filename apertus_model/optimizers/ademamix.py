@@ -29,8 +29,7 @@ def scheduled_alpha(step: int, alpha: float, warmup: int) -> float:
 
 def scheduled_beta3(step: int, beta1: float, beta3: float, warmup: int) -> float:
     """Decay of the slow average at `step` (from 1), from `beta1` to `beta3` so that its half-life grows
-    linearly. The small constant in the half-life is that of the authors' code (apple/ml-ademamix) and of
-    Megatron."""
+    linearly. The small constant in the half-life is that of apple/ml-ademamix and Megatron."""
     if not warmup or step >= warmup:
         return beta3
 

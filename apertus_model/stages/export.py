@@ -122,8 +122,7 @@ def write_folder(checkpoint: Checkpoint, part: ExportPart, tokenizer: Artifact, 
 
 def verify(checkpoint: Checkpoint, folder: Path, part: ExportPart) -> tuple[float, str]:
     """The largest difference of logits between the checkpoint and the folder, and the method: whole models if
-    both together are no larger than a shard, else a layer at a time. ExportError for a folder with another
-    model."""
+    both are no larger than a shard, else by layer. ExportError: the folder has another model."""
     if 2 * 4 * part.model.parameters <= part.max_shard_size:  # both in float32
         return largest_difference(load_model(part, checkpoint), folder, part), "opened as a whole"
     return compare_by_layer(checkpoint, folder, part), "every weight bit by bit, logits layer by layer"

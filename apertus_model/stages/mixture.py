@@ -4,8 +4,7 @@ Artifact: `recipe.json` (`apertus_model.data.order.mixture_recipe`).
 
 Invariants: an inner mixture is replaced by its sources, which share its weight. Weights are exactly in the
 ratio of the spec; under `proportional` they are the training tokens times the factors, under `learned` the
-learned weights in millionths. All corpora have the same tokenizer. Names have no effect. No token is read
-here.
+learned weights in millionths. All corpora have the same tokenizer. Names have no effect.
 """
 
 from fractions import Fraction

@@ -79,8 +79,7 @@ class Scores:
 
     def run(self, key: str) -> Result:
         """Scores a task. The data of the unit are the numbers of documents in `BINS` bins of the score from 0
-        to 1 (smaller and larger scores, of a regression, count in the outer bins) and of documents without a
-        score."""
+        to 1 (other scores, of a regression, count in the outer bins) and of documents without a score."""
         scorer, path = self._scorer, self._attempt.workdir / f"{key}.parquet"
         histogram, without = np.zeros(BINS, np.int64), 0
         with ParquetWriter(path, SCHEMA) as writer:

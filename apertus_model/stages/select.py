@@ -1,8 +1,7 @@
 """The `select` stage: the best of several checkpoints by a metric.
 
 Artifact: a manifest without files, with the metrics `chosen` (the index of the candidate, from 0), `value`
-(its metric) and `value/<name>` of every candidate. Stages that start from it read the chosen checkpoint
-itself.
+(its metric) and `value/<name>` of every candidate. Stages that start from it read that checkpoint.
 
 Invariant: the choice is a function of stored numbers. A candidate whose metric is not a finite number (a
 training that diverged) is never chosen; one that lacks the metric is an error.

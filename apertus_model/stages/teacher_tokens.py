@@ -3,8 +3,7 @@ that will be trained on (`data/tokens/teacher_tokens.py` has the format). A unit
 stored as one file.
 
 Invariant: the samples are those of the training segment, in the same order, and the model runs in the
-engine and precision of training. Neither the place of a sample in a batch nor the division into units changes
-a bit.
+engine and precision of training. The place of a sample in a batch and the division into units change no bit.
 """
 
 from functools import partial

@@ -16,8 +16,7 @@ gradient norm of ten times the median; with 8, there would have been seven. Of g
 median. A norm of weights or optimizer states (`trainer.optimizer.norms`) is reported when it is not finite.
 
 Invariant: a decision is a function of the policy, the step, its loss and gradient norm, and
-`AnomalyDetector.state`. Every checkpoint has that state, so that a run decides the same after an
-interruption.
+`AnomalyDetector.state`. Every checkpoint has that state, so a resumed run decides the same.
 """
 
 import math

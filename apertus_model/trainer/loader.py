@@ -3,8 +3,7 @@ what the model gets of a micro-batch.
 
 Invariant: step s trains on the samples `first_sample(s) .. first_sample(s) + global_batch_size - 1`, whatever
 the number of ranks and of accumulation steps. The ranks take turns by micro-batch, so the union over ranks
-and accumulation steps is that block, in order. There is no state to save: batches that were computed ahead
-are forgotten.
+and accumulation steps is that block, in order. There is no state to save.
 """
 
 import functools
@@ -103,8 +102,7 @@ def computed_ahead(
     """The results of `calls`, in order, while `threads` threads compute the next `ahead` ones.
 
     Use one thread for calls that compute, since several would spend their time taking turns, and more threads
-    for calls that wait for a network. With `ahead` 0, the consumer's thread makes every call when its result
-    is due.
+    for calls that wait for a network. With `ahead` 0, the consumer's thread makes every call when it is due.
 
     An exception of a call is raised where its result was due, with the traceback of the thread. At most
     `ahead` results are held, and a call is submitted only when the consumer asks for a result, so that

@@ -2,8 +2,7 @@
 
 That package keeps numbers that belong to the state (steps done, sums) in its parameter groups, and starts
 some states from the first gradient or from the weights. Here those numbers can be read and set. State is
-created before the first step, so that a checkpoint can be read into it; without one, that step drops it
-again.
+created before the first step, to read a checkpoint into; without one, that step drops it.
 
 Invariants:
 - The next update depends only on weights, gradients, hyperparameters, `counters()` and the tensors of the
@@ -133,8 +132,7 @@ def signum(groups: Groups) -> Optimizer:
 
 def mars(groups: Groups) -> Optimizer:
     """MARS-AdamW, the approximate form (arXiv 2411.10438): gradients of matrices are corrected by those of
-    the previous step; all parameters are decayed alike. The package makes the host wait for the GPU once per
-    parameter."""
+    the previous step; all parameters are decayed alike. The package waits for the GPU once per parameter."""
     for group in groups:
         group |= {"weight_decay_1d": group["weight_decay"], "foreach": False}  # as for ADOPT
     return _of_package("MARS")(groups)

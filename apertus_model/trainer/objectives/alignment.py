@@ -64,8 +64,7 @@ QUANTITIES = {
 class Alignment(Objective):
     """The distance between student and teacher. matrix: the Frobenius norm of the difference of a head's two
     matrices over a row, averaged over heads. hidden: the norm of the difference of the two vectors that are
-    added at a token. Both are averaged over all rows, or tokens, of a step, and over the layers that have no
-    attention."""
+    added at a token. Both are averaged over rows, or tokens, of a step and over layers without attention."""
 
     def __init__(self, compared: Literal["matrix", "hidden"], student: ModelSpec, teacher: ModelSpec) -> None:
         self._by_row, self._quantity = compared == "matrix", QUANTITIES[compared]

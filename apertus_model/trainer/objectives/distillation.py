@@ -1,6 +1,5 @@
 """The objectives of distillation: the mean, over the kept labels of a step, of the losses of
-`apertus_model.losses.distillation`, with a teacher that runs beside the student or with its stored
-predictions."""
+`apertus_model.losses.distillation`, with a teacher beside the student or its stored predictions."""
 
 from collections.abc import Callable
 from typing import Any
