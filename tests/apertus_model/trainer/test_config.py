@@ -4,14 +4,7 @@ from typing import Any
 
 import pytest
 
-from apertus_model.trainer.config import (
-    FullAC,
-    MemoryBudgetAC,
-    SelectiveAC,
-    micro_batch_size,
-    stage_modules,
-    trainer_config,
-)
+from apertus_model.trainer.config import micro_batch_size, recomputed, stage_modules, trainer_config
 from apertus_model.trainer.lifecycle import Lifecycle
 from apertus_model.trainer.trainer import ApertusTrainer
 from flows.planning.estimate.sizes import layers_of_rank
@@ -68,9 +61,9 @@ def test_the_stages_of_a_pipeline_are_those_that_the_plan_counts() -> None:
     ("kind", "expected"),
     [
         ("none", None),
-        ("selective", SelectiveAC.Config()),
-        ("full", FullAC.Config()),
-        ("memory_budget", MemoryBudgetAC.Config(memory_budget=0.25)),
+        ("selective", recomputed.SelectiveAC.Config()),
+        ("full", recomputed.FullAC.Config()),
+        ("memory_budget", recomputed.MemoryBudgetAC.Config(memory_budget=0.25)),
     ],
 )
 def test_layers_are_recomputed_as_the_stage_says(kind: str, expected: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-import apertus_model.trainer.objectives.preference
+import apertus_model.losses.preference
 from apertus_model.model.model import model_config
 from apertus_model.trainer.checkpoint import CheckpointSource, load_tensors
 from apertus_model.trainer.evaluator import Evaluator
@@ -113,14 +113,14 @@ def test_the_first_log_ratio_of_every_sequence_is_exactly_zero(
         lambda load: load(3, dtype, micro_batch_size).of_sequences(stored, 4),
     )[0]
     seen: list[torch.Tensor] = []
-    original = apertus_model.trainer.objectives.preference.qrpo_residual
+    original = apertus_model.losses.preference.qrpo_residual
 
     def observed(log_ratio: torch.Tensor, *others: Any) -> torch.Tensor:
         assert torch.equal(log_ratio, torch.zeros_like(log_ratio)), log_ratio
         seen.append(log_ratio)
         return original(log_ratio, *others)
 
-    monkeypatch.setattr(apertus_model.trainer.objectives.preference, "qrpo_residual", observed)
+    monkeypatch.setattr(apertus_model.losses.preference, "qrpo_residual", observed)
     spec = segment(
         "qrpo",
         end_step=1,
