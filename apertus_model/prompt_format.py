@@ -86,7 +86,8 @@ class OwnFormat(TextFormat, TokenFormat):
 
 
 class OtherFormat(TextFormat, TokenFormat):
-    """The format of a Hugging Face folder with its own tokenizer and chat template."""
+    """The format of a Hugging Face folder with its own tokenizer and chat template. GenerationError without a
+    template or the id that ends a turn, TokenizerError when transformers cannot open the tokenizer."""
 
     def __init__(self, folder: Path, tokenizer: Path, max_new_tokens: int) -> None:
         """`tokenizer`: the tokenizer.json of the prompts. GenerationError when the folder lacks a chat

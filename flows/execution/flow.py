@@ -225,8 +225,9 @@ def walk(session: Session) -> None:
 
 
 def _settle(session: Session, finished: str) -> None:
-    """Plans again after a part on which other plans depend: a corpus may be too small, `@best:` be known now.
-    Retries while storage is unavailable, as for a part; other parts continue meanwhile."""
+    """Plans again after a part on which the plan of others depends: a corpus that is too small is refused
+    before anything trains on it, and `@best:` is known when its stage has finished. It retries while storage
+    is unavailable, as for a part; other parts continue meanwhile."""
     pipeline, retries = session.plan.pipeline, session.plan.pipeline.retries
     node = session.plan.graph.nodes[finished]
     for before in itertools.count():

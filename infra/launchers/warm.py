@@ -180,7 +180,7 @@ def _kill_servers() -> None:
 
 
 def server_for(environment: Mapping[str, str]) -> StageServer | None:
-    """The stage server of this process for stages with this environment; None beside a GPU."""
+    """The stage server of this process for stages with this environment; None on a machine with a GPU."""
     if any(Path(device).exists() for device in GPU_DEVICES):
         return None
     return kept_server(environment)

@@ -55,7 +55,7 @@ class PreferenceObjective(Objective):
 
     @abstractmethod
     def losses(self, log_ratio: Tensor, lengths: Tensor, extras: Extras) -> Losses:
-        """The losses of a micro-batch."""
+        """The losses, 0 where no sequence is present; beta_i of each sequence; further columns."""
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,9 @@ class LeaseLost(StoreError):
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds, and the clock that measures them: without a beat until the holder counts as dead; `look`:
-    between two looks of an observer; `settle`: between a claim on remote storage and reading it again."""
+    """Times in seconds, and the clock that measures them. `seconds`: without a beat until the holder counts
+    as dead; `look`: between two looks of an observer; `settle`: between a claim on remote storage and reading
+    it again."""
 
     seconds: float = field(default_factory=lambda: _stated_seconds())
     look: float = 3.0
@@ -124,7 +125,7 @@ class Beat(Foreign):
 
     @classmethod
     def read(cls, data: bytes) -> Beat:
-        """The beat in `data`; a default one without a file, or if it is damaged: only changes count."""
+        """The beat in `data`; the default if that is damaged or empty, since only its changes matter."""
         try:
             return checked(cls, parse_json(data))
         except ForeignError:
