@@ -81,9 +81,9 @@ class Stages:
 
         return Process()
 
-    def _train(self, job: Job, attempt: Attempt, *_: Any) -> None:
-        self.resumed.append(job.resume_step)
-        begin = 0 if job.resume_step is None else job.resume_step
+    def _train(self, attempt: Attempt, *_: Any) -> None:
+        self.resumed.append(attempt.job.resume_step)
+        begin = attempt.job.resume_step or 0
         for step in (begin, self.rollback):
             if step:
                 state = {name: torch.zeros_like(tensor) for name, tensor in tensors(0).items()}
@@ -148,10 +148,10 @@ def test_a_damaged_checkpoint_that_a_rollback_needs_is_made_again(
     flip(artifact, stages.rollback, "rank-00000.safetensors")
     notes = Notes()
 
-    def train_without(job: Job, attempt: Attempt, *rest: Any) -> None:
+    def train_without(attempt: Attempt, *rest: Any) -> None:
         if stages.resumed:
             stages.rollback = None
-        stages._train(job, attempt, *rest)
+        stages._train(attempt, *rest)
 
     monkeypatch.setattr(train, "run", train_without)
     Runner(plan, notes).run(PART)
@@ -170,7 +170,7 @@ def test_a_checkpoint_that_is_sound_when_it_is_read_again_is_kept(
     artifact = trained(plan)
     kept = artifact.checkpoint_steps()
 
-    def broken_memory(job: Job, *_: Any) -> None:
+    def broken_memory(attempt: Attempt, *_: Any) -> None:
         raise artifact.checkpoint(stages.end - 1).damaged(DamagedError("'f' is damaged"))
 
     monkeypatch.setattr(train, "run", broken_memory)
@@ -189,7 +189,7 @@ def test_the_damaged_checkpoint_of_another_part_is_not_withdrawn(
     other = Artifact(plan.store, plan.graph.nodes[parent.node or ""].path)
     flip(other, parent.step or 0, "weights")
 
-    def load(job: Job, attempt: Attempt, *_: Any) -> None:
+    def load(attempt: Attempt, *_: Any) -> None:
         attempt.input_checkpoint("parent").check()
 
     monkeypatch.setattr(train, "run", load)
