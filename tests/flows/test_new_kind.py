@@ -36,8 +36,7 @@ class HistogramPart(Part):
         """
 from specs.stages.histogram import HistogramPart
 
-def add_histogram(builder, name):
-    stage = builder.pipeline.stages[name]
+def add_histogram(builder, name, stage):
     inputs = {"tokenizer": builder.part(stage.tokenizer)}
     builder.node(name, name, HistogramPart(longest=stage.longest), inputs)
 """
