@@ -13,7 +13,7 @@ from specs.units import HELD_OUT, Duration, PositiveDuration
 
 MOST_PROCESSES = 2**20  # of a launch; no cluster has as many GPUs
 MOST_THREADS = 4096  # threads or processes of one machine
-Executor = Literal["local", "slurm", "kubernetes"]
+Executor = Literal["local", "slurm", "kubernetes", "ray"]
 
 
 class Parallel(Spec):
@@ -129,6 +129,13 @@ class Workers(Spec):
         None, pattern=r"^[1-9]\d*[KMGT]$", description="on a cluster: memory of each worker, such as `8G`"
     )
 
+    @property
+    def memory_bytes(self) -> int | None:
+        """`memory` in bytes."""
+        if self.memory is None:
+            return None
+        return int(self.memory[:-1]) * 1024 ** (1 + "KMGT".index(self.memory[-1]))
+
 
 class HeldModel(NamedTuple):
     """A whole model that a process holds outside the training engine: to sample, to score or to run tasks."""
@@ -155,7 +162,7 @@ class Launch(Spec):
         None,
         description="where the workers run that share the units of corpora, conversations, sampling, scoring"
         " and suites of tasks: this machine, or the node of the stage (default); a Slurm job array; an"
-        " Indexed Job of Kubernetes",
+        " Indexed Job of Kubernetes; actors of a Ray cluster",
     )
     workers: Workers | None = execution(None)
     parallel: Parallel | None = execution(None)

@@ -108,6 +108,31 @@ class KubernetesProfile(Spec):
     tolerations: list[dict[str, str | int]] = execution(default_factory=list)
 
 
+class RayProfile(Spec):
+    """A Ray cluster that runs already. Its nodes have this project, and credentials of the store."""
+
+    address: str | None = execution(
+        None,
+        pattern=r"^(ray://)?[^/\s:]+:\d+$",
+        description=(
+            "its head: `HOST:6379` for a process on one of its nodes, `ray://HOST:10001` for one anywhere"
+            " else; that of RAY_ADDRESS by default"
+        ),
+    )
+    gpus: bool = execution(
+        True, description="whether its nodes have GPUs; false: models are held in memory of the CPU"
+    )
+    most_workers: int = execution(
+        1000,
+        ge=1,
+        le=100_000,
+        description=(
+            "workers of a stage that states no launch.workers.count and has as many units; those that wait"
+            " for a place show an autoscaler how many nodes are wanted"
+        ),
+    )
+
+
 class Profile(Spec):
     """The settings of where stages run."""
 
@@ -140,6 +165,7 @@ class Profile(Spec):
     )
     slurm: SlurmProfile = execution(default_factory=SlurmProfile)
     kubernetes: KubernetesProfile | None = execution(None)
+    ray: RayProfile = execution(default_factory=RayProfile)
 
     @field_validator("environment")
     @classmethod

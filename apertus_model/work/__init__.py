@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator
 
 from apertus_model.progress import Progress, UnitProgress
 from apertus_model.stop import StopSignal
+from apertus_model.work.actors import run_on_ray
 from apertus_model.work.cluster import run_on_cluster
 from apertus_model.work.kubernetes import IndexedJobs
 from apertus_model.work.local import run_in_processes, workers_here
@@ -64,6 +65,8 @@ def _execute(
         yield from run_on_cluster(JobArrays(job), pending, attempt, stop, progress)
     elif job.launch.executor == "kubernetes":
         yield from run_on_cluster(IndexedJobs(job), pending, attempt, stop, progress)
+    elif job.launch.executor == "ray":
+        yield from run_on_ray(job, pending, stop, progress)
     elif (workers := min(workers_here(job, processes), len(pending))) > 1:
         yield from run_in_processes(job, pending, workers)
     else:

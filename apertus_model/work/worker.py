@@ -58,7 +58,7 @@ def in_pool(pipe: int) -> int:
             for key in run_share(job, iter(keys.get, None)):
                 print(Committed(unit=key).model_dump_json(), file=answers, flush=True)
         except Exception as error:
-            print(_reported(error).model_dump_json(), file=answers, flush=True)
+            print(reported(error).model_dump_json(), file=answers, flush=True)
             return 1
     return 0
 
@@ -91,14 +91,14 @@ def on_cluster(url: str, file: str, index: int) -> int:
                     print(f"unit {key} is committed", flush=True)
     except Exception as error:
         number = Path(file).stem
-        store.overwrite(failure_file(folder, f"{number}-{index}"), to_json(_reported(error)))
+        store.overwrite(failure_file(folder, f"{number}-{index}"), to_json(reported(error)))
         return 1
     finally:
         over.set()
     return 0
 
 
-def _reported(error: Exception) -> Failure:
+def reported(error: Exception) -> Failure:
     """The report of an error, which is printed with its stack unless it is one for users."""
     if not isinstance(error, StageError):
         traceback.print_exc()

@@ -53,7 +53,7 @@ def launch_job(
 ) -> Launched:
     """An attempt at a job, not started yet. `distributed`: the job runs on the training engine; `in_units`:
     workers, which the job may submit itself, share its units; `exclude`: nodes that failed before."""
-    submits = in_units and launch.executor in ("slurm", "kubernetes")
+    submits = in_units and launch.executor in ("slurm", "kubernetes", "ray")
     if profile.launcher == "local" or submits or not (distributed or job.gpus or profile.stages == "all"):
         return Process(job, launch, distributed=distributed)
     if profile.launcher == "slurm":
