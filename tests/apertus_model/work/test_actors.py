@@ -1,0 +1,230 @@
+"""Workers as actors of a Ray cluster: the bits of a local run, whatever becomes of workers and nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apertus_model.progress import Progress, UnitProgress
+from apertus_model.stop import StopSignal
+from apertus_model.work import actors
+from apertus_model.work.actors import run_on_ray
+from apertus_model.work.cluster import Stopped
+from apertus_model.work.units import MOST_LOSSES, WorkerLost
+from infra import ray_cluster
+from infra.ray_cluster import connect
+from infra.store import Artifact, Attempt
+from specs.errors import StageError
+from specs.job import Job
+from specs.launch import Workers
+from specs.profiles import RayProfile
+from tests.apertus_model.corpora import corpus_spec
+from tests.apertus_model.work.asking import workers_answer_as_a_local_run
+
+ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a cluster of one node with two CPUs."""
+    from ray.cluster_utils import Cluster
+
+    os.environ |= ray_cluster.QUIET
+    head = {"num_cpus": 2, "object_store_memory": 100_000_000, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    yield cluster.address
+    cluster.shutdown()
+
+
+@pytest.fixture
+def profile(address: str) -> dict[str, Any]:
+    return {"ray": {"address": address, "gpus": False}}
+
+
+@pytest.mark.parametrize("kind", ["completions", "continuations"])
+def test_actors_answer_as_a_local_run(
+    bench: Any, tmp_path: Path, tokenizer: Artifact, profile: dict[str, Any], kind: str
+) -> None:
+    workers_answer_as_a_local_run(bench, tmp_path, tokenizer, kind, {"executor": "ray"}, profile)
+
+
+def _job(bench: Any, documents: Path, tokenizer: Artifact, profile: dict[str, Any]) -> Job:
+    """A corpus of sixty files in two units."""
+    spec = corpus_spec(documents, files_per_task=30)
+    spec["listing"] = [f"{number:02d}.txt" for number in range(60)]
+    inputs = {"tokenizer": tokenizer}
+    job: Job = bench.job("corpus", "c", spec, inputs, launch={"executor": "ray"}, profile=profile)
+    return job
+
+
+KEYS = ["documents-00000000-00000030", "documents-00000030-00000060"]
+
+
+def _committed(job: Job, stop: StopSignal | None = None) -> list[str]:
+    attempt = Attempt(job)
+    progress = UnitProgress(Progress(job.progress), len(KEYS), len(KEYS))
+    return [key for key in run_on_ray(job, list(KEYS), stop or StopSignal(), progress) if attempt.unit(key)]
+
+
+def _actors() -> list[int]:
+    """The processes of workers on this machine."""
+    return [
+        int(file.parent.name)
+        for file in Path("/proc").glob("[0-9]*/cmdline")
+        if file.exists() and file.read_bytes().startswith(b"ray::UnitWorker")
+    ]
+
+
+def _waits_for_a_writer(pid: int) -> bool:
+    file = Path(f"/proc/{pid}/wchan")
+    return file.exists() and file.read_text() == "wait_for_partner"
+
+
+@pytest.fixture
+def pipe(documents: Path) -> Path:
+    """A file of the second unit that nobody writes: its workers wait."""
+    file = documents / "59.txt"
+    file.unlink()
+    os.mkfifo(file)
+    return file
+
+
+@contextlib.contextmanager
+def _meanwhile(act: Callable[[], bool]) -> Iterator[None]:
+    """A context in which a thread acts, until that returns true."""
+    over = threading.Event()
+
+    def again() -> None:
+        while not act() and not over.wait(0.1):
+            pass
+
+    thread = threading.Thread(target=again, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_the_unit_of_a_killed_worker_is_begun_again(
+    bench: Any,
+    documents: Path,
+    tokenizer: Artifact,
+    profile: dict[str, Any],
+    pipe: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def kill() -> bool:
+        """Kills the worker that waits, and writes for the next one."""
+        waiting = [pid for pid in _actors() if _waits_for_a_writer(pid)]
+        for pid in waiting:
+            pipe.rename(pipe.with_suffix(".pipe"))
+            pipe.write_text("A text that can be read.")
+            os.kill(pid, signal.SIGKILL)
+        return bool(waiting)
+
+    job = _job(bench, documents, tokenizer, profile)
+    with _meanwhile(kill):
+        assert sorted(_committed(job)) == KEYS
+    assert f"unit {KEYS[1]} is begun again: ActorDiedError" in capfd.readouterr().out
+    assert not _actors()
+
+
+def test_a_unit_that_takes_its_workers_with_it_is_an_error_in_the_end(
+    bench: Any, documents: Path, tokenizer: Artifact, profile: dict[str, Any], pipe: Path
+) -> None:
+    killed = set[int]()
+
+    def kill() -> bool:
+        for pid in {pid for pid in _actors() if _waits_for_a_writer(pid)} - killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        return len(killed) == MOST_LOSSES
+
+    with _meanwhile(kill), pytest.raises(WorkerLost, match="ActorDiedError"):
+        _committed(_job(bench, documents, tokenizer, profile))
+    assert len(killed) == MOST_LOSSES
+    assert not _actors()
+
+
+def test_an_error_for_users_ends_the_stage_with_its_words(
+    bench: Any, documents: Path, tokenizer: Artifact, profile: dict[str, Any]
+) -> None:
+    job = _job(bench, documents, tokenizer, profile)
+    spec = job.spec | {"source": job.spec["source"] | {"format": "jsonl"}}
+    with pytest.raises(StageError, match=r"\.txt"):
+        _committed(job.model_copy(update={"spec": spec}))
+    assert not _actors()
+
+
+def test_a_stage_that_is_stopped_leaves_no_worker(
+    bench: Any, documents: Path, tokenizer: Artifact, profile: dict[str, Any], pipe: Path
+) -> None:
+    stop = StopSignal()
+
+    def ask() -> bool:
+        if waits := any(map(_waits_for_a_writer, _actors())):
+            stop.request("by a test")
+        return waits
+
+    with _meanwhile(ask), pytest.raises(Stopped, match="by a test"):
+        _committed(_job(bench, documents, tokenizer, profile), stop)
+    assert not _actors()
+
+
+def test_what_no_node_can_give_is_said(
+    bench: Any,
+    documents: Path,
+    tokenizer: Artifact,
+    profile: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(actors, "PATIENCE_SECONDS", 0.0)
+    stop, said = StopSignal(), list[str]()
+
+    def ask() -> bool:
+        said.append(capfd.readouterr().out)
+        if told := "no worker has a place yet" in said[-1]:
+            stop.request("by a test")
+        return told
+
+    job = _job(bench, documents, tokenizer, profile)
+    workers = job.launch.model_copy(update={"workers": Workers(cpus=64, memory="2G")})
+    with _meanwhile(ask), pytest.raises(Stopped):
+        _committed(job.model_copy(update={"launch": workers}), stop)
+    assert "each needs 64 CPUs, 0 GPUs, 2.0 GiB" in said[-1]
+    assert "has 2 CPUs, 0 GPUs" in said[-1]
+
+
+def _listening() -> socket.socket:
+    heard = socket.socket()
+    heard.bind(("127.0.0.1", 0))
+    heard.listen()
+    return heard
+
+
+def test_what_is_wrong_with_an_address_is_said_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(StageError, match="no Ray cluster is named. Fix: set ray:"):
+        connect(RayProfile())
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    with pytest.raises(StageError, match="'auto' is no address of a Ray cluster. Fix: write HOST:6379"):
+        connect(RayProfile())
+    with _listening() as heard:
+        here = f"127.0.0.1:{heard.getsockname()[1]}"
+        with pytest.raises(StageError, match=rf"no node of the Ray cluster at {here}. Fix: run `ray start"):
+            connect(RayProfile(address=here))
+    with pytest.raises(StageError, match=f"no Ray cluster answers at {here}: .* Fix: start it"):
+        connect(RayProfile(address=here))
