@@ -9,9 +9,13 @@ telemetry is off in every process that this project starts.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import socket
-from collections.abc import Mapping
+import sys
+import threading
+from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from specs.profiles import RayProfile
 
 CLIENT = "ray://"
 CONNECT_SECONDS = 10.0
+PATIENCE_SECONDS = 30.0  # until it is said what is waited for
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # on by default where nobody can be asked
     "RAY_SCHEDULER_EVENTS": "0",  # tips of the autoscaler in the middle of the stage's output
@@ -28,6 +33,27 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 NAMESPACE = "apertus"
+
+
+_lock = threading.Lock()
+_users = 0
+
+
+@contextlib.contextmanager
+def connection(settings: RayProfile) -> Iterator[Any]:
+    """The module `ray`, connected to the cluster inside the block; several threads may be in one. What the
+    process has on the cluster ends with the last of them. StageError as in `connect`."""
+    global _users
+    with _lock:
+        ray = connect(settings) if not _users else sys.modules["ray"]
+        _users += 1
+    try:
+        yield ray
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                ray.shutdown()
 
 
 def connect(settings: RayProfile) -> Any:
@@ -47,7 +73,7 @@ def connect(settings: RayProfile) -> Any:
     if not address.startswith(CLIENT):
         _check_node_here(address)
     try:
-        ray.init(address, namespace=NAMESPACE, logging_level="warning", log_to_driver=True)
+        ray.init(address, namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=True)
     except Exception as error:  # of many kinds: versions, tokens, a cluster that ends meanwhile
         raise StageError(f"Ray at {address} refuses this process: {_reason(error)}") from error
     return ray

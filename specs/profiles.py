@@ -122,6 +122,11 @@ class RayProfile(Spec):
     gpus: bool = execution(
         True, description="whether its nodes have GPUs; false: models are held in memory of the CPU"
     )
+    cpus_per_node: int | None = execution(
+        None,
+        ge=1,
+        description="CPUs that training takes of each of its nodes; launch.threads per process by default",
+    )
     most_workers: int = execution(
         1000,
         ge=1,
@@ -136,7 +141,7 @@ class RayProfile(Spec):
 class Profile(Spec):
     """The settings of where stages run."""
 
-    launcher: Literal["local", "slurm", "kubernetes"] = execution("local")
+    launcher: Literal["local", "slurm", "kubernetes", "ray"] = execution("local")
     stages: Literal["training", "all"] = execution(
         "training",
         description="stages that run on the cluster. training: those that use GPUs (training engine,"

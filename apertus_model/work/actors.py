@@ -21,13 +21,12 @@ from apertus_model.stop import StopSignal
 from apertus_model.work.cluster import Stopped
 from apertus_model.work.units import MOST_LOSSES, WorkerLost, error_of
 from apertus_model.work.worker import reported, run_share
-from infra.ray_cluster import connect, in_words, nodes_in_words
+from infra.ray_cluster import PATIENCE_SECONDS, connection, in_words, nodes_in_words
 from infra.store.scratch import temporary_folder
 from specs.job import Failure, Job
 from specs.launch import Workers
 
 LOOK_SECONDS = 1.0
-PATIENCE_SECONDS = 30.0  # until a stage without a worker says what it waits for
 PASSED = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "PYTHONHASHSEED", "PYTHONPATH"),
     *("HF_HUB_OFFLINE", "APERTUS_CACHE"),
@@ -76,19 +75,15 @@ def run_on_ray(
     """
     if not keys:
         return
-    ray = connect(job.profile.ray)
-    actors = _Actors(ray, job, deque(keys))
-    try:
-        with stop.cooperating():
-            for _ in range(actors.wanted):
-                actors.start()
-            while actors.asked and not stop.requested:
-                yield from actors.committed()
-                progress.waiting(running=actors.running, queued=len(actors.asked) - actors.running)
-            if stop.requested:
-                raise Stopped(f"stopped ({stop.reason}): {len(actors.asked)} workers were ended")
-    finally:
-        ray.shutdown()  # ends the actors
+    with connection(job.profile.ray) as ray, stop.cooperating():
+        actors = _Actors(ray, job, deque(keys))
+        for _ in range(actors.wanted):
+            actors.start()
+        while actors.asked and not stop.requested:
+            yield from actors.committed()
+            progress.waiting(running=actors.running, queued=len(actors.asked) - actors.running)
+        if stop.requested:
+            raise Stopped(f"stopped ({stop.reason}): {len(actors.asked)} workers were ended")
 
 
 class _Asked(NamedTuple):

@@ -17,6 +17,7 @@ from typing import Protocol
 from infra.kubernetes import KubernetesError
 from infra.launchers.kubernetes import KubernetesJob
 from infra.launchers.local import Ended, Process
+from infra.launchers.ray_job import RayJob
 from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError
 from specs.job import Job, ProgressRow
@@ -61,4 +62,6 @@ def launch_job(
     workers = 1
     if in_units and job.gpus:  # by default as many as a node has room for, as on one machine
         workers = launch.workers_of_node(profile.gpus_per_node, job.gpus)
+    if profile.launcher == "ray":
+        return RayJob(job, launch, profile, distributed=distributed, workers=workers, exclude=exclude)
     return KubernetesJob(job, launch, profile, distributed=distributed, workers=workers)

@@ -217,10 +217,10 @@ def test_what_is_wrong_with_an_address_is_said_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(StageError, match="no Ray cluster is named. Fix: set ray:"):
+    with pytest.raises(StageError, match=r"no Ray cluster is named\. Fix: set ray:"):
         connect(RayProfile())
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    with pytest.raises(StageError, match="'auto' is no address of a Ray cluster. Fix: write HOST:6379"):
+    with pytest.raises(StageError, match=r"'auto' is no address of a Ray cluster\. Fix: write HOST:6379"):
         connect(RayProfile())
     with _listening() as heard:
         here = f"127.0.0.1:{heard.getsockname()[1]}"
