@@ -157,12 +157,16 @@ def test_a_unit_that_takes_its_workers_with_it_is_an_error_in_the_end(
 
 
 def test_an_error_for_users_ends_the_stage_with_its_words(
-    bench: Any, documents: Path, tokenizer: Artifact, profile: dict[str, Any]
+    bench: Any, tmp_path: Path, tokenizer: Artifact, profile: dict[str, Any]
 ) -> None:
-    job = _job(bench, documents, tokenizer, profile)
-    spec = job.spec | {"source": job.spec["source"] | {"format": "jsonl"}}
-    with pytest.raises(StageError, match=r"\.txt"):
-        _committed(job.model_copy(update={"spec": spec}))
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    for name in "ab":
+        (folder / f"{name}.jsonl").write_text('{"body": "text"}\n')
+    spec = {"source": {"url": str(folder), "format": "jsonl"}, "process": {}, "seed": 1, "files_per_task": 1}
+    options: dict[str, Any] = {"launch": {"executor": "ray"}, "profile": profile}
+    with pytest.raises(StageError, match=r"\.jsonl', line 1: no column 'text'; there are body"):
+        bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, **options)
     assert not _actors()
 
 
