@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from infra.kubernetes import KubernetesError
-from infra.launchers.kubernetes import KubernetesJob
 from infra.launchers.local import Ended, Process
 from infra.launchers.ray_job import RayJob
 from infra.launchers.slurm_job import SlurmJob
@@ -26,7 +24,7 @@ from specs.profiles import Profile
 
 __all__ = ["REFUSED", "Ended", "Launched", "launch_job"]
 
-REFUSED = (SlurmError, KubernetesError)  # the cluster did not accept an attempt: another one may succeed
+REFUSED = (SlurmError,)  # the cluster did not accept an attempt: another one may succeed
 
 
 class Launched(Protocol):
@@ -54,7 +52,7 @@ def launch_job(
 ) -> Launched:
     """An attempt at a job, not started yet. `distributed`: the job runs on the training engine; `in_units`:
     workers, which the job may submit itself, share its units; `exclude`: nodes that failed before."""
-    submits = in_units and launch.executor in ("slurm", "kubernetes", "ray")
+    submits = in_units and launch.executor in ("slurm", "ray")
     if profile.launcher == "local" or submits or not (distributed or job.gpus or profile.stages == "all"):
         return Process(job, launch, distributed=distributed)
     if profile.launcher == "slurm":
@@ -62,6 +60,4 @@ def launch_job(
     workers = 1
     if in_units and job.gpus:  # by default as many as a node has room for, as on one machine
         workers = launch.workers_of_node(profile.gpus_per_node, job.gpus)
-    if profile.launcher == "ray":
-        return RayJob(job, launch, profile, distributed=distributed, workers=workers, exclude=exclude)
-    return KubernetesJob(job, launch, profile, distributed=distributed, workers=workers)
+    return RayJob(job, launch, profile, distributed=distributed, workers=workers, exclude=exclude)

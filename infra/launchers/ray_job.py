@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from infra.launchers.cluster import ClusterJob
 from infra.launchers.local import END_SECONDS, Ended, stacks_of, stage_environment
-from infra.launchers.pod_log import LogReader
+from infra.launchers.log_reader import LogReader
 from infra.liveness import ROOT
 from infra.ray_cluster import PATIENCE_SECONDS, connection, in_words, nodes_in_words
 from infra.store.scratch import temporary_folder

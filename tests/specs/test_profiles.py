@@ -50,11 +50,10 @@ def test_an_option_of_sbatch_that_would_break_the_job_is_refused(name: str, reas
         ({"environment": {"DB_PASS": "x"}}, "looks like a secret"),
         ({"environment": {"HTTPS_PROXY": "http://me:a/b@proxy:8080"}}, "a URL with credentials in it"),
         ({"scratch": "s3://me:a/b@bucket"}, "a URL with credentials in it"),
-        ({"launcher": "kubernetes"}, "needs kubernetes"),
-        (
-            {"launcher": "kubernetes", "kubernetes": {"image": "apertus"}, "modules": ["cuda"]},
-            "are for Slurm",
-        ),
+        ({"launcher": "kubernetes"}, "write 'ray'"),
+        ({"executor": "kubernetes"}, "write 'ray'"),
+        ({"kubernetes": {"image": "apertus"}}, r"write ray: \{address"),
+        ({"launcher": "ray", "modules": ["cuda"]}, "are for Slurm"),
         ({"slurm": {"memory": "lots"}}, "string_pattern_mismatch"),
     ],
 )
