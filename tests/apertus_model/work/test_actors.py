@@ -19,7 +19,6 @@ from apertus_model.work import actors
 from apertus_model.work.actors import run_on_ray
 from apertus_model.work.cluster import Stopped
 from apertus_model.work.units import MOST_LOSSES, WorkerLost
-from infra import ray_cluster
 from infra.ray_cluster import connect
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
@@ -28,20 +27,17 @@ from specs.launch import Workers
 from specs.profiles import RayProfile
 from tests.apertus_model.corpora import corpus_spec
 from tests.apertus_model.work.asking import workers_answer_as_a_local_run
+from tests.infra.ray import actors as actors_of
+from tests.infra.ray import little_ray
 
-ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address() -> Iterator[str]:
     """The address of a cluster of one node with two CPUs."""
-    from ray.cluster_utils import Cluster
-
-    os.environ |= ray_cluster.QUIET
-    head = {"num_cpus": 2, "object_store_memory": 100_000_000, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    yield cluster.address
-    cluster.shutdown()
+    with little_ray() as cluster:
+        yield cluster.address
 
 
 @pytest.fixture
@@ -75,12 +71,7 @@ def _committed(job: Job, stop: StopSignal | None = None) -> list[str]:
 
 
 def _actors() -> list[int]:
-    """The processes of workers on this machine."""
-    return [
-        int(file.parent.name)
-        for file in Path("/proc").glob("[0-9]*/cmdline")
-        if file.exists() and file.read_bytes().startswith(b"ray::UnitWorker")
-    ]
+    return actors_of("UnitWorker")
 
 
 def _waits_for_a_writer(pid: int) -> bool:
