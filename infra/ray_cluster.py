@@ -117,7 +117,7 @@ def _check_node_here(address: str) -> None:
 
 def _addresses(host: str) -> list[str]:
     try:
-        return [str(found[4][0]) for found in socket.getaddrinfo(host, None)]
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
     except OSError:
         return []
 

@@ -17,7 +17,7 @@ MOST_THREADS = 4096  # threads or processes of one machine
 
 def not_kubernetes(value: Any) -> Any:
     if value == "kubernetes":
-        raise ValueError("'kubernetes' is gone; write 'ray', for a cluster as infra/profiles/raycluster.yaml")
+        raise ValueError("'kubernetes' is gone; write 'ray', for a cluster as infra/kuberay/raycluster.yaml")
     return value
 
 
