@@ -28,9 +28,23 @@ def little_ray(nodes: int = 1, cpus: int = 2) -> Iterator[Any]:
 
 
 def actors(title: str) -> list[int]:
-    """The processes of the actors of a class on this machine."""
+    """The processes of the actors of a class in clusters of this process."""
     return [
         int(file.parent.name)
         for file in Path("/proc").glob("[0-9]*/cmdline")
-        if file.exists() and file.read_bytes().startswith(f"ray::{title}".encode())
+        if _text(file).startswith(f"ray::{title}") and _is_ours(int(file.parent.name))
     ]
+
+
+def _is_ours(pid: int) -> bool:
+    while pid > 1 and pid != os.getpid():
+        pid = int((_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split() or ["", "0"])[1])
+    return pid == os.getpid()
+
+
+def _text(file: Path) -> str:
+    """The content of a file of a process; nothing of one that has ended."""
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
