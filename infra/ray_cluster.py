@@ -12,16 +12,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from specs.errors import StageError
-from specs.profiles import RayProfile
+from specs.errors import StageError, counted
+from specs.launch import Launch, Workers
+from specs.profiles import Profile, RayProfile
 
 CLIENT = "ray://"
 CONNECT_SECONDS = 10.0
@@ -33,6 +35,11 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 NAMESPACE = "apertus"
+QUESTION = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of a head, for any process
+CLIENT_QUESTION = "/ray.rpc.RayletDriver/ClusterInfo"
+TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file of the cluster's token"
+LONGEST = 300  # characters of an error of Ray
+HEAD = "--gcs-address="  # an argument of Ray's process on a node
 
 
 _lock = threading.Lock()
@@ -59,11 +66,7 @@ def connection(settings: RayProfile) -> Iterator[Any]:
 def connect(settings: RayProfile) -> Any:
     """Connects this process to the cluster, and returns the module `ray`. StageError, with the fix, where
     that is impossible."""
-    address = settings.address or os.environ.get("RAY_ADDRESS")
-    if not address:
-        raise StageError(
-            "no Ray cluster is named. Fix: set ray: {address: HOST:6379} in the profile, or RAY_ADDRESS"
-        )
+    address = address_of(settings)
     os.environ |= QUIET
     try:
         import ray
@@ -72,13 +75,28 @@ def connect(settings: RayProfile) -> Any:
     _check_answers(address)
     if not address.startswith(CLIENT):
         _check_node_here(address)
+    terminated = signal.getsignal(signal.SIGTERM)  # which Ray replaces
     try:
-        ray.init(address, namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=True)
+        _check_token(address)
+        ray.init(address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=True)
+    except StageError:
+        raise
     except Exception as error:  # of many kinds: versions, tokens, a cluster that ends meanwhile
         raise StageError(f"Ray at {address} refuses this process: {_reason(error)}") from error
-    if os.environ.get("RAY_AUTH_MODE") != "token":
-        print("note: Ray is used without a token: whoever reaches its ports can run code", flush=True)
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, terminated)
     return ray
+
+
+def address_of(settings: RayProfile) -> str:
+    """The address of the head. StageError if none is named."""
+    address = settings.address or os.environ.get("RAY_ADDRESS")
+    if not address:
+        raise StageError(
+            "no Ray cluster is named. Fix: set ray: {address: HOST:6379} in the profile, or RAY_ADDRESS"
+        )
+    return address
 
 
 def _check_answers(address: str) -> None:
@@ -97,54 +115,124 @@ def _check_answers(address: str) -> None:
         ) from error
 
 
+def wants_token(address: str) -> bool:
+    """Whether a cluster that answers refuses a process without a token."""
+    import grpc
+
+    return _refuses(address, grpc.insecure_channel(address.removeprefix(CLIENT)))
+
+
+def _check_token(address: str) -> None:
+    """StageError for a token that is not the cluster's, with which Ray would try for half a minute."""
+    from ray._private.grpc_utils import init_grpc_channel
+
+    if wants_token(address) and _refuses(address, init_grpc_channel(address.removeprefix(CLIENT))):
+        raise StageError(f"the Ray cluster at {address} wants another token. Fix: {TOKEN}")
+
+
+def _refuses(address: str, channel: Any) -> bool:
+    """Whether a cluster, asked whether it is alive, answers that it does not know who asks."""
+    import grpc
+
+    question = CLIENT_QUESTION if address.startswith(CLIENT) else QUESTION
+    with channel:
+        try:
+            channel.unary_unary(question)(b"", timeout=CONNECT_SECONDS)
+        except grpc.RpcError as error:
+            return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
+    return False
+
+
 def _check_node_here(address: str) -> None:
     """StageError on a machine without a node of the cluster, where Ray would abort the process."""
     host, _, port = address.rpartition(":")
-    names = (host, *_addresses(host), *(_addresses(socket.gethostname()) if _is_loopback(host) else ()))
-    heads = {f"--gcs-address={name}:{port}" for name in names}
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = process.read_bytes().decode(errors="replace").split("\0")
+            program, *words = process.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        if words[0].endswith("raylet") and heads & set(words):
-            return
+        if program.endswith("raylet"):
+            heads = [word.removeprefix(HEAD).rpartition(":") for word in words if word.startswith(HEAD)]
+            if any(at == port and _same_machine(host, head) for head, _, at in heads):
+                return
     raise StageError(
         f"this machine has no node of the Ray cluster at {address}. Fix: run `ray start --address={address}"
         f" --num-cpus=0` here, or use the address ray://{host}:10001"
     )
 
 
-def _addresses(host: str) -> list[str]:
+def _same_machine(host: str, head: str) -> bool:
+    """Whether two names are of one machine. `head`: an address by which the nodes reach it; `host` may be
+    `localhost` on the head itself."""
+    addresses = _addresses(host)
+    return any(ip_address(one).is_loopback for one in addresses) or bool(addresses & _addresses(head))
+
+
+def _addresses(host: str) -> set[str]:
     try:
-        return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
     except OSError:
-        return []
-
-
-def _is_loopback(host: str) -> bool:
-    return any(ip_address(address).is_loopback for address in _addresses(host))
+        return set()
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in the first line of Ray's text, and how to mend it."""
-    text = str(error)
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    if "Version mismatch" in text or "version" in first.lower():
-        return f"{' '.join(text.split())}. Fix: install the same Ray and the same Python on both"
-    if "auth" in text.lower() or "token" in text.lower():
-        return f"{first}. Fix: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file of its token"
+    """What went wrong, in the first words of Ray's text, and how to mend it."""
+    text = " ".join((str(error) or type(error).__name__).split())
+    first = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+    if "version" in text.lower():
+        return f"{first}. Fix: install the same Ray and the same Python on both"
+    if "token" in text.lower():
+        return f"{first}. Fix: {TOKEN}"
     return first
 
 
 def nodes_in_words(ray: Any) -> str:
     """What each living node of the cluster has."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    shown = [f"{node['NodeManagerAddress']} has {in_words(node['Resources'])}" for node in nodes]
+    shown = [f"{node['NodeManagerAddress']} has {in_words(node['Resources'])}" for node in living_nodes(ray)]
     return "; ".join(shown) or "the cluster has no node"
+
+
+def living_nodes(ray: Any) -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def in_words(resources: Mapping[str, float]) -> str:
     """CPUs, GPUs and memory, as people write them."""
     words = [f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU")]
     return ", ".join([*words, f"{resources.get('memory', 0) / 2**30:.1f} GiB"])
+
+
+class Needs(NamedTuple):
+    """What a stage asks of a cluster. `nodes`: that it wants at the same time; None for workers, of which one
+    with a place is enough. `memory`: bytes."""
+
+    cpus: float
+    gpus: float = 0
+    memory: float = 0
+    nodes: int | None = None
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Ray's names of what each node, or worker, is asked for."""
+        wanted = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory}
+        return {name: float(number) for name, number in wanted.items() if number}
+
+    def __str__(self) -> str:
+        each = in_words(self.resources)
+        return f"a worker with {each}" if self.nodes is None else f"{counted(self.nodes, 'node')} with {each}"
+
+    def fit(self, ray: Any) -> bool:
+        """Whether the nodes that the cluster has now could give it, if nobody else used them."""
+        wanted = self.resources.items()
+        fitting = [
+            all(node["Resources"].get(name, 0) >= number for name, number in wanted)
+            for node in living_nodes(ray)
+        ]
+        return sum(fitting) >= (self.nodes or 1)
+
+
+def worker_needs(launch: Launch, profile: Profile, gpus: int) -> Needs:
+    """What each worker of a stage asks for. `gpus`: those of the model that it holds."""
+    workers = launch.workers or Workers()
+    held = gpus if profile.ray.gpus else 0
+    return Needs(workers.cpus or 1, held, workers.memory_bytes or 0)

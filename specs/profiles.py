@@ -91,6 +91,11 @@ class RayProfile(Spec):
     gpus: bool = execution(
         True, description="whether its nodes have GPUs; false: models are held in memory of the CPU"
     )
+    grows: bool = execution(
+        False,
+        description="whether an autoscaler adds nodes; false: a plan says which stages its nodes have no room"
+        " for",
+    )
     cpus_per_node: int | None = execution(
         None,
         ge=1,

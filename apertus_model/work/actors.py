@@ -21,10 +21,9 @@ from apertus_model.stop import StopSignal
 from apertus_model.work.cluster import Stopped
 from apertus_model.work.units import MOST_LOSSES, WorkerLost, error_of
 from apertus_model.work.worker import reported, run_share
-from infra.ray_cluster import PATIENCE_SECONDS, connection, in_words, nodes_in_words
+from infra.ray_cluster import PATIENCE_SECONDS, connection, nodes_in_words, worker_needs
 from infra.store.scratch import temporary_folder
 from specs.job import Failure, Job
-from specs.launch import Workers
 
 LOOK_SECONDS = 1.0
 PASSED = (
@@ -98,24 +97,19 @@ class _Actors:
 
     def __init__(self, ray: Any, job: Job, keys: deque[str]) -> None:
         self._ray, self._keys = ray, keys
-        workers, settings = job.launch.workers or Workers(), job.profile.ray
-        self.wanted = min(len(keys), workers.count or settings.most_workers)
+        self._needs = worker_needs(job.launch, job.profile, job.gpus)
+        self.wanted = min(len(keys), job.launch.worker_count or job.profile.ray.most_workers)
         self.asked: dict[Any, _Asked] = {}
         self._losses: Counter[str | None] = Counter()
         self._told = False
         self._begun = time.monotonic()
-        cpus = workers.cpus or 1
         variables = {name: os.environ[name] for name in PASSED if name in os.environ}
-        variables |= {"RAYON_NUM_THREADS": str(cpus), "TOKENIZERS_PARALLELISM": str(cpus > 1).lower()}
-        self._needs = {
-            "CPU": cpus,
-            "GPU": job.gpus if settings.gpus else 0,
-            "memory": workers.memory_bytes or 0,
-        }
+        cpus = self._needs.cpus
+        variables |= {"RAYON_NUM_THREADS": f"{cpus:g}", "TOKENIZERS_PARALLELISM": str(cpus > 1).lower()}
         self._actor = ray.remote(UnitWorker).options(
-            num_cpus=self._needs["CPU"],
-            num_gpus=self._needs["GPU"],
-            memory=self._needs["memory"] or None,
+            num_cpus=cpus,
+            num_gpus=self._needs.gpus,
+            memory=self._needs.memory or None,
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": job.profile.environment | variables},
         )
@@ -181,7 +175,7 @@ class _Actors:
         if waited and not self._told and not self.running:
             self._told = True
             print(
-                f"no worker has a place yet: each needs {in_words(self._needs)}; {nodes_in_words(self._ray)}",
+                f"no worker has a place yet; waiting for {self._needs}; {nodes_in_words(self._ray)}",
                 flush=True,
             )
 

@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from infra.launchers.cluster import ClusterJob
+from infra.launchers.cluster import ClusterJob, nodes_of
 from infra.launchers.local import END_SECONDS, Ended, stacks_of, stage_environment
 from infra.launchers.log_reader import LogReader
 from infra.liveness import ROOT
-from infra.ray_cluster import PATIENCE_SECONDS, connection, in_words, nodes_in_words
+from infra.ray_cluster import PATIENCE_SECONDS, Needs, connection, living_nodes, nodes_in_words
 from infra.store.scratch import temporary_folder
 from specs.job import REPORT, Job, ProgressRow
 from specs.launch import Launch
@@ -106,11 +106,24 @@ class NodeProcess:
         self._ends.close()
 
 
+def stage_needs(launch: Launch, profile: Profile, gpus: int, *, distributed: bool, in_units: bool) -> Needs:
+    """What a stage asks of the cluster. `gpus`: of the model that a stage of one process holds, or that each
+    of its workers holds, of which there are by default as many as a node has room for."""
+    nodes, cpus, workers = 1, 1, 1
+    if distributed:
+        nodes, gpus = nodes_of(launch, profile)
+        cpus = launch.cpu_threads * gpus
+    elif in_units and gpus:
+        workers = launch.workers_of_node(profile.gpus_per_node, gpus)
+    held = gpus * workers if profile.ray.gpus else 0
+    return Needs(profile.ray.cpus_per_node or cpus, held, nodes=nodes)
+
+
 class RayJob(ClusterJob):
     """An attempt that runs on nodes of a Ray cluster.
 
     Args:
-        workers: of a stage that is one process, each with the GPUs of a whole model.
+        in_units: whether workers of the stage, on its node, share its units.
         exclude: ids of nodes that failed before.
     """
 
@@ -121,14 +134,12 @@ class RayJob(ClusterJob):
         profile: Profile,
         *,
         distributed: bool,
-        workers: int = 1,
+        in_units: bool = False,
         exclude: Sequence[str] = (),
     ) -> None:
         super().__init__(job, launch, profile, distributed=distributed)
         self.exclude = list(exclude)
-        gpus = self.per_node if distributed else job.gpus * workers
-        cpus = profile.ray.cpus_per_node or (launch.cpu_threads * self.per_node if distributed else 1)
-        self.needs = {"CPU": float(cpus), "GPU": float(gpus if profile.ray.gpus else 0)}
+        self.needs = stage_needs(launch, profile, job.gpus, distributed=distributed, in_units=in_units)
 
     def program(self, node: int, first: Place) -> list[str]:
         """The command of a node without the file of the job."""
@@ -167,14 +178,14 @@ class RayJob(ClusterJob):
         are others."""
         from ray.util.placement_group import placement_group
 
-        there = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        there = {node["NodeID"] for node in living_nodes(ray)}
         avoided = there & {*self.exclude}
         if avoided and len(there - avoided) < self.nodes:
             on_line(f"nodes that failed before are used again: {', '.join(sorted(avoided))}")
             avoided = set()
         selector = {NODE_ID: f"!in({','.join(sorted(avoided))})"}
         return placement_group(
-            [{name: number for name, number in self.needs.items() if number}] * self.nodes,
+            [self.needs.resources] * self.nodes,
             strategy="STRICT_SPREAD",
             bundle_label_selector=[selector] * self.nodes if avoided else None,
         )
@@ -188,9 +199,7 @@ class RayJob(ClusterJob):
             self._keep_to_limit(waits=True)
             if not told and time.monotonic() - since > PATIENCE_SECONDS:
                 told = True
-                on_line(
-                    f"waiting for {self.nodes} nodes, each with {in_words(self.needs)}; {nodes_in_words(ray)}"
-                )
+                on_line(f"waiting for {self.needs}; {nodes_in_words(ray)}")
         return not self._stopped
 
     def _actor(self, ray: Any, group: Any, number: int) -> Any:
@@ -199,7 +208,7 @@ class RayJob(ClusterJob):
         place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
         return (
             ray.remote(NodeProcess)
-            .options(num_cpus=self.needs["CPU"], num_gpus=self.needs["GPU"], scheduling_strategy=place)
+            .options(num_cpus=self.needs.cpus, num_gpus=self.needs.gpus, scheduling_strategy=place)
             .remote()
         )
 

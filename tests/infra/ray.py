@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,26 @@ def little_ray(nodes: int = 1, cpus: int = 2) -> Iterator[Any]:
 
     os.environ |= ray_cluster.QUIET
     node = {"num_cpus": cpus, "object_store_memory": 100_000_000}
-    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+    cluster = _begun(
+        lambda: Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+    )
     try:
         for _ in range(nodes - 1):
-            cluster.add_node(**node)
+            _begun(lambda: cluster.add_node(**node))
         yield cluster
     finally:
         cluster.shutdown()
+
+
+def _begun(start: Callable[[], Any], tries: int = 3) -> Any:
+    """What is started: on busy cores a node may take longer than the half minute that Ray allows."""
+    for left in reversed(range(tries)):
+        try:
+            return start()
+        except Exception as error:  # Ray's class of it is `Exception`
+            if not left:
+                raise
+            print(f"Ray did not start: {error}")
 
 
 def actors(title: str) -> list[int]:

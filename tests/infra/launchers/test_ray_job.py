@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import pytest
 from infra.launchers import ray_job
 from infra.launchers.local import Ended
 from infra.launchers.ray_job import Place, RayJob
+from infra.ray_cluster import Needs
 from specs.job import REPORT, Failure, ProgressRow
 from specs.launch import Launch
 from specs.profiles import Profile
-from tests.infra.ray import actors, little_ray
+from tests.infra.ray import actors
 from tests.jobs import job_at
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
@@ -61,14 +62,9 @@ class Script(RayJob):
         return self.go()
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """The address of a cluster of two nodes with one CPU each."""
-    with little_ray(nodes=2, cpus=1) as cluster:
-        yield cluster.address
-
-
-def test_lines_rows_errors_threads_and_exit_codes_reach_the_launcher(tmp_path: Path, address: str) -> None:
+def test_lines_rows_errors_threads_and_exit_codes_reach_the_launcher(
+    tmp_path: Path, ray_address: str
+) -> None:
     row, failure = ProgressRow(done=1, total=2, unit="x"), Failure(message="no")
     reports = [f"{REPORT}{report.model_dump_json()}" for report in (row, failure)]
     program = f"""
@@ -78,32 +74,32 @@ print("\\n".join({reports!r}))
 print("threads", os.environ["OMP_NUM_THREADS"], job["progress"] == {REPORT!r}, os.path.isdir(job["scratch"]))
 sys.exit(7)
 """
-    attempt = Script(tmp_path, address, program)
+    attempt = Script(tmp_path, ray_address, program)
     ended = attempt.go()
     assert (ended.code, ended.stopped, ended.error, attempt.rows) == (7, "", failure, [row])
     assert attempt.lines[1:] == ["threads 1 True True"]
     assert not actors("NodeProcess")
 
 
-def test_a_stage_that_is_told_to_stop_ends_by_itself(tmp_path: Path, address: str) -> None:
-    attempt = Script(tmp_path, address, ENDS_WITH_STDIN, processes=2)
+def test_a_stage_that_is_told_to_stop_ends_by_itself(tmp_path: Path, ray_address: str) -> None:
+    attempt = Script(tmp_path, ray_address, ENDS_WITH_STDIN, processes=2)
     ended = attempt.meanwhile("up", lambda: attempt.stop("by a test"))
     assert (ended.code, ended.stopped, ended.requeue) == (0, "by a test", "")
     assert attempt.lines.count("told to stop") == 2  # on both nodes
 
 
 def test_a_stage_that_is_too_slow_to_stop_is_killed(
-    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt = Script(tmp_path, address, "import time; print('up', flush=True); time.sleep(600)")
+    attempt = Script(tmp_path, ray_address, "import time; print('up', flush=True); time.sleep(600)")
     attempt.grace = 1.0
     ended = attempt.meanwhile("up", lambda: attempt.stop("by a test"))
     assert (ended.code, ended.stopped) == (1, "by a test")
     assert not actors("NodeProcess")
 
 
-def test_a_lost_node_ends_the_attempt_and_is_named(tmp_path: Path, address: str) -> None:
-    attempt = Script(tmp_path, address, ENDS_WITH_STDIN, processes=2)
+def test_a_lost_node_ends_the_attempt_and_is_named(tmp_path: Path, ray_address: str) -> None:
+    attempt = Script(tmp_path, ray_address, ENDS_WITH_STDIN, processes=2)
     ended = attempt.meanwhile("up", lambda: os.kill(actors("NodeProcess")[0], signal.SIGKILL))
     assert ended.code == 1 and not ended.stopped
     assert "was lost: ActorDiedError" in ended.requeue
@@ -111,34 +107,36 @@ def test_a_lost_node_ends_the_attempt_and_is_named(tmp_path: Path, address: str)
     assert not actors("NodeProcess")
 
 
-def test_the_time_limit_counts_from_the_start_of_the_processes(tmp_path: Path, address: str) -> None:
-    attempt = Script(tmp_path, address, ENDS_WITH_STDIN, time_limit="2s")
+def test_the_time_limit_counts_from_the_start_of_the_processes(tmp_path: Path, ray_address: str) -> None:
+    attempt = Script(tmp_path, ray_address, ENDS_WITH_STDIN, time_limit="2s")
     ended = attempt.go()
     assert (ended.code, ended.stopped) == (0, "the time limit of 2s was reached")
 
 
-def test_what_no_node_can_give_is_said(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_node_can_give_is_said(
+    tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ray_job, "PATIENCE_SECONDS", 0.0)
-    attempt = Script(tmp_path, address, ENDS_WITH_STDIN)
-    attempt.needs["CPU"] = 64.0
+    attempt = Script(tmp_path, ray_address, ENDS_WITH_STDIN)
+    attempt.needs = Needs(64, nodes=1)
 
     def say(line: str) -> None:
         attempt.lines.append(line)
         attempt.stop("by a test")
 
     assert attempt.run(say, print).stopped == "by a test"
-    assert "waiting for 1 nodes, each with 64 CPUs, 0 GPUs" in attempt.lines[0]
+    assert "waiting for 1 node with 64 CPUs, 0 GPUs" in attempt.lines[0]
     assert "has 1 CPUs, 0 GPUs" in attempt.lines[0]
 
 
-def test_a_node_that_failed_is_avoided_while_there_are_others(tmp_path: Path, address: str) -> None:
-    first = Script(tmp_path, address, "print('up')")
+def test_a_node_that_failed_is_avoided_while_there_are_others(tmp_path: Path, ray_address: str) -> None:
+    first = Script(tmp_path, ray_address, "print('up')")
     first.go()
-    again = Script(tmp_path, address, "print('up')")
+    again = Script(tmp_path, ray_address, "print('up')")
     again.exclude = [first.first.name]
     again.go()
     assert again.first.name != first.first.name
-    both = Script(tmp_path, address, "print('up')", processes=2)
+    both = Script(tmp_path, ray_address, "print('up')", processes=2)
     both.exclude = again.exclude
     both.go()
     assert both.lines[0] == f"nodes that failed before are used again: {first.first.name}"
