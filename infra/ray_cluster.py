@@ -12,9 +12,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
-import sys
-import threading
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -35,30 +34,30 @@ QUIET = {
 NAMESPACE = "apertus"
 
 
-_lock = threading.Lock()
-_users = 0
+class ClusterLost(RuntimeError):
+    """This process has lost the cluster. Another attempt may find it again."""
 
 
 @contextlib.contextmanager
-def connection(settings: RayProfile) -> Iterator[Any]:
-    """The module `ray`, connected to the cluster inside the block; several threads may be in one. What the
-    process has on the cluster ends with the last of them. StageError as in `connect`."""
-    global _users
-    with _lock:
-        ray = connect(settings) if not _users else sys.modules["ray"]
-        _users += 1
+def connection(settings: RayProfile, *, log_to_driver: bool = True) -> Iterator[Any]:
+    """The module `ray`, connected to the cluster inside the block. What the process has on the cluster ends
+    with it. StageError as in `connect`; ClusterLost when the cluster is lost meanwhile.
+
+    Args:
+        log_to_driver: what actors print is printed here, too.
+    """
+    ray = connect(settings, log_to_driver=log_to_driver)
     try:
         yield ray
+    except ConnectionError as error:  # of Ray's client
+        raise ClusterLost(f"the Ray cluster does not answer any more: {_reason(error)}") from error
     finally:
-        with _lock:
-            _users -= 1
-            if not _users:
-                ray.shutdown()
+        ray.shutdown()
 
 
-def connect(settings: RayProfile) -> Any:
-    """Connects this process to the cluster, and returns the module `ray`. StageError, with the fix, where
-    that is impossible."""
+def connect(settings: RayProfile, *, log_to_driver: bool = True) -> Any:
+    """Connects this process to the cluster, and returns the module `ray`; called in the main thread.
+    StageError, with the fix, where that is impossible."""
     address = settings.address or os.environ.get("RAY_ADDRESS")
     if not address:
         raise StageError(
@@ -72,10 +71,13 @@ def connect(settings: RayProfile) -> Any:
     _check_answers(address)
     if not address.startswith(CLIENT):
         _check_node_here(address)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address, namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=True)
+        ray.init(address, namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=log_to_driver)
     except Exception as error:  # of many kinds: versions, tokens, a cluster that ends meanwhile
         raise StageError(f"Ray at {address} refuses this process: {_reason(error)}") from error
+    finally:
+        signal.signal(signal.SIGTERM, handler)  # Ray's own would end this process at once
     if os.environ.get("RAY_AUTH_MODE") != "token":
         print("note: Ray is used without a token: whoever reaches its ports can run code", flush=True)
     return ray
@@ -137,6 +139,17 @@ def _reason(error: Exception) -> str:
     return first
 
 
+def own_node(ray: Any) -> str:
+    """Ray's id of the node of this process: the head's for a client."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def check_node(ray: Any, name: str) -> None:
+    """ClusterLost if a node has ended. A process whose own node has ended waits for ever."""
+    if not any(node["NodeID"] == name and node["Alive"] for node in ray.nodes()):
+        raise ClusterLost("the node of the Ray cluster through which this stage was run has ended")
+
+
 def nodes_in_words(ray: Any) -> str:
     """What each living node of the cluster has."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -148,3 +161,9 @@ def in_words(resources: Mapping[str, float]) -> str:
     """CPUs, GPUs and memory, as people write them."""
     words = [f"{resources.get(name, 0):g} {name}s" for name in ("CPU", "GPU")]
     return ", ".join([*words, f"{resources.get('memory', 0) / 2**30:.1f} GiB"])
+
+
+def lost_in_words(error: Exception) -> str:
+    """Ray's explanation of a lost actor without its advice."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:4])}"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from infra.launchers.local import Ended, Process
-from infra.launchers.ray_job import RayJob
+from infra.launchers.ray_process import RayProcess
 from infra.launchers.slurm_job import SlurmJob
 from infra.slurm import SlurmError
 from specs.job import Job, ProgressRow
@@ -60,4 +60,4 @@ def launch_job(
     workers = 1
     if in_units and job.gpus:  # by default as many as a node has room for, as on one machine
         workers = launch.workers_of_node(profile.gpus_per_node, job.gpus)
-    return RayJob(job, launch, profile, distributed=distributed, workers=workers, exclude=exclude)
+    return RayProcess(job, launch, distributed=distributed, workers=workers, exclude=[*exclude])

@@ -5,15 +5,11 @@ Invariant: an incomplete report is a line like any other.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from infra.launchers.local import TAIL_LINES
 from specs.job import REPORT, Failure, ProgressRow
-from specs.redaction import redacted
 
 REPORTS: TypeAdapter[ProgressRow | Failure] = TypeAdapter(ProgressRow | Failure)
 
@@ -22,22 +18,14 @@ class LogReader:
     """A reader that takes the reports out of a log: progress rows go to `on_progress`, the error to `error`,
     all other lines to `on_line`."""
 
-    def __init__(
-        self, on_line: Callable[[str], None], on_progress: Callable[[ProgressRow], None], log: Path
-    ) -> None:
+    def __init__(self, on_line: Callable[[str], None], on_progress: Callable[[ProgressRow], None]) -> None:
         self._on_line = on_line
         self._on_progress = on_progress
-        self._log = log
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.error: Failure | None = None
 
     def line(self, text: str) -> None:
         report = _report(text)
         if report is None:
-            text = redacted(text)
-            with open(self._log, "a", encoding="utf-8") as log:
-                log.write(text + "\n")
-            self.tail.append(text)
             self._on_line(text)
         elif isinstance(report, Failure):
             self.error = report

@@ -24,7 +24,15 @@ from infra.launchers.cluster import ClusterJob
 from infra.launchers.local import END_SECONDS, Ended, stacks_of, stage_environment
 from infra.launchers.log_reader import LogReader
 from infra.liveness import ROOT
-from infra.ray_cluster import PATIENCE_SECONDS, connection, in_words, nodes_in_words
+from infra.ray_cluster import (
+    PATIENCE_SECONDS,
+    check_node,
+    connection,
+    in_words,
+    lost_in_words,
+    nodes_in_words,
+    own_node,
+)
 from infra.store.scratch import temporary_folder
 from specs.job import REPORT, Job, ProgressRow
 from specs.launch import Launch
@@ -60,9 +68,11 @@ class NodeProcess:
             port = free.getsockname()[1]
         return Place(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), port)
 
-    def start(self, job: str, program: list[str], environment: dict[str, str]) -> None:
-        """Starts the stage. `program`: the interpreter, if not that of the actor, and its arguments without
-        the file of the job."""
+    def start(
+        self, job: str, program: list[str], environment: dict[str, str]
+    ) -> tuple[list[str], int | None]:
+        """Starts the stage, and looks. `program`: the interpreter, if not that of the actor, and its
+        arguments without the file of the job."""
         inside = Job.model_validate_json(job).model_copy(
             update={"scratch": str(self._folder), "progress": REPORT}
         )
@@ -78,6 +88,7 @@ class NodeProcess:
                 env={**os.environ, **environment, "PYTHONPATH": path},
                 start_new_session=True,
             )
+        return self.look()
 
     def look(self) -> tuple[list[str], int | None]:
         """The whole lines that were printed since the last look, and the exit code once all are read."""
@@ -142,9 +153,10 @@ class RayJob(ClusterJob):
         on_progress: Callable[[ProgressRow], None],
         on_start: Callable[[int], None] = lambda pipe: None,
     ) -> Ended:
-        """Places the stage and blocks until it is over. StageError where the cluster cannot be used."""
-        reader = LogReader(on_line, on_progress, self.scratch / "log.txt")
-        with connection(self.profile.ray) as ray:
+        """Places the stage and blocks until it is over. StageError where the cluster cannot be used,
+        ClusterLost when it is lost; called in the main thread."""
+        reader = LogReader(on_line, on_progress)
+        with connection(self.profile.ray, log_to_driver=False) as ray:
             from ray.util.placement_group import remove_placement_group
 
             group = self._group(ray, on_line)
@@ -153,7 +165,7 @@ class RayJob(ClusterJob):
                 if not self._placed(ray, group, on_line):
                     return Ended(-signal.SIGTERM, self._stopped, (), None)
                 actors = [self._actor(ray, group, number) for number in range(self.nodes)]
-                return self._follow(ray, actors, reader)
+                return self._follow(_Nodes(ray, actors), reader)
             finally:
                 ray.wait(
                     [actor.end.remote() for actor in actors], num_returns=len(actors), timeout=END_SECONDS
@@ -181,10 +193,11 @@ class RayJob(ClusterJob):
 
     def _placed(self, ray: Any, group: Any, on_line: Callable[[str], None]) -> bool:
         """Waits for the nodes. False if the attempt is told to stop meanwhile."""
-        ready, since, told = group.ready(), time.monotonic(), False
+        own, ready, since, told = own_node(ray), group.ready(), time.monotonic(), False
         while not ray.wait([ready], timeout=LOOK_SECONDS)[0]:
             if self._stopped:
                 return False
+            check_node(ray, own)
             self._keep_to_limit(waits=True)
             if not told and time.monotonic() - since > PATIENCE_SECONDS:
                 told = True
@@ -203,45 +216,79 @@ class RayJob(ClusterJob):
             .remote()
         )
 
-    def _follow(self, ray: Any, actors: list[Any], reader: LogReader) -> Ended:
+    def _follow(self, nodes: _Nodes, reader: LogReader) -> Ended:
         """Starts the stage on all nodes, passes on what it prints, and waits for its end."""
-        places: list[Place] = []
+        places: dict[int, Place] = {}
         codes: dict[int, int] = {}
-        told, first_end, number = False, 0.0, 0
+        told, first_end = False, 0.0
         variables = stage_environment(self.launch, self.stop_seconds) | self.profile.environment
         try:
-            for actor in actors:
-                number = len(places)
-                places.append(ray.get(actor.place.remote()))
-            for number, actor in enumerate(actors):
+            for number in range(self.nodes):
+                nodes.ask(number, "place")
+            while len(places) < self.nodes:
+                if self._stopped:
+                    return Ended(-signal.SIGTERM, self._stopped, (), None)
+                places |= nodes.answers()
+            for number in range(self.nodes):
                 program = self.program(number, places[0])
-                ray.get(actor.start.remote(self.job.model_dump_json(), program, variables))
-            reader.line(
-                f"on {', '.join(place.address for place in places)}: {self.per_node} processes on each"
-            )
-            while len(codes) < len(actors):
-                for number, actor in enumerate(actors):
-                    if number in codes:
-                        continue
-                    lines, code = ray.get(actor.look.remote())
+                nodes.ask(number, "start", self.job.model_dump_json(), program, variables)
+            where = ", ".join(places[number].address for number in range(self.nodes))
+            reader.line(f"on {where}: {self.per_node} processes on each")
+            while len(codes) < self.nodes:
+                for number, (lines, code) in nodes.answers().items():
                     for line in lines:
                         reader.line(line)
-                    if code is not None:
+                    if code is None:
+                        nodes.ask(number, "look")
+                    else:
                         codes[number], first_end = code, first_end or time.monotonic()
                 self._keep_to_limit()
                 if self._stopped and not told:
                     told = True
-                    ray.get([actor.stop.remote() for actor in actors])
+                    for actor in nodes.actors:
+                        actor.stop.remote()
                 alone = first_end and time.monotonic() - first_end > self.grace
                 if self._overdue or alone:
                     break  # `run` kills the rest
                 time.sleep(LOOK_SECONDS)
-        except ray.exceptions.RayError as error:
-            lost = places[number].address if number < len(places) else f"number {number}"
-            why = f"node {lost} was lost: {type(error).__name__}"
-            dead = tuple(place.name for place in places[number : number + 1])
-            return Ended(1, self._stopped, tuple(reader.tail), reader.error, why, dead)
-        code = next((code for code in codes.values() if code), 0 if len(codes) == len(actors) else 1)
+        except _NodeLost as lost:
+            place = places.get(lost.number)
+            why = f"node {place.address if place else lost.number} was lost: {lost.why}"
+            return Ended(1, self._stopped, (), reader.error, why, (place.name,) if place else ())
+        code = next((code for code in codes.values() if code), 0 if len(codes) == self.nodes else 1)
         interrupted = reader.error is not None and reader.error.interrupted and not self._stopped
         why = reader.error.message if interrupted and reader.error is not None else ""
-        return Ended(code, self._stopped, tuple(reader.tail), reader.error, why)
+        return Ended(code, self._stopped, (), reader.error, why)
+
+
+class _NodeLost(Exception):
+    def __init__(self, number: int, why: str) -> None:
+        self.number, self.why = number, why
+
+
+class _Nodes:
+    """The actors of an attempt, and what is asked of them. Nobody waits for a node that does not answer."""
+
+    def __init__(self, ray: Any, actors: list[Any]) -> None:
+        self._ray = ray
+        self._own = own_node(ray)
+        self._asked: dict[Any, int] = {}  # the number of an actor, by the reference of its answer
+        self.actors = actors
+
+    def ask(self, number: int, method: str, *arguments: Any) -> None:
+        self._asked[getattr(self.actors[number], method).remote(*arguments)] = number
+
+    def answers(self) -> dict[int, Any]:
+        """What was answered by now, by the number of the actor. _NodeLost or ClusterLost when it was lost."""
+        answered, silent = self._ray.wait([*self._asked], num_returns=len(self._asked), timeout=LOOK_SECONDS)
+        if silent:
+            check_node(self._ray, self._own)
+        return dict(map(self._answer, answered))
+
+    def _answer(self, reference: Any) -> tuple[int, Any]:
+        number = self._asked.pop(reference)
+        try:
+            return number, self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            check_node(self._ray, self._own)  # all actors are lost with it
+            raise _NodeLost(number, lost_in_words(error)) from error
