@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,8 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 NAMESPACE = "apertus"
+ABOUT_ACTOR = re.compile(r"\w+: \S+$")  # a line of Ray's errors
+ADVICE = re.compile(r"Some common causes|To see more information|Consider ", re.IGNORECASE)
 
 
 class ClusterLost(RuntimeError):
@@ -164,6 +167,8 @@ def in_words(resources: Mapping[str, float]) -> str:
 
 
 def lost_in_words(error: Exception) -> str:
-    """Ray's explanation of a lost actor without its advice."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:4])}"
+    """Ray's explanation of a lost actor, without its ids and its advice."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    text = " ".join(line for line in lines if line and not ABOUT_ACTOR.match(line))
+    where = next((f" on {line.removeprefix('ip: ')}" for line in lines if line.startswith("ip: ")), "")
+    return f"{type(error).__name__}{where}: {ADVICE.split(text)[0].strip()}"

@@ -2,8 +2,11 @@
 
     python -m infra.launchers.ray_driver JOB.json SETTINGS
 
-It prints what the stage prints, appends to the job's progress file, and writes in the job's scratch folder how
-the stage ended. At the end of its standard input it tells the stage to stop.
+It prints what the stage prints, appends to the job's progress file, and writes in the job's scratch folder
+how the stage ended. At the end of its standard input it tells the stage to stop.
+
+Invariant: the stage is told to stop, and has its time to commit, also when nobody reads what this process
+prints.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Ray cluster on nodes of one machine: `ray start` on each, with a token, and a temporary folder of its own.
+"""A Ray cluster on nodes of one machine: `ray start` on each, with a token and a temporary folder of its own.
 
 The head has no CPUs, the others have one each. A node that is cut off is noticed within half a minute, not
 after one as usual.

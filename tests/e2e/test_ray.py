@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from infra.store import Artifact
+from flows.planning.plan import Plan, make
+from infra.store import Artifact, Store
+from specs.recipe import load
 from tests.e2e import held_texts
-from tests.e2e.conftest import SMOKE, Run, ended_as_interrupted
+from tests.e2e.conftest import Run, ended_as_interrupted
 from tests.e2e.nodes import nodes
 from tests.e2e.ray_on_nodes import ADDRESS, CLIENT, HEAD, RayNodes
 from tests.e2e.test_hang import rows, weights
-from tests.e2e.test_smoke import plan_of
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -27,6 +28,37 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 BESIDE = 4  # a node without Ray
 UNITS = 8
 STEPS = 60
+RECIPE = f"""
+name: two-nodes
+launch: {{processes: 1, threads: 1, workers: {{count: 2}}}}
+retries: {{attempts: 1, backoff: 1s}}
+sources:
+  texts:
+    url: TEXTS
+    format: documents
+    reader: tests.e2e.held_texts:lines
+    version: 1
+    include: ["*.txt"]
+    license: CC0-1.0
+stages:
+  tokenizer: {{kind: tokenizer, sources: [texts], vocab_size: 512}}
+  corpus: {{kind: corpus, tokenizer: tokenizer, files_per_task: 1, sources: {{texts: {{holdout: 0.1}}}}}}
+  main: {{kind: mixture, weights: {{corpus/texts: 1}}, max_repetition: 100}}
+  pretrain:
+    kind: pretrain
+    launch: {{processes: 2}}
+    model: {{dim: 64, n_layers: 2, n_heads: 4, n_kv_heads: 2, head_dim: 16, ffn_dim: 128, vocab_size: 512}}
+    mixture: main
+    sequence_length: 64
+    global_batch_size: 8
+    micro_batch_size: 2
+    budget: {STEPS} steps
+    optimizer: {{lr: 5e-3, betas: [0.9, 0.999, 0.999], alpha_warmup: 30 steps, beta3_warmup: 30 steps}}
+    schedule: {{warmup: 5 steps}}
+    precision: {{param: float32}}
+    checkpoint: {{interval: 5, keep: 2}}
+    validation: {{interval: 0}}
+"""
 UNITS_BY_RAY = "executor: ray"
 TRAINING_BY_RAY = "launcher: ray"
 
@@ -38,6 +70,7 @@ class Case:
         self.cluster, self.home, self.folder = cluster, home, folder
         self.undisturbed, self.store = undisturbed, folder / "store"
         self.texts = undisturbed.parent / "texts"
+        self.recipe = shutil.copy(undisturbed.parent / "recipe.yaml", folder)
         self.runs: list[Run] = []
 
     def start(self, how: str, node: int = HEAD) -> Run:
@@ -49,8 +82,8 @@ class Case:
         address = ADDRESS if node == HEAD else CLIENT
         profile = self.folder / f"profile-{len(self.runs)}.yaml"
         profile.write_text(f"{how}\nray: {{address: '{address}', gpus: false}}\n")
-        words = ["run", SMOKE, "--store", str(self.store), "--until", until, "--profile", str(profile)]
-        run = Run(self.home, *words, overrides=overrides(self.texts), on=self.cluster.on(node))
+        words = ["run", str(self.recipe), "--store", str(self.store), "--until", until, "--profile", str(profile)]
+        run = Run(self.home, *words, on=self.cluster.on(node))
         self.runs.append(run)
         return run
 
@@ -62,7 +95,7 @@ class Case:
         )
 
     def pretrained(self) -> Artifact:
-        return pretrained(self.store, self.texts)
+        return pretrained(self.store)
 
     def finishes(self, how: str, node: int = HEAD) -> None:
         """A run goes to its end, and leaves nothing on any node."""
@@ -76,10 +109,10 @@ class Case:
         assert self.cluster.nothing_is_left(within), [*map(self.cluster.ours, self.cluster.nodes.numbers)]
 
     def has_the_same_files(self) -> bool:
-        return files(self.store, self.texts) == files(self.undisturbed, self.texts)
+        return files(self.store) == files(self.undisturbed)
 
     def has_the_same_steps(self) -> bool:
-        made, expected = self.pretrained(), pretrained(self.undisturbed, self.texts)
+        made, expected = self.pretrained(), pretrained(self.undisturbed)
         return (
             [step for step, *_ in rows(made)] == [*range(1, STEPS + 1)]
             and rows(made) == rows(expected)
@@ -87,32 +120,19 @@ class Case:
         )
 
 
-def overrides(texts: Path) -> list[str]:
-    """A cut of the smoke recipe: one source, and one segment of training by two processes."""
-    source = f"{{url: {texts}, format: documents, reader: 'tests.e2e.held_texts:lines', version: 1}}"
-    return [
-        f"sources.code={source}",
-        "sources.code.include=['*.txt']",
-        "stages.tokenizer.sources=[code]",
-        "stages.corpus.files_per_task=1",
-        "stages.main.weights={corpus/code: 1}",
-        "stages.pretrain.launch.processes=2",
-        "stages.pretrain.global_batch_size=8",
-        f"stages.pretrain.budget={STEPS} steps",
-        "stages.pretrain.validation.interval=0",
-        "retries={attempts: 1, backoff: 1s}",
-    ]
+def plan_of(store: Path) -> Plan:
+    return make(load(store.parent / "recipe.yaml"), Store.open(str(store)))
 
 
-def files(store: Path, texts: Path) -> dict[str, str]:
+def files(store: Path) -> dict[str, str]:
     """Digests of the files of the corpus, by name."""
-    plan = plan_of(store, *overrides(texts))
-    manifest = Artifact(plan.store, plan.graph.nodes["corpus/code"].path).manifest
+    plan = plan_of(store)
+    manifest = Artifact(plan.store, plan.graph.nodes["corpus/texts"].path).manifest
     return {name: record.sha256 for name, record in manifest.files.items()}
 
 
-def pretrained(store: Path, texts: Path) -> Artifact:
-    plan = plan_of(store, *overrides(texts))
+def pretrained(store: Path) -> Artifact:
+    plan = plan_of(store)
     return Artifact(plan.store, plan.graph.nodes["pretrain"].path, STEPS)
 
 
@@ -131,8 +151,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
     """A store in which the recipe ran on this machine."""
     folder = tmp_path_factory.mktemp("one-machine")
     held_texts.write(folder / "texts", UNITS)
-    words = ["run", SMOKE, "--store", str(folder / "store"), "--until", "pretrain"]
-    run = Run(home, *words, overrides=overrides(folder / "texts"))
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE.replace("TEXTS", str(folder / "texts")))
+    run = Run(home, "run", str(recipe), "--store", str(folder / "store"))
     assert run.wait(600) == 0, run.text
     return folder / "store"
 

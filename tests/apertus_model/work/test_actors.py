@@ -19,7 +19,7 @@ from apertus_model.work import actors
 from apertus_model.work.actors import run_on_ray
 from apertus_model.work.cluster import Stopped
 from apertus_model.work.units import MOST_LOSSES, WorkerLost
-from infra.ray_cluster import connect
+from infra.ray_cluster import connect, connection
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
 from specs.job import Job
@@ -199,6 +199,12 @@ def test_what_no_node_can_give_is_said(
         _committed(job.model_copy(update={"launch": workers}), stop)
     assert "each needs 64 CPUs, 0 GPUs, 2.0 GiB" in said[-1]
     assert "has 2 CPUs, 0 GPUs" in said[-1]
+
+
+def test_a_stage_that_connects_keeps_its_handler_of_sigterm(address: str) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with connection(RayProfile(address=address)):
+        assert signal.getsignal(signal.SIGTERM) is before
 
 
 def _listening() -> socket.socket:
