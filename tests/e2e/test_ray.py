@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,8 @@ from infra.store import Artifact, Store
 from specs.recipe import load
 from tests.e2e import held_texts
 from tests.e2e.conftest import Run, ended_as_interrupted
-from tests.e2e.nodes import nodes
+from tests.e2e.nodes import Nodes, nodes
+from tests.e2e.prefect_server import Prefect
 from tests.e2e.ray_on_nodes import ADDRESS, CLIENT, HEAD, RayNodes
 from tests.e2e.test_hang import rows, weights
 
@@ -63,11 +66,30 @@ UNITS_BY_RAY = "executor: ray"
 TRAINING_BY_RAY = "launcher: ray"
 
 
+class PrefectOnNode(Prefect):
+    """A server on the node without Ray, for runs that are not about their own: to start one takes ten
+    seconds."""
+
+    host = f"10.77.0.{BESIDE}"
+
+    def __init__(self, home: Path, nodes: Nodes) -> None:
+        super().__init__(home)
+        self._nodes = nodes
+
+    def command_line(self, *words: str) -> list[str]:
+        return self._nodes.on(BESIDE, *words)
+
+    def answers(self) -> bool:
+        ask = f"import urllib.request; urllib.request.urlopen('{self.api}/health')"
+        command = self.command_line(sys.executable, "-c", ask)
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 class Case:
     """A store that has everything but what is made on the cluster."""
 
-    def __init__(self, cluster: RayNodes, undisturbed: Path, home: Path, folder: Path) -> None:
-        self.cluster, self.home, self.folder = cluster, home, folder
+    def __init__(self, cluster: RayNodes, undisturbed: Path, home: Path, folder: Path, api: str) -> None:
+        self.cluster, self.home, self.folder, self.api = cluster, home, folder, api
         self.undisturbed, self.store = undisturbed, folder / "store"
         self.texts = undisturbed.parent / "texts"
         self.recipe = shutil.copy(undisturbed.parent / "recipe.yaml", folder)
@@ -82,8 +104,17 @@ class Case:
         address = ADDRESS if node == HEAD else CLIENT
         profile = self.folder / f"profile-{len(self.runs)}.yaml"
         profile.write_text(f"{how}\nray: {{address: '{address}', gpus: false}}\n")
-        words = ["run", str(self.recipe), "--store", str(self.store), "--until", until, "--profile", str(profile)]
-        run = Run(self.home, *words, on=self.cluster.on(node))
+        words = [
+            "run",
+            str(self.recipe),
+            "--store",
+            str(self.store),
+            "--until",
+            until,
+            "--profile",
+            str(profile),
+        ]
+        run = Run(self.home, *words, api=self.api, on=self.cluster.on(node))
         self.runs.append(run)
         return run
 
@@ -147,6 +178,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
 
 
 @pytest.fixture(scope="module")
+def prefect(cluster: RayNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server."""
+    server = PrefectOnNode(tmp_path_factory.mktemp("server"), cluster.nodes)
+    try:
+        server.start_server()
+        yield server.api
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
     """A store in which the recipe ran on this machine."""
     folder = tmp_path_factory.mktemp("one-machine")
@@ -159,9 +201,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
 
 
 @pytest.fixture
-def case(cluster: RayNodes, undisturbed: Path, home: Path, tmp_path: Path) -> Iterator[Case]:
+def case(cluster: RayNodes, undisturbed: Path, home: Path, tmp_path: Path, prefect: str) -> Iterator[Case]:
     cluster.mend()
-    made = Case(cluster, undisturbed, home, tmp_path)
+    made = Case(cluster, undisturbed, home, tmp_path, prefect)
     try:
         yield made
     finally:
