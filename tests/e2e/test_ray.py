@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 BESIDE = 4  # a node without Ray
 UNITS = 8
 STEPS = 60
+WAIT = 240.0  # on a busy machine
 RECIPE = f"""
 name: two-nodes
 launch: {{processes: 1, threads: 1, workers: {{count: 2}}}}
@@ -230,14 +231,14 @@ def test_units_survive_the_nodes_that_compute_them(case: Case) -> None:
     hold, cluster = case.texts / held_texts.HOLD, case.cluster
     hold.touch()
     run = case.start(UNITS_BY_RAY)
-    run.wait_for(lambda: case.computing(2, 3), 120)
+    run.wait_for(lambda: case.computing(2, 3), WAIT)
     clock = Clock()
     cluster.nodes.kill(2)
-    run.wait_for(lambda: "is begun again" in run.text, 60)
+    run.wait_for(lambda: "is begun again" in run.text, WAIT)
     clock.says("the unit of a killed node is begun again")
     clock = Clock()
     cluster.start(2)
-    run.wait_for(lambda: case.computing(2), 120)
+    run.wait_for(lambda: case.computing(2), WAIT)
     clock.says("a node that comes back has work")
     clock = Clock()
     cluster.nodes.link(3, "down")
@@ -257,7 +258,7 @@ def test_units_end_with_their_run(case: Case) -> None:
     hold = case.texts / held_texts.HOLD
     hold.touch()
     run = case.start(UNITS_BY_RAY)
-    run.wait_for(lambda: case.computing(2, 3), 120)
+    run.wait_for(lambda: case.computing(2, 3), WAIT)
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
     clock = Clock()
@@ -265,7 +266,7 @@ def test_units_end_with_their_run(case: Case) -> None:
     clock.says("units, kill -9 of the run: nothing is left")
 
     run = case.start(UNITS_BY_RAY)
-    run.wait_for(lambda: case.computing(2, 3), 120)
+    run.wait_for(lambda: case.computing(2, 3), WAIT)
     clock = Clock()
     ended_as_interrupted(run, lambda: os.killpg(run.process.pid, signal.SIGINT))
     clock.says("units, Ctrl-C: the run is over")
@@ -294,7 +295,7 @@ def test_a_stage_that_loses_the_cluster_ends_with_an_error(case: Case) -> None:
         hold.touch()
         case.cluster.mend()
         run = case.start(UNITS_BY_RAY)
-        run.wait_for(lambda: case.computing(2, 3), 120)
+        run.wait_for(lambda: case.computing(2, 3), WAIT)
         clock = Clock()
         for pid in case.cluster.pids(HEAD, program):
             os.kill(pid, signal.SIGKILL)
@@ -330,7 +331,7 @@ def begun(case: Case, node: int = HEAD) -> Run:
     before = case.pretrained().checkpoint_steps() if case.store.exists() else []
     run = case.start(TRAINING_BY_RAY, node)
     made = case.pretrained()
-    run.wait_for(lambda: made.checkpoint_steps()[-1:] > before[-1:], 240)
+    run.wait_for(lambda: made.checkpoint_steps()[-1:] > before[-1:], WAIT)
     return run
 
 
@@ -340,15 +341,15 @@ def test_training_survives_the_nodes_that_it_loses(case: Case) -> None:
     run = begun(case)
     made = case.pretrained()
     cluster.nodes.kill(3)
-    run.wait_for(lambda: "because node 10.77.0.3 was lost" in run.text, 60)
+    run.wait_for(lambda: "because node 10.77.0.3 was lost" in run.text, WAIT)
     clock.says("training, a killed node: submitted again")
     cluster.start(3)
     before = made.checkpoint_steps()[-1]
-    run.wait_for(lambda: made.checkpoint_steps()[-1] > before, 200)
+    run.wait_for(lambda: made.checkpoint_steps()[-1] > before, WAIT)
     clock.says("training, a killed node: the next checkpoint")
     cluster.nodes.link(2, "down")
     clock = Clock()
-    run.wait_for(lambda: run.text.count("submitted again") == 2, 200)
+    run.wait_for(lambda: run.text.count("submitted again") == 2, WAIT)
     clock.says("training, a node that is cut off: submitted again")
     cluster.nodes.link(2, "up")
     run.wait_for(lambda: not cluster.ours(2) and not cluster.raylet(2), 120)
@@ -387,7 +388,7 @@ def test_units_end_with_a_stage_beside_the_cluster(case: Case) -> None:
     hold = case.texts / held_texts.HOLD
     hold.touch()
     run = case.start(UNITS_BY_RAY, BESIDE)
-    run.wait_for(lambda: case.computing(2, 3), 120)
+    run.wait_for(lambda: case.computing(2, 3), WAIT)
     clock = Clock()
     run.kill_everything()
     case.is_over(run, 60)
