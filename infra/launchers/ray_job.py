@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from infra.launchers.cluster import ClusterJob
@@ -46,8 +46,13 @@ class Place(NamedTuple):
     """A node of the cluster."""
 
     address: str
-    name: str  # Ray's id of it
+    name: str
     port: int  # that was free when it was asked
+
+
+def name_of(address: str, node: str) -> str:
+    """The name of a node for people. `node`: Ray's id of it, since another one may have its address later."""
+    return f"{address} ({node[:8]})"
 
 
 class NodeProcess:
@@ -66,7 +71,8 @@ class NodeProcess:
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]
-        return Place(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), port)
+        address = ray.util.get_node_ip_address()
+        return Place(address, name_of(address, own_node(ray)), port)
 
     def start(
         self, job: str, program: list[str], environment: dict[str, str]
@@ -122,7 +128,7 @@ class RayJob(ClusterJob):
 
     Args:
         workers: of a stage that is one process, each with the GPUs of a whole model.
-        exclude: ids of nodes that failed before.
+        exclude: names of nodes that failed before.
     """
 
     def __init__(
@@ -175,21 +181,28 @@ class RayJob(ClusterJob):
                 remove_placement_group(group)
 
     def _group(self, ray: Any, on_line: Callable[[str], None]) -> Any:
-        """Asks for a bundle of resources on each of as many nodes, without those that failed before, if there
-        are others."""
+        """Asks for a bundle of resources on each of as many nodes, without those that failed before, if
+        enough others have the resources."""
         from ray.util.placement_group import placement_group
 
-        there = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        avoided = there & {*self.exclude}
-        if avoided and len(there - avoided) < self.nodes:
+        ids = {
+            name_of(node["NodeManagerAddress"], node["NodeID"]): node["NodeID"]
+            for node in ray.nodes()
+            if node["Alive"] and self._fits(node["Resources"])
+        }
+        avoided = ids.keys() & {*self.exclude}
+        if avoided and len(ids) - len(avoided) < self.nodes:
             on_line(f"nodes that failed before are used again: {', '.join(sorted(avoided))}")
             avoided = set()
-        selector = {NODE_ID: f"!in({','.join(sorted(avoided))})"}
+        selector = {NODE_ID: f"!in({','.join(ids[name] for name in sorted(avoided))})"}
         return placement_group(
             [{name: number for name, number in self.needs.items() if number}] * self.nodes,
             strategy="STRICT_SPREAD",
             bundle_label_selector=[selector] * self.nodes if avoided else None,
         )
+
+    def _fits(self, resources: Mapping[str, float]) -> bool:
+        return all(resources.get(name, 0) >= number for name, number in self.needs.items())
 
     def _placed(self, ray: Any, group: Any, on_line: Callable[[str], None]) -> bool:
         """Waits for the nodes. False if the attempt is told to stop meanwhile."""

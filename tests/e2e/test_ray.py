@@ -126,6 +126,14 @@ class Case:
             for node in nodes
         )
 
+    def begun_again(self) -> int:
+        """How many units the stage that runs has begun again."""
+        return sum(
+            line.startswith("unit ") and " is begun again: " in line
+            for log in self.home.glob("apertus-corpus-*/log.txt")
+            for line in log.read_text().splitlines()
+        )
+
     def pretrained(self) -> Artifact:
         return pretrained(self.store)
 
@@ -234,7 +242,7 @@ def test_units_survive_the_nodes_that_compute_them(case: Case) -> None:
     run.wait_for(lambda: case.computing(2, 3), WAIT)
     clock = Clock()
     cluster.nodes.kill(2)
-    run.wait_for(lambda: "is begun again" in run.text, WAIT)
+    run.wait_for(lambda: case.begun_again() == 1, WAIT)
     clock.says("the unit of a killed node is begun again")
     clock = Clock()
     cluster.start(2)
@@ -242,7 +250,7 @@ def test_units_survive_the_nodes_that_compute_them(case: Case) -> None:
     clock.says("a node that comes back has work")
     clock = Clock()
     cluster.nodes.link(3, "down")
-    run.wait_for(lambda: run.text.count("is begun again") == 2, 120)
+    run.wait_for(lambda: case.begun_again() == 2, 120)
     clock.says("the unit of a node that is cut off is begun again")
     hold.unlink()
     assert run.wait(200) == 0, run.text
@@ -337,9 +345,10 @@ def begun(case: Case, node: int = HEAD) -> Run:
 
 def test_training_survives_the_nodes_that_it_loses(case: Case) -> None:
     """A node that is killed, and, when training has resumed, one that is cut off."""
-    cluster, clock = case.cluster, Clock()
+    cluster = case.cluster
     run = begun(case)
     made = case.pretrained()
+    clock = Clock()
     cluster.nodes.kill(3)
     run.wait_for(lambda: "because node 10.77.0.3 was lost" in run.text, WAIT)
     clock.says("training, a killed node: submitted again")

@@ -63,8 +63,9 @@ class Script(RayJob):
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """The address of a cluster of two nodes with one CPU each."""
+    """The address of a cluster of two nodes with one CPU each, and one that has none."""
     with little_ray(nodes=2, cpus=1) as cluster:
+        cluster.add_node(num_cpus=0, object_store_memory=100_000_000)
         yield cluster.address
 
 
