@@ -34,7 +34,8 @@ QUIET = {
 }
 NAMESPACE = "apertus"
 ABOUT_ACTOR = re.compile(r"\w+: \S+$")  # a line of Ray's errors
-ADVICE = re.compile(r"Some common causes|To see more information|Consider ", re.IGNORECASE)
+EMPTY = re.compile(r"The actor died unexpectedly before finishing this task\. |Node Id: \w+ |\(?ID: \w+\)? ?")
+ADVICE = re.compile(r"Some common causes|The task may or may not|[Tt]o see more information|Refer to ")
 
 
 class ClusterLost(RuntimeError):
@@ -171,4 +172,4 @@ def lost_in_words(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     text = " ".join(line for line in lines if line and not ABOUT_ACTOR.match(line))
     where = next((f" on {line.removeprefix('ip: ')}" for line in lines if line.startswith("ip: ")), "")
-    return f"{type(error).__name__}{where}: {ADVICE.split(text)[0].strip()}"
+    return f"{type(error).__name__}{where}: {EMPTY.sub('', ADVICE.split(text)[0]).strip()}"

@@ -96,6 +96,7 @@ class RayNodes:
         if HEAD not in alive or not self.pids(HEAD, "gcs_server"):
             for node in (HEAD, *self.workers):
                 self.nodes.kill(node)
+            (self._folder / f"node{HEAD}" / "ray_current_cluster").unlink(missing_ok=True)
             self.start(HEAD)
             alive = {HEAD}
         if ended := [node for node in self.workers if node not in alive]:
