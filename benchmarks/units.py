@@ -94,7 +94,9 @@ def proportional(node: Any) -> float:
     while pids:
         pid = pids.pop()
         with contextlib.suppress(OSError):  # has ended
-            sizes = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+            sizes = dict(
+                line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+            )
             total += int(sizes["Pss"].split()[0]) / 1024
             for children in Path(f"/proc/{pid}/task").glob("*/children"):
                 pids += map(int, children.read_text().split())
@@ -120,7 +122,13 @@ def compare(folder: Path, address: str, asked: argparse.Namespace) -> None:
         kept = set()
         for name, empty, real, workers in runs:
             units = empty if kind == "empty" else real
-            settings = {"folder": str(folder), "address": address, "workers": workers, "kind": kind, "units": units}
+            settings = {
+                "folder": str(folder),
+                "address": address,
+                "workers": workers,
+                "kind": kind,
+                "units": units,
+            }
             found = contender(name, settings)
             rates[name] = found["rate"]
             kept.add(found["kept"])
@@ -139,7 +147,13 @@ def compare(folder: Path, address: str, asked: argparse.Namespace) -> None:
 def print_tenths(folder: Path, address: str, units: int) -> None:
     store = Store.open(str(folder / "store"))
     store.initialise()
-    settings = {"folder": str(folder), "address": address, "workers": WORKERS, "kind": "empty", "units": units}
+    settings = {
+        "folder": str(folder),
+        "address": address,
+        "workers": WORKERS,
+        "kind": "empty",
+        "units": units,
+    }
     found = contender("ours, Ray", settings)
     print(f"{units:,} empty units, first after {found['first']:.2f} s, in all {found['whole']:.0f} s")
     print("units/s of each tenth: " + ", ".join(f"{rate:.0f}" for rate in found["tenths"]))
@@ -247,7 +261,11 @@ def datatrove(shared: Path, folder: Path, on_ray: bool, settings: dict[str, Any]
             ),
             DocumentTokenizer(str(folder / "tokens"), tokenizer, eos_token=eos, shuffle_documents=False),
         ]
-    given: dict[str, Any] = {"tasks": settings["units"], "workers": WORKERS, "logging_dir": str(folder / "logs")}
+    given: dict[str, Any] = {
+        "tasks": settings["units"],
+        "workers": WORKERS,
+        "logging_dir": str(folder / "logs"),
+    }
     begun = time.time()
     if on_ray:
         import ray

@@ -12,10 +12,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
-import sys
-import threading
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -40,32 +39,35 @@ CLIENT_QUESTION = "/ray.rpc.RayletDriver/ClusterInfo"
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file of the cluster's token"
 LONGEST = 300  # characters of an error of Ray
 HEAD = "--gcs-address="  # an argument of Ray's process on a node
+ABOUT_ACTOR = re.compile(r"\w+: \S+$")  # a line of Ray's errors
+EMPTY = re.compile(r"The actor died unexpectedly before finishing this task\. |Node Id: \w+ |\(?ID: \w+\)? ?")
+ADVICE = re.compile(r"Some common causes|The task may or may not|[Tt]o see more information|Refer to ")
 
 
-_lock = threading.Lock()
-_users = 0
+class ClusterLost(RuntimeError):
+    """This process has lost the cluster. Another attempt may find it again."""
 
 
 @contextlib.contextmanager
-def connection(settings: RayProfile) -> Iterator[Any]:
-    """The module `ray`, connected to the cluster inside the block; several threads may be in one. What the
-    process has on the cluster ends with the last of them. StageError as in `connect`."""
-    global _users
-    with _lock:
-        ray = connect(settings) if not _users else sys.modules["ray"]
-        _users += 1
+def connection(settings: RayProfile, *, log_to_driver: bool = True) -> Iterator[Any]:
+    """The module `ray`, connected to the cluster inside the block. What the process has on the cluster ends
+    with it. StageError as in `connect`; ClusterLost when the cluster is lost meanwhile.
+
+    Args:
+        log_to_driver: what actors print is printed here, too.
+    """
+    ray = connect(settings, log_to_driver=log_to_driver)
     try:
         yield ray
+    except ConnectionError as error:  # of Ray's client
+        raise ClusterLost(f"the Ray cluster does not answer any more: {_reason(error)}") from error
     finally:
-        with _lock:
-            _users -= 1
-            if not _users:
-                ray.shutdown()
+        ray.shutdown()
 
 
-def connect(settings: RayProfile) -> Any:
-    """Connects this process to the cluster, and returns the module `ray`. StageError, with the fix, where
-    that is impossible."""
+def connect(settings: RayProfile, *, log_to_driver: bool = True) -> Any:
+    """Connects this process to the cluster, and returns the module `ray`; called in the main thread.
+    StageError, with the fix, where that is impossible."""
     address = address_of(settings)
     os.environ |= QUIET
     try:
@@ -75,17 +77,16 @@ def connect(settings: RayProfile) -> Any:
     _check_answers(address)
     if not address.startswith(CLIENT):
         _check_node_here(address)
-    terminated = signal.getsignal(signal.SIGTERM)  # which Ray replaces
+    terminated = signal.getsignal(signal.SIGTERM)  # Ray's own would end this process at once
     try:
         _check_token(address)
-        ray.init(address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=True)
+        ray.init(address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=log_to_driver)
     except StageError:
         raise
     except Exception as error:  # of many kinds: versions, tokens, a cluster that ends meanwhile
         raise StageError(f"Ray at {address} refuses this process: {_reason(error)}") from error
     finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, terminated)
+        signal.signal(signal.SIGTERM, terminated)
     return ray
 
 
@@ -186,6 +187,17 @@ def _reason(error: Exception) -> str:
     return first
 
 
+def own_node(ray: Any) -> str:
+    """Ray's id of the node of this process: the head's for a client."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def check_node(ray: Any, name: str) -> None:
+    """ClusterLost if a node has ended. A process whose own node has ended waits for ever."""
+    if not any(node["NodeID"] == name and node["Alive"] for node in ray.nodes()):
+        raise ClusterLost("the node of the Ray cluster through which this stage was run has ended")
+
+
 def nodes_in_words(ray: Any) -> str:
     """What each living node of the cluster has."""
     shown = [f"{node['NodeManagerAddress']} has {in_words(node['Resources'])}" for node in living_nodes(ray)]
@@ -221,14 +233,18 @@ class Needs(NamedTuple):
         each = in_words(self.resources)
         return f"a worker with {each}" if self.nodes is None else f"{counted(self.nodes, 'node')} with {each}"
 
-    def fit(self, ray: Any) -> bool:
-        """Whether the nodes that the cluster has now could give it, if nobody else used them."""
+    def fitting(self, ray: Any) -> list[dict[str, Any]]:
+        """The nodes of the cluster that could give it, if nobody else used them."""
         wanted = self.resources.items()
-        fitting = [
-            all(node["Resources"].get(name, 0) >= number for name, number in wanted)
+        return [
+            node
             for node in living_nodes(ray)
+            if all(node["Resources"].get(name, 0) >= number for name, number in wanted)
         ]
-        return sum(fitting) >= (self.nodes or 1)
+
+    def fit(self, ray: Any) -> bool:
+        """Whether as many nodes as it wants, or one for a worker, could give it."""
+        return len(self.fitting(ray)) >= (self.nodes or 1)
 
 
 def worker_needs(launch: Launch, profile: Profile, gpus: int) -> Needs:
@@ -236,3 +252,11 @@ def worker_needs(launch: Launch, profile: Profile, gpus: int) -> Needs:
     workers = launch.workers or Workers()
     held = gpus if profile.ray.gpus else 0
     return Needs(workers.cpus or 1, held, workers.memory_bytes or 0)
+
+
+def lost_in_words(error: Exception) -> str:
+    """Ray's explanation of a lost actor, without its ids and its advice."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    text = " ".join(line for line in lines if line and not ABOUT_ACTOR.match(line))
+    where = next((f" on {line.removeprefix('ip: ')}" for line in lines if line.startswith("ip: ")), "")
+    return f"{type(error).__name__}{where}: {EMPTY.sub('', ADVICE.split(text)[0]).strip()}"

@@ -149,9 +149,9 @@ def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swift]:
 
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
-    """The address of a Ray cluster of two nodes with one CPU each."""
+    """The address of a Ray cluster of two nodes with one CPU each, and one that has none."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    with little_ray(nodes=2, cpus=1) as cluster:
+    with little_ray(1, 1, 0) as cluster:
         yield cluster.address
 
 

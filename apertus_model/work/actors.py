@@ -19,13 +19,22 @@ from typing import Any, NamedTuple
 from apertus_model.progress import UnitProgress
 from apertus_model.stop import StopSignal
 from apertus_model.work.cluster import Stopped
-from apertus_model.work.units import MOST_LOSSES, WorkerLost, error_of
+from apertus_model.work.units import MOST_LOSSES, error_of
 from apertus_model.work.worker import reported, run_share
-from infra.ray_cluster import PATIENCE_SECONDS, connection, nodes_in_words, worker_needs
+from infra.ray_cluster import (
+    PATIENCE_SECONDS,
+    check_node,
+    connection,
+    lost_in_words,
+    nodes_in_words,
+    own_node,
+    worker_needs,
+)
 from infra.store.scratch import temporary_folder
 from specs.job import Failure, Job
 
 LOOK_SECONDS = 1.0
+END_SECONDS = 10.0
 PASSED = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "PYTHONHASHSEED", "PYTHONPATH"),
     *("HF_HUB_OFFLINE", "APERTUS_CACHE"),
@@ -68,8 +77,8 @@ def run_on_ray(
 
     Raises:
         StageError: a unit raised it, or the cluster cannot be used.
-        WorkerLost: `MOST_LOSSES` workers ended with the same unit, or could not start one after the other;
-            or the node of this process ended.
+        WorkerLost: `MOST_LOSSES` workers ended with the same unit, or could not start one after the other.
+        ClusterLost: the node of this process ended, or the head does not answer any more.
         Stopped: `stop` was requested.
     """
     if not keys:
@@ -81,6 +90,7 @@ def run_on_ray(
         while actors.unfinished and not stop.requested:
             yield from actors.committed()
             progress.waiting(running=actors.running, queued=len(actors.asked) - actors.running)
+        actors.end()
         if stop.requested:
             raise Stopped(f"stopped ({stop.reason}): {len(actors.asked)} workers were ended")
 
@@ -101,6 +111,7 @@ class _Actors:
         self.wanted = min(len(keys), job.launch.worker_count or job.profile.ray.most_workers)
         self.asked: dict[Any, _Asked] = {}
         self.running = 0  # of them, those that have a unit
+        self._ending: list[Any] = []
         self._losses: Counter[str | None] = Counter()
         self._told = False
         self._begun = time.monotonic()
@@ -115,7 +126,7 @@ class _Actors:
             runtime_env={"env_vars": job.profile.environment | variables},
         )
         self._job = job.model_dump_json()
-        self._node = ray.get_runtime_context().get_node_id()
+        self._node = own_node(ray)
 
     @property
     def unfinished(self) -> bool:
@@ -150,17 +161,22 @@ class _Actors:
             self.asked[actor.run.remote(key)] = _Asked(actor, key)
             self.running += 1
         else:
-            actor.end.remote()
+            self._ending.append(actor.end.remote())
+
+    def end(self) -> None:
+        """Waits until those without work have removed what they have on their nodes."""
+        self._ray.wait(self._ending, num_returns=len(self._ending), timeout=END_SECONDS)
 
     def _answer(self, reference: Any) -> Failure | None:
         try:
             report = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            return Failure(message=_last_words(error), again=True)
+            return Failure(message=lost_in_words(error), again=True)
         return None if report is None else Failure.model_validate_json(report)
 
     def _lost(self, key: str | None, failure: Failure) -> None:
         """Begins the unit of a worker again, with another worker. The error if that is of no use."""
+        check_node(self._ray, self._node)  # all workers are lost with it
         self._losses[key] += 1
         if not failure.again or self._losses[key] == MOST_LOSSES:
             raise error_of(failure)
@@ -170,11 +186,9 @@ class _Actors:
         self.start()
 
     def _look(self) -> None:
-        """Raises WorkerLost if this process has lost its node, without which it would wait for ever; tells
-        people what the workers wait for if none has a place."""
-        nodes = self._ray.nodes()
-        if not any(node["NodeID"] == self._node and node["Alive"] for node in nodes):
-            raise WorkerLost("the node of the Ray cluster on which this stage runs has ended")
+        """Raises ClusterLost if this process has lost its node; tells people what the workers wait for if
+        none has a place."""
+        check_node(self._ray, self._node)
         waited = time.monotonic() - self._begun > PATIENCE_SECONDS
         if waited and not self._told and not self.running:
             self._told = True
@@ -182,9 +196,3 @@ class _Actors:
                 f"no worker has a place yet; waiting for {self._needs}; {nodes_in_words(self._ray)}",
                 flush=True,
             )
-
-
-def _last_words(error: Exception) -> str:
-    """Ray's explanation of a lost worker without its advice: the lines that have a cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:4])}"

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from infra.launchers.local import Ended, Process
-from infra.launchers.ray_job import RayJob, stage_needs
+from infra.launchers.ray_job import stage_needs
+from infra.launchers.ray_process import RayProcess
 from infra.launchers.slurm_job import SlurmJob
 from infra.ray_cluster import Needs, worker_needs
 from infra.slurm import SlurmError
@@ -57,7 +58,7 @@ def launch_job(
     if launcher == "slurm":
         return SlurmJob(job, launch, profile, distributed=distributed, exclude=exclude)
     if launcher == "ray":
-        return RayJob(job, launch, profile, distributed=distributed, in_units=in_units, exclude=exclude)
+        return RayProcess(job, launch, distributed=distributed, in_units=in_units, exclude=[*exclude])
     return Process(job, launch, distributed=distributed)
 
 

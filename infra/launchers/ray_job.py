@@ -2,7 +2,8 @@
 machine, and holds the write end of its standard input.
 
 What the processes of a node print goes into a file there, which the actor reads: to a stage that is told to
-stop because its launcher is gone, a pipe without a reader would be an error before it has committed.
+stop because its launcher is gone, a pipe without a reader would be an error before it has committed. Rows of
+progress and the error of the stage are in files beside it, as on one machine.
 
 Invariants: when this process ends, however it ends, Ray ends its actors, and with them ends the standard
 input of the stage, which commits and ends. No actor is left when `run` is. The launcher never judges success.
@@ -21,12 +22,29 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from infra.launchers.cluster import ClusterJob, nodes_of
-from infra.launchers.local import END_SECONDS, Ended, stacks_of, stage_environment
-from infra.launchers.log_reader import LogReader
+from infra.launchers.local import (
+    END_SECONDS,
+    ERROR,
+    HUNG,
+    TORCHRUN_ERROR,
+    Ended,
+    GrowingFile,
+    error_of,
+    stacks_of,
+    stage_environment,
+)
 from infra.liveness import ROOT
-from infra.ray_cluster import PATIENCE_SECONDS, Needs, connection, living_nodes, nodes_in_words
+from infra.ray_cluster import (
+    PATIENCE_SECONDS,
+    Needs,
+    check_node,
+    connection,
+    lost_in_words,
+    nodes_in_words,
+    own_node,
+)
 from infra.store.scratch import temporary_folder
-from specs.job import REPORT, Job, ProgressRow
+from specs.job import Failure, Job
 from specs.launch import Launch
 from specs.profiles import Profile
 
@@ -38,8 +56,23 @@ class Place(NamedTuple):
     """A node of the cluster."""
 
     address: str
-    name: str  # Ray's id of it
+    name: str
     port: int  # that was free when it was asked
+
+
+def name_of(address: str, node: str) -> str:
+    """The name of a node for people. `node`: Ray's id of it, since another one may have its address later."""
+    return f"{address} ({node[:8]})"
+
+
+class News(NamedTuple):
+    """What came from a node since the last look. `code`: the exit code, once everything has come; `error`:
+    why the stage has no result, as JSON of a `Failure`."""
+
+    lines: list[str]
+    rows: list[str]  # of progress
+    code: int | None
+    error: str = ""
 
 
 class NodeProcess:
@@ -48,8 +81,8 @@ class NodeProcess:
     def __init__(self) -> None:
         self._ends = contextlib.ExitStack()
         self._folder = self._ends.enter_context(temporary_folder("stage"))
-        self._log = self._folder / "log.txt"
-        self._place = 0  # in the log, up to which it was read
+        self._log = GrowingFile(self._folder / "log.txt")
+        self._progress = GrowingFile(self._folder / "progress.jsonl")
         self._process: subprocess.Popen[bytes] | None = None
 
     def place(self) -> Place:
@@ -58,39 +91,42 @@ class NodeProcess:
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]
-        return Place(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), port)
+        address = ray.util.get_node_ip_address()
+        return Place(address, name_of(address, own_node(ray)), port)
 
-    def start(self, job: str, program: list[str], environment: dict[str, str]) -> None:
-        """Starts the stage. `program`: the interpreter, if not that of the actor, and its arguments without
-        the file of the job."""
+    def start(self, job: str, program: list[str], environment: dict[str, str]) -> News:
+        """Starts the stage, and looks. `program`: the interpreter, if not that of the actor, and its
+        arguments without the file of the job."""
         inside = Job.model_validate_json(job).model_copy(
-            update={"scratch": str(self._folder), "progress": REPORT}
+            update={"scratch": str(self._folder), "progress": str(self._folder / "progress.jsonl")}
         )
         file = self._folder / "job.json"
         file.write_text(inside.model_dump_json(indent=1))
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        with open(self._log, "wb") as log:
+        own = {
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+            "TORCHELASTIC_ERROR_FILE": str(self._folder / TORCHRUN_ERROR),
+        }
+        with open(self._folder / "log.txt", "wb") as log:
             self._process = subprocess.Popen(
                 [program[0] or sys.executable, *program[1:], str(file)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment, "PYTHONPATH": path},
+                env=os.environ | environment | own,
                 start_new_session=True,
             )
+        return self.look()
 
-    def look(self) -> tuple[list[str], int | None]:
-        """The whole lines that were printed since the last look, and the exit code once all are read."""
+    def look(self) -> News:
         assert self._process is not None, "start is called first"
         code = self._process.poll()
-        with open(self._log, "rb") as log:
-            log.seek(self._place)
-            text = log.read()
+        ended = code is not None
+        lines, rows = self._log.lines(last=ended), self._progress.lines(last=ended)
         if code is None:
-            text = text[: text.rfind(b"\n") + 1]
-        self._place += len(text)
-        lines = text.decode("utf-8", "replace").splitlines()
-        return (lines if code is None else [*lines, *stacks_of(self._folder)]), code
+            return News(lines, rows, None)
+        stacks = stacks_of(self._folder)
+        error = error_of(self._folder, code) or (Failure(message=HUNG, again=True) if stacks else None)
+        return News([*lines, *stacks], rows, code, "" if error is None else error.model_dump_json())
 
     def stop(self) -> None:
         """Tells the stage to commit and to end."""
@@ -124,7 +160,7 @@ class RayJob(ClusterJob):
 
     Args:
         in_units: whether workers of the stage, on its node, share its units.
-        exclude: ids of nodes that failed before.
+        exclude: names of nodes that failed before.
     """
 
     def __init__(
@@ -139,6 +175,7 @@ class RayJob(ClusterJob):
     ) -> None:
         super().__init__(job, launch, profile, distributed=distributed)
         self.exclude = list(exclude)
+        self._error: Failure | None = None
         self.needs = stage_needs(launch, profile, job.gpus, distributed=distributed, in_units=in_units)
 
     def program(self, node: int, first: Place) -> list[str]:
@@ -147,15 +184,11 @@ class RayJob(ClusterJob):
         ranks = self.torchrun(str(node), first.address, str(first.port)) if self.distributed else []
         return [python, *ranks, "-m", "apertus_model.stages"]
 
-    def run(
-        self,
-        on_line: Callable[[str], None],
-        on_progress: Callable[[ProgressRow], None],
-        on_start: Callable[[int], None] = lambda pipe: None,
-    ) -> Ended:
-        """Places the stage and blocks until it is over. StageError where the cluster cannot be used."""
-        reader = LogReader(on_line, on_progress, self.scratch / "log.txt")
-        with connection(self.profile.ray) as ray:
+    def run(self, on_line: Callable[[str], None]) -> Ended:
+        """Places the stage and blocks until it is over, in the main thread. Its rows of progress are appended
+        to the file of the job, and its error is written to the scratch folder. StageError where the cluster
+        cannot be used, ClusterLost when it is lost."""
+        with connection(self.profile.ray, log_to_driver=False) as ray:
             from ray.util.placement_group import remove_placement_group
 
             group = self._group(ray, on_line)
@@ -164,7 +197,7 @@ class RayJob(ClusterJob):
                 if not self._placed(ray, group, on_line):
                     return Ended(-signal.SIGTERM, self._stopped, (), None)
                 actors = [self._actor(ray, group, number) for number in range(self.nodes)]
-                return self._follow(ray, actors, reader)
+                return self._follow(_Nodes(ray, actors), on_line)
             finally:
                 ray.wait(
                     [actor.end.remote() for actor in actors], num_returns=len(actors), timeout=END_SECONDS
@@ -174,16 +207,19 @@ class RayJob(ClusterJob):
                 remove_placement_group(group)
 
     def _group(self, ray: Any, on_line: Callable[[str], None]) -> Any:
-        """Asks for a bundle of resources on each of as many nodes, without those that failed before, if there
-        are others."""
+        """Asks for a bundle of resources on each of as many nodes, without those that failed before, if
+        enough others have the resources."""
         from ray.util.placement_group import placement_group
 
-        there = {node["NodeID"] for node in living_nodes(ray)}
-        avoided = there & {*self.exclude}
-        if avoided and len(there - avoided) < self.nodes:
+        ids = {
+            name_of(node["NodeManagerAddress"], node["NodeID"]): node["NodeID"]
+            for node in self.needs.fitting(ray)
+        }
+        avoided = ids.keys() & {*self.exclude}
+        if avoided and len(ids) - len(avoided) < self.nodes:
             on_line(f"nodes that failed before are used again: {', '.join(sorted(avoided))}")
             avoided = set()
-        selector = {NODE_ID: f"!in({','.join(sorted(avoided))})"}
+        selector = {NODE_ID: f"!in({','.join(ids[name] for name in sorted(avoided))})"}
         return placement_group(
             [self.needs.resources] * self.nodes,
             strategy="STRICT_SPREAD",
@@ -192,10 +228,11 @@ class RayJob(ClusterJob):
 
     def _placed(self, ray: Any, group: Any, on_line: Callable[[str], None]) -> bool:
         """Waits for the nodes. False if the attempt is told to stop meanwhile."""
-        ready, since, told = group.ready(), time.monotonic(), False
+        own, ready, since, told = own_node(ray), group.ready(), time.monotonic(), False
         while not ray.wait([ready], timeout=LOOK_SECONDS)[0]:
             if self._stopped:
                 return False
+            check_node(ray, own)
             self._keep_to_limit(waits=True)
             if not told and time.monotonic() - since > PATIENCE_SECONDS:
                 told = True
@@ -212,45 +249,88 @@ class RayJob(ClusterJob):
             .remote()
         )
 
-    def _follow(self, ray: Any, actors: list[Any], reader: LogReader) -> Ended:
+    def _follow(self, nodes: _Nodes, on_line: Callable[[str], None]) -> Ended:
         """Starts the stage on all nodes, passes on what it prints, and waits for its end."""
-        places: list[Place] = []
+        places: dict[int, Place] = {}
         codes: dict[int, int] = {}
-        told, first_end, number = False, 0.0, 0
+        told, first_end = False, 0.0
         variables = stage_environment(self.launch, self.stop_seconds) | self.profile.environment
         try:
-            for actor in actors:
-                number = len(places)
-                places.append(ray.get(actor.place.remote()))
-            for number, actor in enumerate(actors):
+            for number in range(self.nodes):
+                nodes.ask(number, "place")
+            while len(places) < self.nodes:
+                if self._stopped:
+                    return Ended(-signal.SIGTERM, self._stopped, (), None)
+                places |= nodes.answers()
+            for number in range(self.nodes):
                 program = self.program(number, places[0])
-                ray.get(actor.start.remote(self.job.model_dump_json(), program, variables))
-            reader.line(
-                f"on {', '.join(place.address for place in places)}: {self.per_node} processes on each"
-            )
-            while len(codes) < len(actors):
-                for number, actor in enumerate(actors):
-                    if number in codes:
-                        continue
-                    lines, code = ray.get(actor.look.remote())
-                    for line in lines:
-                        reader.line(line)
-                    if code is not None:
-                        codes[number], first_end = code, first_end or time.monotonic()
+                nodes.ask(number, "start", self.job.model_dump_json(), program, variables)
+            where = ", ".join(places[number].address for number in range(self.nodes))
+            on_line(f"on {where}: {self.per_node} processes on each")
+            while len(codes) < self.nodes:
+                for number, news in nodes.answers().items():
+                    self._pass_on(news, on_line)
+                    if news.code is None:
+                        nodes.ask(number, "look")
+                    else:
+                        codes[number], first_end = news.code, first_end or time.monotonic()
                 self._keep_to_limit()
                 if self._stopped and not told:
                     told = True
-                    ray.get([actor.stop.remote() for actor in actors])
+                    for actor in nodes.actors:
+                        actor.stop.remote()
                 alone = first_end and time.monotonic() - first_end > self.grace
                 if self._overdue or alone:
                     break  # `run` kills the rest
                 time.sleep(LOOK_SECONDS)
-        except ray.exceptions.RayError as error:
-            lost = places[number].address if number < len(places) else f"number {number}"
-            why = f"node {lost} was lost: {type(error).__name__}"
-            dead = tuple(place.name for place in places[number : number + 1])
-            return Ended(1, self._stopped, tuple(reader.tail), reader.error, why, dead)
-        code = next((code for code in codes.values() if code), 0 if len(codes) == len(actors) else 1)
-        interrupted = reader.error is not None and reader.error.interrupted and not self._stopped
-        why = reader.error.message if interrupted and reader.error is not None else ""
-        return Ended(code, self._stopped, tuple(reader.tail), reader.error, why)
+        except _NodeLost as lost:
+            place = places.get(lost.number)
+            why = f"node {place.address if place else lost.number} was lost: {lost.why}"
+            return Ended(1, self._stopped, (), self._error, why, (place.name,) if place else ())
+        code = next((code for code in codes.values() if code), 0 if len(codes) == self.nodes else 1)
+        interrupted = self._error is not None and self._error.interrupted and not self._stopped
+        why = self._error.message if interrupted and self._error is not None else ""
+        return Ended(code, self._stopped, (), self._error, why)
+
+    def _pass_on(self, news: News, on_line: Callable[[str], None]) -> None:
+        """The first error counts: that of another node may be that it has lost this one."""
+        for line in news.lines:
+            on_line(line)
+        with open(self.job.progress, "a", encoding="utf-8") as progress:
+            progress.writelines(f"{row}\n" for row in news.rows)
+        if news.error and self._error is None:
+            self._error = Failure.model_validate_json(news.error)
+            (self.scratch / ERROR).write_text(news.error)
+
+
+class _NodeLost(Exception):
+    def __init__(self, number: int, why: str) -> None:
+        self.number, self.why = number, why
+
+
+class _Nodes:
+    """The actors of an attempt, and what is asked of them. Nobody waits for a node that does not answer."""
+
+    def __init__(self, ray: Any, actors: list[Any]) -> None:
+        self._ray = ray
+        self._own = own_node(ray)
+        self._asked: dict[Any, int] = {}  # the number of an actor, by the reference of its answer
+        self.actors = actors
+
+    def ask(self, number: int, method: str, *arguments: Any) -> None:
+        self._asked[getattr(self.actors[number], method).remote(*arguments)] = number
+
+    def answers(self) -> dict[int, Any]:
+        """What was answered by now, by the number of the actor. _NodeLost or ClusterLost when it was lost."""
+        answered, silent = self._ray.wait([*self._asked], num_returns=len(self._asked), timeout=LOOK_SECONDS)
+        if silent:
+            check_node(self._ray, self._own)
+        return dict(map(self._answer, answered))
+
+    def _answer(self, reference: Any) -> tuple[int, Any]:
+        number = self._asked.pop(reference)
+        try:
+            return number, self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            check_node(self._ray, self._own)  # all actors are lost with it
+            raise _NodeLost(number, lost_in_words(error)) from error

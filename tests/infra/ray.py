@@ -12,18 +12,16 @@ from infra import ray_cluster
 
 
 @contextlib.contextmanager
-def little_ray(nodes: int = 1, cpus: int = 2) -> Iterator[Any]:
-    """A `ray.cluster_utils.Cluster` of so many nodes with as many CPUs each."""
+def little_ray(*cpus: int) -> Iterator[Any]:
+    """A `ray.cluster_utils.Cluster` of nodes with so many CPUs."""
     from ray.cluster_utils import Cluster
 
     os.environ |= ray_cluster.QUIET
-    node = {"num_cpus": cpus, "object_store_memory": 100_000_000}
-    cluster = _begun(
-        lambda: Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
-    )
+    first, *others = ({"num_cpus": number, "object_store_memory": 100_000_000} for number in cpus)
+    cluster = _begun(lambda: Cluster(True, head_node_args=first | {"include_dashboard": False}))
     try:
-        for _ in range(nodes - 1):
-            _begun(lambda: cluster.add_node(**node))
+        for node in others:
+            _begun(lambda node=node: cluster.add_node(**node))
         yield cluster
     finally:
         cluster.shutdown()

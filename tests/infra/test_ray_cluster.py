@@ -97,13 +97,10 @@ def test_a_token_that_is_missing_or_wrong(monkeypatch: pytest.MonkeyPatch) -> No
         assert "b" * 40 not in problem
 
 
-def test_a_connection_ends_with_its_last_user_and_keeps_the_handler_of_sigterm(ray_address: str) -> None:
+def test_a_connection_ends_with_its_block_and_keeps_the_handler_of_sigterm(ray_address: str) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with (
-        connection(RayProfile(address=ray_address)) as ray,
-        connection(RayProfile(address=ray_address)) as same,
-    ):
-        assert ray is same and len(ray.nodes()) == 2
+    with connection(RayProfile(address=ray_address)) as ray:
+        assert len(ray.nodes()) == 3
         assert signal.getsignal(signal.SIGTERM) == before
     assert not ray.is_initialized()
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"

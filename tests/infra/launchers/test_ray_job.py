@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from infra.launchers import ray_job
-from infra.launchers.local import Ended
+from infra.launchers.local import ERROR, Ended
 from infra.launchers.ray_job import Place, RayJob
 from infra.ray_cluster import Needs
-from specs.job import REPORT, Failure, ProgressRow
+from specs.job import Failure, ProgressRow
 from specs.launch import Launch
 from specs.profiles import Profile
 from tests.infra.ray import actors
@@ -41,14 +41,15 @@ class Script(RayJob):
         super().__init__(job, stated, profile, distributed=processes > 1)
         self.text = program
         self.lines: list[str] = []
-        self.rows: list[ProgressRow] = []
+        self.rows = Path(job.progress)
+        self.error = folder / ERROR
 
     def program(self, node: int, first: Place) -> list[str]:
         self.first = first
         return [sys.executable, "-c", self.text, str(node)]
 
     def go(self) -> Ended:
-        return self.run(self.lines.append, self.rows.append)
+        return self.run(self.lines.append)
 
     def meanwhile(self, line: str, act: Callable[[], None]) -> Ended:
         """Runs the attempt, and acts once a line was printed."""
@@ -62,22 +63,22 @@ class Script(RayJob):
         return self.go()
 
 
-def test_lines_rows_errors_threads_and_exit_codes_reach_the_launcher(
-    tmp_path: Path, ray_address: str
-) -> None:
+def test_lines_rows_errors_and_exit_codes_reach_the_launcher(tmp_path: Path, ray_address: str) -> None:
     row, failure = ProgressRow(done=1, total=2, unit="x"), Failure(message="no")
-    reports = [f"{REPORT}{report.model_dump_json()}" for report in (row, failure)]
     program = f"""
 import json, os, sys
 job = json.load(open(sys.argv[2]))
-print("\\n".join({reports!r}))
-print("threads", os.environ["OMP_NUM_THREADS"], job["progress"] == {REPORT!r}, os.path.isdir(job["scratch"]))
+open(job["progress"], "w").write({row.model_dump_json()!r})
+open(os.path.join(job["scratch"], {ERROR!r}), "w").write({failure.model_dump_json()!r})
+print("threads", os.environ["OMP_NUM_THREADS"])
 sys.exit(7)
 """
     attempt = Script(tmp_path, ray_address, program)
     ended = attempt.go()
-    assert (ended.code, ended.stopped, ended.error, attempt.rows) == (7, "", failure, [row])
-    assert attempt.lines[1:] == ["threads 1 True True"]
+    assert (ended.code, ended.stopped, ended.error) == (7, "", failure)
+    assert ProgressRow.model_validate_json(attempt.rows.read_text()) == row
+    assert Failure.model_validate_json(attempt.error.read_text()) == failure
+    assert attempt.lines[1:] == ["threads 1"]
     assert not actors("NodeProcess")
 
 
@@ -124,7 +125,7 @@ def test_what_no_node_can_give_is_said(
         attempt.lines.append(line)
         attempt.stop("by a test")
 
-    assert attempt.run(say, print).stopped == "by a test"
+    assert attempt.run(say).stopped == "by a test"
     assert "waiting for 1 node with 64 CPUs, 0 GPUs" in attempt.lines[0]
     assert "has 1 CPUs, 0 GPUs" in attempt.lines[0]
 
