@@ -46,7 +46,6 @@ class RayNodes:
         token = folder / "token"
         token.write_text("a-token-for-tests-of-forty-characters-----")
         self.environment = SETTINGS | {"RAY_AUTH_TOKEN_PATH": str(token)}
-        self._limits: dict[int, str] = {}
 
     def on(self, node: int, *words: str) -> list[str]:
         """The command that runs another on a node, with the temporary folder of its Ray."""
@@ -62,7 +61,7 @@ class RayNodes:
         """Starts Ray on nodes, at the same time, and waits for it. On a busy machine a raylet gives up, since
         its agents need more than the 15 s that it waits for them: it is started again."""
         for _ in range(TRIES):
-            starts = {node: subprocess.Popen(**self._start(node, settings)) for node in nodes}
+            starts = {node: self._started(node, settings) for node in nodes}
             said = {node: start.communicate(timeout=START_SECONDS)[0] for node, start in starts.items()}
             nodes = tuple(node for node, start in starts.items() if start.returncode != 0)
             if not nodes:
@@ -71,24 +70,21 @@ class RayNodes:
                 self.nodes.kill(node)
         raise AssertionError("\n".join(f"node{node}: {said[node]}" for node in nodes))
 
-    def _start(self, node: int, settings: dict[str, str]) -> dict[str, object]:
+    def _started(self, node: int, settings: dict[str, str]) -> subprocess.Popen[str]:
+        ray = str(Path(sys.executable).parent / "ray")
         head = ("--head", "--port=6379", "--num-cpus=0", "--include-dashboard=false")
-        other = (f"--address={ADDRESS}", "--num-cpus=1")
-        return {
-            "args": self.on(
-                node,
-                *(str(Path(sys.executable).parent / "ray"), "start", f"--node-ip-address=10.77.0.{node}"),
-                *(head if node == HEAD else other),
-                "--object-store-memory=100000000",
-            ),
-            "cwd": ROOT,
-            "env": os.environ | self.environment | {"APERTUS_SCRATCH": str(self.scratch(node))} | settings,
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-            "text": True,
-            "start_new_session": True,
-        }
+        role = head if node == HEAD else (f"--address={ADDRESS}", "--num-cpus=1")
+        own = (f"--node-ip-address=10.77.0.{node}", "--object-store-memory=100000000")
+        return subprocess.Popen(
+            self.on(node, ray, "start", *own, *role),
+            cwd=ROOT,
+            env=os.environ | self.environment | {"APERTUS_SCRATCH": str(self.scratch(node))} | settings,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
     def mend(self) -> None:
         """Starts what has ended, on the head's end everything."""
