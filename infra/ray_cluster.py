@@ -40,8 +40,8 @@ TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file of the clu
 LONGEST = 300  # characters of an error of Ray
 HEAD = "--gcs-address="  # an argument of Ray's process on a node
 ABOUT_ACTOR = re.compile(r"\w+: \S+$")  # a line of Ray's errors
-EMPTY = re.compile(r"The actor died unexpectedly before finishing this task\. |Node Id: \w+ |\(?ID: \w+\)? ?")
-ADVICE = re.compile(r"Some common causes|The task may or may not|[Tt]o see more information|Refer to ")
+EMPTY = re.compile(r"The actor died unexpectedly before finishing this task\. |Node Id: \w+ |, ID: \w+")
+ADVICE = re.compile(r"Some common causes|The task may or may not|OOM kill reason|Refer to ")
 
 
 class ClusterLost(RuntimeError):

@@ -13,7 +13,16 @@ from typing import Any
 import grpc
 import pytest
 
-from infra.ray_cluster import CLIENT, CLIENT_QUESTION, QUESTION, Needs, connect, connection, wants_token
+from infra.ray_cluster import (
+    CLIENT,
+    CLIENT_QUESTION,
+    QUESTION,
+    Needs,
+    connect,
+    connection,
+    lost_in_words,
+    wants_token,
+)
 from specs.errors import StageError
 from specs.profiles import RayProfile
 
@@ -115,3 +124,22 @@ def test_what_has_room_is_told_from_what_has_none(ray_address: str) -> None:
     assert list(fits.values()) == [True, False, True, False, False]
     assert str(Needs(2, 1, 2**30, nodes=3)) == "3 nodes with 2 CPUs, 1 GPUs, 1.0 GiB"
     assert str(Needs(2)) == "a worker with 2 CPUs, 0 GPUs, 0.0 GiB"
+
+
+def test_a_lost_actor_is_told_in_words_without_ids_and_advice() -> None:
+    lost = RuntimeError(  # as Ray 2.60 says it
+        "1 worker(s) were killed due to the node running low on memory.\n"
+        "Memory on the node (IP: 10.0.0.2, ID: 5e0c) was 7.6GB used / 23.5GB limit (0.32)\n"
+        "OOM kill reason: Memory usage 8237801472B exceeded"
+    )
+    assert lost_in_words(lost) == (
+        "RuntimeError: 1 worker(s) were killed due to the node running low on memory. Memory on the node"
+        " (IP: 10.0.0.2) was 7.6GB used / 23.5GB limit (0.32)"
+    )
+    died = RuntimeError(
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: UnitWorker\n\tip: 10.0.0.3\n"
+        "The actor died because its node has died. Node Id: cf56 health check failed"
+    )
+    assert lost_in_words(died) == (
+        "RuntimeError on 10.0.0.3: The actor died because its node has died. health check failed"
+    )
