@@ -78,7 +78,7 @@ def run_on_ray(
         actors = _Actors(ray, job, deque(keys))
         for _ in range(actors.wanted):
             actors.start()
-        while actors.asked and not stop.requested:
+        while actors.unfinished and not stop.requested:
             yield from actors.committed()
             progress.waiting(running=actors.running, queued=len(actors.asked) - actors.running)
         if stop.requested:
@@ -100,6 +100,7 @@ class _Actors:
         self._needs = worker_needs(job.launch, job.profile, job.gpus)
         self.wanted = min(len(keys), job.launch.worker_count or job.profile.ray.most_workers)
         self.asked: dict[Any, _Asked] = {}
+        self.running = 0  # of them, those that have a unit
         self._losses: Counter[str | None] = Counter()
         self._told = False
         self._begun = time.monotonic()
@@ -117,8 +118,9 @@ class _Actors:
         self._node = ray.get_runtime_context().get_node_id()
 
     @property
-    def running(self) -> int:
-        return sum(worker.key is not None for worker in self.asked.values())
+    def unfinished(self) -> bool:
+        """Whether a unit is left. Workers that still wait for a place then are not waited for."""
+        return bool(self._keys or self.running)
 
     def start(self) -> None:
         actor = self._actor.remote(self._job)
@@ -129,6 +131,7 @@ class _Actors:
         answered, _ = self._ray.wait(list(self.asked), timeout=LOOK_SECONDS)
         for reference in answered:
             actor, key = self.asked.pop(reference)
+            self.running -= key is not None
             failure = self._answer(reference)
             if failure is not None:
                 self._lost(key, failure)
@@ -145,6 +148,7 @@ class _Actors:
         if self._keys:
             key = self._keys.popleft()
             self.asked[actor.run.remote(key)] = _Asked(actor, key)
+            self.running += 1
         else:
             actor.end.remote()
 
