@@ -136,10 +136,10 @@ class _Actors:
             if failure is not None:
                 self._lost(key, failure)
                 continue
+            self._hand_out(actor)
             if key is not None:
                 self._losses.pop(None, None)
                 yield key
-            self._hand_out(actor)
         if not answered:
             self._look()
 
