@@ -1,5 +1,5 @@
-"""Units without work, for measurements of who hands them out: `benchmarks.units` adds this module to the stages,
-as a kind of part."""
+"""Units without work, for measurements of who hands them out. `benchmarks.units` adds this module to the
+stages, as a kind of part."""
 
 from __future__ import annotations
 

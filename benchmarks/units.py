@@ -1,22 +1,21 @@
-"""Units per second, and seconds until the first, of our local pool and of Ray, beside datatrove's local and Ray
+"""Units per second, and seconds until the first, of the local pool and of actors of Ray, beside datatrove's
 executors: `python -m benchmarks.units`.
 
-Two workers each, on the same machine, make the same units: *empty* ones, of which ours commit a marker to a
-store on disk and datatrove's a file of completion, and *real* ones, which read a file of documents, filter and
-tokenise them; the numbers of documents that are kept have to be equal. A contender is a process of its own, that
-has imported what its work needs before its clock starts; importing Ray, connecting to the cluster and starting
-workers count. Times are those of the files by which units are committed. `units/s` is from the first to the
-last; `in all` includes start and end.
+Two workers each, on this machine, make the same units. *Empty* ones leave a marker in a store on disk, or
+datatrove's file of completion; *real* ones read a file of documents, filter and tokenise them, and as many
+documents have to be left. Each contender is a process of its own, which has imported what its work needs
+when its clock starts; it still has to import Ray, to connect to the cluster and to start workers. Times are
+those of the markers: `units/s` is from the first to the last, `in all` has start and end.
 
-The cluster is started by this command: a head without CPUs and a node with two, with a token. Their memory is
-that of their processes before any work (PSS: a page that several share is divided among them).
+The command starts a cluster of a head without CPUs and a node with two, with a token. Their memory is that
+of their processes before any work (PSS: pages that several share are divided among them).
 
-    --address    a running cluster of this machine instead, as HOST:6379
-    --empty, --real     how many units; 2,000 and 40 by default. datatrove's Ray executor, which starts
-                        processes for each, gets fewer empty ones
-    --documents  of a real unit; 400 by default
-    --many       instead: 100,000 empty units by Ray, or as many as follow; the rate of each tenth shows whether
-                 the cost of a unit grows
+    --address       a running cluster of this machine instead, as HOST:6379
+    --empty, --real numbers of units, 2,000 and 40 by default. Of empty ones, datatrove's Ray executor gets
+                    few: it starts processes for each
+    --documents     of a real unit, 400 by default
+    --many          only empty units by Ray, 100,000 or as many as follow. The rates of their tenths show
+                    whether the cost of a unit grows
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ WORKERS = 2
 CHARACTERS = 2000  # of a document, on average
 SHORTEST, REPEATED = 1200, 0.2  # what the filters keep
 EOS = "eos_token"
-Clocked = tuple[float, Path]
-"""When the work began, as unix time, and the folder with a file for each unit."""
+Made = tuple[float, Path, int]
+"""When the work began, as unix time; the folder with a file for each unit; how many documents are left."""
 
 
 def main() -> None:
@@ -160,10 +159,13 @@ def print_tenths(folder: Path, address: str, units: int) -> None:
     print(f"last tenth / first: {found['tenths'][-1] / found['tenths'][0]:.2f}")
 
 
-def contender(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+def contender(
+    name: str, folder: Path, address: str, kind: str, units: int, workers: int | None
+) -> dict[str, Any]:
     """Runs one in a process of its own."""
+    settings = {"folder": str(folder), "address": address, "kind": kind, "units": units, "workers": workers}
     command = [sys.executable, "-m", "benchmarks.units", "--run", name, json.dumps(settings)]
-    shown = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    shown = subprocess.run(command, capture_output=True, text=True)
     if shown.returncode:
         raise SystemExit(f"{name} failed:\n{shown.stdout[-3000:]}{shown.stderr[-3000:]}")
     found: dict[str, Any] = json.loads(shown.stdout.splitlines()[-1])
@@ -174,7 +176,7 @@ def run(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """What one contender needed."""
     which, how, *_ = name.split(", ")
     folder = Path(settings["folder"]) / f"{settings['kind']}-{name.replace(', ', '-')}".replace(" ", "-")
-    make: Callable[..., tuple[float, Path, int]] = ours if which == "ours" else datatrove
+    make: Callable[..., Made] = ours if which == "ours" else datatrove
     begun, files, kept = make(Path(settings["folder"]), folder, how == "Ray", settings)
     ended = time.time()
     times = sorted(file.stat().st_mtime for file in files.iterdir())
@@ -189,7 +191,7 @@ def run(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def ours(shared: Path, folder: Path, on_ray: bool, settings: dict[str, Any]) -> tuple[float, Path, int]:
+def ours(shared: Path, folder: Path, on_ray: bool, settings: dict[str, Any]) -> Made:
     import apertus_model.stages
     from apertus_model.progress import Progress
     from apertus_model.stop import StopSignal
@@ -237,7 +239,7 @@ def ours(shared: Path, folder: Path, on_ray: bool, settings: dict[str, Any]) -> 
     return begun, shared / "store" / job.path / "units", kept
 
 
-def datatrove(shared: Path, folder: Path, on_ray: bool, settings: dict[str, Any]) -> tuple[float, Path, int]:
+def datatrove(shared: Path, folder: Path, on_ray: bool, settings: dict[str, Any]) -> Made:
     from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor
     from datatrove.pipeline.filters import LambdaFilter
     from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from apertus_model.progress import UnitProgress
 from apertus_model.stop import StopSignal
 from apertus_model.work.cluster import Stopped
-from apertus_model.work.units import MOST_LOSSES, error_of
-from apertus_model.work.worker import reported, run_share
+from apertus_model.work.units import MOST_LOSSES, error_of, reported, run_share
 from infra.ray_cluster import (
     PATIENCE_SECONDS,
     check_node,

@@ -19,33 +19,16 @@ import os
 import queue
 import sys
 import threading
-import traceback
-import uuid
-from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import IO
 
-from apertus_model.failure import failure_of
 from apertus_model.work.local import run_in_processes, workers_here
-from apertus_model.work.units import Committed, Shares, commit_result, failure_file, open_work
+from apertus_model.work.units import Committed, Shares, failure_file, reported, run_share
 from infra.liveness import LONGEST_GAP, Silence
-from infra.store import Attempt, Store
+from infra.store import Store
 from infra.store.documents import to_json
 from infra.store.scratch import temporary_folder
-from specs.errors import StageError
-from specs.job import Failure, Job
-
-
-def run_share(job: Job, keys: Iterable[str]) -> Generator[str, None, None]:
-    """Computes and commits units in this process, in a folder of its own; yields the key of each."""
-    name = uuid.uuid4().hex[:8]
-    own = job.model_copy(update={"scratch": str(Path(job.scratch) / f"worker-{name}")})
-    attempt = Attempt(own, worker=name)
-    work = open_work(attempt)
-    for key in keys:
-        if attempt.unit(key) is None:
-            commit_result(work, key, attempt)
-        yield key
+from specs.job import Job
 
 
 def in_pool(pipe: int) -> int:
@@ -96,13 +79,6 @@ def on_cluster(url: str, file: str, index: int) -> int:
     finally:
         over.set()
     return 0
-
-
-def reported(error: Exception) -> Failure:
-    """The report of an error, which is printed with its stack unless it is one for users."""
-    if not isinstance(error, StageError):
-        traceback.print_exc()
-    return failure_of(error)
 
 
 def _end_with_stage(store: Store, shares: Shares, over: threading.Event) -> None:

@@ -18,7 +18,7 @@ from apertus_model.stop import StopSignal
 from apertus_model.work import actors
 from apertus_model.work.actors import run_on_ray
 from apertus_model.work.cluster import Stopped
-from apertus_model.work.units import MOST_LOSSES, WorkerLost
+from apertus_model.work.units import MOST_LOSSES, WorkerLost, units_of
 from infra.store import Artifact, Attempt
 from specs.errors import StageError
 from specs.job import Job
@@ -94,6 +94,28 @@ def _meanwhile(act: Callable[[], bool]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def test_a_worker_that_still_waits_for_a_place_is_not_started_when_no_unit_is_left(
+    bench: Any,
+    documents: Path,
+    tokenizer: Artifact,
+    profile: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    had_a_place = list[Any]()
+    hand_out = actors._Actors._hand_out
+
+    def counted(self: actors._Actors, actor: Any) -> None:
+        had_a_place.append(actor)
+        hand_out(self, actor)
+
+    monkeypatch.setattr(actors._Actors, "_hand_out", counted)
+    job = _job(bench, documents, tokenizer, profile)
+    job = job.model_copy(update={"spec": job.spec | {"files_per_task": 10}})
+    keys, progress = list(units_of("documents", 60, 10)), UnitProgress(Progress(None), 6, 6)
+    assert sorted(run_on_ray(job, keys, StopSignal(), progress)) == keys
+    assert len(set(had_a_place)) < len(keys)  # as many workers were asked for; two have a place
 
 
 def test_the_unit_of_a_killed_worker_is_begun_again(
