@@ -121,14 +121,7 @@ def compare(folder: Path, address: str, asked: argparse.Namespace) -> None:
         kept = set()
         for name, empty, real, workers in runs:
             units = empty if kind == "empty" else real
-            settings = {
-                "folder": str(folder),
-                "address": address,
-                "workers": workers,
-                "kind": kind,
-                "units": units,
-            }
-            found = contender(name, settings)
+            found = contender(name, folder, address, kind, units, workers)
             rates[name] = found["rate"]
             kept.add(found["kept"])
             print(
@@ -146,14 +139,7 @@ def compare(folder: Path, address: str, asked: argparse.Namespace) -> None:
 def print_tenths(folder: Path, address: str, units: int) -> None:
     store = Store.open(str(folder / "store"))
     store.initialise()
-    settings = {
-        "folder": str(folder),
-        "address": address,
-        "workers": WORKERS,
-        "kind": "empty",
-        "units": units,
-    }
-    found = contender("ours, Ray", settings)
+    found = contender("ours, Ray", folder, address, "empty", units, WORKERS)
     print(f"{units:,} empty units, first after {found['first']:.2f} s, in all {found['whole']:.0f} s")
     print("units/s of each tenth: " + ", ".join(f"{rate:.0f}" for rate in found["tenths"]))
     print(f"last tenth / first: {found['tenths'][-1] / found['tenths'][0]:.2f}")
