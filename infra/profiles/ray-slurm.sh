@@ -13,7 +13,7 @@ CODE=$(mktemp "$PWD/.apertus-$SLURM_JOB_ID-XXXXXX")
 trap 'rm -f "$CODE"' EXIT
 RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 export ADDRESS FOLDER CODE RAY_AUTH_TOKEN
-export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 RAY_kill_child_processes_on_worker_exit=0
+export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 RAY_kill_child_processes_on_worker_exit=0 RAY_worker_niceness=0
 
 on_head() {
     RAY_ADDRESS=$ADDRESS apertus run "$@"

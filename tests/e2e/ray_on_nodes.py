@@ -27,6 +27,7 @@ TEMPORARY = Path("/tmp/ray")
 SETTINGS = QUIET | {
     "RAY_AUTH_MODE": "token",
     "RAY_kill_child_processes_on_worker_exit": "0",  # as in infra/kuberay/raycluster.yaml
+    "RAY_worker_niceness": "0",
     "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "2000",
     "RAY_health_check_timeout_ms": "4000",

@@ -37,7 +37,7 @@ def test_a_cluster_asks_for_a_token_and_leaves_its_head_alone(cluster: dict[str,
     for container in _containers(cluster):
         variables = {one["name"]: one["value"] for one in container["env"]}
         assert variables["RAY_USAGE_STATS_ENABLED"] == "0"
-        assert variables["RAY_kill_child_processes_on_worker_exit"] == "0"
+        assert variables["RAY_kill_child_processes_on_worker_exit"] == variables["RAY_worker_niceness"] == "0"
         assert container["resources"]["requests"] == container["resources"]["limits"]
 
 
