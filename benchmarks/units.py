@@ -107,7 +107,7 @@ def compare(folder: Path, address: str, asked: argparse.Namespace) -> None:
     store.initialise()
     write(folder / "documents", texts(asked.real * asked.documents, CHARACTERS), asked.documents)
     make_tokenizer(store, folder, folder / "documents")
-    few = max(WORKERS, asked.empty // 100)
+    few = max(5 * WORKERS, asked.empty // 100)
     runs = [
         ("ours, local", asked.empty, asked.real, WORKERS),
         ("ours, Ray", asked.empty, asked.real, WORKERS),
