@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,16 @@ def actors(title: str) -> list[int]:
         for file in Path("/proc").glob("[0-9]*/cmdline")
         if _text(file).startswith(f"ray::{title}") and _is_ours(int(file.parent.name))
     ]
+
+
+def no_actor_is_left(title: str, within: float = 10.0) -> bool:
+    """Ray ends the actors of a connection when it is closed, which takes them a moment."""
+    deadline = time.monotonic() + within
+    while actors(title):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _is_ours(pid: int) -> bool:

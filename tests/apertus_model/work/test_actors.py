@@ -25,6 +25,7 @@ from specs.launch import Workers
 from tests.apertus_model.corpora import corpus_spec
 from tests.apertus_model.work.asking import workers_answer_as_a_local_run
 from tests.infra.ray import actors as actors_of
+from tests.infra.ray import no_actor_is_left
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
@@ -138,7 +139,7 @@ def test_the_unit_of_a_killed_worker_is_begun_again(
     with _meanwhile(kill):
         assert sorted(_committed(job)) == KEYS
     assert f"unit {KEYS[1]} is begun again: ActorDiedError" in capfd.readouterr().out
-    assert not _actors()
+    assert no_actor_is_left("UnitWorker")
 
 
 def test_a_unit_that_takes_its_workers_with_it_is_an_error_in_the_end(
@@ -155,7 +156,7 @@ def test_a_unit_that_takes_its_workers_with_it_is_an_error_in_the_end(
     with _meanwhile(kill), pytest.raises(WorkerLost, match="ActorDiedError"):
         _committed(_job(bench, documents, tokenizer, profile))
     assert len(killed) == MOST_LOSSES
-    assert not _actors()
+    assert no_actor_is_left("UnitWorker")
 
 
 def test_an_error_for_users_ends_the_stage_with_its_words(
@@ -169,7 +170,7 @@ def test_an_error_for_users_ends_the_stage_with_its_words(
     options: dict[str, Any] = {"launch": {"executor": "ray"}, "profile": profile}
     with pytest.raises(StageError, match=r"\.jsonl', line 1: no column 'text'; there are body"):
         bench.run("corpus", "c", spec, {"tokenizer": tokenizer}, **options)
-    assert not _actors()
+    assert no_actor_is_left("UnitWorker")
 
 
 def test_a_stage_that_is_stopped_leaves_no_worker(
@@ -184,7 +185,7 @@ def test_a_stage_that_is_stopped_leaves_no_worker(
 
     with _meanwhile(ask), pytest.raises(Stopped, match="by a test"):
         _committed(_job(bench, documents, tokenizer, profile), stop)
-    assert not _actors()
+    assert no_actor_is_left("UnitWorker")
 
 
 def test_what_no_node_can_give_is_said(

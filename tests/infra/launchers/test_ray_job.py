@@ -20,7 +20,7 @@ from infra.ray_cluster import Needs
 from specs.job import Failure, ProgressRow
 from specs.launch import Launch
 from specs.profiles import Profile
-from tests.infra.ray import actors
+from tests.infra.ray import actors, no_actor_is_left
 from tests.jobs import job_at
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
@@ -79,7 +79,7 @@ sys.exit(7)
     assert ProgressRow.model_validate_json(attempt.rows.read_text()) == row
     assert Failure.model_validate_json(attempt.error.read_text()) == failure
     assert attempt.lines[1:] == ["threads 1"]
-    assert not actors("NodeProcess")
+    assert no_actor_is_left("NodeProcess")
 
 
 def test_a_stage_that_is_told_to_stop_ends_by_itself(tmp_path: Path, ray_address: str) -> None:
@@ -96,7 +96,7 @@ def test_a_stage_that_is_too_slow_to_stop_is_killed(
     attempt.grace = 1.0
     ended = attempt.meanwhile("up", lambda: attempt.stop("by a test"))
     assert (ended.code, ended.stopped) == (1, "by a test")
-    assert not actors("NodeProcess")
+    assert no_actor_is_left("NodeProcess")
 
 
 def test_a_lost_node_ends_the_attempt_and_is_named(tmp_path: Path, ray_address: str) -> None:
@@ -105,7 +105,7 @@ def test_a_lost_node_ends_the_attempt_and_is_named(tmp_path: Path, ray_address: 
     assert ended.code == 1 and not ended.stopped
     assert "was lost: ActorDiedError" in ended.requeue
     assert len(ended.dead_nodes) == 1
-    assert not actors("NodeProcess")
+    assert no_actor_is_left("NodeProcess")
 
 
 def test_the_time_limit_counts_from_the_start_of_the_processes(tmp_path: Path, ray_address: str) -> None:

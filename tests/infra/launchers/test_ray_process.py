@@ -17,7 +17,7 @@ from infra.launchers.ray_process import RayProcess
 from specs.job import ProgressRow
 from specs.launch import Launch
 from specs.profiles import Profile
-from tests.infra.ray import actors
+from tests.infra.ray import no_actor_is_left
 from tests.jobs import job_at
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
@@ -80,14 +80,13 @@ def test_a_stage_is_followed_to_its_end(tmp_path: Path, ray_address: str) -> Non
     assert (ended.code, ended.stopped, ended.error) == (3, "by a test", None)
     assert attempt.lines[-2:] == ["up", "told to stop"] == [*ended.tail[-2:]]
     assert attempt.rows == [ROW]
-    assert not actors("NodeProcess")
+    assert no_actor_is_left("NodeProcess")
 
 
 def test_a_driver_that_ray_ends_is_a_failed_attempt(tmp_path: Path, ray_address: str) -> None:
     ended = Attempt(tmp_path, ray_address).meanwhile(lambda process: os.kill(pid_of(process), signal.SIGKILL))
     assert (ended.code, ended.stopped, ended.error) == (-signal.SIGKILL, "", None)
-    while actors("NodeProcess"):
-        time.sleep(0.1)
+    assert no_actor_is_left("NodeProcess", 60)
 
 
 def test_a_cluster_that_does_not_answer_is_an_error_for_users(tmp_path: Path) -> None:
