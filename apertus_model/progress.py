@@ -1,5 +1,4 @@
-"""Reports the progress of a running stage, in a JSONL file that the launcher follows or in lines of its
-output that the launcher extracts.
+"""Reports the progress of a running stage, in a JSONL file that the launcher follows.
 
 Invariant: reporting is cheap and never fails a stage; it writes at most a few rows a second, always the first
 and the last.
@@ -10,16 +9,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from specs.job import REPORT, ProgressRow
+from specs.job import ProgressRow
 
 
 class Progress:
     """A reporter: `update` reports progress, `log` a line of text for people."""
 
     def __init__(self, path: str | Path | None, interval: float = 0.2) -> None:
-        self._in_output = path == REPORT
         # lives as long as the process
-        self._file = open(path, "a", buffering=1) if path and not self._in_output else None  # noqa: SIM115
+        self._file = open(path, "a", buffering=1) if path else None  # noqa: SIM115
         self._interval = interval
         self._last = 0.0
 
@@ -28,11 +26,9 @@ class Progress:
         if done < total and now - self._last < self._interval:
             return
         self._last = now
-        row = ProgressRow(done=done, total=total, unit=unit, metrics=metrics).model_dump_json()
-        if self._in_output:
-            print(REPORT + row, flush=True)
-        elif self._file is not None:
-            self._file.write(row + "\n")
+        if self._file is not None:
+            row = ProgressRow(done=done, total=total, unit=unit, metrics=metrics)
+            self._file.write(row.model_dump_json() + "\n")
 
     def log(self, text: str) -> None:
         print(text, flush=True)

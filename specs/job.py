@@ -11,7 +11,6 @@ from specs.launch import Launch
 from specs.profiles import Profile
 from specs.tracking import Tracking
 
-REPORT = "@apertus "
 """Prefix of output lines that are reports to the launcher. They replace `Job.progress` if stage and launcher
 share no folder."""
 
@@ -53,8 +52,7 @@ class Job(Strict):
 
 
 class _Report(Strict):
-    """A report of the process of a stage to its launcher, in a file, or in a line of its output that begins
-    with `REPORT`."""
+    """A report of the process of a stage to its launcher, in a file."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 

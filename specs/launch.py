@@ -13,7 +13,15 @@ from specs.units import HELD_OUT, Duration, PositiveDuration
 
 MOST_PROCESSES = 2**20  # of a launch; no cluster has as many GPUs
 MOST_THREADS = 4096  # threads or processes of one machine
-Executor = Literal["local", "slurm", "kubernetes"]
+
+
+def not_kubernetes(value: Any) -> Any:
+    if value == "kubernetes":
+        raise ValueError("'kubernetes' is gone; write 'ray', for a cluster as infra/kuberay/raycluster.yaml")
+    return value
+
+
+Executor = Annotated[Literal["local", "slurm", "ray"], BeforeValidator(not_kubernetes)]
 
 
 class Parallel(Spec):
@@ -129,6 +137,13 @@ class Workers(Spec):
         None, pattern=r"^[1-9]\d*[KMGT]$", description="on a cluster: memory of each worker, such as `8G`"
     )
 
+    @property
+    def memory_bytes(self) -> int | None:
+        """`memory` in bytes."""
+        if self.memory is None:
+            return None
+        return int(self.memory[:-1]) * 1024 ** (1 + "KMGT".index(self.memory[-1]))
+
 
 class HeldModel(NamedTuple):
     """A whole model that a process holds outside the training engine: to sample, to score or to run tasks."""
@@ -154,8 +169,8 @@ class Launch(Spec):
     executor: Executor | None = execution(
         None,
         description="where the workers run that share the units of corpora, conversations, sampling, scoring"
-        " and suites of tasks: this machine, or the node of the stage (default); a Slurm job array; an"
-        " Indexed Job of Kubernetes",
+        " and suites of tasks: this machine, or the node of the stage (default); a Slurm job array;"
+        " actors of a Ray cluster",
     )
     workers: Workers | None = execution(None)
     parallel: Parallel | None = execution(None)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, StringConstraints, ValidationError, field_validator, model_validator
 
 from specs.base import Spec, execution, location
 from specs.document import read
 from specs.errors import SpecError
 from specs.explain import explain
-from specs.launch import Executor, Launch, Workers
+from specs.launch import Executor, Launch, Workers, not_kubernetes
 from specs.locations import located
 from specs.redaction import is_secret
 from specs.units import Duration
@@ -77,41 +77,47 @@ class SlurmProfile(Spec):
         return arguments
 
 
-class KubernetesVolume(Spec):
-    """A claim that every pod mounts. The store must be reachable without one."""
+class RayProfile(Spec):
+    """A Ray cluster that runs already. Its nodes have this project, and credentials of the store."""
 
-    claim: str = execution(min_length=1)
-    path: str = execution(pattern=r"^/")
-
-
-class KubernetesProfile(Spec):
-    """The settings of the indexed Jobs that stages become, with a pod per node."""
-
-    image: str = execution(min_length=1)
-    namespace: str = execution("default")
-    context: str | None = execution(None, description="context of kubectl; the current one by default")
-    service_account: str | None = execution(None)
-    gpu: str = execution("nvidia.com/gpu", description="resource name of a GPU; an empty text for none")
-    cpus: Quantity | None = execution(None, description="CPUs of a pod")
-    memory: Quantity | None = execution(None, description="memory of a pod")
-    shared_memory: Quantity = execution(
-        "16Gi", description="shared memory of a pod, for data workers and NCCL"
+    address: str | None = execution(
+        None,
+        pattern=r"^(ray://)?[^/\s:]+:\d+$",
+        description=(
+            "its head: `HOST:6379` for a process on one of its nodes, `ray://HOST:10001` for one anywhere"
+            " else; that of RAY_ADDRESS by default"
+        ),
     )
-    secrets: list[str] = execution(
-        default_factory=list, description="Secrets whose entries become environment variables"
+    gpus: bool = execution(
+        True, description="whether its nodes have GPUs; false: models are held in memory of the CPU"
     )
-    volumes: list[KubernetesVolume] = execution(default_factory=list)
-    labels: dict[str, str] = execution(
-        default_factory=dict, description="labels of the Job and its pods, such as the name of a queue"
+    grows: bool = execution(
+        False,
+        description="whether an autoscaler adds nodes; false: a plan says which stages its nodes have no room"
+        " for",
     )
-    node_selector: dict[str, str] = execution(default_factory=dict)
-    tolerations: list[dict[str, str | int]] = execution(default_factory=list)
+    cpus_per_node: int | None = execution(
+        None,
+        ge=1,
+        description="CPUs that training takes of each of its nodes; launch.threads per process by default",
+    )
+    most_workers: int = execution(
+        1000,
+        ge=1,
+        le=100_000,
+        description=(
+            "workers of a stage that states no launch.workers.count and has as many units; those that wait"
+            " for a place show an autoscaler how many nodes are wanted"
+        ),
+    )
 
 
 class Profile(Spec):
     """The settings of where stages run."""
 
-    launcher: Literal["local", "slurm", "kubernetes"] = execution("local")
+    launcher: Annotated[Literal["local", "slurm", "ray"], BeforeValidator(not_kubernetes)] = execution(
+        "local"
+    )
     stages: Literal["training", "all"] = execution(
         "training",
         description="stages that run on the cluster. training: those that use GPUs (training engine,"
@@ -139,7 +145,7 @@ class Profile(Spec):
         None, description="workers of a stage whose recipe states no launch.workers"
     )
     slurm: SlurmProfile = execution(default_factory=SlurmProfile)
-    kubernetes: KubernetesProfile | None = execution(None)
+    ray: RayProfile = execution(default_factory=RayProfile)
 
     @field_validator("environment")
     @classmethod
@@ -152,12 +158,19 @@ class Profile(Spec):
                 )
         return environment
 
+    @model_validator(mode="before")
+    @classmethod
+    def _not_kubernetes(cls, profile: Any) -> Any:
+        if isinstance(profile, dict) and "kubernetes" in profile:
+            raise ValueError("kubernetes: is gone; write ray: {address: ...} (infra/profiles/ray.yaml)")
+        return profile
+
     @model_validator(mode="after")
     def _complete(self) -> Profile:
-        if self.launcher == "kubernetes" and self.kubernetes is None:
-            raise ValueError("launcher: kubernetes needs kubernetes: {image: ...}")
-        if self.launcher == "kubernetes" and (self.modules or self.setup):
-            raise ValueError("modules and setup are for Slurm; put what a pod needs into its image")
+        if self.launcher == "ray" and (self.modules or self.setup):
+            raise ValueError(
+                "modules and setup are for Slurm; the nodes of a Ray cluster are prepared before"
+            )
         return self
 
     def launch_of(self, stated: Launch) -> Launch:

@@ -18,6 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from infra.imports import quick_imports
 from tests.infra.moto import Moto
+from tests.infra.ray import little_ray
 from tests.infra.swift import Swift, obstacle
 from tests.numerics import numerics, pytest_sessionfinish
 from tests.numerics import pytest_addoption as add_numerics
@@ -144,6 +145,14 @@ def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swift]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """The address of a Ray cluster of two nodes with one CPU each, and one that has none."""
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    with little_ray(1, 1, 0) as cluster:
+        yield cluster.address
 
 
 @pytest.fixture

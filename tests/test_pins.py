@@ -92,7 +92,7 @@ def test_pins_resolve_with_the_cuda_build_of_torch(
         *platforms,
     ]
     # `===` leaves out builds with a local version, such as 2.13.0+cpu
-    requirements = ["apertus[dev,docs]", f"torch==={pins()['torch']}"]
+    requirements = ["apertus[dev,docs,kuberay]", f"torch==={pins()['torch']}"]
     found = resolved(tmp_path, wheels, *target, *requirements)
     assert found["torch"] == pins()["torch"]
     assert found["triton"] == pins()["triton"]
@@ -101,4 +101,4 @@ def test_pins_resolve_with_the_cuda_build_of_torch(
 
 
 def test_pins_resolve_with_the_build_of_torch_that_this_machine_finds(wheels: Path, tmp_path: Path) -> None:
-    assert_everything_is_pinned(resolved(tmp_path, wheels, "apertus[dev,docs]"))
+    assert_everything_is_pinned(resolved(tmp_path, wheels, "apertus[dev,docs,kuberay]"))

@@ -55,7 +55,7 @@ def report(files: list[str]) -> str:
         row[outcome_of(case)] += 1
         row["seconds"] += float(case.attrib["time"])
         for skip in case.findall("skipped"):
-            reasons[skip.attrib.get("message", "").splitlines()[0]] += 1
+            reasons[skip.attrib.get("message", "").splitlines()[0].partition(":")[0]] += 1
     totals = {name: sum(row[name] for row in rows.values()) for name in (*OUTCOMES, "seconds")}
     longest = sorted(cases.items(), key=lambda item: -float(item[1].attrib["time"]))[:SHOWN]
     lines = [

@@ -21,7 +21,7 @@ from infra.imports import quick_imports
 from infra.store import Attempt
 from infra.store.scratch import keep_folder
 from specs.errors import StageError
-from specs.job import REPORT, Failure, Job
+from specs.job import Failure, Job
 from specs.stages import TRAINING
 
 MODULES = dict.fromkeys(TRAINING, "train")  # every other kind has a module of its own name
@@ -74,10 +74,7 @@ def _other_nodes(job: Job) -> contextlib.AbstractContextManager[object]:
 
 def _tell(job: Job, failure: Failure) -> None:
     """Tells the launcher why there is no result."""
-    text = failure.model_dump_json()
-    (Path(job.scratch) / "error.json").write_text(text)
-    if job.progress == REPORT:
-        print(REPORT + text, flush=True)
+    (Path(job.scratch) / "error.json").write_text(failure.model_dump_json())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """Work that is cut into independent, restartable units, and the workers that share them: processes on this
-machine, a Slurm job array, or an Indexed Job of Kubernetes.
+machine, a Slurm job array, or actors of a Ray cluster.
 
 A stage module whose work is cut into units has `work_of(attempt)`, which returns its `Work`; a worker
 calls the same function. The stage calls `run_units` and reads the results. A new kind needs nothing else.
@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator
 
 from apertus_model.progress import Progress, UnitProgress
 from apertus_model.stop import StopSignal
+from apertus_model.work.actors import run_on_ray
 from apertus_model.work.cluster import run_on_cluster
-from apertus_model.work.kubernetes import IndexedJobs
 from apertus_model.work.local import run_in_processes, workers_here
 from apertus_model.work.slurm import JobArrays
 from apertus_model.work.units import CommittedUnit, Result, Work, commit_result
@@ -62,8 +62,8 @@ def _execute(
     job = attempt.job
     if job.launch.executor == "slurm":
         yield from run_on_cluster(JobArrays(job), pending, attempt, stop, progress)
-    elif job.launch.executor == "kubernetes":
-        yield from run_on_cluster(IndexedJobs(job), pending, attempt, stop, progress)
+    elif job.launch.executor == "ray":
+        yield from run_on_ray(job, pending, stop, progress)
     elif (workers := min(workers_here(job, processes), len(pending))) > 1:
         yield from run_in_processes(job, pending, workers)
     else:

@@ -1,5 +1,5 @@
-"""Runs the units of a stage on a cluster, in jobs whose workers have a share of the units each and are
-watched through the store.
+"""Runs the units of a stage in Slurm job arrays, whose workers have a share of the units each and are watched
+through the store.
 
 Below the folder of the attempt, `workers/` has `<n>.json` (the shares of job n), `alive` (changes while the
 stage lives), and `failures/<n>-<index>.json` (the error of a worker). Nothing in it is code, and it is
@@ -19,10 +19,10 @@ import itertools
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
-from typing import Protocol
 
 from apertus_model.progress import UnitProgress
 from apertus_model.stop import StopSignal
+from apertus_model.work.slurm import JobArrays
 from apertus_model.work.units import MOST_LOSSES, Shares, error_of, failure_file, spans
 from infra.liveness import BEAT_SECONDS, LOST_SECONDS, Beats
 from infra.store import Attempt
@@ -35,32 +35,8 @@ class Stopped(RuntimeError):
     """The stage was asked to stop while it waited."""
 
 
-class ClusterJobs(Protocol):
-    """The cluster jobs of the workers of one stage."""
-
-    MOST: int  # the most workers of one job
-    POLL_SECONDS: float
-    cpus: int  # per worker
-
-    def submit(self, number: int, shares: str, workers: int) -> None:
-        """Submits job `number`, whose worker `i` runs `apertus_model.work.worker STORE shares i`."""
-
-    def states(self) -> dict[str, str] | None:
-        """The cluster's state of each worker, by `<number>-<index>`; None when it does not answer."""
-
-    def over(self, worker: str, state: str) -> bool:
-        """Whether a worker in this state has ended, and everything that it committed is visible."""
-
-    def explanation(self, worker: str, state: str) -> str:
-        """How a worker ended, as far as the cluster and its log tell."""
-
-    def end(self, *, finished: bool) -> str:
-        """Removes what is left of the jobs, whose workers have all ended if `finished`. Returns the names of
-        the jobs, for people."""
-
-
 def run_on_cluster(
-    jobs: ClusterJobs, keys: list[str], attempt: Attempt, stop: StopSignal, progress: UnitProgress
+    jobs: JobArrays, keys: list[str], attempt: Attempt, stop: StopSignal, progress: UnitProgress
 ) -> Generator[str, None, None]:
     """Has units computed on a cluster, and yields the key of each when it is seen to be committed. No job is
     left when the generator ends. StageError when a unit raised it, or this machine cannot reach the cluster;
@@ -94,7 +70,7 @@ def run_on_cluster(
 class _Workers:
     """The workers of a stage. `waiting`: keys that are not committed yet, by the worker that has them."""
 
-    def __init__(self, jobs: ClusterJobs, attempt: Attempt) -> None:
+    def __init__(self, jobs: JobArrays, attempt: Attempt) -> None:
         self.waiting: dict[str, list[str]] = {}
         self._jobs = jobs
         self._attempt = attempt

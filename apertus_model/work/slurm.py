@@ -20,7 +20,7 @@ MOST = 1000  # the most elements of a job; Slurm's own limit is 1001 unless conf
 
 
 class JobArrays:
-    """The arrays of a stage: see `apertus_model.work.cluster.ClusterJobs`."""
+    """The arrays of the workers of a stage. `MOST`: elements of one; `cpus`: of each worker."""
 
     def __init__(self, job: Job) -> None:
         self.MOST, self.POLL_SECONDS = MOST, slurm.POLL_SECONDS
@@ -33,7 +33,8 @@ class JobArrays:
         self.cpus = self._workers.cpus or (self._profile.cpus_per_task if job.gpus else None) or 1
 
     def submit(self, number: int, shares: str, workers: int) -> None:
-        """Submits job `number`. SlurmError when sbatch refuses it, SlurmMissing when there is no sbatch."""
+        """Submits array `number`, whose element `i` runs `apertus_model.work.worker STORE shares i`.
+        SlurmError when sbatch refuses it, SlurmMissing when there is no sbatch."""
         logs = self._folder / "logs"
         logs.mkdir(exist_ok=True)
         script = self._folder / f"workers-{number}.sh"
@@ -55,6 +56,7 @@ class JobArrays:
         self._names[str(number)] = self._jobs.submit(script, options)
 
     def states(self) -> dict[str, str] | None:
+        """Slurm's state of each worker, by `<number>-<index>`; None when it does not answer."""
         states = self._jobs.states()
         if states is None:
             return None
@@ -63,9 +65,11 @@ class JobArrays:
         return {f"{numbers[job]}-{index}": state for (job, _, index), state in elements if index}
 
     def over(self, worker: str, state: str) -> bool:
+        """Whether a worker in this state has ended, and everything that it committed is visible."""
         return self._jobs.over_for_long(worker, state in slurm.ENDED)
 
     def explanation(self, worker: str, state: str) -> str:
+        """How a worker ended, as far as Slurm and its log tell."""
         number, _, index = worker.partition("-")
         element = f"{self._names[number]}_{index}"
         log = self._folder / "logs" / f"{element}.txt"
@@ -80,6 +84,7 @@ class JobArrays:
         return f"{ended}; its log ends:\n{slurm.last_lines(log)}"
 
     def end(self, *, finished: bool) -> str:
+        """Cancels the jobs, unless all workers have ended. Returns their names, for people."""
         if not finished and (problem := self._jobs.cancel()):
             print(f"scancel {' '.join(self._jobs.numbers)} failed: {problem}", file=sys.stderr, flush=True)
         return f"the Slurm jobs {', '.join(self._jobs.numbers)}"

@@ -7,11 +7,14 @@ its files appear in the store complete, and once, through its marker.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection
+import traceback
+import uuid
+from collections.abc import Collection, Generator, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from apertus_model.failure import failure_of
 from infra.imports import quick_imports
 from infra.store import Attempt
 from infra.store.documents import Unit
@@ -45,6 +48,13 @@ class WorkerLost(RuntimeError):
 def error_of(failure: Failure) -> Exception:
     """The error of a worker's failure, for its stage to raise."""
     return WorkerLost(failure.message) if failure.again else StageError(failure.message)
+
+
+def reported(error: Exception) -> Failure:
+    """The report of an error, which is printed with its stack unless it is one for users."""
+    if not isinstance(error, StageError):
+        traceback.print_exc()
+    return failure_of(error)
 
 
 def failure_file(folder: str, name: str) -> str:
@@ -112,6 +122,18 @@ def commit_result(work: Work, key: str, attempt: Attempt) -> None:
     attempt.commit_unit(key, files=result.files, data=result.data)
     for path in result.files.values():
         path.unlink()
+
+
+def run_share(job: Job, keys: Iterable[str]) -> Generator[str, None, None]:
+    """Computes and commits units in this process, in a folder of its own; yields the key of each."""
+    name = uuid.uuid4().hex[:8]
+    own = job.model_copy(update={"scratch": str(Path(job.scratch) / f"worker-{name}")})
+    attempt = Attempt(own, worker=name)
+    work = open_work(attempt)
+    for key in keys:
+        if attempt.unit(key) is None:
+            commit_result(work, key, attempt)
+        yield key
 
 
 def spans(total: int, size: int) -> list[Span]:

@@ -19,33 +19,16 @@ import os
 import queue
 import sys
 import threading
-import traceback
-import uuid
-from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import IO
 
-from apertus_model.failure import failure_of
 from apertus_model.work.local import run_in_processes, workers_here
-from apertus_model.work.units import Committed, Shares, commit_result, failure_file, open_work
+from apertus_model.work.units import Committed, Shares, failure_file, reported, run_share
 from infra.liveness import LONGEST_GAP, Silence
-from infra.store import Attempt, Store
+from infra.store import Store
 from infra.store.documents import to_json
 from infra.store.scratch import temporary_folder
-from specs.errors import StageError
-from specs.job import Failure, Job
-
-
-def run_share(job: Job, keys: Iterable[str]) -> Generator[str, None, None]:
-    """Computes and commits units in this process, in a folder of its own; yields the key of each."""
-    name = uuid.uuid4().hex[:8]
-    own = job.model_copy(update={"scratch": str(Path(job.scratch) / f"worker-{name}")})
-    attempt = Attempt(own, worker=name)
-    work = open_work(attempt)
-    for key in keys:
-        if attempt.unit(key) is None:
-            commit_result(work, key, attempt)
-        yield key
+from specs.job import Job
 
 
 def in_pool(pipe: int) -> int:
@@ -58,7 +41,7 @@ def in_pool(pipe: int) -> int:
             for key in run_share(job, iter(keys.get, None)):
                 print(Committed(unit=key).model_dump_json(), file=answers, flush=True)
         except Exception as error:
-            print(_reported(error).model_dump_json(), file=answers, flush=True)
+            print(reported(error).model_dump_json(), file=answers, flush=True)
             return 1
     return 0
 
@@ -91,18 +74,11 @@ def on_cluster(url: str, file: str, index: int) -> int:
                     print(f"unit {key} is committed", flush=True)
     except Exception as error:
         number = Path(file).stem
-        store.overwrite(failure_file(folder, f"{number}-{index}"), to_json(_reported(error)))
+        store.overwrite(failure_file(folder, f"{number}-{index}"), to_json(reported(error)))
         return 1
     finally:
         over.set()
     return 0
-
-
-def _reported(error: Exception) -> Failure:
-    """The report of an error, which is printed with its stack unless it is one for users."""
-    if not isinstance(error, StageError):
-        traceback.print_exc()
-    return failure_of(error)
 
 
 def _end_with_stage(store: Store, shares: Shares, over: threading.Event) -> None:

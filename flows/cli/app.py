@@ -76,6 +76,15 @@ SetOption = Annotated[
         "--set", metavar="PATH=VALUE", help="overrides a field, e.g. stages.cooldown.optimizer.lr=2e-4"
     ),
 ]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        envvar="APERTUS_PROFILE",
+        metavar="FILE",
+        help="profile of the cluster that runs the stages; this machine by default",
+    ),
+]
 DebugOption = Annotated[
     bool, typer.Option("--debug", envvar="APERTUS_DEBUG", help="print the traceback of an error, too")
 ]

@@ -38,6 +38,7 @@ from prefect.states import Cancelled, Completed, Crashed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.execution import interrupts
+from flows.execution.cluster_check import cluster_notes
 from flows.execution.parameters import Override, RecipeFile, StageName, StoreUrl
 from flows.execution.prefect_pages import ProgressBar, only_shown, publish_results, publish_run
 from flows.execution.runner import Observer, PipelineFailed, Runner, StageFailed
@@ -349,6 +350,8 @@ def pipeline(
             plan = make(recipe, Store.open(store or os.environ.get("APERTUS_STORE") or recipe.store))
             check_sources(plan)
             run = Run(plan, Observer(), load_profile(os.environ.get("APERTUS_PROFILE")))
+            for note in cluster_notes(plan, run.profile, select(plan, until, only, profile=run.profile)):
+                get_run_logger().warning(note)
         try:
             run_plan(run, until, only)
         except WorkerLost as error:

@@ -87,16 +87,16 @@ def _refuse_unavailable(plan: Plan, stages: set[str]) -> None:
 
 def _refuse_unset_keys(plan: Plan, stages: set[str], profile: Profile) -> None:
     """Raises a SpecError that names each variable when unfinished parts of these stages ask a server whose
-    key is not set. Pods get the key from the Secrets of the profile."""
+    key is not set. Nodes of a Ray cluster have keys of their own."""
     problems = []
     for step in plan.steps.values():
         node = step.node
         if node.stage not in stages or step.action == "reuse" or node.kind != "completions":
             continue
-        pods = profile.launcher == "kubernetes" and profile.stages == "all"
-        pods |= profile.launch_of(node.launch).executor == "kubernetes"
+        on_ray = profile.launcher == "ray" and profile.stages == "all"
+        on_ray |= profile.launch_of(node.launch).executor == "ray"
         server = cast(CompletionsPart, node.part).sampling.server
-        if server is not None and server.unset_key and not pods:
+        if server is not None and server.unset_key and not on_ray:
             evaluated = plan.pipeline.stages[node.stage].kind == "evaluate"
             field: FieldPath = ("generation", "sampling") if evaluated else ("completions",)
             message = f"'{node.stage}' asks a server whose key is in {server.key}, which is not set here"

@@ -14,18 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from infra.kubernetes import KubernetesError
-from infra.launchers.kubernetes import KubernetesJob
 from infra.launchers.local import Ended, Process
+from infra.launchers.ray_job import stage_needs
+from infra.launchers.ray_process import RayProcess
 from infra.launchers.slurm_job import SlurmJob
+from infra.ray_cluster import Needs, worker_needs
 from infra.slurm import SlurmError
 from specs.job import Job, ProgressRow
 from specs.launch import Launch
 from specs.profiles import Profile
 
-__all__ = ["REFUSED", "Ended", "Launched", "launch_job"]
+__all__ = ["REFUSED", "Ended", "Launched", "launch_job", "needs_of_ray"]
 
-REFUSED = (SlurmError, KubernetesError)  # the cluster did not accept an attempt: another one may succeed
+REFUSED = (SlurmError,)  # the cluster did not accept an attempt: another one may succeed
 
 
 class Launched(Protocol):
@@ -53,12 +54,28 @@ def launch_job(
 ) -> Launched:
     """An attempt at a job, not started yet. `distributed`: the job runs on the training engine; `in_units`:
     workers, which the job may submit itself, share its units; `exclude`: nodes that failed before."""
-    submits = in_units and launch.executor in ("slurm", "kubernetes")
-    if profile.launcher == "local" or submits or not (distributed or job.gpus or profile.stages == "all"):
-        return Process(job, launch, distributed=distributed)
-    if profile.launcher == "slurm":
+    launcher = _launcher(launch, profile, job.gpus, distributed=distributed, in_units=in_units)
+    if launcher == "slurm":
         return SlurmJob(job, launch, profile, distributed=distributed, exclude=exclude)
-    workers = 1
-    if in_units and job.gpus:  # by default as many as a node has room for, as on one machine
-        workers = launch.workers_of_node(profile.gpus_per_node, job.gpus)
-    return KubernetesJob(job, launch, profile, distributed=distributed, workers=workers)
+    if launcher == "ray":
+        return RayProcess(job, launch, distributed=distributed, in_units=in_units, exclude=[*exclude])
+    return Process(job, launch, distributed=distributed)
+
+
+def needs_of_ray(
+    launch: Launch, profile: Profile, gpus: int, *, distributed: bool, in_units: bool
+) -> Needs | None:
+    """What an attempt that `launch_job` makes of the same, or a worker of it, asks of a Ray cluster; None if
+    it does not use one. `gpus`: those of the job."""
+    if in_units and launch.executor == "ray":
+        return worker_needs(launch, profile, gpus)
+    if _launcher(launch, profile, gpus, distributed=distributed, in_units=in_units) == "ray":
+        return stage_needs(launch, profile, gpus, distributed=distributed, in_units=in_units)
+    return None
+
+
+def _launcher(launch: Launch, profile: Profile, gpus: int, *, distributed: bool, in_units: bool) -> str:
+    """The launcher of a job: that of the profile if it uses GPUs, unless it submits its workers itself."""
+    submits = in_units and launch.executor in ("slurm", "ray")
+    on_cluster = distributed or gpus or profile.stages == "all"
+    return profile.launcher if on_cluster and not submits else "local"

@@ -37,6 +37,7 @@ STOP_SECONDS = 90.0
 END_SECONDS = 30.0  # the time that its processes may take to end after that
 TAIL_LINES = 30
 STAGES = "apertus_model.stages"
+ERROR = "error.json"  # of a stage, in its scratch folder
 TORCHRUN_ERROR = "torchrun.json"
 TORCHRUN_SIGNALLED = r"SignalException: Process \d+ got signal: (\d+)"  # in the error file of torchelastic
 RANK_SIGNALLED = re.compile(r"traceback : (Signal \d+ \(\w+\) received by PID \d+)")
@@ -278,7 +279,7 @@ def stage_environment(launch: Launch, seconds: float) -> dict[str, str]:
 def error_of(scratch: Path, code: int = 0) -> Failure | None:
     """The error that the stage left, if any, or a failure that names the signal that told its processes to
     stop: when they had no time to say so, torchrun does (`TORCHRUN_ERROR`), or the exit code."""
-    file = scratch / "error.json"
+    file = scratch / ERROR
     error = Failure.model_validate_json(file.read_text()) if file.exists() else None
     torchrun = scratch / TORCHRUN_ERROR
     said = re.search(TORCHRUN_SIGNALLED, torchrun.read_text()) if torchrun.exists() else None
@@ -297,23 +298,33 @@ def stacks_of(scratch: Path) -> list[str]:
     return lines
 
 
+class GrowingFile:
+    """A file that another process appends to, which may not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = 0
+        self._rest = ""
+
+    def lines(self, *, last: bool = False) -> list[str]:
+        """The whole lines that came since the last call. `last`: nothing is appended any more, so that what
+        follows them is a line."""
+        if self._path.exists():
+            with open(self._path, encoding="utf-8", errors="replace", newline="\n") as file:
+                file.seek(self._place)
+                self._rest += file.read()
+                self._place = file.tell()
+        *lines, self._rest = self._rest.split("\n")
+        return [*lines, self._rest] if last and self._rest else lines
+
+
 def lines_of(path: Path, over: threading.Event, seconds: float = 0.2) -> Iterator[str]:
-    """Yields whole lines of a growing file, which may not exist yet, as they come, until `over` is set."""
-    rest, place = "", 0
-    while True:
-        last = over.is_set()
-        if path.exists():
-            with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-                file.seek(place)
-                rest += file.read()
-                place = file.tell()
-            *lines, rest = rest.split("\n")
-            yield from lines
-        if last:
-            if rest:
-                yield rest
-            return
+    """Yields the lines of a growing file as they come, until `over` is set."""
+    file = GrowingFile(path)
+    while not (last := over.is_set()):
+        yield from file.lines()
         over.wait(seconds)
+    yield from file.lines(last=last)
 
 
 def follow(path: Path, on_progress: Callable[[ProgressRow], None], over: threading.Event) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
-import pytest
+from pathlib import Path
 
 from apertus_model.progress import Progress
-from specs.job import REPORT
+from specs.job import ProgressRow
 
 
-def test_progress_goes_into_the_output_where_there_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
-    Progress(REPORT).update(1, 2, "steps", loss=3.5)
-    assert json.loads(capsys.readouterr().out.removeprefix(REPORT)) == {
-        "done": 1,
-        "total": 2,
-        "unit": "steps",
-        "metrics": {"loss": 3.5},
-    }
+def test_the_first_row_and_the_last_one_are_always_written(tmp_path: Path) -> None:
+    file = tmp_path / "progress.jsonl"
+    progress = Progress(file, interval=3600)
+    for step in (1, 2, 3):
+        progress.update(step, 3, "steps", loss=1 / step)
+    rows = [ProgressRow.model_validate_json(line) for line in file.read_text().splitlines()]
+    assert rows == [
+        ProgressRow(done=step, total=3, unit="steps", metrics={"loss": 1 / step}) for step in (1, 3)
+    ]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ class Run:
         importtime: bool = False,
         api: str | None = None,
         module: str = "flows.cli",
+        on: Sequence[str] = (),
     ) -> None:
+        """`on`: the words of a command that runs this one."""
         self.mark = uuid.uuid4().hex
         environment = os.environ | {
             MARK: self.mark,
@@ -48,7 +50,7 @@ class Run:
             environment["PREFECT_API_URL"] = api
         changes = [word for override in overrides for word in ("--set", override)]
         python = [sys.executable, *(["-X", "importtime"] if importtime else [])]
-        program = [*python, "-m", module, *arguments, *changes]
+        program = [*on, *python, "-m", module, *arguments, *changes]
         self.output = home / f"output-{self.mark}.txt"
         self.errors = home / f"errors-{self.mark}.txt"
         with open(self.output, "w") as output, open(self.errors, "w") as errors:

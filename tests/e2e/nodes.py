@@ -1,8 +1,7 @@
 """Nodes on one machine: network namespaces with addresses and host names of their own, and the wire between
-them, which can lose packets or be slow. They are jobs of Slurm's commands, which are NOT Slurm: sbatch, srun
-and the others are shell scripts that start the script of a node in its namespace, and end nothing.
+them, which can lose packets or be slow.
 
-It wants root and a kernel with TUN. Everything is removed at the end, whatever happened in between.
+They want root and a kernel with TUN. Everything is removed at the end, whatever happened in between.
 """
 
 from __future__ import annotations
@@ -28,36 +27,14 @@ import pytest
 from infra.liveness import started
 
 PROGRAMS = ("ip", "unshare", "setsid")
-PROFILE = "launcher: slurm\n"
 NETWORK = 0x40000000  # CLONE_NEWNET
 ATTACH, TUN = 0x400454CA, 0x0001 | 0x1000  # TUNSETIFF; IFF_TUN | IFF_NO_PI
 HOSTS = Path("/etc/netns")
 
-COMMANDS = {
-    "sbatch": r"""
-for word; do case $word in --output=*) output=${word#--output=} ;; esac; script=$word; done
-job=1; while ! mkdir "$JOBS/$job" 2> /dev/null; do job=$((job + 1)); done
-echo RUNNING > "$JOBS/$job/state"
-export SLURM_JOB_ID=$job SLURM_JOB_NODELIST=all
-setsid sh -c 'bash "$0" && state=COMPLETED || state=FAILED; echo $state > "$1/end"; mv "$1/end" "$1/state"' \
-    "$script" "$JOBS/$job" > "$output" 2>&1 < /dev/null &
-echo "$job"
-""",
-    "squeue": r"""cd "$JOBS" && for job in *; do echo "$job N/A $(cat "$job/state")"; done""",
-    "scancel": "true",
-    "sinfo": "true",
-    "scontrol": "echo node1",
-    "srun": r"""
-while case $1 in --nodes=*) nodes=${1#--nodes=} ;; --*) ;; *) false ;; esac; do shift; done
-pids=
-for node in $(seq "$nodes"); do
-    SLURM_NODEID=$((node - 1)) ip netns exec "$PREFIX$node" \
-        unshare --uts sh -c 'hostname "$0" && exec "$@"' "node$node" "$@" &
-    pids="$pids $!"
-done
-code=0; for pid in $pids; do wait "$pid" || code=$?; done; exit "$code"
-""",
-}
+ON_NODE = r"""#!/bin/sh
+node=$1; shift
+exec ip netns exec "%s$node" unshare --uts sh -c 'hostname "$0" && exec "$@"' "node$node" "$@"
+"""
 
 
 class Wire(threading.Thread):
@@ -98,21 +75,13 @@ class Nodes:
     def __init__(self, count: int, folder: Path) -> None:
         self.prefix = f"apertus-{os.getpid()}-"
         self.numbers = range(1, count + 1)
-        self.environment = {
-            "PATH": f"{folder}/bin:{os.environ['PATH']}",
-            "JOBS": f"{folder}/jobs",
-            "PREFIX": self.prefix,
-        }
-        self._folder = folder
+        self.program = folder / "on-node"
         self.wire: Wire
 
     def begin(self) -> None:
-        for name in ("bin", "jobs"):
-            (self._folder / name).mkdir(parents=True)
-        for name, text in COMMANDS.items():
-            program = self._folder / "bin" / name
-            program.write_text(f"#!/bin/sh\n{text}\n")
-            program.chmod(0o755)
+        self.program.parent.mkdir(parents=True)
+        self.program.write_text(ON_NODE % self.prefix)
+        self.program.chmod(0o755)
         hosts = "".join(f"10.77.0.{node} node{node}\n" for node in self.numbers)
         interfaces = {}
         for node in self.numbers:
@@ -137,10 +106,9 @@ class Nodes:
         with contextlib.suppress(OSError):
             HOSTS.rmdir()  # where nobody else has anything in it
 
-    @property
-    def jobs(self) -> int:
-        """How many jobs have been submitted."""
-        return len(list((self._folder / "jobs").iterdir()))
+    def on(self, node: int, *words: str) -> list[str]:
+        """The command that runs another on a node."""
+        return [str(self.program), str(node), *words]
 
     def processes(self, node: int) -> dict[int, int]:
         """The processes of a node, with the times at which they started."""

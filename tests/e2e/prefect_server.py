@@ -21,11 +21,13 @@ OVER = ("CANCELLED", "CRASHED", "FAILED", "COMPLETED")
 class Prefect:
     """A server on the loopback address, and commands against it."""
 
+    host = "127.0.0.1"
+
     def __init__(self, home: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.api = f"http://127.0.0.1:{self.port}/api"
+        self.api = f"http://{self.host}:{self.port}/api"
         self.environment = os.environ | {
             "PREFECT_HOME": str(home / "prefect-server"),
             "PREFECT_API_URL": self.api,
@@ -43,7 +45,7 @@ class Prefect:
     def popen(self, module: str, *arguments: str, stdin: int | None = None) -> subprocess.Popen[bytes]:
         quiet = subprocess.DEVNULL
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            self.command_line(sys.executable, "-m", module, *arguments),
             cwd=ROOT,
             env=self.environment,
             stdin=stdin,
@@ -54,17 +56,24 @@ class Prefect:
         self.running.append(process)
         return process
 
+    def command_line(self, *words: str) -> list[str]:
+        """The command that runs another where the server is."""
+        return [*words]
+
+    def answers(self) -> bool:
+        try:
+            self.request("health")
+        except OSError:
+            return False
+        return True
+
     def start_server(self) -> None:
         """Starts it, and waits until it answers."""
-        self.server = self.start("server", "start", "--host", "127.0.0.1", "--port", str(self.port))
+        self.server = self.start("server", "start", "--host", self.host, "--port", str(self.port))
         deadline = time.monotonic() + 90
-        while True:
-            try:
-                self.request("health")
-                break
-            except OSError:
-                assert time.monotonic() < deadline, "the server did not start"
-                time.sleep(0.1)
+        while not self.answers():
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.1)
 
     def deploy(self, *names: str) -> None:
         """Registers the deployments of prefect.yaml, these or all, and starts a worker for them."""

@@ -14,7 +14,8 @@ import pytest
 from infra.liveness import is_running
 from infra.store import Artifact
 from tests.e2e.conftest import SMOKE, Run
-from tests.e2e.nodes import PROFILE, Nodes, nodes
+from tests.e2e.nodes import Nodes, nodes
+from tests.e2e.slurm_on_nodes import PROFILE, Jobs
 from tests.e2e.test_hang import rows, weights
 from tests.e2e.test_smoke import plan_of
 
@@ -67,11 +68,17 @@ def expected(finished: Path, home: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> Iterator[Nodes]:
-    with nodes(LAYOUTS[layout], tmp_path / "cluster") as made:
-        for name, value in made.environment.items():
-            monkeypatch.setenv(name, value)
+def cluster(tmp_path: Path, layout: str) -> Iterator[Nodes]:
+    with nodes(LAYOUTS[layout], tmp_path / "nodes") as made:
         yield made
+
+
+@pytest.fixture
+def jobs(cluster: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    made = Jobs(tmp_path / "slurm", cluster)
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    return made
 
 
 def cut(cluster: Nodes, node: int) -> Callable[[], None]:
@@ -115,6 +122,7 @@ def in_the_same_bits(made: Artifact, expected: Artifact) -> bool:
 def test_a_run_that_loses_a_node_ends_on_all_others_and_resumes(
     fail: Callable[[Nodes, int], Callable[[], None]],
     cluster: Nodes,
+    jobs: Jobs,
     expected: Artifact,
     finished: Path,
     home: Path,
@@ -133,7 +141,7 @@ def test_a_run_that_loses_a_node_ends_on_all_others_and_resumes(
         print(f"{layout}, {fail.__name__}: nothing is left after {time.monotonic() - failed:.1f} s")
         mend()
         assert run.wait(400) == 0, run.text
-        assert cluster.jobs == 2
+        assert jobs.submitted == 2
         assert run.no_process_is_left(20)
         assert not any(cluster.processes(node) for node in cluster.numbers)
     finally:
@@ -142,7 +150,7 @@ def test_a_run_that_loses_a_node_ends_on_all_others_and_resumes(
 
 
 def test_a_run_continues_when_the_network_becomes_slow(
-    cluster: Nodes, expected: Artifact, finished: Path, home: Path, tmp_path: Path, layout: str
+    cluster: Nodes, jobs: Jobs, expected: Artifact, finished: Path, home: Path, tmp_path: Path, layout: str
 ) -> None:
     store = copy_of(finished, tmp_path / "store")
     run = begun(home, store, cluster, layout)
@@ -153,7 +161,7 @@ def test_a_run_continues_when_the_network_becomes_slow(
         print(f"{layout}, slow: the next step is made after {time.monotonic() - slow:.1f} s")
         cluster.wire.delay = 0.0
         assert run.wait(400) == 0, run.text
-        assert cluster.jobs == 1
+        assert jobs.submitted == 1
         assert run.no_process_is_left(20)
     finally:
         run.kill_everything()

@@ -23,6 +23,7 @@ import pytest
 PROGRAMS = ("sbatch", "squeue", "scancel", "slurmctld", "slurmd", "munged")
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 UP_SECONDS = 60.0
+ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 CONFIGURATION = """
 ClusterName=tests
@@ -72,8 +73,9 @@ class LittleSlurm:
 
 
 @contextlib.contextmanager
-def little_slurm(folder: Path, cpus: int = 2) -> Iterator[LittleSlurm]:
-    """Starts munged, slurmctld and slurmd below a folder and ends them; skips the test if they cannot run."""
+def little_slurm(folder: Path, cpus: int = 2, *, alone: bool = False) -> Iterator[LittleSlurm]:
+    """Starts munged, slurmctld and slurmd below a folder and ends them; skips the test if they cannot run.
+    `alone`: what jobs start sees no process of this machine but those of jobs."""
     if os.geteuid() != 0:
         pytest.skip("munged and slurmd are started as root only")
     if absent := [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]:
@@ -99,12 +101,12 @@ def little_slurm(folder: Path, cpus: int = 2) -> Iterator[LittleSlurm]:
     commands = [
         ["munged", "--foreground", "--force", f"--key-file={key}", f"--log-file={folder}/munge.log", *munge],
         ["slurmctld", "-D", "-f", str(configuration)],
-        ["slurmd", "-D", "-f", str(configuration), "-N", "localhost"],
+        [*(ALONE if alone else ()), "slurmd", "-D", "-f", str(configuration), "-N", "localhost"],
     ]
     daemons: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for command in commands:
-            name = command[0]
+            name = next(word for word in command if word in PROGRAMS)
             with open(folder / f"{name}.out", "wb") as out:
                 streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
                 daemons[name] = subprocess.Popen(command, **streams, env=environment)

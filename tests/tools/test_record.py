@@ -11,7 +11,7 @@ RESULT = """\
 <testcase classname="tests.specs.test_units" name="test_a" time="1.5"/>
 <testcase classname="tests.specs.test_base" name="test_b" time="112"><failure/></testcase>
 <testcase classname="tests.apertus_model.stages.test_harness.TestTask" name="test_c" time="0">
-<skipped message="no GPU"/></testcase>
+<skipped message="no GPU: there are CPUs"/></testcase>
 <testcase classname="tests.test_pins" name="test_d" time="7"/>
 </testsuite></testsuites>
 """
@@ -30,5 +30,5 @@ def test_results_are_added_up_by_folder(tmp_path: Path) -> None:
     ]
     assert "**2 passed, 1 skipped, 1 failed**, 2 minutes of tests in 3 minutes." in page
     assert "Failed: `test_b`." in page
-    assert "- 1 x no GPU" in page
+    assert "- 1 x no GPU\n" in page
     assert page.splitlines()[-2] == "- 7 s `test_d`"

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from flows.cli.app import (
     JsonOption,
+    ProfileOption,
     SetOption,
     SpecArgument,
     StoreOption,
@@ -19,7 +20,7 @@ from flows.cli.app import (
     print_json,
 )
 from flows.format import amount
-from specs.errors import SpecError
+from specs.errors import SpecError, StageError
 
 
 @app.command()
@@ -68,14 +69,22 @@ def plan(
             "--details", help="show each part, variant and use of data, memory by part, and checkpoints"
         ),
     ] = False,
+    profile: ProfileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a run would do with every stage, why, and what it needs. Changes nothing."""
     from flows.cli.tables.estimate import show_comparison
     from flows.cli.tables.plan import show_plan
+    from flows.execution.cluster_check import cluster_notes
     from flows.planning.comparison import compare
+    from specs.profiles import load_profile
 
+    cluster = load_profile(profile)
     planned = make_plan(spec, store, overrides, check_sources)
+    try:
+        planned.graph.notes += cluster_notes(planned, cluster, planned.pipeline.stages)
+    except StageError as error:  # a run would be refused; a plan can be made anywhere
+        planned.graph.notes.append(str(error))
     if against is not None:
         other = make_plan(against, store, None, check_sources)
         comparison = compare(planned, other)

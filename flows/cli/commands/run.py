@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from flows.cli.app import SetOption, SpecArgument, StoreOption, app, console, errors, make_plan
+from flows.cli.app import ProfileOption, SetOption, SpecArgument, StoreOption, app, console, errors, make_plan
 from infra.imports import quick_imports
 from specs.errors import SpecError, did_you_mean
 from specs.redaction import redacted
@@ -30,19 +30,13 @@ def run(
     name: Annotated[
         str | None, typer.Option(help="name of the run, under which `gc` keeps it; the recipe's by default")
     ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            envvar="APERTUS_PROFILE",
-            metavar="FILE",
-            help="profile of the cluster that runs the stages; this machine by default",
-        ),
-    ] = None,
+    profile: ProfileOption = None,
 ) -> None:
     """Run all unfinished parts, in order. Repeat the command after any interruption: it resumes from stored
     results."""
     from flows.cli.next_steps import show_next_steps
-    from flows.cli.tables.plan import plan_table
+    from flows.cli.tables.plan import plan_table, show_item
+    from flows.execution.cluster_check import cluster_notes
     from flows.planning.run_records import Records
     from flows.planning.stage_choice import select
     from infra.store.documents import RunEnd
@@ -66,7 +60,10 @@ def run(
         console.print(f"{which} of {plan.pipeline.name} are finished; nothing to run.")
         show_next_steps(console, plan, spec, store, overrides)
         return
+    notes = cluster_notes(plan, cluster, chosen)
     console.print(plan_table(plan, chosen=chosen, width=console.width))
+    for note in notes:
+        show_item(console, "note", note)
     finished = _run(plan, spec, overrides, until, only, parts, cluster)
     show_next_steps(console, finished, spec, store, overrides)
 

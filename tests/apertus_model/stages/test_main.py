@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from specs.job import REPORT
-from tests.infra.launchers.pretended import a_job
+from infra.launchers.local import ERROR
+from specs.job import Failure
+from tests.jobs import job_at
 
 
-def test_a_stage_reports_its_error_in_its_output(tmp_path: Path) -> None:
-    job = a_job(tmp_path).model_copy(
-        update={"progress": REPORT, "kind": "no-such-kind", "store": str(tmp_path / "store")}
-    )
+def test_a_stage_reports_its_error_in_a_file(tmp_path: Path) -> None:
+    job = job_at("no-such-kind/f", str(tmp_path / "store"), tmp_path, scratch=str(tmp_path))
     (tmp_path / "job.json").write_text(job.model_dump_json())
-    command = [sys.executable, "-m", "apertus_model.stages", str(tmp_path / "job.json")]
-    environment = os.environ | {"APERTUS_STOP_FILE": str(tmp_path / "stop")}
     done = subprocess.run(
-        command,
-        env=environment,
+        [sys.executable, "-m", "apertus_model.stages", str(tmp_path / "job.json")],
+        env=os.environ | {"APERTUS_STOP_FILE": str(tmp_path / "stop")},
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        text=True,
         timeout=120,
         check=False,
     )
-    reports = [
-        json.loads(line.removeprefix(REPORT)) for line in done.stdout.splitlines() if line.startswith(REPORT)
-    ]
-    assert done.returncode == 1 and "no-such-kind" in reports[0]["message"]
+    assert done.returncode == 1
+    failure = Failure.model_validate_json((tmp_path / ERROR).read_text())
+    assert "no-such-kind" in failure.message and not failure.again

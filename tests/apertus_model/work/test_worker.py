@@ -34,6 +34,12 @@ def _shares(job: Job, *shares: list[str], lost_seconds: float = 600.0) -> Shares
     return Shares(job=job, shares=list(shares), alive=f"{job.path}/alive", lost_seconds=lost_seconds, cpus=1)
 
 
+def test_python_has_nothing_to_say_about_how_a_worker_starts() -> None:
+    words = [sys.executable, "-m", "apertus_model.work.worker", "1"]
+    started = subprocess.run(words, input="", capture_output=True, text=True, cwd=ROOT)
+    assert started.returncode and "RuntimeWarning" not in started.stderr
+
+
 def test_a_worker_ends_when_its_stage_sends_no_heartbeat(bench: Any) -> None:
     stated = _shares(bench.job("corpus", "c"), [], lost_seconds=1.0)
     bench.store.overwrite(stated.alive, b"0")

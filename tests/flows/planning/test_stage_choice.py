@@ -80,7 +80,7 @@ def test_a_run_needs_the_keys_of_its_servers(chat: Planned, monkeypatch: pytest.
         select(plan, None, None, profile=here)
     assert "preferences" in select(plan, None, None)  # to look at it needs no key
     select(plan, "sft", None, profile=here)
-    pods = chat(stated, "stages.preferences.launch.executor=kubernetes")
-    select(pods, None, None, profile=here)  # from the Secrets of their profile
+    on_ray = chat(stated, "stages.preferences.launch.executor=ray")
+    select(on_ray, None, None, profile=here)  # the nodes have it
     monkeypatch.setenv("SERVER_API_KEY", "a-key-of-a-server")
     select(plan, None, None, profile=here)

@@ -1,0 +1,33 @@
+#!/bin/bash
+#SBATCH --job-name=apertus --ntasks-per-node=1 --exclusive
+# A run on a Ray cluster of its own, in one allocation of Slurm, whose nodes see the folder of submission, the checkout, this environment
+# (`apertus` and `ray` on PATH) and the store. The profile is a copy of ray.yaml without `address`.
+#
+#     sbatch --nodes=4 --time=24:00:00 ray-slurm.sh SPEC --profile my-cluster.yaml --store URL
+#
+# At its end Ray ends every process of Ray that its user has on these nodes: they are for this job alone.
+set -eu
+ADDRESS=$(hostname --all-ip-addresses | cut -d ' ' -f 1):$((20000 + SLURM_JOB_ID % 10000))
+FOLDER=/tmp/ray-$SLURM_JOB_ID
+CODE=$(mktemp "$PWD/.apertus-$SLURM_JOB_ID-XXXXXX")
+trap 'rm -f "$CODE"' EXIT
+RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+export ADDRESS FOLDER CODE RAY_AUTH_TOKEN
+export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 RAY_kill_child_processes_on_worker_exit=0 RAY_worker_niceness=0
+
+on_head() {
+    RAY_ADDRESS=$ADDRESS apertus run "$@"
+    echo $? > "$CODE" # Ray's own code is 0 where it does not start
+}
+
+# The head is on the first node. When its task has ended, srun ends the others, which would wait for a minute; one that ends before waits.
+on_node() {
+    ray symmetric-run --address "$ADDRESS" --min-nodes "$SLURM_NNODES" --num-cpus "$SLURM_CPUS_ON_NODE" --include-dashboard false \
+        --object-store-memory 100000000 --temp-dir "$FOLDER" -- bash -c 'on_head "$@"' on_head "$@"
+    rm -rf "$FOLDER"
+    [ "$SLURM_PROCID" = 0 ] || exec sleep infinity
+}
+
+export -f on_head on_node
+srun --wait=2 --cpus-per-task="$SLURM_CPUS_ON_NODE" bash -c 'on_node "$@"' on_node "$@" || true
+exit "$(grep . "$CODE" || echo 1)"
