@@ -10,6 +10,7 @@ telemetry is off in every process that this project starts.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -37,6 +38,7 @@ NAMESPACE = "apertus"
 QUESTION = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of a head, for any process
 CLIENT_QUESTION = "/ray.rpc.RayletDriver/ClusterInfo"
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file of the cluster's token"
+FORK_FAILED = "Starting Ray client server failed"  # seen once, when the head was answering others meanwhile
 LONGEST = 300  # characters of an error of Ray
 HEAD = "--gcs-address="  # an argument of Ray's process on a node
 ABOUT_ACTOR = re.compile(r"\w+: \S+$")  # a line of Ray's errors
@@ -80,7 +82,13 @@ def connect(settings: RayProfile, *, log_to_driver: bool = True) -> Any:
     terminated = signal.getsignal(signal.SIGTERM)  # Ray's own would end this process at once
     try:
         _check_token(address)
-        ray.init(address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=log_to_driver)
+        begin = functools.partial(ray.init, address, namespace=NAMESPACE, logging_level=logging.ERROR)
+        try:
+            begin(log_to_driver=log_to_driver)
+        except ConnectionAbortedError as error:
+            if FORK_FAILED not in str(error):
+                raise
+            begin(log_to_driver=log_to_driver)
     except StageError:
         raise
     except Exception as error:  # of many kinds: versions, tokens, a cluster that ends meanwhile

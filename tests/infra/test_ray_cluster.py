@@ -16,6 +16,7 @@ import pytest
 from infra.ray_cluster import (
     CLIENT,
     CLIENT_QUESTION,
+    FORK_FAILED,
     QUESTION,
     Needs,
     connect,
@@ -104,6 +105,23 @@ def test_a_token_that_is_missing_or_wrong(monkeypatch: pytest.MonkeyPatch) -> No
         problem = _problem(CLIENT + address)
         assert wants in problem
         assert "b" * 40 not in problem
+
+
+def test_a_client_whose_server_was_not_forked_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    answers: list[Exception | None] = [ConnectionAbortedError(f"RuntimeError: {FORK_FAILED}. See"), None]
+
+    def init(address: str, **options: Any) -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    monkeypatch.setattr(ray, "init", init)
+    with _head() as address:
+        assert connect(RayProfile(address=CLIENT + address)) is ray
+        answers[:] = [ConnectionAbortedError("another reason")]
+        assert "refuses this process: another reason" in _problem(CLIENT + address)
+    assert not answers
 
 
 def test_a_connection_ends_with_its_block_and_keeps_the_handler_of_sigterm(ray_address: str) -> None:
