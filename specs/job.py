@@ -11,8 +11,8 @@ from specs.launch import Launch
 from specs.profiles import Profile
 from specs.tracking import Tracking
 
-"""Prefix of output lines that are reports to the launcher. They replace `Job.progress` if stage and launcher
-share no folder."""
+ERROR = "error.json"
+"""The file of a stage's scratch folder that tells the launcher why there is no result: a `Failure`."""
 
 
 class InputRef(Strict):

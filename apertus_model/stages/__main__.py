@@ -21,7 +21,7 @@ from infra.imports import quick_imports
 from infra.store import Attempt
 from infra.store.scratch import keep_folder
 from specs.errors import StageError
-from specs.job import Failure, Job
+from specs.job import ERROR, Failure, Job
 from specs.stages import TRAINING
 
 MODULES = dict.fromkeys(TRAINING, "train")  # every other kind has a module of its own name
@@ -61,7 +61,7 @@ def _other_nodes(job: Job) -> contextlib.AbstractContextManager[object]:
     from torch.distributed import TCPStore
 
     def lost(why: str) -> None:
-        if not (Path(job.scratch) / "error.json").exists():  # the error for which the lost rank ended
+        if not (Path(job.scratch) / ERROR).exists():  # the error for which the lost rank ended
             _tell(job, Failure(message=why, again=True))
         print(why, file=sys.stderr, flush=True)
         kill_group()
@@ -74,7 +74,7 @@ def _other_nodes(job: Job) -> contextlib.AbstractContextManager[object]:
 
 def _tell(job: Job, failure: Failure) -> None:
     """Tells the launcher why there is no result."""
-    (Path(job.scratch) / "error.json").write_text(failure.model_dump_json())
+    (Path(job.scratch) / ERROR).write_text(failure.model_dump_json())
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from infra.launchers.warm import ForkedStage, ServerLost, server_for
 from infra.liveness import ROOT, STOP_SIGNALS
-from specs.job import Failure, Job, ProgressRow
+from specs.job import ERROR, Failure, Job, ProgressRow
 from specs.launch import Launch
 from specs.redaction import redacted
 from specs.units import Duration
@@ -37,7 +37,6 @@ STOP_SECONDS = 90.0
 END_SECONDS = 30.0  # the time that its processes may take to end after that
 TAIL_LINES = 30
 STAGES = "apertus_model.stages"
-ERROR = "error.json"  # of a stage, in its scratch folder
 TORCHRUN_ERROR = "torchrun.json"
 TORCHRUN_SIGNALLED = r"SignalException: Process \d+ got signal: (\d+)"  # in the error file of torchelastic
 RANK_SIGNALLED = re.compile(r"traceback : (Signal \d+ \(\w+\) received by PID \d+)")
@@ -200,7 +199,10 @@ class Process(LimitedAttempt):
             follower.join()
         code = process.returncode
         assert code is not None, "the loop above ended"
-        return Ended(code, self._stopped, tuple(tail), error_of(scratch, code))
+        return self._ended(code, tuple(tail))
+
+    def _ended(self, code: int, tail: tuple[str, ...]) -> Ended:
+        return Ended(code, self._stopped, tail, error_of(Path(self.job.scratch), code))
 
     def _tell(self, reason: str) -> None:
         with self._lock:

@@ -17,13 +17,12 @@ import sys
 import threading
 from pathlib import Path
 
-from infra.launchers.local import ERROR
 from infra.launchers.ray_job import RayJob
 from infra.launchers.ray_process import ENDED, ENDED_FILE
 from infra.liveness import wait_for_end
 from infra.store.scratch import keep_folder
 from specs.errors import StageError
-from specs.job import Failure, Job
+from specs.job import ERROR, Failure, Job
 
 
 def main(path: str, settings: str) -> int:

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 from infra.launchers.cluster import ClusterJob, nodes_of
 from infra.launchers.local import (
     END_SECONDS,
-    ERROR,
     HUNG,
     TORCHRUN_ERROR,
     Ended,
@@ -44,7 +43,7 @@ from infra.ray_cluster import (
     own_node,
 )
 from infra.store.scratch import temporary_folder
-from specs.job import Failure, Job
+from specs.job import ERROR, Failure, Job
 from specs.launch import Launch
 from specs.profiles import Profile
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from infra.launchers.local import END_SECONDS, Ended, Process, start_process
 from infra.liveness import stop_signals_blocked
-from specs.job import Job, ProgressRow
+from specs.job import Job
 from specs.launch import Launch
 
 ENDED: TypeAdapter[Ended] = TypeAdapter(Ended)
@@ -47,15 +47,10 @@ class RayProcess(Process):
     def _keep_to_limit(self, *, waits: bool = False) -> None:
         """The process does that: time in which it waits for nodes does not count."""
 
-    def run(
-        self,
-        on_line: Callable[[str], None],
-        on_progress: Callable[[ProgressRow], None],
-        on_start: Callable[[int], None] = lambda pipe: None,
-    ) -> Ended:
-        ended = super().run(on_line, on_progress, on_start)
-        file = Path(self.job.scratch) / ENDED_FILE
+    def _ended(self, code: int, tail: tuple[str, ...]) -> Ended:
+        """The end of the stage, if the process has noted it; else its own."""
+        ended, file = super()._ended(code, tail), Path(self.job.scratch) / ENDED_FILE
         if not file.exists():
             return ended
         told = ENDED.validate_json(file.read_bytes())
-        return replace(told, stopped=ended.stopped or told.stopped, tail=ended.tail, error=ended.error)
+        return replace(told, stopped=ended.stopped or told.stopped, tail=tail, error=ended.error)

@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from infra.launchers.local import ERROR
-from specs.job import Failure
+from specs.job import ERROR, Failure
 from tests.jobs import job_at
 
 

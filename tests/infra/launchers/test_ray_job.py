@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from infra.launchers import ray_job
-from infra.launchers.local import ERROR, Ended
+from infra.launchers.local import Ended
 from infra.launchers.ray_job import Place, RayJob
 from infra.ray_cluster import Needs
-from specs.job import Failure, ProgressRow
+from specs.job import ERROR, Failure, ProgressRow
 from specs.launch import Launch
 from specs.profiles import Profile
 from tests.infra.ray import actors, no_actor_is_left
