@@ -32,6 +32,11 @@ _guards: list[subprocess.Popen[bytes]] = []  # keeps their pipes open until this
 LONGEST_GAP = 60.0  # between two looks at a file
 
 
+def python_path() -> str:
+    """PYTHONPATH of a process that has to import this package."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
 @contextlib.contextmanager
 def stop_signals_blocked() -> Iterator[None]:
     """Blocks `STOP_SIGNALS` for this thread, and for good in the processes that it starts meanwhile."""

@@ -82,13 +82,7 @@ def connect(settings: RayProfile, *, log_to_driver: bool = True) -> Any:
     terminated = signal.getsignal(signal.SIGTERM)  # Ray's own would end this process at once
     try:
         _check_token(address)
-        begin = functools.partial(ray.init, address, namespace=NAMESPACE, logging_level=logging.ERROR)
-        try:
-            begin(log_to_driver=log_to_driver)
-        except ConnectionAbortedError as error:
-            if FORK_FAILED not in str(error):
-                raise
-            begin(log_to_driver=log_to_driver)
+        _begin(ray, address, log_to_driver)
     except StageError:
         raise
     except Exception as error:  # of many kinds: versions, tokens, a cluster that ends meanwhile
@@ -96,6 +90,18 @@ def connect(settings: RayProfile, *, log_to_driver: bool = True) -> Any:
     finally:
         signal.signal(signal.SIGTERM, terminated)
     return ray
+
+
+def _begin(ray: Any, address: str, log_to_driver: bool) -> None:
+    begin = functools.partial(
+        ray.init, address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=log_to_driver
+    )
+    try:
+        begin()
+    except ConnectionAbortedError as error:
+        if FORK_FAILED not in str(error):
+            raise
+        begin()
 
 
 def address_of(settings: RayProfile) -> str:

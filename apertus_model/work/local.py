@@ -19,7 +19,7 @@ from collections.abc import Generator
 from pydantic import TypeAdapter
 
 from apertus_model.work.units import MOST_LOSSES, Committed, WorkerLost, error_of
-from infra.liveness import ROOT
+from infra.liveness import python_path
 from specs.errors import StageError, counted
 from specs.job import Failure, Job
 
@@ -168,8 +168,7 @@ class _Pool:
 
 def _environment(job: Job, number: int) -> dict[str, str]:
     """The environment of worker `number`, with its slice of the GPUs and one thread for its tokenizer."""
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": python_path()}
     if job.gpus and (gpus := _gpus()):
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[number * job.gpus : (number + 1) * job.gpus])
     return environment

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.launchers.warm import ForkedStage, ServerLost, server_for
-from infra.liveness import ROOT, STOP_SIGNALS
+from infra.liveness import STOP_SIGNALS, python_path
 from specs.job import ERROR, Failure, Job, ProgressRow
 from specs.launch import Launch
 from specs.redaction import redacted
@@ -142,9 +142,8 @@ class Process(LimitedAttempt):
         ]
 
     def environment(self) -> dict[str, str]:
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         error_file = str(Path(self.job.scratch) / TORCHRUN_ERROR)
-        own = {"TORCHELASTIC_ERROR_FILE": error_file, "PYTHONPATH": path}
+        own = {"TORCHELASTIC_ERROR_FILE": error_file, "PYTHONPATH": python_path()}
         return os.environ | stage_environment(self.launch, stop_seconds(self.launch)) | own
 
     def run(

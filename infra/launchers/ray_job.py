@@ -32,7 +32,7 @@ from infra.launchers.local import (
     stacks_of,
     stage_environment,
 )
-from infra.liveness import ROOT
+from infra.liveness import python_path
 from infra.ray_cluster import (
     PATIENCE_SECONDS,
     Needs,
@@ -101,10 +101,7 @@ class NodeProcess:
         )
         file = self._folder / "job.json"
         file.write_text(inside.model_dump_json(indent=1))
-        own = {
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
-            "TORCHELASTIC_ERROR_FILE": str(self._folder / TORCHRUN_ERROR),
-        }
+        own = {"PYTHONPATH": python_path(), "TORCHELASTIC_ERROR_FILE": str(self._folder / TORCHRUN_ERROR)}
         with open(self._folder / "log.txt", "wb") as log:
             self._process = subprocess.Popen(
                 [program[0] or sys.executable, *program[1:], str(file)],
