@@ -69,17 +69,17 @@ class Measurement:
     def all(self, progress: Progress) -> dict[str, float]:
         """Every metric of the part."""
         part, metrics = self.part, dict[str, float]()
-        corpora = {name: self._artifact(f"source:{index}") for index, name in enumerate(part.source_names)}
-        if corpora:
+        sources = {name: self._artifact(f"source:{index}") for index, name in enumerate(part.source_names)}
+        if sources:
             metrics |= perplexity(
                 self.evaluator,
-                corpora,
+                sources,
                 sequence_length=part.sequence_length,
                 samples=part.samples,
                 progress=progress,
             )
         if part.by_position:
-            metrics |= loss_by_position(self.evaluator, list(corpora.values()), part.by_position)
+            metrics |= loss_by_position(self.evaluator, list(sources.values()), part.by_position)
         if part.memorisation:
             probes = read_probes(self._artifact("probes"), part.memorisation.planted)
             decodings = part.memorisation.decodings

@@ -68,8 +68,9 @@ class EvaluateStage(FromCheckpoint, Measuring):
     kind: Literal["evaluate"] = identity()
     sources: list[Reference] = reference(
         default_factory=list,
-        to="corpus",
-        description="parts of corpora whose held-out split is scored",
+        to=("corpus", "conversations"),
+        description="parts of corpora, or of conversations, whose held-out split is scored; in conversations,"
+        " the tokens of the answers",
     )
     samples: int = identity(64, ge=1, description="maximum number of held-out sequences per source")
     sequence_length: int | None = identity(

@@ -30,7 +30,9 @@ class ProbeStage(FromCheckpoint):
     VERSION: ClassVar[int] = 1
     IN_LAYOUT: ClassVar[bool] = True
     kind: Literal["probe"] = identity()
-    sources: list[Reference] = reference(min_length=1, to="corpus", description="parts of corpora")
+    sources: list[Reference] = reference(
+        min_length=1, to=("corpus", "conversations"), description="parts of corpora, or of conversations"
+    )
     samples: int = identity(16, ge=1, description="maximum number of held-out sequences per source")
     sequence_length: int | None = identity(
         None, ge=8, description="length of the held-out sequences; the model's by default"

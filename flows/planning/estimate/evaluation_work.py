@@ -34,11 +34,13 @@ def _held_out(known: Known, node: Node, length: int, samples: int) -> list[Numbe
     sequences = []
     for role, read in node.inputs.items():
         if role.startswith("source:"):
-            corpus = known.graph.nodes[read.node or ""]
-            manifest = known.manifest(corpus, same=True)
+            source = known.graph.nodes[read.node or ""]
+            manifest = known.manifest(source, same=True)
             held = manifest.metrics.get("validation") if manifest is not None else None
-            exact = held is not None and corpus.kind == "corpus"
-            rows = min(samples, held["tokens"] // length) if held is not None else samples
+            exact = held is not None and source.kind == "corpus"
+            rows = samples
+            if held is not None:  # conversations are not cut, and may each have a row
+                rows = min(samples, held["tokens"] // length if exact else held["conversations"])
             sequences.append(Number(rows, "measured" if exact else "at most"))
     return sequences
 

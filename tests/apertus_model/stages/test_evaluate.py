@@ -2,14 +2,17 @@
 
 import math
 
+import numpy as np
 import pytest
 
+from apertus_model.data.conversations.stored import SHARD_SUFFIXES, Conversation
 from apertus_model.data.rows import write_rows
+from apertus_model.data.tokens.megatron import TokenFileWriter
 from infra.store import Artifact
 from specs.planted import Canaries
 from specs.stages.evaluate import EvaluatePart
 from specs.stages.memorisation import Memorisation
-from tests.apertus_model.stages.training import PROBE, SPEC, Stages
+from tests.apertus_model.stages.training import BOS, EOS, PAD, PROBE, SPEC, Stages
 
 MEMORISATION = Memorisation.model_validate(
     {"probes": "corpus/steady", "prefixes": [8, 16], "suffix": 8, "nucleus": {}}
@@ -65,6 +68,44 @@ def test_evaluation_scores_each_source_and_each_bucket(
     if processes == 2:
         alone = Artifact(stages.store, "evaluate/evaluation-1").manifest.metrics
         assert metrics == pytest.approx(alone, rel=1e-5)
+
+
+DOCUMENTS = [[BOS, *range(20 + first, 34 + first), EOS] for first in (0, 7)]  # each fills a row
+
+
+def held_out(stages: Stages, kind: str, name: str, answers: slice = slice(1, None)) -> None:
+    """The documents as the held-out split of a corpus, or as conversations with the answers at these
+    places."""
+    attempt, shard = stages.attempt(kind, name), "validation-00000"
+    mask = np.zeros(len(DOCUMENTS[0]), np.uint8)
+    mask[answers] = 1
+    with TokenFileWriter(attempt.workdir / shard, np.uint16) as writer:
+        for document in DOCUMENTS:
+            writer.write(document)
+    np.save(attempt.workdir / f"{shard}.mask.npy", np.tile(mask, len(DOCUMENTS)))
+    (attempt.workdir / f"{shard}.jsonl").write_text(f"{Conversation('', []).to_json()}\n" * len(DOCUMENTS))
+    for suffix in SHARD_SUFFIXES:
+        attempt.put(attempt.workdir / f"{shard}{suffix}", f"{shard}{suffix}")
+    ids = {"vocab_size": 128, "bos_id": BOS, "eos_id": EOS, "pad_id": PAD}
+    attempt.commit(metrics={}, facts={**ids, "train": [], "validation": [shard]})
+
+
+def test_conversations_are_scored_by_the_tokens_of_their_answers(stages: Stages, trained: Artifact) -> None:
+    """As documents, which have the same labels, these conversations have the same loss; and what is no answer
+    has the rest of it."""
+    answers = {"whole": slice(1, None), "openings": slice(1, 10), "ends": slice(10, None)}
+    held_out(stages, "corpus", "documents")
+    for name, places in answers.items():
+        held_out(stages, "conversations", name, places)
+    sources = ["corpus/documents", *(f"conversations/{name}" for name in answers)]
+    inputs = {"checkpoint": stages.ref("pretrain/trained", 6)}
+    inputs |= {f"source:{index}": stages.ref(source) for index, source in enumerate(sources)}
+    spec = EVALUATION.model_copy(update={"memorisation": None, "source_names": sources})
+    metrics = stages.run("evaluate", "conversations", spec, inputs=inputs).manifest.metrics
+    documents, whole, openings, ends = (math.log(metrics[f"perplexity/{source}"]) for source in sources)
+    assert whole == pytest.approx(documents, rel=1e-6)
+    assert openings != pytest.approx(ends, rel=1e-4)
+    assert 9 * openings + 6 * ends == pytest.approx(15 * whole, rel=1e-6)
 
 
 def test_the_exposure_of_planted_canaries_is_the_same_on_any_number_of_processes(
