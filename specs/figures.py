@@ -60,6 +60,43 @@ Variants = Annotated[
 ]
 
 
+class Claim(Spec):
+    """What a paper says of a figure, as a number that is below or above 0: a difference between two series,
+    or a correlation of the two axes. The report, and `tools.studies`, say whether the stored results show it.
+
+    Numbers of a series are compared with those of another at equal labels, which are seeds then; the number
+    is the mean over them, with its 95% interval (Student's t). As a *front*, the points of a series with the
+    same label are a line, of which those count that none beats on both axes; the number is how far `of` lies
+    from `than` along `axis`, on average over the part of the other axis that both lines reach. A correlation
+    is Pearson's, over all points of `of`, or of the figure, with Fisher's interval."""
+
+    paper: str = execution(description="what the paper measured, or that it states no number")
+    form: Literal["difference", "front", "correlation"] = execution("difference")
+    of: str = execution("", description="a series; all of them for a correlation, if empty")
+    than: str = execution("", description="the series that `of` is compared with")
+    axis: Literal["x", "y"] = execution("y", description="the axis of the difference")
+    expected: Literal["below", "above"] = execution(
+        description="the side of 0 on which the paper's number is"
+    )
+    cannot: str = execution(
+        "", description="why results of this size would say nothing of the paper's if they show no difference"
+    )
+
+    def problems(self, figure: FigureSpec) -> Iterator[str]:
+        named = [self.of, self.than] if self.form != "correlation" else [self.of] if self.of else []
+        yield from (
+            f"'{series}' is no series of the figure" for series in named if series not in figure.series
+        )
+        if self.form != "difference" and figure.form != "points":
+            yield f"a {self.form} needs points, where both axes have a metric"
+        if self.form == "difference" and (figure.form == "lines" or not getattr(figure, self.axis).metric):
+            yield f"the figure has no single number on {self.axis}"
+        if self.form == "front" and not (figure.x.better and figure.y.better):
+            yield "a front needs `better` of both axes"
+        if self.form == "correlation" and self.than:
+            yield "a correlation is of one set of points: leave out `than`"
+
+
 class FigureSpec(Spec):
     """A figure of the report. If x has a metric, every variant is a point. If only y has one, every variant
     is a line over numbers where that metric has a `*`, and a bar otherwise."""
@@ -88,6 +125,9 @@ class FigureSpec(Spec):
         " seed: between variants with the same label",
     )
     text: str = execution("", description="caption")
+    claims: dict[str, Claim] = execution(
+        default_factory=dict, description="claims of a paper, each under a sentence that states it"
+    )
 
     @property
     def form(self) -> Literal["lines", "points", "bars"]:
@@ -113,6 +153,9 @@ class FigureSpec(Spec):
             raise ValueError(
                 f"against names a series of a figure with mean: true; use one of {', '.join(self.series)}"
             )
+        for text, claim in self.claims.items():
+            for problem in claim.problems(self):
+                raise ValueError(f"claim '{text}': {problem}")
         return self
 
     def axes(self) -> list[tuple[str, Axis]]:

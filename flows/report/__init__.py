@@ -24,6 +24,7 @@ from flows.languages import Language, filters_of, languages_of
 from flows.planning.plan import Plan
 from flows.report import experiments, language_charts, result_charts, training_charts
 from flows.report import wording as words
+from flows.report.claims import claims_of
 from flows.report.content import collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
 from flows.report.memorisation import MEASURES, Memorised
@@ -63,6 +64,7 @@ def render(plan: Plan, rehearsed: Sequence[PartResult] = ()) -> str:
     return environment.from_string(_asset("template.html.jinja")).render(
         run=run,
         charts=charts,
+        claims_of=claims_of,
         chart_id=lambda figure: ids[id(figure)],
         # numbers that JSON cannot represent were left out when they were read
         plots={ids[id(figure)]: figure.plot | {"height": figure.height} for figure in figures},

@@ -55,6 +55,7 @@ class Experiment:
 
     spec: FigureSpec
     points: dict[str, list[FigurePoint]] = field(default_factory=dict)  # by series
+    single: dict[str, list[FigurePoint]] = field(default_factory=dict)  # without means and differences
     missing: list[str] = field(default_factory=list)  # variants that are not stored yet
 
     @property
@@ -71,6 +72,7 @@ def experiment_of(spec: FigureSpec, metrics: Metrics) -> Experiment:
             experiment.points.setdefault(series, []).extend(points)
             if not points:
                 experiment.missing.append(variant)
+    experiment.single = experiment.points
     if spec.mean:
         experiment.points = {series: _means(spec, series, experiment.points) for series in experiment.points}
         experiment.points.pop(spec.against, None)

@@ -1,0 +1,126 @@
+"""The claims of papers that a recipe states on its figures, beside the stored results.
+
+Invariant: a verdict follows from the interval alone. One seed has none, and shows nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist, fmean
+from typing import NamedTuple
+
+import numpy as np
+
+from flows.format import in_full
+from flows.report.experiments import Experiment, FigurePoint, Measured, front, mean
+from specs.errors import counted
+from specs.figures import Claim, FigureSpec
+
+CANNOT = "cannot be shown at this size"
+Series = Mapping[str, list[FigurePoint]]
+
+
+class Tested(NamedTuple):
+    """A claim beside the stored results."""
+
+    text: str
+    claim: Claim
+    number: Measured | None  # None where nothing is stored yet
+    seeds: int  # of the seeds, or of the points of a correlation
+
+    @property
+    def verdict(self) -> str:
+        """Whether the interval lies on the side of 0 that was expected."""
+        if self.number is None:
+            return "not measured"
+        _, low, high = self.number
+        if low is not None and high is not None and (low > 0 or high < 0):
+            return "shown" if (low > 0) == (self.claim.expected == "above") else "the opposite"
+        return CANNOT if self.claim.cannot else "not shown"
+
+    @property
+    def reasoned(self) -> str:
+        """The verdict, and why it says nothing of the paper."""
+        return f"{CANNOT}: {self.claim.cannot}" if self.verdict == CANNOT else self.verdict
+
+    @property
+    def shown(self) -> str:
+        """The number, its interval, and what it is a mean of."""
+        if self.number is None:
+            return "-"
+        value, low, high = self.number
+        interval = "" if low is None or high is None else f" ({in_full(low, 2)} to {in_full(high, 2)})"
+        of = "point" if self.claim.form == "correlation" else "seed"
+        return f"{in_full(value, 2)}{interval}, {counted(self.seeds, of)}"
+
+
+def claims_of(experiment: Experiment) -> list[Tested]:
+    """The claims of a figure."""
+    spec = experiment.spec
+    return [_tested(text, claim, spec, experiment.single) for text, claim in spec.claims.items()]
+
+
+def _tested(text: str, claim: Claim, spec: FigureSpec, series: Series) -> Tested:
+    if claim.form == "correlation":
+        pairs = [
+            (point.x.value, point.y.value)
+            for name in ([claim.of] if claim.of else series)
+            for point in series[name]
+            if point.x is not None
+        ]
+        return Tested(text, claim, correlation(pairs), len(pairs))
+    of, than = (_by_label(series[name]) for name in (claim.of, claim.than))
+    values = []
+    for label in of.keys() & than.keys():
+        own, other = of[label], than[label]
+        if claim.form == "front":
+            value = front_distance(own, other, spec, claim.axis)
+        else:
+            value = fmean(_on(claim.axis, own)) - fmean(_on(claim.axis, other))
+        if value is not None:
+            values.append(value)
+    return Tested(text, claim, mean(values) if values else None, len(values))
+
+
+def _by_label(points: Sequence[FigurePoint]) -> dict[str, list[FigurePoint]]:
+    grouped = defaultdict(list)
+    for point in points:
+        grouped[point.text].append(point)
+    return grouped
+
+
+def _on(axis: str, points: Sequence[FigurePoint]) -> list[float]:
+    return [value.value for point in points if (value := getattr(point, axis)) is not None]
+
+
+def correlation(pairs: Sequence[tuple[float, float]]) -> Measured | None:
+    """Pearson's correlation with its 95% interval by Fisher's transformation; None for fewer than four points
+    or where all are equal on an axis."""
+    if len(pairs) < 4 or any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
+        return None
+    r = float(np.clip(np.corrcoef(np.array(pairs).T)[0, 1], -1 + 1e-15, 1 - 1e-15))
+    middle, spread = math.atanh(r), NormalDist().inv_cdf(0.975) / math.sqrt(len(pairs) - 3)
+    return Measured(r, math.tanh(middle - spread), math.tanh(middle + spread))
+
+
+def front_distance(
+    own: Sequence[FigurePoint], other: Sequence[FigurePoint], spec: FigureSpec, axis: str
+) -> float | None:
+    """How far one front lies from another along `axis`, on average over the part of the other axis that both
+    reach; None where they reach no common part. Fronts are joined by straight lines."""
+    lines = []
+    for points in (own, other):
+        best = front(list(points), spec.x.better, spec.y.better)
+        places = [
+            (x, y) if axis == "y" else (y, x) for x, y in zip(_on("x", best), _on("y", best), strict=True)
+        ]
+        lines.append(np.array(sorted(places)))
+    low, high = max(line[0, 0] for line in lines), min(line[-1, 0] for line in lines)
+    if low >= high:
+        return None
+    borders = {low, high, *(place for line in lines for place in line[:, 0] if low < place < high)}
+    at = np.array(sorted(borders))
+    gaps = np.subtract(*(np.interp(at, line[:, 0], line[:, 1]) for line in lines))
+    return float(np.trapezoid(gaps, at) / (high - low))  # exact: both are straight between these places
