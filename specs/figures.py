@@ -75,8 +75,8 @@ class Claim(Spec):
     of: str = execution("", description="a series; all of them for a correlation, if empty")
     than: str = execution("", description="the series that `of` is compared with")
     axis: Literal["x", "y"] = execution("y", description="the axis of the difference")
-    expected: Literal["below", "above"] = execution(
-        description="the side of 0 on which the paper's number is"
+    expected: Literal["below", "above", "at"] = execution(
+        description="the side of 0 on which the paper's number is; at: the paper sees no difference"
     )
     cannot: str = execution(
         "", description="why results of this size would say nothing of the paper's if they show no difference"

@@ -17,7 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from hashlib import sha256
+from itertools import count
 from typing import ClassVar, Literal, NamedTuple, Protocol
+
+from pydantic import model_validator
 
 from specs.base import Spec, identity
 from specs.options import option
@@ -129,23 +133,49 @@ class LayerPairs(LayerRange):
 
     PIPELINE: ClassVar[str] = "runs two layers at a time, which a pipeline could separate"
     layers: int = identity(ge=2, le=MOST_LAYERS, multiple_of=2, description="number of layers in the range")
-    form: Literal["paired", "dropped", "swapped"] = option(
+    form: Literal["paired", "dropped", "swapped", "parallel", "random"] = option(
         "paired",
-        description="controls: dropped leaves out the second layer of each pair, swapped runs it first",
+        description="controls: dropped leaves out the second layer of each pair, swapped runs it first;"
+        " parallel runs all layers of the range at once, random makes pairs by `seed` of which none are"
+        " neighbours",
     )
+    seed: int = option(0, ge=0)
 
     def schedule(self, n_layers: int) -> list[LayerStep]:
-        pairs: list[LayerStep] = []
-        for layer in range(self.start, self.start + self.layers, 2):
-            match self.form:
-                case "paired":
-                    pairs.append(LayerStep(layer, beside=(layer + 1,)))
-                case "dropped":
-                    pairs.append(LayerStep(layer))
-                case "swapped":
-                    pairs += [LayerStep(layer + 1), LayerStep(layer)]
-        stack = plain(n_layers)
-        return [*stack[: self.start], *pairs, *stack[self.start + self.layers :]]
+        stack, end = plain(n_layers), self.start + self.layers
+        return [*stack[: self.start], *self._steps(range(self.start, end)), *stack[end:]]
+
+    def _steps(self, layers: range) -> list[LayerStep]:
+        pairs = list(zip(layers[::2], layers[1::2], strict=True))
+        match self.form:
+            case "paired":
+                return [LayerStep(first, beside=(second,)) for first, second in pairs]
+            case "dropped":
+                return [LayerStep(first) for first, _ in pairs]
+            case "swapped":
+                return [LayerStep(layer) for pair in pairs for layer in reversed(pair)]
+            case "parallel":
+                return [LayerStep(layers[0], beside=tuple(layers[1:]))]
+            case "random":
+                return [LayerStep(first, beside=(second,)) for first, second in self._random_pairs(layers)]
+
+    def _random_pairs(self, layers: range) -> list[tuple[int, int]]:
+        """The first of many orders, by the hashes of seed, turn and layer, whose pairs are no neighbours; in
+        the order of their first layers."""
+        for turn in count():
+            order = sorted(layers, key=lambda layer: sha256(f"{self.seed}/{turn}/{layer}".encode()).digest())
+            pairs = [(min(pair), max(pair)) for pair in zip(order[::2], order[1::2], strict=True)]
+            if all(second - first > 1 for first, second in pairs):
+                return sorted(pairs)
+        raise AssertionError("four layers and more have such pairs")
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> LayerPairs:
+        if self.form == "random" and self.layers < 4:
+            raise ValueError("two layers are neighbours; set layers to 4 or more for random pairs")
+        if self.form != "random" and self.seed:
+            raise ValueError(f"seed has no meaning with form: {self.form}; leave it out")
+        return self
 
 
 class Repeats(LayerRange):

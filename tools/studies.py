@@ -34,11 +34,11 @@ HEAD = """\
 Each row is a claim of a paper, tested by a recipe that two cores run in minutes. `python -m tools.studies`
 writes this page from stored results; `make test-all` runs the studies again and compares the verdicts.
 
-A number is the mean over seeds, with its 95% interval (Student's t; Fisher's for a correlation). *Shown*: the
-interval lies on the paper's side of 0. *Not shown*: it has 0 inside. *Unstable*: another machine, with other
-installed text, gives another verdict. With {claims} at
-this level, some are shown by chance. A miniature has 0.2 to 0.7M parameters: what it does not show may be
-true of a model.
+A number is the mean over seeds, with its 95% interval (Student's t; Fisher's for a correlation). *Shown*:
+the interval lies on the paper's side of 0. *Not shown*: 0 is inside; *no difference seen* where the paper
+sees none. *Unstable*: another machine, with other installed text, gives another verdict. Of {claims} at this
+level, some are shown by chance. A miniature has 0.2 to 0.7M parameters: what it does not show may be true of
+a model.
 """
 
 
@@ -115,7 +115,7 @@ def picture(of: Study) -> str:
 def _row(claim: Tested) -> _Row:
     number = claim.number or Measured(0.0)
     ends = [end for end in number if end is not None]
-    scale = (1 if claim.claim.expected == "above" else -1) / (1.05 * max(map(abs, ends)) or 1)
+    scale = (-1 if claim.claim.expected == "below" else 1) / (1.05 * max(map(abs, ends)) or 1)
     at, low, high = (None if end is None else round(end * scale, 3) for end in number)
     return _Row(
         claim.text,

@@ -32,12 +32,15 @@ class Tested(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether the interval lies on the side of 0 that was expected."""
+        """Whether the interval lies on the side of 0 that was expected. An interval that contains 0 does not
+        show that there is no difference."""
         if self.number is None:
             return "not measured"
         _, low, high = self.number
         if low is not None and high is not None and (low > 0 or high < 0):
-            return "shown" if (low > 0) == (self.claim.expected == "above") else "the opposite"
+            return "shown" if ("above" if low > 0 else "below") == self.claim.expected else "the opposite"
+        if self.claim.expected == "at":
+            return "no difference seen"
         return CANNOT if self.claim.cannot else "not shown"
 
     @property

@@ -25,7 +25,8 @@ def test_the_readme_has_at_most_900_words() -> None:
 
 
 def test_the_pages_have_at_most_25_000_words() -> None:
-    assert words(*(ROOT / "docs").glob("*.md")) <= 25_000
+    written = [page for page in (ROOT / "docs").glob("*.md") if page.name != "studies.md"]  # by a command
+    assert words(*written) <= 25_000
 
 
 def test_the_glossary_has_at_most_40_entries_in_order() -> None:

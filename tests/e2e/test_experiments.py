@@ -103,7 +103,7 @@ MINIATURES: dict[str, tuple[int, list[str]]] = {  # parts; and changes that take
     ),
     "domain-weights-mini": (61, ["variables.proxy_steps=20", "variables.steps=24"]),
     "depth-average-mini": (13, [TWO_SEEDS, "variables.steps=24"]),
-    "layer-pairs-mini": (67, ["variables.steps=30"]),
+    "layer-pairs-mini": (91, ["variables.steps=30"]),
     "sparse-attention-mini": (57, ["variables.steps=24"]),
     "repeats-mini": (15, [TWO_SEEDS, "variables.steps=24"]),
     "mamba-mini": (

@@ -37,6 +37,23 @@ def test_the_steps_of_a_range_in_each_form() -> None:
     ]
 
 
+def test_all_layers_of_a_range_run_at_once() -> None:
+    steps = LayerPairs(start=1, layers=4, form="parallel").schedule(6)
+    assert steps == [LayerStep(0), LayerStep(1, beside=(2, 3, 4)), LayerStep(5)]
+
+
+def test_random_pairs_have_each_layer_once_no_neighbours_and_depend_on_the_seed() -> None:
+    seen = set()
+    for seed in range(30):
+        steps = LayerPairs(start=2, layers=6, form="random", seed=seed).schedule(9)
+        pairs = [step.layers for step in steps if step.beside]
+        assert sorted(layer for step in steps for layer in step.layers) == list(range(9))
+        assert len(pairs) == 3 and all(abs(first - second) > 1 for first, second in pairs)
+        assert pairs == sorted(pairs)
+        seen.add(tuple(pairs))
+    assert len(seen) == 5  # all the pairings of six layers without neighbours
+
+
 def test_the_model_has_the_same_parameters_and_the_plain_one_keeps_its_identity() -> None:
     plain = ModelSpec(**SMALL)
     paired = ModelSpec(**SMALL, layer_pairs={"start": 1, "layers": 4})
@@ -53,6 +70,8 @@ def test_the_model_has_the_same_parameters_and_the_plain_one_keeps_its_identity(
     [
         ({"layer_pairs": {"start": 3, "layers": 4}}, "the range ends with layer 6, but the last layer is 5"),
         ({"layer_pairs": {"start": 0, "layers": 3}}, "multiple of 2"),
+        ({"layer_pairs": {"start": 0, "layers": 2, "form": "random"}}, "set layers to 4 or more"),
+        ({"layer_pairs": {"start": 0, "layers": 2, "seed": 1}}, "seed has no meaning with form: paired"),
         (
             {"layer_pairs": {"start": 0, "layers": 2}, "depth_average": {}},
             "one order of its layers; set one of depth_average, layer_pairs",

@@ -45,6 +45,8 @@ def test_a_plain_stack_is_computed_by_transformers_itself() -> None:
         {"layer_pairs": LayerPairs(start=0, layers=4)},
         {"layer_pairs": LayerPairs(start=1, layers=2, form="swapped")},
         {"layer_pairs": LayerPairs(start=1, layers=2, form="dropped")},
+        {"layer_pairs": LayerPairs(start=0, layers=4, form="parallel")},
+        {"layer_pairs": LayerPairs(start=0, layers=4, form="random", seed=3)},
         {"repeats": Repeats(start=1, layers=2, times=3)},
         {"repeats": Repeats(start=0, layers=1, times=2, keys="own", norm=False)},
         {"mamba": Mamba(layers=[0, 2], chunk=8)},

@@ -137,20 +137,22 @@ def paired(**fields: Any) -> ModelSpec:
     return PLAIN.model_copy(update={"layer_pairs": LayerPairs(**fields)})
 
 
-def test_layers_of_one_step_add_to_the_same_states() -> None:
+@pytest.mark.parametrize(
+    ("form", "steps"),
+    [("paired", [("1", "2"), ("3", "4")]), ("parallel", [("1", "2", "3", "4")])],
+)
+def test_layers_of_one_step_add_to_the_same_states(form: str, steps: list[tuple[str, ...]]) -> None:
     """The formula, with the modules of the plain model in float64."""
-    plain, model = build(PLAIN).double(), build(paired(start=1, layers=4)).double()
+    plain, model = build(PLAIN).double(), build(paired(start=1, layers=4, form=form)).double()
     assert model.state_dict().keys() == plain.state_dict().keys()
     positions = torch.arange(LENGTH).expand(2, LENGTH)
     mask = document_mask(positions)
     with torch.no_grad():
         x = plain.layers["0"](plain.tok_embeddings(tokens()), mask, positions)
-        for pair in (("1", "2"), ("3", "4")):
-            blocks = [plain.layers[index] for index in pair]
-            added = [block.attention(block.attention_norm(x), mask, positions) for block in blocks]
-            x = x + added[0] + added[1]
-            added = [block.feed_forward(block.ffn_norm(x)) for block in blocks]
-            x = x + added[0] + added[1]
+        for step in steps:
+            blocks = [plain.layers[index] for index in step]
+            x = x + sum(block.attention(block.attention_norm(x), mask, positions) for block in blocks)
+            x = x + sum(block.feed_forward(block.ffn_norm(x)) for block in blocks)
         expected = plain.lm_head(plain.norm(plain.layers["5"](x, mask, positions)))
         assert largest_difference(model(tokens()), expected) < 1e-12
 

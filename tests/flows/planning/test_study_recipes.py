@@ -194,11 +194,12 @@ def test_pairs_and_their_controls_are_the_same_checkpoints(store: Store) -> None
     """Every evaluation of a rewrite reads a pretrained model, and the text that chooses and the other."""
     plan = planned("layer-pairs-mini", store)
     data = {"tokenizer": 1, "corpus": 2, "mixture": 1}
-    assert kinds(plan) == data | {"pretrain": 3, "rewrite": 21, "cooldown": 6, "evaluate": 30, "select": 3}
+    assert kinds(plan) == data | {"pretrain": 3, "rewrite": 33, "cooldown": 6, "evaluate": 42, "select": 3}
     nodes = plan.graph.nodes
     for seed in (28, 29, 30):
         model = nodes[f"evaluate-pretrain-{seed}"].inputs["checkpoint"]
-        for name in ("paired-0", "paired-2", "paired-4", "dropped-2", "dropped-4", "swapped-2", "swapped-4"):
+        forms = ("paired", "dropped", "swapped", "parallel", "random")
+        for name in ("paired-0", *(f"{form}-{start}" for form in forms for start in (2, 4))):
             node = nodes[f"evaluate-rewrite-{name}-pretrain-{seed}"]
             assert node.inputs["checkpoint"] == model
             assert {"source:0", "source:1"} <= node.inputs.keys()
