@@ -97,8 +97,8 @@ def verdicts_of_page(name: str) -> dict[str, list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_runs_to_its_end_and_has_the_verdicts_of_the_page(home: Path, api: str, name: str) -> None:
-    """A verdict that differs on this machine is unstable, as the page then has to say: `tools.studies` with the
-    stores of both."""
+    """A verdict that differs on this machine is unstable. The page has to say so: make it from both stores
+    with `tools.studies`."""
     recipe, store = f"specs/recipes/{name}.yaml", home / "studies"  # of all: most have the same corpus
     run = Run(home, "run", recipe, "--store", str(store), api=api)
     assert run.wait(3600) == 0, run.text
