@@ -210,11 +210,16 @@ def test_the_model_of_each_round_samples_and_is_the_reference_of_the_next(store:
         assert len({nodes[part.format(seed)].fingerprint for seed in (28, 29, 30)}) == 3
 
 
-@pytest.mark.parametrize("name", ["optimizer-benchmark", "optimizer-benchmark-mini", "ladder-mini"])
+@pytest.mark.parametrize(
+    ("name", "arms", "trainings"),
+    [("optimizer-benchmark", 12, 114), ("optimizer-benchmark-mini", 12, 108), ("ladder-mini", 7, 81)],
+)
 def test_every_arm_has_as_many_tries_and_is_reported_on_other_text_than_chose(
-    name: str, store: Store
+    name: str, arms: int, trainings: int, store: Store
 ) -> None:
     plan = planned(name, store)
+    of_arms = {"select": 3 * arms, "evaluate": 3 * arms}
+    assert kinds(plan) == {"tokenizer": 1, "corpus": 2, "mixture": 1, "pretrain": trainings, **of_arms}
     nodes = plan.graph.nodes
     chosen = [node for node in nodes.values() if node.kind == "select"]
     assert {node.name.rpartition("-")[2] for node in chosen} == {"28", "29", "30"}
