@@ -79,10 +79,12 @@ def test_probes_of_a_chosen_checkpoint_stand_in_a_figure(
 TWO_SEEDS = "variables.seeds=[28, 29]"
 MINIATURES: dict[str, tuple[int, list[str]]] = {  # parts; and changes that take less time, but find nothing
     "wso-mini": (
-        39,
-        ["variables.steps=40 steps", "variables.stable_steps=30", "variables.decay_steps=10 steps",
-         "variables.warmup=4 steps", "variables.sft_steps=6 steps", "variables.sft_warmup=2 steps",
-         "variables.sft_rates=[1e-3, 3e-3]", "variables.probe.probes=2"],
+        153,
+        ["variables.steps=20 steps", "variables.stable_steps=15", "variables.decay_steps=5 steps",
+         "variables.half=10", "variables.warmup=2 steps", "variables.mid_steps=5 steps",
+         "variables.over_steps=8 steps", "variables.over_stable_steps=4",
+         "variables.over_decay_steps=4 steps", "variables.sft_steps=3 steps", "variables.sft_warmup=1 steps",
+         "variables.probe.probes=2"],
     ),
     "optimizer-consistency-mini": (
         64,
