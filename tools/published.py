@@ -51,6 +51,7 @@ OVERVIEW = (
     "apertus-1.5b-100b",
     "continue-pretrain",
     "wso",
+    "wso-8b",
     "optimizer-consistency",
     "goldfish",
     "optimizer-benchmark",

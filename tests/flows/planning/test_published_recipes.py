@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "specs" / "recipes"
 LADDER = ("apertus-8b", "apertus-70b", "apertus-1.5b-100b", "continue-pretrain")
 STUDIES = ("wso", "optimizer-consistency", "goldfish")
-NAMES = (*LADDER, *STUDIES)
+NAMES = (*LADDER, *STUDIES, "wso-8b")
 LENGTHS = ("8k", "16k", "32k", "64k")
 
 

@@ -41,25 +41,55 @@ def trajectories(pipeline: Pipeline) -> dict[str, Trajectory]:
 
 def test_fine_tunings_of_a_schedule_share_its_pretraining(store: Store) -> None:
     plan = planned("wso-mini", store)
-    data = {"tokenizer": 1, "corpus": 1, "mixture": 1, "conversations": 1}
-    assert kinds(plan) == data | {"pretrain": 5, "cooldown": 2, "probe": 7, "sft": 21, "select": 7}
-    for final in ("0.1", "0"):  # WSD branches off from WSO: three quarters of it are the same checkpoint
-        read = plan.graph.nodes[f"base-wsd-{final}"].inputs["parent"]
-        assert (read.name, read.step) == ("base-wso", 450)
-        assert plan.graph.trajectories[f"base-wsd-{final}"].steps == 150
-    (probed,) = {tuple(read.hashed for role,
-    read in plan.graph.nodes[f"probe-{name}"].inputs.items() if role != "checkpoint")
-                 for name in ("wso", "wsd-0", "linear-0", "cosine-0.1")}  # fmt: skip
-    assert len(probed) == 2
-    peaks = {
-        name: found.segments[-1].schedule.factor(found.tokens)
-        for name, found in plan.graph.trajectories.items()
-        if "base-" in name[:5]
+    assert {kind: count for kind, count in kinds(plan).items() if kind in ("pretrain", "cooldown")} == {
+        "pretrain": 12,
+        "cooldown": 6 + 6 + 3 + 3,
     }
-    assert peaks == pytest.approx(
-        {"base-wso": 1, "base-wsd-0.1": 0.1, "base-wsd-0": 0, "base-linear-0.1": 0.1, "base-linear-0": 0,
-         "base-cosine-0.1": 0.1, "base-cosine-0": 0}, abs=1e-9,
-    )  # fmt: skip
+    for seed in (28, 29, 30):
+        for rate in ("4e-3", "1.2e-2"):  # WSD branches off from WSO: three quarters are the same checkpoint
+            parent, wsd = f"base-wso-{seed}-{rate}", f"base-wsd-{seed}-{rate}"
+            read = plan.graph.nodes[wsd].inputs["parent"]
+            assert (read.name, read.step) == (parent, 150)
+            assert plan.graph.trajectories[wsd].steps == 200 - 150
+        flat, decayed = (plan.graph.nodes[f"mid-{arm}-best-wso-{seed}"] for arm in ("flat", "decayed"))
+        assert flat.inputs == decayed.inputs and flat.inputs["parent"].name == f"best-wso-{seed}"
+        read = plan.graph.nodes[f"over-wsd-{seed}"].inputs["parent"]
+        assert (read.name, read.step) == (f"over-wso-{seed}", 175)
+
+
+@pytest.mark.parametrize("recipe", ["wso", "wso-8b"])
+def test_schedules_end_where_the_paper_says(recipe: str) -> None:
+    """The share of the peak rate that is left at the end of each training before fine-tuning."""
+    ends = {
+        name: found.segments[-1].schedule.factor(found.tokens)
+        for name, found in trajectories(load(RECIPES / f"{recipe}.yaml")).items()
+        if not name.startswith(("sft-", "chosen-"))
+    }
+    for name, end in ends.items():
+        if name.endswith(("-0.1", "-0")):
+            left = float(name.rsplit("-", 1)[1])
+        else:
+            left = 0 if name.endswith("decayed") else 1
+        assert end == pytest.approx(left, abs=1e-9), name
+    assert len(ends) == {"wso": 19, "wso-8b": 10}[recipe]
+
+
+@pytest.mark.parametrize("name", ["wso", "wso-8b", "wso-mini"])
+def test_rates_of_fine_tuning_are_chosen_by_other_conversations_than_they_are_reported_on(
+    name: str, store: Store
+) -> None:
+    """Every model is fine-tuned at every rate on the same conversations, and reported once."""
+    plan = planned(name, store)
+    nodes = plan.graph.nodes
+    tuned = {stage: node for stage, node in nodes.items() if node.kind == "sft"}
+    chosen = {stage for stage in nodes if stage.startswith("chosen-")}
+    candidates = [read.name for stage in chosen for read in nodes[stage].inputs.values()]
+    assert sorted(candidates) == sorted(tuned)
+    assert len({len(nodes[stage].inputs) for stage in chosen}) == 1
+    assert {node.inputs["conversations:0"].name for node in tuned.values()} == {"chat/instructions"}
+    reported = [node for stage, node in nodes.items() if stage.startswith("evaluate-")]
+    assert sorted(node.inputs["checkpoint"].name for node in reported) == sorted(chosen)
+    assert {node.inputs["source:0"].name for node in reported} == {"chat/other"}
 
 
 @pytest.mark.parametrize(("recipe", "bases", "tuned"), [("", 2, 4 * 12), ("-mini", 2 * 3, 4 * 6)])
@@ -140,6 +170,8 @@ PUBLISHED = {  # steps, tokens: as stated in the papers, or beside the number wh
         "base-wso": (80_000, 335_544_320_000),
         "base-wsd-0.1": (20_000, 83_886_080_000),
         "mid-wso-flat": (36_000, 150_994_944_000),
+        "over-wso": (120_000, 2_013_265_920_000),
+        "over-mid-wso-flat": (30_000, 503_316_480_000),
     },
     "optimizer-consistency": {"base-muon": (19_000, 9_961_472_000)},
     "goldfish": {"pretrain-goldfish": (19_788, 82_996_887_552)},
