@@ -6,18 +6,21 @@ Invariant: a verdict follows from the interval alone. One seed has none, and sho
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from operator import itemgetter
 from statistics import NormalDist, fmean
+from statistics import correlation as stdlib_correlation
 from typing import NamedTuple
-
-import numpy as np
 
 from flows.format import in_full
 from flows.report.experiments import Experiment, FigurePoint, Measured, front, mean
 from specs.errors import counted
 from specs.figures import Claim, FigureSpec
 
+LARGEST = 1 - 1e-15  # of a correlation whose interval is computed
 CANNOT = "cannot be shown at this size"
 Series = Mapping[str, list[FigurePoint]]
 
@@ -103,7 +106,7 @@ def correlation(pairs: Sequence[tuple[float, float]]) -> Measured | None:
     or where all are equal on an axis."""
     if len(pairs) < 4 or any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
         return None
-    r = float(np.clip(np.corrcoef(np.array(pairs).T)[0, 1], -1 + 1e-15, 1 - 1e-15))
+    r = max(-LARGEST, min(LARGEST, stdlib_correlation(*zip(*pairs, strict=True))))
     middle, spread = math.atanh(r), NormalDist().inv_cdf(0.975) / math.sqrt(len(pairs) - 3)
     return Measured(r, math.tanh(middle - spread), math.tanh(middle + spread))
 
@@ -116,14 +119,20 @@ def front_distance(
     lines = []
     for points in (own, other):
         best = front(list(points), spec.x.better, spec.y.better)
-        places = [
-            (x, y) if axis == "y" else (y, x) for x, y in zip(_on("x", best), _on("y", best), strict=True)
-        ]
-        lines.append(np.array(sorted(places)))
-    low, high = max(line[0, 0] for line in lines), min(line[-1, 0] for line in lines)
+        places = zip(_on("x", best), _on("y", best), strict=True)
+        lines.append(sorted((x, y) if axis == "y" else (y, x) for x, y in places))
+    low, high = max(line[0][0] for line in lines), min(line[-1][0] for line in lines)
     if low >= high:
         return None
-    borders = {low, high, *(place for line in lines for place in line[:, 0] if low < place < high)}
-    at = np.array(sorted(borders))
-    gaps = np.subtract(*(np.interp(at, line[:, 0], line[:, 1]) for line in lines))
-    return float(np.trapezoid(gaps, at) / (high - low))  # exact: both are straight between these places
+    borders = {low, high, *(place for line in lines for place, _ in line if low < place < high)}
+    gaps = [(at, _height(lines[0], at) - _height(lines[1], at)) for at in sorted(borders)]
+    # exact: both are straight between the borders
+    area = sum((right - left) * (a + b) / 2 for (left, a), (right, b) in pairwise(gaps))
+    return area / (high - low)
+
+
+def _height(line: Sequence[tuple[float, float]], at: float) -> float:
+    """Of a line through points in the order of their places, at a place between the first and the last."""
+    after = max(1, bisect_left(line, at, key=itemgetter(0)))
+    (left, start), (right, end) = line[after - 1], line[after]
+    return start + (end - start) * (at - left) / (right - left)
