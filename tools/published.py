@@ -59,7 +59,7 @@ OVERVIEW = (
     *("optimizer-benchmark-mini", "ladder-mini", "depth-average-mini", "continue-pretrain-mini"),
     *("layer-pairs-mini", "repeats-mini", "sparse-attention-mini", "distill-mini", "domain-weights-mini"),
     *("mamba-mini", "tokenizer-study-mini"),
-    "rounds-mini",
+    *("rounds-mini", "rote-memorisation-mini"),
 )
 
 
