@@ -28,10 +28,10 @@ def answers(
     """A conversation for each docstring: a prompt of `length` letters, and as many in the answer, each of
     which follows from the letter before it by the rule, or is drawn at random."""
     for text in docstrings(file, source, path):
-        if not isinstance(text, str):
+        if isinstance(text, Rejection):
             yield text
             continue
-        drawn = random.Random(text).choices(string.ascii_lowercase, k=2 * length)
+        drawn = random.Random(str(text)).choices(string.ascii_lowercase, k=2 * length)
         prompt, answer = drawn[:length], drawn[length:]
         for place in range(length if by_rule else 0):
             answer[place] = RULE[[*prompt, *answer][length + place - 1]]

@@ -41,7 +41,7 @@ def sparsity(evaluator: Evaluator, samples: Sequence[SampleLike]) -> dict[str, f
         hook.remove()
     labels = torch.from_numpy(np.stack([sample.labels for sample in samples]))
     means = places[labels != IGNORE_INDEX].mean(0)
-    metrics = {}
+    metrics: dict[str, float] = {}
     for name, values in zip(("sparsity", "near_zero"), means.T, strict=True):
         metrics |= {name: float(values.mean())}
         metrics |= {f"{name}/layer/{layer}": float(value) for layer, value in enumerate(values)}
