@@ -5,8 +5,8 @@ Invariant: a figure reads stored results and enters no fingerprint.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
@@ -107,7 +107,8 @@ class FigureSpec(Spec):
     series: dict[str, Variants] = execution(
         min_length=1,
         description="variants by name in the legend: one, a list, or a map of variants to the labels of "
-        "their points. A variant with `*` is every stage that matches, labelled with the matched text",
+        "their points. A variant with `*` is every stage that matches, labelled with the text of its first"
+        " `*`",
     )
     times: str = execution(
         "", description="for lines: the metric of y's stage that multiplies the numbers on x"
@@ -177,9 +178,9 @@ def _matching(pattern: str, stated: dict[str, str], stages: Iterable[str]) -> di
             continue
         for stage in stages:
             name = stage[len(before) : len(stage) - len(after)]
-            if stage == f"{before}{name}{after}" and fnmatchcase(name, variant):
-                head, _, tail = variant.partition("*")
-                texts[name] = text or name[len(head) : len(name) - len(tail)]
+            found = re.fullmatch(re.escape(variant).replace(r"\*", "(.*?)"), name)
+            if stage == f"{before}{name}{after}" and found:
+                texts[name] = text or found[1]
     return texts
 
 

@@ -32,7 +32,7 @@ _VARIABLES = {
 }
 _MATRIX = (
     "makes several stages of one: names; names and the fields that each changes; or fields and lists of"
-    " values"
+    " values. A list under $name makes a variable of each variant, ${name}"
 )
 
 

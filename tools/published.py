@@ -69,7 +69,7 @@ OVERVIEW = (
     ),
     *("layer-pairs-mini", "repeats-mini", "sparse-attention-mini", "distill-mini", "domain-weights-mini"),
     *("mamba-mini", "tokenizer-study-mini"),
-    "rounds-mini",
+    *("rounds-mini", "rote-memorisation-mini"),
 )
 
 

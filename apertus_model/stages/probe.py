@@ -1,11 +1,12 @@
 """The `probe` stage: measures of a checkpoint that concern no task.
 
-Artifact: `metrics.json`, the same numbers as in the manifest; `apertus_model.evaluation.sharpness` lists
-them.
+Artifact: `metrics.json`, the same numbers as in the manifest; `sharpness` and `activations` of
+`apertus_model.evaluation` list them.
 """
 
 import torch
 
+from apertus_model.evaluation.activations import sparsity
 from apertus_model.evaluation.perplexity import held_out
 from apertus_model.evaluation.sharpness import sharpness
 from apertus_model.progress import Progress
@@ -37,9 +38,10 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
             for source in sources
             for sample in held_out(source, sequence_length=part.sequence_length, samples=part.samples)
         ]
-        metrics = sharpness(
-            evaluator, samples, **part.sharpness.model_dump(), progress=progress if first else Progress(None)
-        )
+        metrics = sparsity(evaluator, samples) if part.activations else {}
+        if part.sharpness is not None:
+            shown = progress if first else Progress(None)
+            metrics |= sharpness(evaluator, samples, **part.sharpness.model_dump(), progress=shown)
         if first:
             for name, value in metrics.items():
                 progress.log(f"{name}: {value:.4g}")

@@ -107,6 +107,7 @@ FAMILIES = (
     "kl/",
     "forgetting/",
     "sharpness",
+    "sparsity",
 )
 # metrics that a chart or a table shows, beside those of memorisation
 DRAWN = re.compile(

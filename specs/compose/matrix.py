@@ -1,7 +1,7 @@
 """Expands `matrix:`: one stage becomes several variants.
 
 Invariant: a variant is the stage with some fields changed, at the stage's place in the order, and its fields
-keep their lines.
+keep their lines. A list `$name` sets no field, but a variable of the variant: `${name}` inside it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Matrices:
                 self.variants[name] = list(variants)
                 self._check_overrides(name, rest, variants)
             else:  # the stage stays under its own name, so that references to it are not reported as well
-                variants, self.variables.labels[name] = {name: rest}, name
+                variants, self.variables.own[name] = {name: rest}, {"matrix": Value(name, stage.origin)}
             if len(self.variables.unknown) > before:
                 self.variables.unknown |= {("stages", variant) for variant in variants}
             expanded |= variants
@@ -65,13 +65,18 @@ class Matrices:
         """The variants of a stage by their names; `rest` is the stage without its matrix."""
         path: FieldPath = ("stages", name, "matrix")
         variants: dict[str, Value] = {}
-        for at, label, place, body in self._stated(path, self._filled_text(matrix, path), rest):
+        matrix = self._filled_text(matrix, path)
+        for at, label, place, body in self._stated(path, matrix, rest):
             if self._is_name(at, name, label, place, variants) and self._is_flat(at, place, body):
                 self._size += sum(1 for _ in nodes(body))
                 if self._size > MAX_VALUES:
                     raise too_large(place.origin)
-                variants[f"{name}-{label}"] = body
-                self.variables.labels[f"{name}-{label}"] = label
+                listed = [key for key in body.content if key.startswith("$") and key in matrix.content]
+                variants[f"{name}-{label}"] = body.without(*listed)
+                self.variables.own[f"{name}-{label}"] = {
+                    "matrix": Value(label, replace(place.origin, text=label)),
+                    **{key[1:]: self.variables.fill(body.content[key], at) for key in listed},
+                }
         return variants
 
     def _stated(

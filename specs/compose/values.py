@@ -21,8 +21,8 @@ class Value:
     content: Any  # a scalar, a list of `Value`, or a mapping of text to `Value`
     origin: Origin
 
-    def without(self, key: str) -> Value:
-        return replace(self, content={name: item for name, item in self.content.items() if name != key})
+    def without(self, *keys: str) -> Value:
+        return replace(self, content={name: item for name, item in self.content.items() if name not in keys})
 
 
 def tree(document: Document) -> Value:

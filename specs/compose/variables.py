@@ -31,7 +31,7 @@ class Variables:
     def __init__(self, stated: Value | None) -> None:
         self.problems: list[Problem] = []
         self.unknown: set[FieldPath] = set()
-        self.labels: dict[str, str] = {}  # value of ${matrix} by stage
+        self.own: dict[str, dict[str, Value]] = {}  # those of a matrix, ${matrix} among them, by stage
         self._stated: dict[str, Value] = {}
         self._values: dict[str, Value | None] = {}
         self._open: list[str] = []
@@ -155,15 +155,15 @@ class Variables:
     def _lookup(self, name: str, path: FieldPath, origin: Origin) -> Value | None:
         if name.startswith(TEXT):
             return self._text_of(name.removeprefix(TEXT), path, origin)
-        label = self.labels.get(str(path[1])) if path[:1] == ("stages",) and len(path) > 1 else None
-        if name == "matrix" and label is not None:
-            return Value(label, replace(origin, text=label))
+        own = self.own.get(str(path[1]), {}) if path[:1] == ("stages",) and len(path) > 1 else {}
+        if name in own:
+            return own[name]
         if name == "matrix":
             message = "${matrix} is known only inside a stage with a matrix"
             self.problem(path, message, "name the variant.", origin)
         elif name not in self._stated and ("variables",) not in self.unknown:
-            names = [*self._stated, *([] if label is None else ["matrix"])]
-            self.problem(path, f"there is no variable '{name}'", did_you_mean(name, names), origin)
+            known = [*self._stated, *own]
+            self.problem(path, f"there is no variable '{name}'", did_you_mean(name, known), origin)
         elif name in self._stated and (value := self._resolved(name)) is not None:
             return value
         self.unknown.add(path)

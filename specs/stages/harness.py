@@ -15,7 +15,7 @@ from specs.options import option
 from specs.sources import Url
 from specs.stages.base import Part
 
-FAMILIES = ("perplexity", "forgetting", "loss", "memorisation", "reward", "kl", "sharpness")
+FAMILIES = ("perplexity", "forgetting", "loss", "memorisation", "reward", "kl", "sharpness", "sparsity")
 """First words of other metrics, which no suite may have as its name."""
 TASK_FILES = ["**/*.yaml", "**/*.json", "**/*.jsonl", "**/*.parquet"]
 """The files that are read from a folder of the user's own tasks."""

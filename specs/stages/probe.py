@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from pydantic import model_validator
+
 from specs.base import Spec, execution, identity, reference
 from specs.model import ModelSpec
+from specs.options import option
 from specs.stages.base import FromCheckpoint, Part
 from specs.units import Reference
 
@@ -24,8 +27,8 @@ class Sharpness(Spec):
 
 
 class ProbeStage(FromCheckpoint):
-    """Measures a checkpoint by its loss, a mean over the tokens of the first held-out sequences of each
-    source."""
+    """Measures a checkpoint on the tokens, in conversations those of answers, of the first held-out sequences
+    of each source: the sharpness of its loss, and its activations."""
 
     VERSION: ClassVar[int] = 1
     IN_LAYOUT: ClassVar[bool] = True
@@ -37,7 +40,21 @@ class ProbeStage(FromCheckpoint):
     sequence_length: int | None = identity(
         None, ge=8, description="length of the held-out sequences; the model's by default"
     )
-    sharpness: Sharpness = identity(default_factory=Sharpness)
+    sharpness: Sharpness | None = identity(default_factory=Sharpness)
+    activations: bool = option(
+        False, description="measures how sparse the inputs of each layer's down projection are"
+    )
+
+    @model_validator(mode="after")
+    def _measures_something(self) -> ProbeStage:
+        if self.sharpness is None and not self.activations:
+            raise ValueError("the stage measures nothing; set sharpness or activations")
+        return self
+
+    def obstacle(self, to: Literal["pp", "tp", "cp", "float8"]) -> str:
+        if to == "tp" and self.activations:
+            return "the sparsity of activations is that of whole rows"
+        return super().obstacle(to)
 
 
 class ProbePart(Part):
@@ -48,6 +65,7 @@ class ProbePart(Part):
     model: ModelSpec = identity()
     sequence_length: int = identity()
     samples: int = identity()
-    sharpness: Sharpness = identity()
+    sharpness: Sharpness | None = identity()
+    activations: bool = option(False)
     attention: str = execution("auto")
     batch_size: int = execution(8)

@@ -18,12 +18,16 @@ def figure(**fields: Any) -> FigureSpec:
     return FigureSpec.model_validate({"title": "Losses", **axes, **fields})
 
 
-def test_a_variant_with_a_star_is_every_stage_that_matches_labelled_by_the_matched_text() -> None:
+def test_a_variant_with_a_star_is_every_stage_that_matches_labelled_by_the_text_of_the_first_star() -> None:
     series = {"rates": {"lr-*": ""}, "stated": {"lr-1*": "first", "plain": "no rate"}, "all": "*"}
     assert figure(series=series).variants(STAGES) == {
         "rates": {"lr-1e-3": "1e-3", "lr-2e-3": "2e-3"},
         "stated": {"lr-1e-3": "first", "plain": "no rate"},
         "all": {"lr-1e-3": "lr-1e-3", "lr-2e-3": "lr-2e-3", "plain": "plain"},
+    }
+    stages = ["sft-adamw-28-1e-3", "sft-adamw-29-1e-3", "sft-adamwx-28"]
+    assert figure(series={"a": "adamw-*-*"}).variants(stages) == {
+        "a": {"adamw-28-1e-3": "28", "adamw-29-1e-3": "29"}
     }
 
 

@@ -159,7 +159,7 @@ def _probe(known: Known, node: Node) -> Work:
     part = cast(ProbePart, node.part)
     work, vectors = (
         _scored(known, node, part.model, part.sequence_length, part.samples),
-        part.sharpness.probes,
+        part.sharpness.probes if part.sharpness else 0,
     )
     return work._replace(
         read=work.read * (1 + 2 * vectors), forward_flops=work.forward_flops * (1 + 6 * vectors)

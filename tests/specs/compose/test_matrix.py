@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from specs.compose import expand
+from specs.document import parse
 from specs.recipe import load
 from tests.specs.composing import BASE, VARIANTS, data, errors, problems, stage, write
 
@@ -47,6 +49,27 @@ def test_a_grid_makes_every_combination_named_after_its_values() -> None:
         "a-0.5-1-a_b_c": {"lr": {"x": 0, "peak": 0.5}, "seed": 1, "note": "a b/c"},
         "a-0.5-null-a_b_c": {"lr": {"x": 0, "peak": 0.5}, "seed": None, "note": "a b/c"},
     }
+
+
+def test_a_list_with_a_dollar_is_a_variable_of_the_variant() -> None:
+    text = """\
+variables: {lr: 5, rates: [1e-4, 2]}
+stages:
+  a:
+    {from: "${base}-${seed}", lr: "${lr}", own: "${steps}",
+     matrix: {$base: [s, m], $lr: "${rates}", x: {y: 1}, $steps: ["${lr}"], $seed: [1]}}
+  b: {lr: "${lr}", matrix: [s-1e-4]}
+"""
+    stages = data(text)["stages"]
+    assert stages == {
+        "a-x-s-1e-4-5-1": {"from": "s-1", "lr": 1e-4, "own": 5, "y": 1},
+        "a-x-s-2-5-1": {"from": "s-1", "lr": 2, "own": 5, "y": 1},
+        "a-x-m-1e-4-5-1": {"from": "m-1", "lr": 1e-4, "own": 5, "y": 1},
+        "a-x-m-2-5-1": {"from": "m-1", "lr": 2, "own": 5, "y": 1},
+        "b-s-1e-4": {"lr": 5},
+    }
+    (problem,) = expand(parse("stages: {a: {from: '${bas}', matrix: {$base: [s]}}}", "f.yaml")).problems
+    assert "there is no variable 'bas'" in problem.message and "base" in problem.fix
 
 
 def test_names_and_lists_together_are_every_combination() -> None:

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import io
+from collections import Counter
+
+from apertus_model.data.conversations.stored import Conversation
+from examples.letters import RULE, Reader, random_of_4, random_of_8, rule_of_4, rule_of_8
+from specs.sources import SourceSpec
+
+SOURCE = SourceSpec.model_validate(
+    {"url": "/nowhere", "format": "conversations", "reader": "a.b:c", "version": 1}
+)
+PYTHON = "\n".join(f'def f{number}():\n    """What {number} is."""' for number in range(200))
+
+
+def read(reader: Reader) -> list[tuple[list[str], list[str]]]:
+    """Prompts and answers, letter by letter."""
+    found = []
+    for one in reader(io.BytesIO(PYTHON.encode()), SOURCE, "a.py"):
+        assert isinstance(one, Conversation)
+        prompt, answer = (str(message["content"]).split() for message in one.messages)
+        assert one.completions == [" ".join(answer)] and one.group == " ".join(prompt)
+        found.append((prompt, answer))
+    return found
+
+
+def test_an_answer_follows_the_rule_or_nothing_and_is_as_long_as_its_prompt() -> None:
+    assert sorted(RULE) == sorted(RULE.values())
+    for length, by_rule, at_random in ((4, rule_of_4, random_of_4), (8, rule_of_8, random_of_8)):
+        for prompt, answer in read(by_rule):
+            assert len(prompt) == len(answer) == length
+            assert answer == [RULE[letter] for letter in [prompt[-1], *answer[:-1]]]
+        drawn = read(at_random)
+        assert [prompt for prompt, _ in drawn] == [prompt for prompt, _ in read(by_rule)]
+        assert len({tuple(prompt) for prompt, _ in drawn}) == 200
+        pairs = Counter(
+            pair for prompt, answer in drawn for pair in zip([prompt[-1], *answer], answer, strict=False)
+        )
+        by_chance = sum(count for (letter, to), count in pairs.items() if RULE[letter] == to)
+        assert by_chance < 3 * 200 * length / 26
