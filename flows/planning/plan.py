@@ -301,6 +301,8 @@ def _lost_parents(plan: Plan) -> list[Problem]:
             if step.action == "reuse" or read.step is None or read.node is None:
                 continue
             parent = plan.steps[read.node]
+            if parent.node.kind == "select":
+                continue  # it has chosen while this plan was made: the next plan reads what it chose
             past = parent.action == "reuse" or (parent.resume_step or 0) > read.step
             if not past or read.step in parent.node.kept_steps(plan.store):
                 continue

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from flows.execution.flow import Run, Session
+from flows.planning import plan as plans
+from flows.planning.graph import Graph
 from flows.planning.plan import Plan, make
 from flows.report import render
 from flows.report.content import collect
@@ -115,6 +117,27 @@ def test_a_selection_by_evaluations_means_the_checkpoint_that_was_evaluated(
     ]
     commit(plan, "measured", metrics={"chosen": 2, "value": 9.0})
     assert parent(planned(), "exported") == "tuned-3e-3"
+
+
+def test_a_selection_may_choose_while_a_plan_is_made(
+    planned: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What starts from it is planned anew before it begins."""
+    plan = planned()
+    started = ("chosen", "after", "measured", "exported")
+    finish(plan, *(name for name in plan.graph.nodes if not name.startswith(started)))
+    graph_of = plans.build
+
+    def chosen_meanwhile(*arguments: Any) -> Graph:
+        graph = graph_of(*arguments)
+        commit(plan, "chosen", metrics={"chosen": 1, "value": 2.0})
+        return graph
+
+    monkeypatch.setattr(plans, "build", chosen_meanwhile)
+    late = planned()
+    assert late.steps["chosen"].action == "reuse" and parent(late, "after") == "chosen"
+    monkeypatch.setattr(plans, "build", graph_of)
+    assert parent(planned(), "after") == "tuned-2e-3"
 
 
 def test_selection_depends_on_its_candidates(planned: Callable[..., Plan]) -> None:
