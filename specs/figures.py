@@ -178,9 +178,9 @@ def _matching(pattern: str, stated: dict[str, str], stages: Iterable[str]) -> di
             continue
         for stage in stages:
             name = stage[len(before) : len(stage) - len(after)]
-            found = re.fullmatch(re.escape(variant).replace(r"\*", "(.*?)"), name)
-            if stage == f"{before}{name}{after}" and found:
-                texts[name] = text or found[1]
+            stars = re.fullmatch(re.escape(variant).replace(r"\*", "(.*?)"), name)
+            if stage == f"{before}{name}{after}" and stars:
+                texts[name] = text or stars[1]
     return texts
 
 

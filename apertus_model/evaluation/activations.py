@@ -31,10 +31,10 @@ def sparsity(evaluator: Evaluator, samples: Sequence[SampleLike]) -> dict[str, f
     ]
 
     def measured(_: object) -> tuple[torch.Tensor]:
-        found = torch.stack([torch.stack(runs[layer]).mean(0) for layer in layers], dim=2)
+        measures_of_layers = torch.stack([torch.stack(runs[layer]).mean(0) for layer in layers], dim=2)
         for layer in layers:
             runs[layer].clear()
-        return (found,)
+        return (measures_of_layers,)
 
     (places,) = evaluator.of_places(samples, measured)  # (rows, sequence, layers, 2)
     for hook in hooks:

@@ -31,7 +31,8 @@ stages:
   tokenizer: {kind: tokenizer, sources: [own, below, alone], vocab_size: 512}
 """
 NO_PATHS = {
-    "Axis.label", "Axis.metric", "Axis.stage", "Checkpointing.best", "FigureSpec.against",
+    "Axis.label", "Axis.metric", "Axis.stage", "Checkpointing.best", "Claim.cannot", "Claim.of",
+    "Claim.paper", "Claim.than", "FigureSpec.against", "FigureSpec.claims",
     "FigureSpec.series", "FigureSpec.text", "FigureSpec.times", "FigureSpec.title", "Gate.metric",
     "Measuring.reference", "ModelSpec.flavour", "Pipeline.description", "Pipeline.figures", "Pipeline.name",
     "Pipeline.silence", "PublishedScore.source", "RobotsSource.include", "Server.key", "Server.proxy",

@@ -54,8 +54,8 @@ def test_fine_tunings_of_a_schedule_share_its_pretraining(store: Store) -> None:
             assert plan.graph.trajectories[wsd].steps == 200 - 150
         flat, decayed = (plan.graph.nodes[f"mid-{arm}-best-wso-{seed}"] for arm in ("flat", "decayed"))
         assert flat.inputs == decayed.inputs and flat.inputs["parent"].name == f"best-wso-{seed}"
-        read = plan.graph.nodes[f"over-wsd-{seed}"].inputs["parent"]
-        assert (read.name, read.step) == (f"over-wso-{seed}", 175)
+        read = plan.graph.nodes[f"more-wsd-{seed}"].inputs["parent"]
+        assert (read.name, read.step) == (f"more-wso-{seed}", 175)
 
 
 @pytest.mark.parametrize("recipe", ["wso", "wso-8b"])
