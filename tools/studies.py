@@ -26,7 +26,7 @@ from specs.recipe import load
 
 ROOT = Path(__file__).parents[1]
 PAGE, IMAGES = ROOT / "docs" / "studies.md", "images/studies"
-LABEL, HALF, NUMBER, STEP, TOP = 330, 130, 190, 42, 58  # pixels
+LABEL, HALF, NUMBER, STEP, TOP = 350, 130, 240, 42, 58  # pixels
 COLOURS = {"shown": "#2e7d4f", "the opposite": "#b3402e"}
 HEAD = """\
 # The studies

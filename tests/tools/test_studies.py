@@ -32,7 +32,7 @@ def test_a_verdict_that_differs_between_machines_is_unstable() -> None:
 def test_the_picture_draws_what_the_paper_says_on_the_right() -> None:
     root = ElementTree.fromstring(picture(study(SHOWN, LEVEL, MISSING)))
     circles = [float(one.get("cx") or 0) for one in root.iter("{http://www.w3.org/2000/svg}circle")]
-    middle = 330 + 130
+    middle = 350 + 130
     assert len(circles) == 2 and circles[0] > middle > circles[1]
     assert "-2 (-3 to 1,234)" in picture(study(LARGE))
     assert circles[0] - middle == pytest.approx(130 * 2 / (3 * 1.05), abs=0.2)
