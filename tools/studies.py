@@ -35,10 +35,10 @@ Each row is a claim of a paper, tested by a recipe that two cores run in minutes
 writes this page from stored results; `make test-all` runs the studies again and compares the verdicts.
 
 A number is the mean over seeds, with its 95% interval (Student's t; Fisher's for a correlation). *Shown*:
-the interval lies on the paper's side of 0. *Not shown*: 0 is inside; *no difference seen* where the paper
-sees none. *Unstable*: another machine, with other installed text, gives another verdict. Of {claims} at this
-level, some are shown by chance. A miniature has 0.2 to 0.7M parameters: what it does not show may be true of
-a model.
+the interval lies on the side of 0 that the paper states. *The opposite*: it lies on the other side. *Not
+shown*: the interval contains 0; where the paper states no difference, this is called *no difference seen*.
+*Unstable*: another machine, with other installed text, gives another verdict. Of {claims} at this level, some
+are shown by chance. A miniature has 0.2 to 0.7M parameters: what it does not show may be true of a model.
 """
 
 

@@ -35,8 +35,8 @@ class Tested(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether the interval lies on the side of 0 that was expected. An interval that contains 0 does not
-        show that there is no difference."""
+        """The side of 0 on which the interval lies, beside the expected one. An interval that contains 0
+        shows neither a difference nor that there is none."""
         if self.number is None:
             return "not measured"
         _, low, high = self.number
