@@ -223,7 +223,7 @@ def _own_fields(spec: ModelSpec) -> dict[str, Any]:
         made_by = spec.model_dump(mode="json", include={spec.method[0]})
         return own.fields | {"layer_schedule": _steps(spec), "layer_schedule_of": made_by}
     assert spec.mamba is not None
-    mamba = {"mamba_conv_width": spec.mamba.conv_width, "mamba_chunk": spec.mamba.chunk}
+    mamba = {f"mamba_{field}": getattr(spec.mamba, field) for field in ("conv_width", "chunk", "decay")}
     return own.fields | {"mamba_layers": spec.mamba_layers, **mamba}
 
 
@@ -304,7 +304,8 @@ def model_of(config: Any, name: str = "config.json") -> ModelSpec:
     }
     if own is HYBRID:
         values["mamba"] = {
-            field: getattr(described, f"mamba_{field}") for field in ("layers", "conv_width", "chunk")
+            field: getattr(described, f"mamba_{field}")
+            for field in ("layers", "conv_width", "chunk", "decay")
         }
     elif own is SCHEDULED:
         values |= described.layer_schedule_of

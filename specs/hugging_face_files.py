@@ -49,6 +49,7 @@ class Config(Foreign):
     mamba_layers: list[int] | None = None
     mamba_conv_width: int = 4
     mamba_chunk: int = 64
+    mamba_decay: bool = True
 
 
 class OtherConfig(Foreign):

@@ -9,9 +9,12 @@ from pydantic import Field, field_validator
 
 from specs.base import Spec, execution, identity
 from specs.layer_schedule import MOST_LAYERS
+from specs.options import option
 
 OWN = ("conv_c", "conv_b", "conv_x", "a_log", "dt_bias", "d", "out_norm", "z_proj.weight", "dt_proj.weight")
 """Parameters of a Mamba-2 layer that attention does not have."""
+OF_DECAYS = ("a_log", "dt_bias", "dt_proj.weight")
+"""Those that linear attention does not have."""
 
 
 class Mamba(Spec):
@@ -27,6 +30,11 @@ class Mamba(Spec):
     )
     conv_width: int = identity(
         4, ge=1, le=64, description="tokens that the convolution of queries, keys and values sees"
+    )
+    decay: bool = option(
+        True,
+        description="false: linear attention (arXiv 2006.16236), with the convolution, gates and norm of"
+        " Mamba-2: the state adds up what all tokens write, with decays and step sizes of 1",
     )
     chunk: int = execution(
         64,
@@ -44,6 +52,11 @@ class Mamba(Spec):
         if not layers or len(set(layers)) < len(layers):
             raise ValueError(f"{layers} names no layer, or one twice; name each layer once, or all of them")
         return sorted(layers)
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The parameters of a layer that attention does not have."""
+        return OWN if self.decay else tuple(name for name in OWN if name not in OF_DECAYS)
 
     def numbers(self, n_layers: int) -> list[int]:
         """The numbers of the layers without attention."""
@@ -89,5 +102,5 @@ class NewMixers(Mamba):
 
     def new_parameters(self, n_layers: int) -> tuple[str, ...]:
         """The name patterns of the parameters that do not begin with those of the checkpoint."""
-        names = OWN if self.initial == "attention" else ("*",)
+        names = self.own if self.initial == "attention" else ("*",)
         return tuple(f"layers.{layer}.attention.{name}" for layer in self.numbers(n_layers) for name in names)

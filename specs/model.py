@@ -285,7 +285,11 @@ class ModelSpec(Spec):
     def mamba_matrices(self) -> int:
         """The number of parameters in matrices that a Mamba-2 layer has in addition to attention's
         projections: those of gates and of step sizes."""
-        return self.dim * (self.query_dim + self.n_heads)
+        return self.dim * (self.query_dim + self._decayed_heads)
+
+    @property
+    def _decayed_heads(self) -> int:
+        return self.n_heads if self.mamba is not None and self.mamba.decay else 0
 
     @property
     def mamba_sides(self) -> list[tuple[int, int]]:
@@ -293,14 +297,17 @@ class ModelSpec(Spec):
         if self.mamba is None:
             return []
         convolved = [(width, self.mamba.conv_width) for width in (self.query_dim, self.key_dim, self.key_dim)]
-        return [(self.dim, self.query_dim), (self.dim, self.n_heads), *convolved]
+        steps = [(self.dim, self.n_heads)] if self.mamba.decay else []
+        return [(self.dim, self.query_dim), *steps, *convolved]
 
     @property
     def mamba_vectors(self) -> int:
-        """A Mamba-2 layer's other parameters: convolutions, norm of what is gated, three numbers a head."""
+        """A Mamba-2 layer's other parameters: convolutions, norm of what is gated, one or three numbers a
+        head."""
         if self.mamba is None:
             return 0
-        return (self.query_dim + 2 * self.key_dim) * self.mamba.conv_width + self.query_dim + 3 * self.n_heads
+        convolved = (self.query_dim + 2 * self.key_dim) * self.mamba.conv_width
+        return convolved + self.query_dim + self.n_heads + 2 * self._decayed_heads
 
     def mamba_products(self, sequence_length: float) -> int:
         """The multiply-adds of a Mamba-2 layer per token, without its projections."""

@@ -157,11 +157,10 @@ def _with_mixers(phase: Phase, new: NewMixers, model: ModelSpec) -> ModelSpec:
     if again := sorted(set(before) & set(new.numbers(model.n_layers))):
         message = f"layers {', '.join(map(str, again))} of '{phase.parent}' have no attention"
         raise SpecError.of((*at, "layers"), message, "name layers that have.")
-    if model.mamba is not None and model.mamba.conv_width != new.conv_width:
-        message = (
-            f"the convolutions of '{phase.parent}' have width {model.mamba.conv_width}, not {new.conv_width}"
-        )
-        raise SpecError.of((*at, "conv_width"), message, "set the same width.")
+    for name in ("conv_width", "decay") if model.mamba is not None else ():
+        if (old := getattr(model.mamba, name)) != getattr(new, name):
+            message = f"the mixers of '{phase.parent}' have {name} {old}, not {getattr(new, name)}"
+            raise SpecError.of((*at, name), message, "set the same.")
     fields = new.model_dump(exclude={"initial"})
     if before:
         fields["layers"] = sorted([*before, *new.numbers(model.n_layers)])

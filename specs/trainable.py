@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from specs.errors import FieldPath, Problem, did_you_mean
-from specs.mamba import OWN
 from specs.model import ModelSpec
 
 MATRICES = (".wq.", ".wk.", ".wv.", ".wo.", "_proj.")
@@ -46,7 +45,7 @@ def sizes(model: ModelSpec) -> dict[str, int]:
             "z_proj.weight": dim * queries,
             "dt_proj.weight": dim * model.n_heads,
         }
-        mixer = {f"attention.{name}": sizes_of_own[name] for name in OWN}
+        mixer = {f"attention.{name}": sizes_of_own[name] for name in model.mamba.own}
     head = "lm_head.score" if model.head == "reward" else "lm_head.weight"
     return {
         "tok_embeddings.weight": model.vocab_size * dim,

@@ -10,7 +10,7 @@ place of the softmax: M_ts = (c_t . b_s) a_{s+1} ... a_t dt_s for s <= t of the 
 for chunks of tokens, between which the state carries over. Its sums and the state are float32 at least, and
 no rounding depends on other documents; the convolution has the precision of its input. It is initialised as
 the identity, so that a layer with the projections of attention begins with their queries, keys and values;
-step sizes and decays are drawn as in Mamba-2.
+step sizes and decays are drawn as in Mamba-2. Without decay, a_t and dt_t are 1: linear attention.
 """
 
 import dataclasses
@@ -114,25 +114,26 @@ class MambaMixer(GQAttention):
         conv_width: int
         chunk: int
         z_proj: Linear.Config
-        dt_proj: Linear.Config
+        dt_proj: Linear.Config | None  # None without decay
 
         def set_own_sharding(self) -> None:
             """Gives every tensor-parallel rank the gates and step sizes of its own heads."""
-            self.z_proj.sharding_config = colwise_config()
-            self.dt_proj.sharding_config = colwise_config()
+            for projection in filter(None, (self.z_proj, self.dt_proj)):
+                projection.sharding_config = colwise_config()
 
     _sharding_config: ShardingConfig | None
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.chunk, self.norm_eps = config.chunk, config.qk_norm.eps
-        self.z_proj, self.dt_proj = config.z_proj.build(), config.dt_proj.build()
+        self.z_proj = config.z_proj.build()
+        self.dt_proj = config.dt_proj.build() if config.dt_proj is not None else None
         heads, key_heads = config.n_heads, config.n_kv_heads or config.n_heads
         assert config.head_dim is not None
         for name, size in (("c", heads), ("b", key_heads), ("x", key_heads)):
             taps = torch.empty(size * config.head_dim, config.conv_width)
             self.register_parameter(f"conv_{name}", nn.Parameter(taps))
-        for name in PER_HEAD:
+        for name in PER_HEAD if self.dt_proj is not None else ("d",):
             self.register_parameter(name, nn.Parameter(torch.empty(heads)))
         self.out_norm = nn.Parameter(torch.empty(heads * config.head_dim))
 
@@ -151,7 +152,7 @@ class MambaMixer(GQAttention):
     def parallelize(self, parallel_dims: Any) -> None:
         """Gives every tensor-parallel rank the parameters of its own heads."""
         assert self._sharding_config is not None
-        own = dict.fromkeys(OWN, dense_param_placement(tp=spmd.S(0)))
+        own = dict.fromkeys(self._parameters, dense_param_placement(tp=spmd.S(0)))
         self._sharding_config = dataclasses.replace(self._sharding_config, state_shardings=own)
         super().parallelize(parallel_dims)
 
@@ -166,9 +167,12 @@ class MambaMixer(GQAttention):
             heads.append(wide(mixed.unflatten(2, whole.shape[2:])))
         c, b, x = heads
         again = c.shape[2] // b.shape[2]
-        dt = wide(local_part(self.dt_proj(u_BLD)))
-        dt = F.softplus(dt + local_part(self.dt_bias).to(dt.dtype))
-        log_a = -local_part(self.a_log).to(dt.dtype).exp() * dt
+        if self.dt_proj is None:
+            dt, log_a = c.new_ones(c.shape[:3]), c.new_zeros(c.shape[:3])
+        else:
+            dt = wide(local_part(self.dt_proj(u_BLD)))
+            dt = F.softplus(dt + local_part(self.dt_bias).to(dt.dtype))
+            log_a = -local_part(self.a_log).to(dt.dtype).exp() * dt
         b, x = (term.repeat_interleave(again, dim=2) for term in (b, x))
         return Recurrence(c, b, x, dt, log_a, documents)
 
@@ -205,14 +209,13 @@ def mixing(plain: GQAttention.Config, settings: Mamba) -> MambaMixer.Config:
     fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
     del fields["param_init"]
     wq = plain.qkv_linear.wq
+    # one output for each head: float8 is too imprecise for it, and needs more outputs
+    steps = Linear.Config(in_features=wq.in_features, out_features=plain.n_heads, param_init=wq.param_init)
     return MambaMixer.Config(
         **fields,
         conv_width=settings.conv_width,
         chunk=settings.chunk,
         z_proj=dataclasses.replace(wq),
-        # one output for each head: float8 is too imprecise for it, and needs more outputs
-        dt_proj=Linear.Config(
-            in_features=wq.in_features, out_features=plain.n_heads, param_init=wq.param_init
-        ),
+        dt_proj=steps if settings.decay else None,
         param_init=dict.fromkeys(OWN, skip_param_init),
     )

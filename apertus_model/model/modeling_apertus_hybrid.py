@@ -12,9 +12,10 @@ attention, and every query head h a state S of head_dim x head_dim:
     out = o_proj(norm(y silu(z_proj u)))                    the norm of each head, with weights out_norm
 
 where the heads of a group share b and x, and conv is a weighted sum of the last `mamba_conv_width` tokens of
-each channel. Besides the keys and values of attention, the cache has the states of these layers, and the last
-inputs of their convolutions. It cannot be cropped. The file needs nothing but torch and transformers.
-`ApertusForCausalLM` would compute attention; the stored `hidden_act` makes it refuse the folder.
+each channel. Without `mamba_decay`, dt is 1 and S only adds up: linear attention. Besides the keys and values
+of attention, the cache has the states of these layers, and the last inputs of their convolutions. It cannot
+be cropped. The file needs nothing but torch and transformers. `ApertusForCausalLM` would compute attention;
+the stored `hidden_act` makes it refuse the folder.
 """
 
 import math
@@ -37,6 +38,7 @@ class HybridApertusConfig(ApertusConfig):
     mamba_layers: list | None = None
     mamba_conv_width: int = 4
     mamba_chunk: int = 64  # tokens that are mixed by one matrix
+    mamba_decay: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.hidden_act = "xielu"
@@ -87,15 +89,16 @@ class MambaMixer(ApertusAttention):
     def __init__(self, config: HybridApertusConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         heads, key_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.hidden_size
-        self.chunk, self.eps = config.mamba_chunk, config.rms_norm_eps
+        self.chunk, self.eps, self.decay = config.mamba_chunk, config.rms_norm_eps, config.mamba_decay
         self.z_proj = nn.Linear(dim, heads * self.head_dim, bias=False)
-        self.dt_proj = nn.Linear(dim, heads, bias=False)
         width = config.mamba_conv_width
         self.conv_c = nn.Parameter(torch.zeros(heads * self.head_dim, width))
         self.conv_b = nn.Parameter(torch.zeros(key_heads * self.head_dim, width))
         self.conv_x = nn.Parameter(torch.zeros(key_heads * self.head_dim, width))
-        self.a_log = nn.Parameter(torch.zeros(heads))
-        self.dt_bias = nn.Parameter(torch.zeros(heads))
+        if self.decay:
+            self.dt_proj = nn.Linear(dim, heads, bias=False)
+            self.a_log = nn.Parameter(torch.zeros(heads))
+            self.dt_bias = nn.Parameter(torch.zeros(heads))
         self.d = nn.Parameter(torch.ones(heads))
         self.out_norm = nn.Parameter(torch.ones(heads * self.head_dim))
 
@@ -114,8 +117,11 @@ class MambaMixer(ApertusAttention):
             [self.conv_c.shape[0], self.conv_b.shape[0], self.conv_x.shape[0]], dim=-1
         ))  # fmt: skip
         b, x = (part.repeat_interleave(self.num_key_value_groups, dim=2) for part in (b, x))
-        dt = F.softplus(self.dt_proj(hidden_states).float() + self.dt_bias.float())
-        mixed = self.scan(c, b, x, dt, -self.a_log.float().exp() * dt, kept) + self.d.float()[:, None] * x
+        dt, log_a = torch.ones_like(c[..., 0]), torch.zeros_like(c[..., 0])
+        if self.decay:
+            dt = F.softplus(self.dt_proj(hidden_states).float() + self.dt_bias.float())
+            log_a = -self.a_log.float().exp() * dt
+        mixed = self.scan(c, b, x, dt, log_a, kept) + self.d.float()[:, None] * x
         gated = mixed * F.silu(self.z_proj(hidden_states).view(heads).float())
         normed = gated * (gated.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt()
         kept.seen += length

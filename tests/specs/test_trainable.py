@@ -30,6 +30,7 @@ REPEATS: dict[str, Any] = {"repeats": {"start": 1, "layers": 2, "times": 3}}
         {"depth_average": {"period": 2}},
         REPEATS,
         {"mamba": {"layers": [1, 3], "conv_width": 3}},
+        {"mamba": {"layers": [1, 3], "decay": False}},
     ],
 )
 def test_the_names_and_sizes_are_those_of_the_engine(changes: dict[str, Any]) -> None:

@@ -52,6 +52,7 @@ def test_a_plain_stack_is_computed_by_transformers_itself() -> None:
         {"mamba": Mamba(layers=[0, 2], chunk=8)},
         {"mamba": Mamba(layers="all", conv_width=2, chunk=5)},
         {"mamba": Mamba(layers=[3], conv_width=1)},
+        {"mamba": Mamba(layers=[1, 2], chunk=8, decay=False)},
     ],
 )
 def test_a_class_of_ours_gives_the_same_logits_there_with_a_cache_and_a_layer_at_a_time(

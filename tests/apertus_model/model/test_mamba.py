@@ -12,7 +12,7 @@ from torch import nn
 
 from apertus_model.model.mamba import MambaMixer, Recurrence, matrix, scan
 from apertus_model.model.model import ApertusModel, model_config
-from specs.mamba import OWN
+from specs.mamba import OF_DECAYS, OWN
 from specs.model import ModelSpec
 from tests.numerics import Numerics, largest_difference
 
@@ -129,6 +129,17 @@ def test_chunks_are_the_state_token_by_token(chunk: int) -> None:
     exact = by_tokens(of)
     assert largest_difference(scan(of, chunk), exact) < 1e-13 * exact.abs().max().item()
     assert largest_difference(torch.einsum("bhts,bshn->bthn", matrix(of), of.x), exact) < 1e-13
+
+
+def test_without_decay_it_is_linear_attention() -> None:
+    """Sums over the tokens of a document so far (arXiv 2006.16236, equation 9), without their denominator."""
+    assert SPEC.mamba is not None
+    one = mixer(mamba=SPEC.mamba.model_copy(update={"decay": False}))
+    of = one.recurrence(states(), two_documents())
+    seen = (of.documents[:, :, None] == of.documents[:, None]).tril().double()
+    exact = torch.einsum("bthn,bshn,bts,bshp->bthp", of.c, of.b, seen, of.x)
+    assert largest_difference(scan(of, 8), exact) < 1e-13 * exact.abs().max().item()
+    assert {name for name, _ in one.named_parameters()}.isdisjoint(OF_DECAYS)
 
 
 def test_rounding_does_not_grow_with_what_was_forgotten() -> None:

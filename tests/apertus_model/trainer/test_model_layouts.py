@@ -80,6 +80,9 @@ MODELS = {
         slow=("FSDP", "TP", "HSDP", "FSDP x TP with SP", "DDP", "PP"),
         slow_recomputed=("full", "selective"),
     ),
+    "linear attention": Model(
+        {"mamba": Mamba(layers=[0, 2], chunk=8, decay=False)}, slow=("TP with SP", "FSDP x TP with SP")
+    ),
     "pairs": Model(
         {"layer_pairs": LayerPairs(start=1, layers=4)},
         slow=("TP with SP", "FSDP", "TP", "CP", "FSDP x TP with SP"),
