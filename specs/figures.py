@@ -67,7 +67,8 @@ class Claim(Spec):
     Numbers of a series are compared with those of another at equal labels, which are seeds then; the number
     is the mean over them, with its 95% interval (Student's t). For a *front*, the points of a series with the
     same label make a line, without the points that another one beats on both axes; the number is the distance
-    of `of` from `than` along `axis`, on average over the part of the other axis that both lines reach. A
+    of `of` from `than` along `axis`, on average over the part of the other axis that both lines reach, by its
+    scale. A
     correlation is Pearson's, over all points of `of`, or of the figure, with Fisher's interval."""
 
     paper: str = execution(description="what the paper measured, or that it states no number")
@@ -87,8 +88,10 @@ class Claim(Spec):
         yield from (
             f"'{series}' is no series of the figure" for series in named if series not in figure.series
         )
-        if self.form != "difference" and figure.form != "points":
-            yield f"a {self.form} needs points, where both axes have a metric"
+        if self.form == "correlation" and figure.form != "points":
+            yield "a correlation needs points, where both axes have a metric"
+        if self.form == "front" and figure.form == "bars":
+            yield "a front needs points or lines"
         if self.form == "difference" and (figure.form == "lines" or not getattr(figure, self.axis).metric):
             yield f"the figure has no single number on {self.axis}"
         if self.form == "front" and not (figure.x.better and figure.y.better):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from flows.format import duration
 from flows.planning.plan import make
 from flows.report.claims import Tested, claims_of
 from flows.report.content import collect
@@ -38,7 +39,8 @@ A number is the mean over seeds, with its 95% interval (Student's t; Fisher's fo
 the interval lies on the side of 0 that the paper states. *The opposite*: it lies on the other side. *Not
 shown*: the interval contains 0; where the paper states no difference, this is called *no difference seen*.
 *Unstable*: another machine, with other installed text, gives another verdict. Of {claims} at this level, some
-are shown by chance. A miniature has 0.2 to 0.7M parameters: what it does not show may be true of a model.
+are shown by chance. A miniature has 0.2 to 0.7M parameters: what it does not show may be true of a model. The
+time is what the parts of a study took on the first machine, of which two run at once.
 """
 
 
@@ -46,6 +48,7 @@ class Study(NamedTuple):
     name: str
     description: str
     parts: int
+    seconds: float  # of all parts, as many at once as the recipe says
     claims: list[Tested]
 
 
@@ -69,7 +72,8 @@ def study(recipe: Path, store: Store) -> Study | None:
         return None
     run = collect(make(pipeline, store))
     claims = [claim for experiment in run.experiments.values() for claim in claims_of(experiment)]
-    return Study(pipeline.name, pipeline.description, len(run.parts), claims)
+    seconds = sum(run.seconds.values()) / pipeline.concurrency
+    return Study(pipeline.name, pipeline.description, len(run.parts), seconds, claims)
 
 
 def verdict(claims: list[Tested]) -> str:
@@ -91,7 +95,7 @@ def _sections(studies: list[list[Study]]) -> Iterator[str]:
         first = machines[0]
         yield f"## {first.description}\n"
         recipe = f"[`{first.name}`](../specs/recipes/{first.name}.yaml)"
-        yield f"{recipe}, {first.parts} parts\n"
+        yield f"{recipe}, {first.parts} parts, {duration(first.seconds)}\n"
         yield f"![The claims, each with its interval]({IMAGES}/{first.name}.svg)\n"
         yield "| claim | paper | here | verdict |\n|---|---|---|---|"
         for claims in zip(*(machine.claims for machine in machines), strict=True):

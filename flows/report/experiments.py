@@ -252,7 +252,7 @@ def _staircase(best: list[FigurePoint], spec: FigureSpec) -> Any:
 
 
 def _draw_lines(name: str, experiment: Experiment, look: Styles) -> Drawn:
-    """Lines with bands of intervals: over a few evenly spaced numbers, or over many on a linear axis."""
+    """Lines with bands of intervals: over a few evenly spaced numbers, or over many on an axis."""
     spec = experiment.spec
     places = sorted({_place(point) for point in experiment.all_points})
     few = len(places) <= MOST_PLACES
@@ -285,18 +285,19 @@ def _draw_lines(name: str, experiment: Experiment, look: Styles) -> Drawn:
                     hovertemplate="%{fullData.name}, %{customdata}<br>%{y:.4g}<extra></extra>",
                 )
             )
-    axis = _axis(spec.x) | {"type": "linear"}
+    axis = _axis(spec.x)
     ticks = {
         "tickmode": "array",
         "tickvals": list(range(len(places))),
-        "ticktext": [f"{place:,}" for place in places],
+        "ticktext": [in_full(place, 3) for place in places],
+        "type": "linear",
     }
     return traces, {"xaxis": axis | ticks if few else axis, "yaxis": _axis(spec.y) | {"rangemode": "tozero"}}
 
 
-def _place(point: FigurePoint) -> int:
+def _place(point: FigurePoint) -> float:
     assert point.x is not None, "a point of a line has a number"
-    return round(point.x.value)
+    return point.x.value
 
 
 def _draw_bars(name: str, experiment: Experiment, look: Styles) -> Drawn:

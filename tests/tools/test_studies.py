@@ -19,14 +19,14 @@ MISSING = Tested("C is level", CLAIM, None, 0)
 
 
 def study(*claims: Tested) -> Study:
-    return Study("some-mini", "Some study", 34, list(claims))
+    return Study("some-mini", "Some study", 34, 252.0, list(claims))
 
 
 def test_a_verdict_that_differs_between_machines_is_unstable() -> None:
     text = page([[study(SHOWN, MISSING)], [study(LEVEL, MISSING)]])
     assert "| -2 (-3 to -1), 3 seeds<br>1 (-1 to 3), 3 seeds | unstable: shown, not shown |" in text
     assert "| - | not measured |" in text or "| -<br>- | not measured |" in text
-    assert "2 claims" in text and "34 parts" in text
+    assert "2 claims" in text and "34 parts, 4.2 min" in text
 
 
 def test_the_picture_draws_what_the_paper_says_on_the_right() -> None:

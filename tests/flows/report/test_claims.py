@@ -83,6 +83,20 @@ def test_a_front_is_compared_where_both_lines_reach_on_the_other_axis() -> None:
     assert claimed(metrics, claim | {"of": "B"}, series=series, **POINTS).seeds == 0
 
 
+def test_fronts_of_lines_are_compared_along_a_logarithm_where_the_axis_is_one() -> None:
+    """Numbers 1 and 4, which take A 1 and 4 seconds, and B 2 and 8: from 2 to 4 seconds, A is at 2.5 to 4 by
+    the logarithm of the seconds, and B at 1 to 2.5."""
+    metrics = {f"e-{name}-1": {"n/1": 1.0, "n/4": 4.0, "s": s} for name, s in (("a", 1.0), ("b", 2.0))}
+    fields = {
+        "x": {"scale": "log", "better": "lower"},
+        "y": {"stage": "e-{variant}", "metric": "n/*", "better": "higher"},
+        "times": "s",
+        "series": {"A": {"a-*": ""}, "B": {"b-*": ""}},
+    }
+    claim = DIFFERENCE | {"form": "front", "of": "A", "than": "B", "expected": "above"}
+    assert claimed(metrics, claim, **fields).number == Measured(pytest.approx(1.5))
+
+
 def test_a_correlation_has_the_interval_of_fisher() -> None:
     """Of x = 0..4 and y = 0, 2, 1, 3, 5: r = 11 / sqrt(10 x 14.8)."""
     ys = [0.0, 2.0, 1.0, 3.0, 5.0]
@@ -104,7 +118,7 @@ def test_a_correlation_has_the_interval_of_fisher() -> None:
     [
         ({"of": "C"}, {}, "'C' is no series of the figure"),
         ({"than": ""}, {}, "'' is no series"),
-        ({"form": "front"}, {}, "needs points"),
+        ({"form": "front"}, {}, "needs points or lines"),
         ({"form": "correlation", "of": "", "than": ""}, {}, "needs points"),
         ({"axis": "x"}, {}, "no single number on x"),
         ({}, {"y": {"stage": "e-{variant}", "metric": "m/*"}}, "no single number on y"),
