@@ -6,6 +6,11 @@ Metrics:
     reward/mean                             mean reward of the sampled answers, over prompts
     reward/prompts                          number of prompts
     reward/finished                         share of the answers that the model ended
+    reward/best/<k>                         mean over prompts of the highest reward of k answers, expected for
+                                            k of the sampled ones (pass@k of arXiv 2107.03374 for rewards of 0
+                                            and 1); k: powers of 2
+    reward/majority/<k>                     mean reward of the answer, among the first k, whose last line most
+                                            of them have; the earliest of equals
     reward/against                          mean reward of the other model's answers to the same prompts, with
                                             the same seeds
     reward/difference                       mean over prompts of own - other reward; .../low and .../high: its
@@ -19,7 +24,9 @@ Invariant: answers are compared prompt by prompt; both models saw the same promp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -33,6 +40,7 @@ from apertus_model.evaluation.paired import compare
 from apertus_model.progress import Progress
 from apertus_model.trainer.evaluator import Evaluator
 from infra.store import Artifact
+from specs.stages.evaluate import several
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,7 @@ class Answers:
     completions: list[Row]
     rewards: list[Row] | None
     pad_id: int
+    seconds: float = 0.0  # of sampling, summed over workers
 
     @classmethod
     def read(cls, prompts: Artifact, completions: Artifact, rewards: Artifact | None) -> Answers:
@@ -51,7 +60,14 @@ class Answers:
         rewarded = [Rows(rewards)] if rewards is not None else []
         same_rows(asked, answered, *rewarded)
         pad_id = int(prompts.manifest.facts["pad_id"])
-        return cls(list(asked), list(answered), list(rewarded[0]) if rewarded else None, pad_id)
+        sampled = completions.manifest.metrics
+        seconds = sampled["tokens"] / sampled["tokens_per_second"]
+        return cls(list(asked), list(answered), list(rewarded[0]) if rewarded else None, pad_id, seconds)
+
+    @property
+    def each(self) -> int:
+        """The number of answers to a prompt."""
+        return len(self.completions[0]["completions"])
 
     @property
     def longest(self) -> int:
@@ -99,7 +115,7 @@ def rewards(
     scores, others = own.mean_rewards(), other.mean_rewards() if other is not None else None
     if scores is None:
         return metrics, {"model": name, "against": None, "rows": []}
-    metrics["reward/mean"] = fmean(scores)
+    metrics |= {"reward/mean": fmean(scores), **_of_several(own)}
     if others is not None:
         compared = compare(scores, others)
         metrics |= {
@@ -113,6 +129,30 @@ def rewards(
     columns = zip(own.prompts, scores, against, strict=True)
     rows = [{"id": prompt["id"], "reward": score, "against": other} for prompt, score, other in columns]
     return metrics, {"model": name, "against": other_name if others is not None else None, "rows": rows}
+
+
+def _of_several(own: Answers) -> dict[str, float]:
+    """The rewards of the best and of the most frequent of several answers."""
+    sampled = [row["sampled"] for row in own.rewards or ()]
+    texts = [[answer["text"] for answer in row["completions"]] for row in own.completions]
+    metrics = {}
+    for k in several(own.each):
+        metrics[f"reward/best/{k}"] = fmean(expected_best(values, k) for values in sampled)
+        voted = (values[most_frequent(row[:k])] for values, row in zip(sampled, texts, strict=True))
+        metrics[f"reward/majority/{k}"] = fmean(voted)
+    return metrics
+
+
+def expected_best(values: Sequence[float], k: int) -> float:
+    """The expected maximum of k of the values, drawn without replacement."""
+    ways = math.comb(len(values), k)
+    return sum(value * (math.comb(rank, k - 1) / ways) for rank, value in enumerate(sorted(values)))
+
+
+def most_frequent(texts: Sequence[str]) -> int:
+    """The index of the first text with the last line that most texts have."""
+    lines = [text.strip().rpartition("\n")[2] for text in texts]
+    return lines.index(Counter(lines).most_common(1)[0][0])
 
 
 def divergence(

@@ -1,9 +1,10 @@
 """The `evaluate` stage: metrics of a checkpoint on the training engine, and their changes since another one.
 
-Artifact: `metrics.json`, the same numbers as in the manifest; `samples.json`, answers for people to read;
-`rewards.json`, rewards by prompt. The metrics are listed in `apertus_model.evaluation`, in a module per
-family. This stage adds
+Artifact: `metrics.json`, the numbers of the manifest except the measured time; `samples.json`, answers for
+people to read; `rewards.json`, rewards by prompt. The metrics are listed in `apertus_model.evaluation`, in a
+module per family. This stage adds
 
+    answers/seconds                         the time in which workers sample one answer to every prompt
     memorisation/passes                     passes of training over the corpus with the probes; training saw
                                             the probes of bucket n in it n x passes times
     <suite>/<task>/<metric>                 results of lm-evaluation-harness
@@ -47,7 +48,7 @@ def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
             attempt.write_json("metrics.json", metrics)
             for name, document in measure.documents.items():
                 attempt.write_json(name, document)
-            attempt.commit(metrics=metrics)
+            attempt.commit(metrics=metrics | measure.times())
 
 
 class Measurement:
@@ -116,6 +117,11 @@ class Measurement:
                 self.evaluator, reference, own, sequence_length=self._longest(), progress=progress
             )
         return metrics
+
+    def times(self) -> dict[str, float]:
+        """What differs between two runs."""
+        own = self.answers
+        return {} if own is None else {"answers/seconds": own.seconds / own.each}
 
     def _longest(self) -> int:
         """The number of tokens of the longest sequence that the model reads."""

@@ -117,6 +117,7 @@ class EvaluatePart(Part):
     memorisation: Memorisation | None = option(None)
     canaries: Canaries | None = option(None, description="canaries whose exposure is measured")
     shown: int = option(0, description="for generation: number of prompts whose answers are stored")
+    answers: int = option(0, description="for generation: number of answers to a prompt")
     against_model: ModelSpec | None = option(None)
     source_names: list[str] = execution(description="names of the sources, for the metrics")
     name: str = execution("", description="name of the model, for people")
@@ -140,11 +141,19 @@ class EvaluatePart(Part):
         if self.memorisation:
             names += self.memorisation.metrics(buckets)
         if "completions" in roles:
-            names += ["reward/prompts", "reward/finished", *(["reward/mean"] if "rewards" in roles else [])]
+            names += ["reward/prompts", "reward/finished", "answers/seconds"]
             names += ["kl/against"] if "against_checkpoint" in roles else []
+        if "rewards" in roles:
+            names += ["reward/mean"]
+            names += [f"reward/{of}/{k}" for of in ("best", "majority") for k in several(self.answers)]
         if "against_rewards" in roles:
             names += [
                 f"reward/{name}"
                 for name in ("against", "difference", "difference/low", "difference/high", "wins")
             ]
         return names
+
+
+def several(answers: int) -> list[int]:
+    """The numbers of answers for which the best and the most frequent one are measured: powers of 2."""
+    return [2**power for power in range(answers.bit_length())]

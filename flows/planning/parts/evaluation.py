@@ -94,7 +94,8 @@ def _add_evaluation(
     """Adds the evaluation itself, with `own` fields beside those of the stage."""
     against = inputs.get("against_checkpoint") or inputs.get("against")
     own["against_name"] = against.name if against else ""
-    own["shown"] = stage.generation.shown if stage.generation else 0
+    if stage.generation is not None:
+        own |= {"shown": stage.generation.shown, "answers": stage.generation.sampling.n}
     node = builder.node(name, name, EvaluatePart(**shared(stage, EvaluatePart) | own), inputs)
     for path, metric in builder.stated_metrics(name):
         _check_metric(builder, node, metric, path)

@@ -3,12 +3,20 @@ models are compared."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import pytest
 
 from apertus_model.data.tokens.stream import IGNORE_INDEX
-from apertus_model.evaluation.answers import Answers, answer_rows, rewards
+from apertus_model.evaluation.answers import (
+    Answers,
+    answer_rows,
+    expected_best,
+    most_frequent,
+    rewards,
+)
 
 PAD = 9
 
@@ -49,6 +57,36 @@ def test_rewards_are_means_over_the_answers_and_compared_by_prompt() -> None:
         "model": "own",
         "against": "base",
         "rows": [{"id": "a", "reward": 2.0, "against": 0.0}, {"id": "b", "reward": 4.0, "against": 5.0}],
+    }
+
+
+def test_the_best_of_k_is_the_mean_over_all_choices_of_k() -> None:
+    """With rewards of 0 and 1 it is the estimate of pass@k of arXiv 2107.03374: 1 - C(n - c, k) / C(n, k)."""
+    values = [0.25, 1.0, 0.0, 0.5, 0.25]
+    for k in range(1, 6):
+        every = [max(chosen) for chosen in itertools.combinations(values, k)]
+        assert expected_best(values, k) == pytest.approx(sum(every) / len(every), rel=1e-12)
+        right = expected_best([0.0, 1.0, 1.0, 0.0, 0.0], k)
+        assert right == pytest.approx(1 - math.comb(3, k) / math.comb(5, k), rel=1e-12)
+
+
+def test_the_most_frequent_answer_is_chosen_by_last_lines() -> None:
+    assert most_frequent(["a\n7", "b\n8 ", "c\n8"]) == 1
+    assert most_frequent(["x", "y", "y", "x"]) == 0
+
+
+def test_several_answers_have_their_best_and_most_frequent_reward() -> None:
+    own = answers([[0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
+    for row, texts in zip(own.completions, (["1", "2", "2", "3"], ["4", "4", "4", "5"]), strict=True):
+        row["completions"] = [{"text": text, "tokens": [4], "finished": True} for text in texts]
+    metrics, _ = rewards(own, None, "own", "")
+    assert {name: metrics[name] for name in metrics if name.startswith(("reward/best", "reward/maj"))} == {
+        "reward/best/1": 0.375,
+        "reward/best/2": pytest.approx((5 / 6 + 1 / 2) / 2),
+        "reward/best/4": 1.0,
+        "reward/majority/1": 0.0,
+        "reward/majority/2": 0.0,
+        "reward/majority/4": 0.5,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,11 @@ def test_its_own_end_of_the_turn_ends_an_answer_which_is_measured(
     part = {"model": None, "sequence_length": 128, "samples": 1, "source_names": [], "shown": 1}
     prompts = Artifact(bench.store, "prompts/p")
     found = bench.run("evaluate", "e", part, {"prompts": prompts, "completions": completions})
-    assert found.manifest.metrics == {"reward/prompts": 2.0, "reward/finished": 1.0}
+    sampled = completions.manifest.metrics
+    seconds = sampled["tokens"] / sampled["tokens_per_second"] / 2  # of two answers
+    metrics = {"reward/prompts": 2.0, "reward/finished": 1.0}
+    assert found.manifest.metrics == metrics | {"answers/seconds": seconds}
+    assert json.loads(found.local("metrics.json").read_text()) == metrics
 
 
 def test_the_folder_is_kept_as_it_is_without_its_code(bench: Any, tmp_path: Path) -> None:

@@ -86,6 +86,9 @@ def test_every_metric_of_an_evaluation_may_have_a_gate(chat: Planned) -> None:
     measured += [
         "reward/finished",
         "reward/mean",
+        "reward/best/1",
+        "reward/majority/1",
+        "answers/seconds",
         "reward/against",
         "reward/difference",
         "reward/difference/low",
