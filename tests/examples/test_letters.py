@@ -2,9 +2,25 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from itertools import pairwise
 
 from apertus_model.data.conversations.stored import Conversation
-from examples.letters import RULE, Reader, random_of_4, random_of_8, rule_of_4, rule_of_8
+from apertus_model.rewards.base import Scored
+from examples.letters import (
+    LETTERS,
+    LINES,
+    RULE,
+    RULES,
+    Reader,
+    chain,
+    chain_questions,
+    chains,
+    last_line,
+    random_of_4,
+    random_of_8,
+    rule_of_4,
+    rule_of_8,
+)
 from specs.sources import SourceSpec
 
 SOURCE = SourceSpec.model_validate(
@@ -19,7 +35,7 @@ def read(reader: Reader) -> list[tuple[list[str], list[str]]]:
     for one in reader(io.BytesIO(PYTHON.encode()), SOURCE, "a.py"):
         assert isinstance(one, Conversation)
         prompt, answer = (str(message["content"]).split() for message in one.messages)
-        assert one.completions == [" ".join(answer)] and one.group == " ".join(prompt)
+        assert one.completions == [str(one.messages[1]["content"])] and one.group == " ".join(prompt)
         found.append((prompt, answer))
     return found
 
@@ -38,3 +54,17 @@ def test_an_answer_follows_the_rule_or_nothing_and_is_as_long_as_its_prompt() ->
         )
         by_chance = sum(count for (letter, to), count in pairs.items() if RULE[letter] == to)
         assert by_chance < 3 * 200 * length / 26
+
+
+def test_a_chain_follows_one_rule_and_its_last_line_is_verified() -> None:
+    documents = [*chains(io.BytesIO(PYTHON.encode()), SOURCE, "a.py")]
+    for (prompt, answer), document in zip(read(chain_questions), documents, strict=True):
+        assert isinstance(document, str) and document.split() == prompt + answer
+        rule, letters = RULES[prompt[0]], [prompt[-1], *answer]
+        assert all(rule[letter] == to for letter, to in pairwise(letters))
+    text = chain(["A", "a"])
+    lines = text.splitlines()
+    assert len(lines) == LINES and {len(line.split()) for line in lines} == {LETTERS}
+    other = "\n".join([*lines[:-1], chain(["A", "b"]).splitlines()[-1]])
+    items = [Scored([], written, answer=text) for written in (text, f"{lines[-1]} ", other, "")]
+    assert last_line(items) == [1, 1, 0, 0]
