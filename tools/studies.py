@@ -28,7 +28,7 @@ from specs.recipe import load
 ROOT = Path(__file__).parents[1]
 PAGE, IMAGES = ROOT / "docs" / "studies.md", "images/studies"
 LABEL, HALF, NUMBER, STEP, TOP = 350, 130, 240, 42, 58  # pixels
-COLOURS = {"shown": "#2e7d4f", "the opposite": "#b3402e"}
+COLOURS = {"shown": "#2e7d4f", "the opposite": "#b3402e", "a difference": "#b3402e"}
 HEAD = """\
 # The studies
 
@@ -37,7 +37,8 @@ writes this page from stored results; `make test-all` runs the studies again and
 
 A number is the mean over seeds, with its 95% interval (Student's t; Fisher's for a correlation). *Shown*:
 the interval lies on the side of 0 that the paper states. *The opposite*: it lies on the other side. *Not
-shown*: the interval contains 0; where the paper states no difference, this is called *no difference seen*.
+shown*: the interval contains 0. Where the paper states no difference, the verdicts are *no difference seen* and
+*a difference*.
 *Unstable*: another machine, with other installed text, gives another verdict. Of {claims} at this level, some
 are shown by chance. A miniature has 0.2 to 0.7M parameters: what it does not show may be true of a model. The
 time is what the parts of a study took on the first machine, of which two run at once.

@@ -41,7 +41,9 @@ class Tested(NamedTuple):
             return "not measured"
         _, low, high = self.number
         if low is not None and high is not None and (low > 0 or high < 0):
-            return "shown" if ("above" if low > 0 else "below") == self.claim.expected else "the opposite"
+            side = "above" if low > 0 else "below"
+            opposite = "a difference" if self.claim.expected == "at" else "the opposite"
+            return "shown" if side == self.claim.expected else opposite
         if self.claim.expected == "at":
             return "no difference seen"
         return CANNOT if self.claim.cannot else "not shown"

@@ -44,7 +44,7 @@ def test_a_verdict_says_on_which_side_of_0_the_interval_of_the_differences_lies(
     above = claimed(numbers([2.0, 3.0, 4.0], b), DIFFERENCE | {"expected": "above"}).verdict
     assert above == {"shown": "the opposite", "the opposite": "shown"}.get(verdict, verdict)
     level = claimed(numbers([2.0, 3.0, 4.0], b), DIFFERENCE | {"expected": "at"}).verdict
-    assert level == ("no difference seen" if verdict == "not shown" else "the opposite")
+    assert level == ("no difference seen" if verdict == "not shown" else "a difference")
 
 
 def test_one_seed_shows_nothing_and_seeds_without_a_pair_are_not_counted() -> None:
