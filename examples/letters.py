@@ -22,10 +22,10 @@ from specs.sources import SourceSpec
 CHAINED = "abcdefgh"
 RULES = {
     name: dict(zip(CHAINED, random.Random(name).sample(CHAINED, len(CHAINED)), strict=True))
-    for name in "ABCD"
+    for name in "1234"
 }
 """By the name of a rule, the letter that follows each letter in a chain."""
-LINES, LETTERS = 24, 16  # of a chain
+LINES, LETTERS = string.ascii_uppercase, 4  # of a chain
 
 Reader = Callable[[BinaryIO, SourceSpec, str], Iterator[Conversation | Rejection]]
 RULE = dict(zip(string.ascii_lowercase, random.Random(28).sample(string.ascii_lowercase, 26), strict=True))
@@ -60,11 +60,11 @@ random_of_8: Reader = partial(answers, length=8, by_rule=False)
 
 
 def chain(first: Sequence[str]) -> str:
-    """Lines of letters. `first`: the name of one of the rules, and letters, the last of which they follow.
-    After one mistake, the last line is wrong."""
+    """A line for each capital, with letters after it. `first`: the name of one of the rules, and letters, the
+    last of which they follow. After one mistake, the last line is wrong; nothing has to be counted."""
     rule, letter = RULES[first[0]], first[-1]
-    letters = [letter := rule[letter] for _ in range(LINES * LETTERS)]
-    return "\n".join(" ".join(letters[at : at + LETTERS]) for at in range(0, len(letters), LETTERS))
+    lines = ([letter := rule[letter] for _ in range(LETTERS)] for _ in LINES)
+    return "\n".join(" ".join([name, *letters]) for name, letters in zip(LINES, lines, strict=True))
 
 
 def chains(file: BinaryIO, source: SourceSpec, path: str) -> Parsed:

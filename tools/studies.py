@@ -37,11 +37,11 @@ writes this page from stored results; `make test-all` runs the studies again and
 
 A number is the mean over seeds, with its 95% interval (Student's t; Fisher's for a correlation). *Shown*:
 the interval lies on the side of 0 that the paper states. *The opposite*: it lies on the other side. *Not
-shown*: the interval contains 0. Where the paper states no difference, the verdicts are *no difference seen* and
-*a difference*.
-*Unstable*: another machine, with other installed text, gives another verdict. Of {claims} at this level, some
-are shown by chance. A miniature has 0.2 to 0.7M parameters: what it does not show may be true of a model. The
-time is what the parts of a study took on the first machine, of which two run at once.
+shown*: the interval contains 0. Where the paper states no difference, the verdicts are *no difference seen*
+and *a difference*. *Unstable*: another machine, with other installed text, gives another verdict. Of
+{claims} at this level, some are shown by chance. A miniature has 0.2 to 0.7M parameters: what it does not
+show may be true of a model. The time is what the parts of a study took on the first machine, of which two
+run at once.
 """
 
 
