@@ -68,7 +68,7 @@ OVERVIEW = (
         "continue-pretrain-mini",
     ),
     *("layer-pairs-mini", "repeats-mini", "sparse-attention-mini", "distill-mini", "domain-weights-mini"),
-    *("mamba-mini", "tokenizer-study-mini"),
+    *("mamba-mini", "mamba-time-mini", "tokenizer-study-mini"),
     *("rounds-mini", "rote-memorisation-mini"),
 )
 
