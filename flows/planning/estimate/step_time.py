@@ -218,9 +218,14 @@ class RankWork(RankSizes):
 
 
 def recomputed(rank: RankWork) -> float:
-    """The part of a layer's forward pass that runs again: every second product, or all."""
-    selective = sum(rank.products[1::2]) + rank.accesses.forward
-    return {"none": 0.0, "selective": selective, "full": rank.forward}[rank.recomputation]
+    """The part of a layer's forward pass that runs again: every second product, all, or at most the share
+    that is not kept."""
+    return {
+        "none": 0.0,
+        "selective": sum(rank.products[1::2]) + rank.accesses.forward,
+        "full": rank.forward,
+        "memory_budget": (1 - rank.segment.memory_budget) * rank.forward,
+    }[rank.recomputation]
 
 
 def tensor_parallel(rank: RankWork) -> float:

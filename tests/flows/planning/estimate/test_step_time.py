@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from apertus_model.rehearsal.rates import Rates
@@ -87,6 +89,16 @@ def test_a_step_takes_what_its_busiest_rank_takes() -> None:
     ranks = [of_rank(one, 4, rank, RATES).total for rank in range(4)]
     assert of_step(one, 4, RATES).total == max(ranks)
     assert len(set(ranks)) == 4 - 1 or len(set(ranks)) == 4
+
+
+def test_a_memory_budget_recomputes_what_is_not_kept() -> None:
+    def seconds(**changes: Any) -> float:
+        return step(1, activation_checkpointing="memory_budget", compile=True, **changes).compute
+
+    none, full = (step(1, activation_checkpointing=kind, compile=True).compute for kind in ("none", "full"))
+    assert seconds(memory_budget=1.0) == pytest.approx(none)
+    assert seconds(memory_budget=0.0) == pytest.approx(full)
+    assert seconds(memory_budget=0.5) == pytest.approx((none + full) / 2)
 
 
 def test_mamba_2_takes_gates_and_its_products_in_the_place_of_scores() -> None:
