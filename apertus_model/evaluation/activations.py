@@ -3,7 +3,7 @@
 Of n activations with absolute values a:
 
     sparsity     (sqrt(n) - sum a / sqrt(sum a^2)) / (sqrt(n) - 1), by Hoyer (JMLR 5, 2004): 0 if all are
-                 equal, 1 if all but one are 0
+                 equal, also to 0; 1 if all but one are 0
     near_zero    share below a hundredth of the largest
 
 Metrics: `sparsity/layer/<i>` and `near_zero/layer/<i>`, means over the places (and over the runs of a layer
@@ -53,4 +53,5 @@ def measures(activations: torch.Tensor) -> torch.Tensor:
     sizes = activations.double().abs()
     root, norm = math.sqrt(sizes.shape[-1]), sizes.square().sum(-1).sqrt()
     near_zero = sizes < 0.01 * sizes.amax(-1, keepdim=True)
-    return torch.stack([(root - sizes.sum(-1) / norm) / (root - 1), near_zero.double().mean(-1)], -1)
+    spread = torch.where(norm > 0, sizes.sum(-1) / norm, root)  # from 1 to root
+    return torch.stack([(root - spread) / ((root - 1) or 1), near_zero.double().mean(-1)], -1)

@@ -42,6 +42,7 @@ def test_equal_activations_have_no_sparsity_and_a_single_one_has_all_of_it() -> 
     sizes = [1, 0.009, 0.011, 0]
     hoyer = (2 - sum(sizes) / math.sqrt(sum(size**2 for size in sizes))) / (2 - 1)
     assert measures(rows).flatten().tolist() == pytest.approx([0, 0, 1, 0.75, hoyer, 0.5])
+    assert measures(torch.zeros(1, 4)).tolist() == measures(torch.ones(1, 1)).tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize(
