@@ -32,6 +32,7 @@ class Tested(NamedTuple):
     claim: Claim
     number: Measured | None  # None where nothing is stored yet
     seeds: int  # of the seeds, or of the points of a correlation
+    left_out: int = 0  # seeds of one series alone, or whose fronts reach no common part
 
     @property
     def verdict(self) -> str:
@@ -60,8 +61,9 @@ class Tested(NamedTuple):
             return "-"
         value, low, high = self.number
         interval = "" if low is None or high is None else f" ({in_full(low, 2)} to {in_full(high, 2)})"
-        of = "point" if self.claim.form == "correlation" else "seed"
-        return f"{in_full(value, 2)}{interval}, {counted(self.seeds, of)}"
+        of = counted(self.seeds, "point" if self.claim.form == "correlation" else "seed")
+        without = f" ({self.left_out} left out)" if self.left_out else ""
+        return f"{in_full(value, 2)}{interval}, {of}{without}"
 
 
 def claims_of(experiment: Experiment) -> list[Tested]:
@@ -89,7 +91,8 @@ def _tested(text: str, claim: Claim, spec: FigureSpec, series: Series) -> Tested
             value = fmean(_on(claim.axis, own)) - fmean(_on(claim.axis, other))
         if value is not None:
             values.append(value)
-    return Tested(text, claim, mean(values) if values else None, len(values))
+    left_out = len(of.keys() | than.keys()) - len(values)
+    return Tested(text, claim, mean(values) if values else None, len(values), left_out)
 
 
 def _by_label(points: Sequence[FigurePoint]) -> dict[str, list[FigurePoint]]:

@@ -49,7 +49,11 @@ def test_a_verdict_says_on_which_side_of_0_the_interval_of_the_differences_lies(
 
 def test_one_seed_shows_nothing_and_seeds_without_a_pair_are_not_counted() -> None:
     result = claimed({"e-a-1": {"m": 1.0}, "e-b-1": {"m": 0.0}, "e-b-2": {"m": 0.0}}, DIFFERENCE)
-    assert (result.number, result.seeds, result.verdict) == (Measured(-1.0), 1, "not shown")
+    assert (result.number, result.verdict, result.shown) == (
+        Measured(-1.0),
+        "not shown",
+        "-1, 1 seed (1 left out)",
+    )
     assert claimed({"e-a-1": {"m": 1.0}, "e-b-2": {"m": 1.0}}, DIFFERENCE).verdict == "not measured"
 
 
