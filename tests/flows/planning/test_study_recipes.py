@@ -13,6 +13,7 @@ import pytest
 from flows.planning.plan import Plan, make
 from infra.store import Store
 from specs.dependencies import order
+from specs.mamba import Mamba
 from specs.pipeline import Pipeline
 from specs.recipe import load
 from specs.resolution import resolve
@@ -351,6 +352,21 @@ def test_students_without_attention_differ_in_how_they_begin_and_read_equal_toke
         assert [one.objective for one in stages] == ["alignment", "alignment", "distillation"]
         assert sum(one.end_step for one in stages) == attention.end_step
         assert {one.tokens_per_step for one in stages} == {attention.tokens_per_step}
+
+
+def test_models_with_and_without_attention_answer_the_same_questions_after_equal_tuning(store: Store) -> None:
+    plan = planned("mamba-time-mini", store)
+    nodes = plan.graph.nodes
+    mixers = {name: segment(plan, f"student-{name}-28").model.mamba for name in ("mamba", "hybrid", "linear")}
+    assert mixers["linear"] == (mixers["mamba"] or Mamba(layers="all")).model_copy(update={"decay": False})
+    assert segment(plan, "student-hybrid-28").model.mamba_layers == [0]
+    for seed in (28, 29, 30):
+        stages = [*(f"sft-{name}-{seed}" for name in mixers), f"sft-teacher-{seed}"]
+        tuned = [segment(plan, stage).model_copy(update={"model": None}) for stage in stages]
+        assert all(one == tuned[0] for one in tuned)
+        asked = [nodes[stage.replace("sft", "evaluate") + "/completions"] for stage in stages]
+        assert len({node.inputs["prompts"].fingerprint for node in asked}) == 1
+        assert all(node.part == asked[0].part for node in asked)
 
 
 def test_both_optimizers_meet_the_same_random_answers_and_are_asked_what_chose_nothing(store: Store) -> None:
