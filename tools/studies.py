@@ -79,10 +79,9 @@ def study(recipe: Path, store: Store) -> Study | None:
 
 def verdict(claims: list[Tested]) -> str:
     """The verdict of a claim on several machines."""
-    verdicts = dict.fromkeys(claim.verdict for claim in claims)
-    if len(verdicts) > 1:
-        return f"unstable: {', '.join(verdicts)}"
-    return claims[0].reasoned
+    measured = [claim for claim in claims if claim.number is not None] or claims[:1]
+    verdicts = dict.fromkeys(claim.verdict for claim in measured)
+    return f"unstable: {', '.join(verdicts)}" if len(verdicts) > 1 else measured[0].reasoned
 
 
 def page(studies: list[list[Study]]) -> str:

@@ -29,6 +29,11 @@ def test_a_verdict_that_differs_between_machines_is_unstable() -> None:
     assert "2 claims" in text and "34 parts, 4.2 min" in text
 
 
+def test_a_machine_without_a_result_makes_no_verdict_unstable() -> None:
+    text = page([[study(Tested("B is <better> than A", CLAIM, None, 0))], [study(SHOWN)]])
+    assert "| -<br>-2 (-3 to -1), 3 seeds | shown |" in text
+
+
 def test_the_picture_draws_what_the_paper_says_on_the_right() -> None:
     root = ElementTree.fromstring(picture(study(SHOWN, LEVEL, MISSING)))
     circles = [float(one.get("cx") or 0) for one in root.iter("{http://www.w3.org/2000/svg}circle")]
