@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,16 +32,22 @@ COLOURS = {"shown": "#2e7d4f", "the opposite": "#b3402e", "a difference": "#b340
 HEAD = """\
 # The studies
 
-Each row is a claim of a paper, tested by a recipe that two cores run in minutes. `python -m tools.studies`
-writes this page from stored results; `make test-all` runs the studies again and compares the verdicts.
+Each row is a claim, of a paper or of a control, tested by a recipe that two cores run in minutes.
+`python -m tools.studies` writes this page from stored results; `make test-all` runs the studies again and
+compares the verdicts.
 
-A number is the mean over seeds, with its 95% interval (Student's t; Fisher's for a correlation). *Shown*:
-the interval lies on the side of 0 that the paper states. *The opposite*: it lies on the other side. *Not
-shown*: the interval contains 0. Where the paper states no difference, the verdicts are *no difference seen*
-and *a difference*. *Unstable*: another machine, with other installed text, gives another verdict. Of
-{claims} at this level, some are shown by chance. A miniature has 0.2 to 0.7M parameters: what it does not
-show may be true of a model. The time is what the parts of a study took on the first machine, of which two
-run at once.
+A number is a difference (for a correlation, r) in the unit of the recipe's figure, which may not be the
+paper's: its mean over seeds, with the 95% interval (Student's t; Fisher's for a correlation). The time is
+what the parts of a study took on the first machine, of which two run at once.
+
+- *Shown*: the interval lies on the side of 0 that the claim states. *The opposite*: on the other side.
+- *Not shown*: the interval contains 0. *Cannot be shown at this size*: it does, and a reason is known.
+- *No difference seen*, *a difference*: the same where the claim is that there is none.
+- *Unstable*: another machine, with other installed text, gives another verdict.
+- *Not measured*: there is no stored result.
+
+Of {claims} at this level, some are shown by chance. A miniature has 0.1 to 0.7M parameters: what it does
+not show may be true of a model.
 """
 
 
@@ -86,8 +92,14 @@ def verdict(claims: list[Tested]) -> str:
 
 def page(studies: list[list[Study]]) -> str:
     """The page. `studies`: by machine, the same in the same order."""
-    number = sum(len(one.claims) for one in studies[0])
-    return "\n".join([HEAD.format(claims=counted(number, "claim")), *_sections(studies)])
+    every = (claims for machines in zip(*studies, strict=True) for claims in _claims(machines))
+    measured = sum(any(claim.number is not None for claim in claims) for claims in every)
+    return "\n".join([HEAD.format(claims=counted(measured, "measured claim")), *_sections(studies)])
+
+
+def _claims(machines: Sequence[Study]) -> Iterator[tuple[Tested, ...]]:
+    """Each claim of a study on all machines."""
+    return zip(*(machine.claims for machine in machines), strict=True)
 
 
 def _sections(studies: list[list[Study]]) -> Iterator[str]:
@@ -98,7 +110,7 @@ def _sections(studies: list[list[Study]]) -> Iterator[str]:
         yield f"{recipe}, {first.parts} parts, {duration(first.seconds)}\n"
         yield f"![The claims, each with its interval]({IMAGES}/{first.name}.svg)\n"
         yield "| claim | paper | here | verdict |\n|---|---|---|---|"
-        for claims in zip(*(machine.claims for machine in machines), strict=True):
+        for claims in _claims(machines):
             here = "<br>".join(claim.shown for claim in claims)
             yield f"| {claims[0].text} | {claims[0].claim.paper} | {here} | {verdict(list(claims))} |"
         yield ""

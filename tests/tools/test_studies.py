@@ -26,7 +26,7 @@ def test_a_verdict_that_differs_between_machines_is_unstable() -> None:
     text = page([[study(SHOWN, MISSING)], [study(LEVEL, MISSING)]])
     assert "| -2 (-3 to -1), 3 seeds<br>1 (-1 to 3), 3 seeds | unstable: shown, not shown |" in text
     assert "| - | not measured |" in text or "| -<br>- | not measured |" in text
-    assert "2 claims" in text and "34 parts, 4.2 min" in text
+    assert "1 measured claim" in text and "34 parts, 4.2 min" in text
 
 
 def test_a_machine_without_a_result_makes_no_verdict_unstable() -> None:

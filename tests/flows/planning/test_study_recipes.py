@@ -73,7 +73,7 @@ def test_schedules_end_where_the_paper_says(recipe: str) -> None:
         else:
             left = 0 if name.endswith("decayed") else 1
         assert end == pytest.approx(left, abs=1e-9), name
-    assert len(ends) == {"wso": 19, "wso-8b": 10}[recipe]
+    assert len(ends) == {"wso": 30, "wso-8b": 15}[recipe]
 
 
 @pytest.mark.parametrize("name", ["wso", "wso-8b", "wso-mini"])
