@@ -148,12 +148,13 @@ def _architecture(model: ModelSpec) -> list[tuple[Any, ...]]:
     scaling = f", Llama-3 scaling by {model.rope_scaling.factor:g}" if model.rope_scaling else ""
     layers = f"{model.n_layers}, {model.dim:,}, {model.ffn_dim:,} (xIELU, no gate)"
     heads = f"{model.n_heads}, {model.n_kv_heads} of {model.head_dim}, QK-norm"
+    mixer = "Mamba-2" if model.decayed_heads else "linear attention"
     return [
         ("layers, width, feed-forward width", layers),
         ("heads (queries, keys and values)", heads),
         *([("sums of earlier layers", f"{model.sum_weights:,} weights")] if model.sum_weights else []),
         *([] if model.plain_stack else [("runs of layers", f"{model.layer_runs} for a token")]),
-        *([("layers of Mamba-2", ", ".join(map(str, model.mamba_layers)))] if model.mamba_layers else []),
+        *([(f"layers of {mixer}", ", ".join(map(str, model.mamba_layers)))] if model.mamba_layers else []),
         ("vocabulary", f"{model.vocab_size:,}, embeddings not tied"),
         ("rotary embedding", f"base {model.rope_theta:,.0f}{scaling}"),
     ]

@@ -2,7 +2,7 @@
 whose last line can be verified.
 
 Invariants: prompts and answers are drawn from the hash of a docstring of a Python file, which is parsed and
-never executed, so different docstrings give different prompts. The rule is the same in all conversations.
+never executed. The rule is the same in all conversations, but for chains, whose prompts name one of four.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def _check_recomputation(phase: Phase, parallel: Parallel, at: FieldPath) -> Ite
 
 
 def _check_backend(phase: Phase, models: Iterable[ModelSpec]) -> Iterator[Problem]:
-    """Checks that the attention backend that a phase states computes the attention of its models."""
+    """Checks that the attention backend and the recomputation that a phase states fit its models."""
     backend, path = phase.training.attention, (*phase.path, "attention")
     for model in models:
         if model.attention is not None and backend not in ("auto", *BACKENDS):
@@ -232,6 +232,9 @@ def _check_backend(phase: Phase, models: Iterable[ModelSpec]) -> Iterator[Proble
                 f" {model.attention.sparse}) chooses keys in every head"
             )
             yield Problem(path, message, f"set attention: auto, {' or '.join(BACKENDS)}.")
+        if phase.training.activation_checkpointing == "selective" and model.mamba and not model.mamba.decay:
+            message = "the memory of selective recomputation is not known for layers of mamba without decay"
+            yield Problem((*phase.path, "activation_checkpointing"), message, "set full or none.")
         if model.method is not None and model.reads_earlier_keys and backend not in ("auto", "sdpa"):
             message = (
                 f"'{phase.name}': with model.{model.method[0]}, layers read the keys of earlier passes, for"

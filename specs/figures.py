@@ -65,11 +65,11 @@ class Claim(Spec):
     or a correlation of the two axes. The report, and `tools.studies`, say whether the stored results show it.
 
     Numbers of a series are compared with those of another at equal labels, which are seeds then; the number
-    is the mean over them, with its 95% interval (Student's t). For a *front*, the points of a series with the
-    same label make a line, without the points that another one beats on both axes; the number is the distance
-    of `of` from `than` along `axis`, on average over the part of the other axis that both lines reach, by its
-    scale. A
-    correlation is Pearson's, over all points of `of`, or of the figure, with Fisher's interval."""
+    is the mean over them, with its 95% interval (Student's t). For a *front*, the points of a series with
+    the same label make a line, without the points that another one beats on both axes; the number is the
+    distance of `of` from `than` along `axis`, averaged over the part of the other axis that both lines
+    reach, or over its logarithm if that axis is logarithmic. A correlation is Pearson's, over all points
+    of `of`, or of the figure, with Fisher's interval."""
 
     paper: str = execution(description="what the paper measured, or that it states no number")
     form: Literal["difference", "front", "correlation"] = execution("difference")

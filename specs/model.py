@@ -285,10 +285,11 @@ class ModelSpec(Spec):
     def mamba_matrices(self) -> int:
         """The number of parameters in matrices that a Mamba-2 layer has in addition to attention's
         projections: those of gates and of step sizes."""
-        return self.dim * (self.query_dim + self._decayed_heads)
+        return self.dim * (self.query_dim + self.decayed_heads)
 
     @property
-    def _decayed_heads(self) -> int:
+    def decayed_heads(self) -> int:
+        """The heads of a Mamba-2 layer that have step sizes and decays: all or none."""
         return self.n_heads if self.mamba is not None and self.mamba.decay else 0
 
     @property
@@ -307,13 +308,20 @@ class ModelSpec(Spec):
         if self.mamba is None:
             return 0
         convolved = (self.query_dim + 2 * self.key_dim) * self.mamba.conv_width
-        return convolved + self.query_dim + self.n_heads + 2 * self._decayed_heads
+        return convolved + self.query_dim + self.n_heads + 2 * self.decayed_heads
 
     def mamba_products(self, sequence_length: float) -> int:
         """The multiply-adds of a Mamba-2 layer per token, without its projections."""
         if self.mamba is None:
             return 0
         return round(self.mamba.products(self.n_heads, self.head_dim, sequence_length))
+
+    def mamba_constants(self, sequence_length: float) -> int:
+        """The multiply-adds per token of a Mamba-2 layer that multiply states by constants, which have no
+        gradient: those that pass on states, without decay."""
+        if self.mamba is None or self.mamba.decay:
+            return 0
+        return int(self.mamba.passed_on(self.n_heads, self.head_dim, sequence_length))
 
     def mamba_reading(self, tokens: float) -> float:
         """The multiply-adds of an export's Mamba-2 layer for tokens after others, without its projections."""

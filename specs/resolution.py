@@ -159,8 +159,8 @@ def _with_mixers(phase: Phase, new: NewMixers, model: ModelSpec) -> ModelSpec:
         raise SpecError.of((*at, "layers"), message, "name layers that have.")
     for name in ("conv_width", "decay") if model.mamba is not None else ():
         if (old := getattr(model.mamba, name)) != getattr(new, name):
-            message = f"the mixers of '{phase.parent}' have {name} {old}, not {getattr(new, name)}"
-            raise SpecError.of((*at, name), message, "set the same.")
+            message = f"it differs from that of the mixers of '{phase.parent}'"
+            raise SpecError.of((*at, name), message, f"set {name}: {str(old).lower()}.")
     fields = new.model_dump(exclude={"initial"})
     if before:
         fields["layers"] = sorted([*before, *new.numbers(model.n_layers)])

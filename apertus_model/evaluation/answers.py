@@ -10,7 +10,8 @@ Metrics:
                                             k of the sampled ones (pass@k of arXiv 2107.03374 for rewards of 0
                                             and 1); k: powers of 2
     reward/majority/<k>                     mean reward of the answer, among the first k, whose last line most
-                                            of them have; the earliest of equals
+                                            of them have; the earliest of equals, so that
+                                            2 answers give that of 1
     reward/against                          mean reward of the other model's answers to the same prompts, with
                                             the same seeds
     reward/difference                       mean over prompts of own - other reward; .../low and .../high: its
@@ -65,11 +66,6 @@ class Answers:
         return cls(list(asked), list(answered), list(rewarded[0]) if rewarded else None, pad_id, seconds)
 
     @property
-    def each(self) -> int:
-        """The number of answers to a prompt."""
-        return len(self.completions[0]["completions"])
-
-    @property
     def longest(self) -> int:
         """The number of tokens of the longest prompt with its answer."""
         return max(len(tokens) for tokens, _ in self.sequences())
@@ -106,16 +102,16 @@ class Answers:
 
 
 def rewards(
-    own: Answers, other: Answers | None, name: str, other_name: str
+    own: Answers, other: Answers | None, name: str, other_name: str, *, answers: int = 1
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Metrics of the rewards, and the table of `rewards.json`: `{"model", "against", "rows": [{"id",
-    "reward", "against"}]}`."""
+    """Metrics of the rewards, those of several answers for up to `answers`, and the table of
+    `rewards.json`: `{"model", "against", "rows": [{"id", "reward", "against"}]}`."""
     finished = fmean(completion["finished"] for row in own.completions for completion in row["completions"])
     metrics = {"reward/prompts": float(len(own.prompts)), "reward/finished": finished}
     scores, others = own.mean_rewards(), other.mean_rewards() if other is not None else None
     if scores is None:
         return metrics, {"model": name, "against": None, "rows": []}
-    metrics |= {"reward/mean": fmean(scores), **_of_several(own)}
+    metrics |= {"reward/mean": fmean(scores), **_of_several(own, answers)}
     if others is not None:
         compared = compare(scores, others)
         metrics |= {
@@ -131,12 +127,12 @@ def rewards(
     return metrics, {"model": name, "against": other_name if others is not None else None, "rows": rows}
 
 
-def _of_several(own: Answers) -> dict[str, float]:
-    """The rewards of the best and of the most frequent of several answers."""
+def _of_several(own: Answers, answers: int) -> dict[str, float]:
+    """The rewards of the best and of the most frequent of up to `answers` answers."""
     sampled = [row["sampled"] for row in own.rewards or ()]
     texts = [[answer["text"] for answer in row["completions"]] for row in own.completions]
     metrics = {}
-    for k in several(own.each):
+    for k in several(answers):
         metrics[f"reward/best/{k}"] = fmean(expected_best(values, k) for values in sampled)
         voted = (values[most_frequent(row[:k])] for values, row in zip(sampled, texts, strict=True))
         metrics[f"reward/majority/{k}"] = fmean(voted)

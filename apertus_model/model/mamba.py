@@ -31,7 +31,7 @@ from torchtitan.protocols.sharding import ShardingConfig
 
 from apertus_model.model.attention import document_numbers, projected
 from apertus_model.model.init import local_part
-from specs.mamba import Mamba
+from specs.mamba import OF_DECAYS, Mamba
 
 STEPS = (1e-3, 0.1)  # step sizes of a new model, log-uniform
 DECAYS = (1.0, 16.0)  # exp(a_log) of a new model, uniform
@@ -133,7 +133,9 @@ class MambaMixer(GQAttention):
         for name, size in (("c", heads), ("b", key_heads), ("x", key_heads)):
             taps = torch.empty(size * config.head_dim, config.conv_width)
             self.register_parameter(f"conv_{name}", nn.Parameter(taps))
-        for name in PER_HEAD if self.dt_proj is not None else ("d",):
+        for name in PER_HEAD:
+            if self.dt_proj is None and name in OF_DECAYS:
+                continue
             self.register_parameter(name, nn.Parameter(torch.empty(heads)))
         self.out_norm = nn.Parameter(torch.empty(heads * config.head_dim))
 

@@ -105,7 +105,7 @@ class Measurement:
         """The rewards of the answers, their difference from the other model's, and the divergence from it."""
         part, inputs = self.part, self.attempt.job.inputs
         other = self._answers("against_")
-        metrics, table = rewards(own, other, part.name, part.against_name)
+        metrics, table = rewards(own, other, part.name, part.against_name, answers=part.answers)
         self.documents |= {
             "samples.json": own.shown(part.shown, part.name, other, part.against_name),
             "rewards.json": table,
@@ -121,7 +121,7 @@ class Measurement:
     def times(self) -> dict[str, float]:
         """What differs between two runs."""
         own = self.answers
-        return {} if own is None else {"answers/seconds": own.seconds / own.each}
+        return {} if own is None else {"answers/seconds": own.seconds / max(1, self.part.answers)}
 
     def _longest(self) -> int:
         """The number of tokens of the longest sequence that the model reads."""

@@ -120,14 +120,19 @@ def front_distance(
     own: Sequence[FigurePoint], other: Sequence[FigurePoint], spec: FigureSpec, axis: str
 ) -> float | None:
     """How far one front lies from another along `axis`, on average over the part of the other axis that both
-    reach, or of its logarithm if it is drawn so; None where they reach no common part. Fronts are joined by
-    straight lines."""
+    reach, or of its logarithm if that axis is logarithmic, which has no place for numbers up to 0; None where
+    they reach no common part. Fronts are joined by straight lines."""
     lines, along = [], spec.x if axis == "y" else spec.y
-    scale = math.log if along.scale == "log" else float
+    logarithmic = along.scale == "log"
     for points in (own, other):
         best = front(list(points), spec.x.better, spec.y.better)
         places = zip(_on("x", best), _on("y", best), strict=True)
-        lines.append(sorted((scale(x), y) if axis == "y" else (scale(y), x) for x, y in places))
+        line = [(x, y) if axis == "y" else (y, x) for x, y in places]
+        if logarithmic:
+            line = [(math.log(at), height) for at, height in line if at > 0]
+        if not line:
+            return None
+        lines.append(sorted(line))
     low, high = max(line[0][0] for line in lines), min(line[-1][0] for line in lines)
     if low >= high:
         return None

@@ -252,7 +252,7 @@ def _staircase(best: list[FigurePoint], spec: FigureSpec) -> Any:
 
 
 def _draw_lines(name: str, experiment: Experiment, look: Styles) -> Drawn:
-    """Lines with bands of intervals: over a few evenly spaced numbers, or over many on an axis."""
+    """Lines with bands of intervals: over a few evenly spaced numbers, or over many on the axis's scale."""
     spec = experiment.spec
     places = sorted({_place(point) for point in experiment.all_points})
     few = len(places) <= MOST_PLACES

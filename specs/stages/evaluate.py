@@ -117,7 +117,7 @@ class EvaluatePart(Part):
     memorisation: Memorisation | None = option(None)
     canaries: Canaries | None = option(None, description="canaries whose exposure is measured")
     shown: int = option(0, description="for generation: number of prompts whose answers are stored")
-    answers: int = option(0, description="for generation: number of answers to a prompt")
+    answers: int = option(0, description="for generation: number of answers to a prompt that are computed")
     against_model: ModelSpec | None = option(None)
     source_names: list[str] = execution(description="names of the sources, for the metrics")
     name: str = execution("", description="name of the model, for people")
@@ -155,5 +155,5 @@ class EvaluatePart(Part):
 
 
 def several(answers: int) -> list[int]:
-    """The numbers of answers for which the best and the most frequent one are measured: powers of 2."""
+    """The numbers k of answers of which the best and the most frequent one are measured: powers of 2."""
     return [2**power for power in range(answers.bit_length())]

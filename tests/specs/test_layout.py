@@ -171,6 +171,16 @@ def test_a_memory_budget_needs_the_compiler(tmp_path: Path) -> None:
     assert "memory_budget" in problems(tmp_path, "stages.pretrain.memory_budget=1.5")
 
 
+def test_selective_recomputation_needs_the_step_sizes_of_mamba_2(tmp_path: Path) -> None:
+    linear = "stages.pretrain.model.mamba={layers: all, decay: false}"
+    selective = "stages.pretrain.activation_checkpointing=selective"
+    assert "not known for layers of mamba without decay. Fix: set full" in problems(
+        tmp_path, linear, selective
+    )
+    load(write_recipe(tmp_path), [linear, selective.replace("selective", "full")])
+    load(write_recipe(tmp_path), [linear.replace("false", "true"), selective])
+
+
 def test_overlapping_tensor_parallelism_needs_the_compiler_and_gathers_to_overlap(tmp_path: Path) -> None:
     heads = "stages.pretrain.model.n_kv_heads=2"
     layout = "launch={{processes: 2, parallel: {{tp: 2, sequence_parallel: {}, async_tp: true}}}}"

@@ -90,21 +90,21 @@ def decode(model: ModelSpec, prompt: float, tokens: float) -> int:
 
 def training(segment: Segment) -> int:
     """The operations of training per token, without recomputation, with the forward pass of a teacher. With
-    LoRA, the frozen matrices have no weight gradient, and nothing below the first adapter of the first layer
-    has gradients."""
+    LoRA, the frozen matrices have no weight gradient, and neither constants nor what is below the first
+    adapter of the first layer have gradients."""
     if segment.compared is not None:
         return aligned_teacher(segment) + aligned_student(segment)
     model, once = segment.model, forward(segment.model, segment.sequence_length)
+    below = 2 * len(model.mamba_layers) * model.mamba_constants(segment.sequence_length)
     if (lora := segment.adapters) is None:
-        passes_back = backward(segment) if segment.trainable else 2 * once.total
+        passes_back = backward(segment) if segment.trainable else 2 * once.total - below
         return once.total + passes_back + teacher(segment) + products(segment)
     adapted = 2 * model.layer_runs * adapters(model, lora.rank, lora.targets)
-    below = 0
     if {"wq", "wk", "wv"} <= set(lora.targets):
-        below = 2 * model.dim * (model.query_dim + 2 * model.key_dim) + 3 * 2 * lora.rank * model.dim
+        below += 2 * model.dim * (model.query_dim + 2 * model.key_dim) + 3 * 2 * lora.rank * model.dim
         if model.mamba is not None and 0 in model.mamba_layers:  # decays and gates have no gradients either
             passed = model.mamba.passed_on(model.n_heads, model.head_dim, segment.sequence_length)
-            below += 2 * (model.mamba_matrices + int(passed))
+            below += 2 * (model.mamba_matrices + (int(passed) if model.mamba.decay else 0))
     products_of_tokens = once.scores + once.scans
     return 2 * (once.projections + once.output + once.sums) + 3 * (products_of_tokens + adapted) - below
 
@@ -133,7 +133,8 @@ def backward(segment: Segment) -> int:
         others = ("q_norm.weight", "k_norm.weight", *OWN)
         mixed = any(inputs) or any(f"{layer}.{name}" in own for name in others)
         scores = int(model.scores(length)) * (1 + reads)
-        total += mixed * 2 * 2 * (model.mamba_products(length) if f"{layer}.d" in every else scores)
+        scans = 2 * model.mamba_products(length) - model.mamba_constants(length)
+        total += mixed * 2 * (scans if f"{layer}.d" in every else 2 * scores)
         return products(f"{layer}.wo", mixed)
 
     def feed_forward(layer: str, stream: bool) -> bool:
@@ -185,11 +186,12 @@ def aligned_student(segment: Segment) -> int:
     gradient. There is no recomputation, and nothing else of the student runs."""
     model, length = segment.model, segment.sequence_length
     keys, queries = 2 * model.dim * model.key_dim, 2 * model.dim * model.query_dim
-    steps, mixed = 2 * model.dim * model.n_heads, 2 * model.mamba_products(length)
+    steps, mixed = 2 * model.dim * model.decayed_heads, 2 * model.mamba_products(length)
     if segment.compared == "matrix":  # which depends on neither values nor gates
         mixer = 2 * (queries + keys + steps) + keys + 3 * 2 * model.query_dim * length
     else:
         mixer = 2 * (2 * queries + 2 * keys + steps) + 3 * (queries + mixed)
+        mixer -= 2 * model.mamba_constants(length)
     return len(model.mamba_layers) * mixer
 
 
@@ -212,7 +214,7 @@ def recomputation(segment: Segment) -> int:
     second = model.layer_runs * 2 * model.dim * (model.key_dim + model.query_dim + model.ffn_dim)
     again = {
         "none": 0,
-        "selective": second + len(model.mamba_layers) * 2 * model.dim * model.n_heads,
+        "selective": second + len(model.mamba_layers) * 2 * model.dim * model.decayed_heads,
         "full": layers,
         "memory_budget": round((1 - segment.memory_budget) * layers),
     }[segment.activation_checkpointing]

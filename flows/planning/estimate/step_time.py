@@ -156,7 +156,7 @@ class RankWork(RankSizes):
         if model.mamba is None:
             return 0.0
         gates = self.product(self.tokens, model.dim, model.query_dim / self.tp)
-        steps = self.product(self.tokens, model.dim, model.n_heads / self.tp)
+        steps = self.product(self.tokens, model.dim, model.n_heads / self.tp) if model.mamba.decay else 0.0
         kept = mixing(model, self.tokens / self.rows, self.b, self.tp)
         flops = 2 * self.tokens * model.mamba_products(self.length) / self.tp
         scan = self.rates.compute(flops, 2 * self.tokens * kept, "matrix", 4)

@@ -95,7 +95,7 @@ def _add_evaluation(
     against = inputs.get("against_checkpoint") or inputs.get("against")
     own["against_name"] = against.name if against else ""
     if stage.generation is not None:
-        own |= {"shown": stage.generation.shown, "answers": stage.generation.sampling.n}
+        own |= {"shown": stage.generation.shown, "answers": stage.generation.sampling.distinct}
     node = builder.node(name, name, EvaluatePart(**shared(stage, EvaluatePart) | own), inputs)
     for path, metric in builder.stated_metrics(name):
         _check_metric(builder, node, metric, path)

@@ -79,7 +79,7 @@ def test_several_answers_have_their_best_and_most_frequent_reward() -> None:
     own = answers([[0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
     for row, texts in zip(own.completions, (["1", "2", "2", "3"], ["4", "4", "4", "5"]), strict=True):
         row["completions"] = [{"text": text, "tokens": [4], "finished": True} for text in texts]
-    metrics, _ = rewards(own, None, "own", "")
+    metrics, _ = rewards(own, None, "own", "", answers=4)
     assert {name: metrics[name] for name in metrics if name.startswith(("reward/best", "reward/maj"))} == {
         "reward/best/1": 0.375,
         "reward/best/2": pytest.approx((5 / 6 + 1 / 2) / 2),

@@ -75,7 +75,7 @@ def test_its_own_end_of_the_turn_ends_an_answer_which_is_measured(
     end = encoder_of(tokenizer).end_of_turn_id
     expected = {"text": "", "tokens": [end], "finished": True}
     assert [row["completions"] for row in Rows(completions)] == [[expected] * 2] * 2
-    part = {"model": None, "sequence_length": 128, "samples": 1, "source_names": [], "shown": 1}
+    part = {"model": None, "sequence_length": 128, "samples": 1, "source_names": [], "shown": 1, "answers": 2}
     prompts = Artifact(bench.store, "prompts/p")
     found = bench.run("evaluate", "e", part, {"prompts": prompts, "completions": completions})
     sampled = completions.manifest.metrics

@@ -32,7 +32,7 @@ GATED = GROUPED.model_copy(update={"activation": "swiglu", "qk_norm": False})
 REPEATED = GROUPED.model_copy(update={"repeats": Repeats(start=1, layers=2, times=3)})
 HYBRID = GROUPED.model_copy(update={"mamba": Mamba(layers=[0, 2], chunk=16)})
 FILLED = Mamba(layers="all", chunk=64)  # the last chunk of 96 tokens is half empty
-LINEAR = Mamba(layers=[0, 2], chunk=16, decay=False)
+UNDECAYED = HYBRID.model_copy(update={"mamba": Mamba(layers=[0, 2], chunk=16, decay=False)})
 ALIGNED = {"sequence_length": 64, "teacher": GROUPED, "trainable": ["layers.[02].attention.*"]}
 PAIRED = GROUPED.model_copy(update={"layer_pairs": LayerPairs(start=1, layers=2)})
 ADAMW = OptimizerSpec(name="adamw", lr=1e-3).resolved({})
@@ -90,7 +90,12 @@ def counted(folder: Path, spec: Any) -> int:
         pytest.param("sft", REPEATED, {"sequence_length": 64, "lora": Lora(rank=8)}, marks=pytest.mark.slow),
         ("pretrain", HYBRID, {"sequence_length": 64}),
         ("pretrain", HYBRID.model_copy(update={"mamba": FILLED}), {"sequence_length": 96}),
-        ("pretrain", HYBRID.model_copy(update={"mamba": LINEAR}), {"sequence_length": 64}),
+        ("pretrain", UNDECAYED, {"sequence_length": 64}),
+        slow("pretrain", UNDECAYED, {"sequence_length": 64, "trainable": ["layers.2.attention.*"]}),
+        slow("pretrain", UNDECAYED, {"sequence_length": 64, "activation_checkpointing": "full"}),
+        slow("sft", UNDECAYED, {"sequence_length": 64, "lora": Lora(rank=8)}),
+        slow("distill", UNDECAYED, {**ALIGNED, "loss": DistillLoss(compare="hidden")}),
+        slow("distill", UNDECAYED, {**ALIGNED, "loss": DistillLoss(compare="matrix")}),
         ("sft", HYBRID, {"sequence_length": 64, "lora": Lora(rank=8)}),
         slow("pretrain", HYBRID, {"sequence_length": 64, "activation_checkpointing": "full"}),
         slow("pretrain", HYBRID, {"sequence_length": 64, "activation_checkpointing": "selective"}),

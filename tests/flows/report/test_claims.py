@@ -88,9 +88,11 @@ def test_a_front_is_compared_where_both_lines_reach_on_the_other_axis() -> None:
 
 
 def test_fronts_of_lines_are_compared_along_a_logarithm_where_the_axis_is_one() -> None:
-    """Numbers 1 and 4, which take A 1 and 4 seconds, and B 2 and 8: from 2 to 4 seconds, A is at 2.5 to 4 by
-    the logarithm of the seconds, and B at 1 to 2.5."""
-    metrics = {f"e-{name}-1": {"n/1": 1.0, "n/4": 4.0, "s": s} for name, s in (("a", 1.0), ("b", 2.0))}
+    """No place is left for 0. Numbers 1 and 4, which take A 1 and 4 seconds, and B 2 and 8: from 2 to 4
+    seconds, A is at 2.5 to 4 by the logarithm of the seconds, and B at 1 to 2.5."""
+    metrics = {
+        f"e-{name}-1": {"n/0": 0.0, "n/1": 1.0, "n/4": 4.0, "s": s} for name, s in (("a", 1.0), ("b", 2.0))
+    }
     fields = {
         "x": {"scale": "log", "better": "lower"},
         "y": {"stage": "e-{variant}", "metric": "n/*", "better": "higher"},

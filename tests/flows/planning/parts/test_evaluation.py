@@ -96,6 +96,13 @@ def test_every_metric_of_an_evaluation_may_have_a_gate(chat: Planned) -> None:
     ]
     gates = ", ".join(f"{{metric: {name}, min: 0}}" for name in [*measured, "reward/wins"])
     chat(f"stages.evaluate-qrpo.gates=[{gates}]")
+    several = (
+        "stages.evaluate-qrpo.gates=[{metric: reward/best/4, min: 0}, {metric: reward/majority/2, min: 0}]"
+    )
+    both = [f"stages.{name}.generation.sampling.n=4" for name in ("evaluate-sft", "evaluate-qrpo")]
+    chat(several, *both)
+    with pytest.raises(SpecError, match="reward/best/4"):
+        chat(several)
     chat(
         "stages.evaluate.gates=[{metric: loss/position/12, max: 9},"
         " {metric: own/stdlib_functions/acc, min: 0}]",
