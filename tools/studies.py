@@ -37,12 +37,11 @@ Each row is a claim, of a paper or of a control, tested by a recipe that two cor
 compares the verdicts.
 
 A number is a difference (for a correlation, r) in the unit of the recipe's figure, which may not be the
-paper's: its mean over seeds, with the 95% interval (Student's t; Fisher's for a correlation). The time is the
-sum over a study's parts on the first machine, divided by how many run at once.
+paper's: its mean over seeds, with the 95% interval (Student's t; Fisher's for a correlation). The time is
+the sum over a study's parts on the first machine, whatever else it did, divided by how many run at once.
 
 - *Shown*: the interval lies on the side of 0 that the claim states. *The opposite*: on the other side.
-- *Not shown*: the interval contains 0. *Cannot be shown at this size*: it does, and the
-  recipe says why.
+- *Not shown*: the interval contains 0. *Cannot be shown at this size*: it does, and the recipe says why.
 - *No difference seen*, *a difference*: the same where the claim is that there is none.
 - *Unstable*: another machine, with other installed text, gives another verdict.
 - *Not measured*: there is no stored result.
