@@ -185,20 +185,25 @@ def walk(session: Session) -> None:
     futures: dict[str, Any] = {}
     running: set[str] = set()
     over: SimpleQueue[str] = SimpleQueue()
+    needs = {name: session.needs(name) for name in waiting}
+
+    def begin() -> None:
+        """Starts the parts that are ready, as far as there is room."""
+        for name in list(waiting):
+            if lost := needs[name] & failed.keys():
+                waiting.remove(name)
+                failed[name] = f"not run, since {', '.join(sorted(lost))} did not finish"
+            elif needs[name] <= finished and len(running) < plan.pipeline.concurrency:
+                waiting.remove(name)
+                read = [futures[other] for other in needs[name] if other in futures]
+                futures[name] = part.submit(name, session, wait_for=read, return_state=False)
+                running.add(name)
+                futures[name].add_done_callback(lambda _, name=name: over.put(name))
+
     try:
         while waiting or running:
             interrupts.check()
-            for name in list(waiting):
-                needs = session.needs(name)
-                if lost := needs & failed.keys():
-                    waiting.remove(name)
-                    failed[name] = f"not run, since {', '.join(sorted(lost))} did not finish"
-                elif needs <= finished and len(running) < plan.pipeline.concurrency:
-                    waiting.remove(name)
-                    read = [futures[other] for other in needs if other in futures]
-                    futures[name] = part.submit(name, session, wait_for=read, return_state=False)
-                    running.add(name)
-                    futures[name].add_done_callback(lambda _, name=name: over.put(name))
+            begin()
             if session.worker is not None and os.getppid() != session.worker:
                 raise WorkerLost("the worker that started this run is gone; the next run resumes its work")
             try:
@@ -209,8 +214,12 @@ def walk(session: Session) -> None:
             futures[name].wait()
             state = futures[name].state
             if state.is_completed():
+                begin()  # others, while this thread plans again; those that read this one come after it
                 finished.add(name)
+                before = session.plan
                 _settle(session, name)
+                if session.plan is not before:
+                    needs = {name: session.needs(name) for name in waiting}
             else:
                 failed[name] = _reason(state)
     except BaseException as error:
