@@ -188,7 +188,7 @@ PUBLISHED = {  # steps, tokens: as stated in the papers, or beside the number wh
         "over-mid-wso-flat": (30_000, 503_316_480_000),
     },
     "optimizer-consistency": {"base-muon-28": (19_000, 9_961_472_000)},
-    "goldfish": {"pretrain-goldfish": (19_788, 82_996_887_552)},
+    "goldfish": {"pretrain-goldfish": (168_863, 82_999_541_760)},
     "optimizer-benchmark": {"pretrain-ademamix-28-1e-3": (128_000, 16_777_216_000)},
     "ademamix-forgetting": {"before-ademamix-28-1e-3": (100_000, 6_553_600_000)},
 }

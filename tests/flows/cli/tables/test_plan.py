@@ -128,12 +128,12 @@ def test_parts_and_variants_that_are_alike_are_one_row_with_their_sum(plans: dic
         for name in plan.steps
         if plan.pipeline.family(plan.steps[name].node.stage) == "sft"
     ]
-    done, takes = [row for row in rows if row[:3] == ["sft:", "152", "variants"]]
-    assert len(sft) == 19 * 8
+    done, takes = [row for row in rows if row[:3] == ["sft:", "240", "variants"]]
+    assert len(sft) == 30 * 8
     assert done[3:] == [
         "declared",
-        amount(152 * 2000),
-        amount(152 * 2000 * 128 * 2048),
+        amount(240 * 2000),
+        amount(240 * 2000 * 128 * 2048),
         flop(sum(node.flops for node in sft)),
     ]
     assert takes[3:5] == ["64", flop(sum(node.flops for node in sft))]
@@ -198,12 +198,12 @@ def test_variants_that_get_the_same_advice_get_it_once(plans: dict[str, Plan]) -
     begin = lines.index("advice decay-before-sft")
     assert lines[begin + 1].startswith("  why: ")
     (line,) = lines[begin + 2 :]
-    assert line.startswith("  sft-base-wsd-0.1-1e-6: ")
-    # of the 19 models, four never decay their rate; eight rates each
-    assert "(and 119 more of sft; --details has them)" in line
+    assert line.startswith("  sft-base-wsd-0.1-5e-7: ")
+    # of the 30 models, four never decay their rate; eight rates each
+    assert "(and 207 more of sft; --details has them)" in line
     assert (
         sum(line.startswith("  sft") for line in printed(plan, 100, terminal=False, details=True))
-        == (19 - 4) * 8
+        == (30 - 4) * 8
     )
 
 
