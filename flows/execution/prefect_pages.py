@@ -6,10 +6,12 @@ Invariant: nothing is read back from pages, and a page that cannot be made never
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -46,31 +48,36 @@ def only_shown(what: str) -> Iterator[None]:
 
 
 class ProgressBar:
-    """The progress of one part, sent to Prefect every few seconds. Made inside the part's task run."""
+    """The progress of one part, sent to Prefect every few seconds; a part that takes no longer has none. Made
+    inside the part's task run, of which it keeps the context for the thread that follows the part."""
 
     def __init__(self, pipeline: str, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._published_at = clock()
+        self._key, self._name, self._context = key(pipeline, name, "progress"), name, copy_context()
         self._id: Any = None
-        with only_shown(f"the progress of {name}"):
-            self._id = create_progress_artifact(
-                progress=0.0, key=key(pipeline, name, "progress"), description=name
-            )
 
     def update(self, row: ProgressRow, text: str) -> None:
         """Sends the progress in a row, which `text` describes."""
         done = row.done >= row.total
-        if not done and self._clock() - self._published_at < INTERVAL_SECONDS:
+        if self._clock() - self._published_at < INTERVAL_SECONDS and not (done and self._id):
             return
         self._published_at = self._clock()
         self._tell(100.0 * row.done / row.total, text)
 
     def finish(self) -> None:
-        """Shows the part as finished, even if it reported no progress."""
-        self._tell(100.0, "finished")
+        """Shows the part as finished, if it has shown any progress."""
+        if self._id is not None:
+            self._tell(100.0, "finished")
 
     def _tell(self, percent: float, text: str) -> None:
         if self._id is None:
+            with only_shown(f"the progress of {self._name}"):
+                self._id = self._context.run(
+                    create_progress_artifact, progress=percent, key=self._key, description=text
+                )
+            if self._id is None:
+                self._published_at = math.inf  # no more tries
             return
         try:
             update_progress_artifact(artifact_id=self._id, progress=percent, description=text)

@@ -34,8 +34,10 @@ def test_a_server_that_is_away_ends_no_stage(
     finish(plan, "tokenizer")
     step = planned().steps["tokenizer"]
     with caplog.at_level(logging.WARNING):
-        bar = pages.ProgressBar("small", "tokenizer")
-        bar.update(ProgressRow(done=1, total=2, unit="steps"), "half of it")
+        now = iter((0.0, 6.0, 6.0, 12.0))
+        bar = pages.ProgressBar("small", "tokenizer", clock=lambda: next(now))
+        for text in ("half of it", "still half of it"):  # the second is not tried
+            bar.update(ProgressRow(done=1, total=2, unit="steps"), text)
         bar.finish()
         pages.publish_results(step, plan)
         pages.publish_run(plan, "reports/small.html", {"tokenizer": "it is too small"})
@@ -46,17 +48,23 @@ def test_a_server_that_is_away_ends_no_stage(
 
 def test_progress_is_reported_every_few_seconds_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[float, str]] = []
-    monkeypatch.setattr(pages, "create_progress_artifact", lambda **arguments: "the-id")
-    monkeypatch.setattr(
-        pages,
-        "update_progress_artifact",
-        lambda **given: told.append((given["progress"], given["description"])),
-    )
+    made = []
+
+    def tell(**given: Any) -> str:
+        told.append((given["progress"], given["description"]))
+        return "the-id"
+
+    monkeypatch.setattr(pages, "create_progress_artifact", lambda **given: made.append(1) or tell(**given))
+    monkeypatch.setattr(pages, "update_progress_artifact", tell)
     now = [0.0]
+    short = pages.ProgressBar("small", "main", clock=lambda: now[0])
+    short.update(ProgressRow(done=1, total=1, unit="steps"), "step 1")
+    short.finish()
+    assert told == []  # nobody sees it
     bar = pages.ProgressBar("small", "pretrain/1", clock=lambda: now[0])
     for seconds, done in ((1, 1), (6, 2), (7, 3), (8, 4)):
         now[0] = seconds
         bar.update(ProgressRow(done=done, total=4, unit="steps"), f"step {done}")
     assert told == [(50.0, "step 2"), (100.0, "step 4")]
     bar.finish()
-    assert told[-1] == (100.0, "finished")
+    assert told[-1] == (100.0, "finished") and len(made) == 1
