@@ -40,7 +40,8 @@ A number is a difference (for a correlation, r) in the unit of the recipe's figu
 paper's: its mean over seeds, with the 95% interval (Student's t; Fisher's for a correlation). The time is
 the sum over a study's parts on the first machine, whatever else it did, divided by how many run at once.
 
-- *Shown*: the interval lies on the side of 0 that the claim states. *The opposite*: on the other side.
+- *Shown*: the interval lies on the side of 0 that the claim states.
+- *The opposite*: the interval lies on the other side of 0.
 - *Not shown*: the interval contains 0. *Cannot be shown at this size*: it does, and the recipe says why.
 - *No difference seen*, *a difference*: the same where the claim is that there is none.
 - *Unstable*: another machine, with other installed text, gives another verdict.
