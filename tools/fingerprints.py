@@ -16,6 +16,7 @@ from unittest.mock import patch
 from flows.planning.graph import Graph
 from flows.planning.plan import make
 from infra.store import Store
+from specs.pipeline import Pipeline
 from specs.recipe import load
 
 ROOT = Path(__file__).parents[1]
@@ -29,13 +30,13 @@ class _Digests(dict[str, str]):
         super().__setitem__(name, hashlib.sha256(name.replace(str(ROOT), "").encode()).hexdigest())
 
 
-def pinned(recipe: Path) -> dict[str, str]:
+def pinned(recipe: Pipeline) -> dict[str, str]:
     """The fingerprint of each part of a recipe, inputs first."""
     named = patch("flows.planning.parts.builder.Graph", lambda: Graph(digests=_Digests()))
     with tempfile.TemporaryDirectory() as store, named:
-        nodes = make(load(recipe), Store.open(store), ask_network=False).graph.nodes
+        nodes = make(recipe, Store.open(store), ask_network=False).graph.nodes
     return {name: node.fingerprint for name, node in nodes.items()}
 
 
 if __name__ == "__main__":
-    print(json.dumps({recipe.stem: pinned(recipe) for recipe in RECIPES}, indent=1))
+    print(json.dumps({recipe.stem: pinned(load(recipe)) for recipe in RECIPES}, indent=1))

@@ -1,20 +1,28 @@
-"""Writes docs/studies.md: the claims of papers that the miniature studies state, beside their stored results.
+"""Writes docs/studies.md: the claims of papers that the miniature studies state, beside the results of every
+machine that ran them, which docs/studies.jsonl holds, a line for each.
 
     for recipe in specs/recipes/*-mini.yaml; do apertus run $recipe --store results; done
-    python -m tools.studies results             # several stores, of several machines, are compared
+    python -m tools.studies results             # or no store, for a page of what is recorded
 
-Invariant: the page is made from stored results alone, and says which are missing.
+Invariant: a result is recorded once its study is complete, and dropped when a part of the study or a figure
+with claims is another one.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import platform
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pydantic import BaseModel
 
 from flows.format import duration
 from flows.planning.plan import make
@@ -23,11 +31,16 @@ from flows.report.content import collect
 from flows.report.experiments import Measured
 from infra.store import Store
 from specs.errors import counted
+from specs.pipeline import Pipeline
 from specs.recipe import load
+from tools.fingerprints import pinned
 
 ROOT = Path(__file__).parents[1]
-PAGE, IMAGES = ROOT / "docs" / "studies.md", "images/studies"
+RECIPES = sorted((ROOT / "specs" / "recipes").glob("*-mini.yaml"))
+DOCS = ROOT / "docs"
+PAGE, RECORD, IMAGES = DOCS / "studies.md", DOCS / "studies.jsonl", "images/studies"
 LABEL, HALF, NUMBER, STEP, TOP = 350, 130, 240, 42, 58  # pixels
+APART = 14  # pixels between the numbers of two machines
 COLOURS = {"shown": "#2e7d4f", "the opposite": "#b3402e", "a difference": "#b3402e"}
 HEAD = """\
 # The studies
@@ -37,127 +50,185 @@ Each row is a claim, of a paper or of a control, tested by a recipe that two cor
 compares the verdicts.
 
 A number is a difference (for a correlation, r) in the unit of the recipe's figure, which may not be the
-paper's: its mean over seeds, with the 95% interval (Student's t; Fisher's for a correlation). The time is
-the sum over a study's parts on the first machine, whatever else it did, divided by how many run at once.
+paper's: its mean over seeds, with the 95% interval (Student's t; Fisher's for a correlation), one for each
+machine. The time is the sum over a study's parts, divided by how many run at once, on the fastest machine:
+a slower one, or one that does other work, took up to {slowest:.1f} times that.
 
 - *Shown*: the interval lies on the side of 0 that the claim states.
 - *The opposite*: the interval lies on the other side of 0.
 - *Not shown*: the interval contains 0. *Cannot be shown at this size*: it does, and the recipe says why.
 - *No difference seen*, *a difference*: the same where the claim is that there is none.
-- *Unstable*: another machine, with other installed text, gives another verdict.
-- *Not measured*: there is no stored result.
+- *Unstable*: another machine gives another verdict.
+- *Not measured*: no result is recorded.
 
 Of {claims} at this level, some are shown by chance. A miniature has 0.1 to 0.7M parameters: what it does
 not show may be true of a model.
 """
 
 
-class Study(NamedTuple):
-    name: str
-    description: str
+class Number(NamedTuple):
+    """What a machine measured for a claim."""
+
+    number: Measured | None
+    seeds: int
+    left_out: int
+
+
+class Result(BaseModel):
+    """What a machine measured in a study."""
+
+    study: str
+    identity: str
+    date: str
+    python: str
     parts: int
-    seconds: float  # of all parts, as many at once as the recipe says
-    claims: list[Tested]
+    seconds: float  # of all parts, divided by how many run at once
+    claims: dict[str, Number]
+
+
+class Study(NamedTuple):
+    """A recipe with claims, and its results, the first machine's first."""
+
+    pipeline: Pipeline
+    identity: str
+    results: list[Result]
+
+    def claims(self) -> Iterator[list[Tested]]:
+        """Each claim on every machine that measured it; one without a number if none did."""
+        for figure in self.pipeline.figures.values():
+            for text, claim in figure.claims.items():
+                yield [Tested(text, claim, *result.claims[text]) for result in self.results] or [
+                    Tested(text, claim, None, 0)
+                ]
+
+
+class _Mark(NamedTuple):
+    """A number in the picture. Positions are along the half axis, positive where the paper's number is."""
+
+    at: float
+    low: float | None
+    high: float | None
+    number: str
+    colour: str
+    down: float  # pixels
 
 
 class _Row(NamedTuple):
-    """A claim in the picture. Positions are along the half axis, positive where the paper's number is."""
+    """A claim in the picture."""
 
     text: str
     verdict: str
     lines: list[str]
-    number: str
-    colour: str
-    at: float | None
-    low: float | None
-    high: float | None
+    marks: list[_Mark]
 
 
-def study(recipe: Path, store: Store) -> Study | None:
-    """What a recipe shows by the results in a store; None if it states no claim."""
-    pipeline = load(recipe)
-    if not any(figure.claims for figure in pipeline.figures.values()):
+def measured(study: Study, store: Store) -> Result | None:
+    """The result of a study in a store; None if the study is not complete there."""
+    run = collect(make(study.pipeline, store))
+    if any(experiment.missing for experiment in run.experiments.values()):
         return None
-    run = collect(make(pipeline, store))
-    claims = [claim for experiment in run.experiments.values() for claim in claims_of(experiment)]
-    seconds = sum(run.seconds.values()) / pipeline.concurrency
-    return Study(pipeline.name, pipeline.description, len(run.parts), seconds, claims)
+    return Result(
+        study=study.pipeline.name,
+        identity=study.identity,
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        python=platform.python_version(),
+        parts=len(run.parts),
+        seconds=round(sum(run.seconds.values()) / study.pipeline.concurrency, 1),
+        claims={
+            claim.text: Number(claim.number, claim.seeds, claim.left_out)
+            for experiment in run.experiments.values()
+            for claim in claims_of(experiment)
+        },
+    )
 
 
-def verdict(claims: list[Tested]) -> str:
+def identity(pipeline: Pipeline) -> str:
+    """What the numbers of a study depend on, whatever the machine: its parts, and its figures without their
+    prose."""
+    prose: dict[str, Any] = {"title": True, "text": True, "x": {"label"}, "y": {"label"}}
+    prose["claims"] = {"__all__": {"paper", "cannot"}}
+    figures = [figure.model_dump(exclude=prose) for figure in pipeline.figures.values() if figure.claims]
+    return hashlib.sha256(json.dumps([pinned(pipeline), figures]).encode()).hexdigest()[:32]
+
+
+def verdict(claims: Sequence[Tested]) -> str:
     """The verdict of a claim on several machines."""
-    measured = [claim for claim in claims if claim.number is not None] or claims[:1]
-    verdicts = dict.fromkeys(claim.verdict for claim in measured)
-    return f"unstable: {', '.join(verdicts)}" if len(verdicts) > 1 else measured[0].reasoned
+    verdicts = dict.fromkeys(claim.verdict for claim in claims)
+    return f"unstable: {', '.join(verdicts)}" if len(verdicts) > 1 else claims[0].reasoned
 
 
-def page(studies: list[list[Study]]) -> str:
-    """The page. `studies`: by machine, the same in the same order."""
-    every = (claims for machines in zip(*studies, strict=True) for claims in _claims(machines))
-    measured = sum(any(claim.number is not None for claim in claims) for claims in every)
-    return "\n".join([HEAD.format(claims=counted(measured, "measured claim")), *_sections(studies)])
+def page(studies: Sequence[Study]) -> str:
+    count = sum(claims[0].number is not None for study in studies for claims in study.claims())
+    times = [[result.seconds for result in study.results] for study in studies if study.results]
+    slowest = max((max(seconds) / min(seconds) for seconds in times), default=1)
+    head = HEAD.format(claims=counted(count, "measured claim"), slowest=slowest)
+    return "\n".join([head, *_sections(studies)])
 
 
-def _claims(machines: Sequence[Study]) -> Iterator[tuple[Tested, ...]]:
-    """Each claim of a study on all machines."""
-    return zip(*(machine.claims for machine in machines), strict=True)
-
-
-def _sections(studies: list[list[Study]]) -> Iterator[str]:
-    for machines in zip(*studies, strict=True):
-        first = machines[0]
-        yield f"## {first.description}\n"
-        recipe = f"[`{first.name}`](../specs/recipes/{first.name}.yaml)"
-        yield f"{recipe}, {first.parts} parts, {duration(first.seconds)}\n"
-        yield f"![The claims, each with its interval]({IMAGES}/{first.name}.svg)\n"
+def _sections(studies: Sequence[Study]) -> Iterator[str]:
+    for study in studies:
+        pipeline, _, results = study
+        yield f"## {pipeline.description}\n"
+        about = [f"[`{pipeline.name}`](../specs/recipes/{pipeline.name}.yaml)"]
+        if results:
+            about += [f"{results[0].parts} parts", duration(min(result.seconds for result in results))]
+            about += [counted(len(results), "machine")]
+        yield f"{', '.join(about)}\n"
+        yield f"![The claims, each with its interval]({IMAGES}/{pipeline.name}.svg)\n"
         yield "| claim | paper | here | verdict |\n|---|---|---|---|"
-        for claims in _claims(machines):
+        for claims in study.claims():
             here = "<br>".join(claim.shown for claim in claims)
-            yield f"| {claims[0].text} | {claims[0].claim.paper} | {here} | {verdict(list(claims))} |"
+            yield f"| {claims[0].text} | {claims[0].claim.paper} | {here} | {verdict(claims)} |"
         yield ""
 
 
-def picture(of: Study) -> str:
-    """The claims of a study as an SVG file: each number over 0, in a scale of its own."""
+def picture(study: Study) -> str:
+    """The claims of a study as an SVG file: each with its numbers by machine, in a scale of its own."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
+    rows = [_row(claims) for claims in study.claims()]
     return environment.get_template("studies.svg.jinja").render(
-        width=LABEL + 2 * HALF + NUMBER, height=TOP + STEP * len(of.claims), top=TOP, step=STEP,
-        middle=LABEL + HALF, half=HALF, rows=[_row(claim) for claim in of.claims],
+        width=LABEL + 2 * HALF + NUMBER, height=TOP + STEP * len(rows), top=TOP, step=STEP,
+        middle=LABEL + HALF, half=HALF, rows=rows,
     )  # fmt: skip
 
 
-def _row(claim: Tested) -> _Row:
-    number = claim.number or Measured(0.0)
-    ends = [end for end in number if end is not None]
-    scale = (-1 if claim.claim.expected == "below" else 1) / (1.05 * max(map(abs, ends)) or 1)
-    at, low, high = (None if end is None else round(end * scale, 3) for end in number)
-    return _Row(
-        claim.text,
-        claim.verdict,
-        textwrap.wrap(claim.text, 52, max_lines=2, placeholder=" …"),
-        claim.shown.rpartition(", ")[0],
-        COLOURS.get(claim.verdict, "#7b8794"),
-        at if claim.number else None,
-        low,
-        high,
-    )
+def _row(claims: Sequence[Tested]) -> _Row:
+    ends = [abs(end) for claim in claims for end in claim.number or () if end is not None]
+    scale = (-1 if claims[0].claim.expected == "below" else 1) / (1.05 * max(ends, default=0) or 1)
+    text, marks = claims[0].text, []
+    for index, claim in enumerate(claims):
+        if claim.number is not None:
+            at, low, high = (None if end is None else round(end * scale, 3) for end in claim.number)
+            colour, down = COLOURS.get(claim.verdict, "#7b8794"), APART * (index - (len(claims) - 1) / 2)
+            marks.append(_Mark(at or 0.0, low, high, claim.shown.rpartition(", ")[0], colour, down))
+    return _Row(text, verdict(claims), textwrap.wrap(text, 52, max_lines=2, placeholder=" …"), marks)
 
 
-def main(stores: list[str]) -> None:
-    if not stores:
-        raise SystemExit(__doc__)
-    recipes = sorted((ROOT / "specs" / "recipes").glob("*-mini.yaml"))
-    studies = []
-    for url in stores:
-        store = Store.open(url)
-        studies.append([one for recipe in recipes if (one := study(recipe, store)) is not None])
-    for one in studies[0]:
-        target = PAGE.parent / IMAGES / f"{one.name}.svg"
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(picture(one))
+def recorded() -> Iterator[Study]:
+    """The recipes that state claims, with what is recorded of them as they are now."""
+    record = [Result.model_validate_json(line) for line in RECORD.read_text().splitlines()]
+    for recipe in RECIPES:
+        pipeline = load(recipe)
+        if any(figure.claims for figure in pipeline.figures.values()):
+            own = identity(pipeline)
+            yield Study(pipeline, own, [result for result in record if result.identity == own])
+
+
+def main(stores: Sequence[str]) -> None:
+    studies = list(recorded())
+    for study, url in product(studies, stores):
+        result = measured(study, Store.open(url))
+        if result is None:
+            print(f"{url} has no complete {study.pipeline.name}", file=sys.stderr)
+        elif all(result.claims != known.claims for known in study.results):
+            study.results.append(result)
+    record = [result.model_dump_json() for study in studies for result in study.results]
+    RECORD.write_text("\n".join(record) + "\n")
+    for study in studies:
+        (DOCS / IMAGES / f"{study.pipeline.name}.svg").write_text(picture(study))
     PAGE.write_text(page(studies))
 
 

@@ -8,36 +8,81 @@ import pytest
 
 from flows.report.claims import Tested
 from flows.report.experiments import Measured
-from specs.figures import Claim
-from tools.studies import Study, page, picture
+from specs.figures import Claim, FigureSpec
+from specs.pipeline import Pipeline
+from specs.recipe import load
+from tools.studies import PAGE, RECIPES, Number, Result, Study, identity, page, picture, recorded
 
 CLAIM = Claim(paper="0.1 <less>", of="B", than="A", expected="below")
 SHOWN = Tested("B is <better> than A", CLAIM, Measured(-2.0, -3.0, -1.0), 3)
 LARGE = Tested("B is <better> than A", CLAIM, Measured(-2.0, -3.0, 1234.0), 3)
 LEVEL = Tested("B is <better> than A", CLAIM, Measured(1.0, -1.0, 3.0), 3)
-MISSING = Tested("C is level", CLAIM, None, 0)
 
 
-def study(*claims: Tested) -> Study:
-    return Study("some-mini", "Some study", 34, 252.0, list(claims))
+def study(*machines: tuple[Tested, ...]) -> Study:
+    """Of the claims' numbers on each machine."""
+    stage = {"stage": "sft-{variant}", "metric": "loss"}
+    series = {"B": ["b"], "A": ["a"]}
+    claims = {claim.text: claim.claim for claim in machines[0]}
+    figure = FigureSpec.model_validate({"title": "Loss", "y": stage, "series": series, "claims": claims})
+    named = {"name": "some-mini", "description": "Some study", "figures": {"loss": figure}}
+    pipeline = load(RECIPES[0]).model_copy(update=named)
+    numbers = [{claim.text: Number(*claim[2:]) for claim in claims} for claims in machines]
+    results = [
+        Result(
+            study="some-mini",
+            identity="1",
+            date="2026-11-29",
+            python="3.11",
+            parts=34,
+            seconds=252.0 * (1 + i),
+            claims=c,
+        )
+        for i, c in enumerate(numbers)
+    ]
+    return Study(pipeline, "1", results)
 
 
 def test_a_verdict_that_differs_between_machines_is_unstable() -> None:
-    text = page([[study(SHOWN, MISSING)], [study(LEVEL, MISSING)]])
+    text = page([study((SHOWN,), (LEVEL,))])
     assert "| -2 (-3 to -1), 3 seeds<br>1 (-1 to 3), 3 seeds | unstable: shown, not shown |" in text
-    assert "| - | not measured |" in text or "| -<br>- | not measured |" in text
-    assert "1 measured claim" in text and "34 parts, 4.2 min" in text
+    assert "1 measured claim" in text and "34 parts, 4.2 min, 2 machines" in text
+    assert "up to 2.0 times that" in text
 
 
-def test_a_machine_without_a_result_makes_no_verdict_unstable() -> None:
-    text = page([[study(Tested("B is <better> than A", CLAIM, None, 0))], [study(SHOWN)]])
-    assert "| -<br>-2 (-3 to -1), 3 seeds | shown |" in text
+def test_a_claim_that_no_machine_measured_has_no_verdict() -> None:
+    pipeline, identity, _ = study((SHOWN,))
+    text = page([Study(pipeline, identity, [])])
+    assert "| - | not measured |" in text and "0 measured claims" in text
+    assert "not measured" in picture(Study(pipeline, identity, []))
 
 
 def test_the_picture_draws_what_the_paper_says_on_the_right() -> None:
-    root = ElementTree.fromstring(picture(study(SHOWN, LEVEL, MISSING)))
-    circles = [float(one.get("cx") or 0) for one in root.iter("{http://www.w3.org/2000/svg}circle")]
+    text = picture(study((SHOWN,), (LEVEL,)))
+    circles = [
+        float(circle.get("cx") or 0)
+        for circle in ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}circle")
+    ]
     middle = 350 + 130
     assert len(circles) == 2 and circles[0] > middle > circles[1]
-    assert "-2 (-3 to 1,234)" in picture(study(LARGE))
     assert circles[0] - middle == pytest.approx(130 * 2 / (3 * 1.05), abs=0.2)
+    assert "-2 (-3 to 1,234)" in picture(study((LARGE,)))
+
+
+def test_the_identity_of_a_study_ignores_prose_alone() -> None:
+    pipeline = load(RECIPES[0])
+    name, figure = next((name, figure) for name, figure in pipeline.figures.items() if figure.claims)
+    text, claim = next(iter(figure.claims.items()))
+
+    def changed(**fields: str) -> Pipeline:
+        claims = figure.claims | {text: claim.model_copy(update=fields)}
+        return pipeline.model_copy(
+            update={"figures": pipeline.figures | {name: figure.model_copy(update={"claims": claims})}}
+        )
+
+    assert identity(changed(paper="another wording")) == identity(pipeline)
+    assert identity(changed(axis="x" if claim.axis == "y" else "y")) != identity(pipeline)
+
+
+def test_the_page_is_that_of_the_record() -> None:
+    assert PAGE.read_text() == page(list(recorded()))
