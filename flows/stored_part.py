@@ -307,7 +307,7 @@ def _without_more(fields: dict[str, Any]) -> dict[str, Any]:
 def training_rows(plan: Plan, stages: Collection[str]) -> list[dict[str, Any]]:
     """The rows of the parts of stages, in order; for an unfinished part, those up to its last checkpoint.
     Nested metrics have names with slashes: `validation/web`."""
-    duplicates = plan.graph.duplicates()
+    duplicates = plan.graph.duplicates
     rows = []
     for part in planned_parts(plan).values():
         if part.stage not in stages or part.node.end_step is None or part.name in duplicates:

@@ -184,8 +184,9 @@ def _check_layout(
     if not phases and parent is not None:
         uneven += misfits(launch, parent.model)
     for phase in phases:
-        yield from _check_recomputation(phase, parallel, at)
-        if (trajectory := trajectories.get(phase.name)) is None:
+        trajectory = trajectories.get(phase.name)
+        yield from _check_recomputation(phase, trajectory, parallel, at)
+        if trajectory is None:
             continue
         optimizer = trajectory.settings.optimizer.name
         assert optimizer is not None, "resolved"
@@ -199,9 +200,15 @@ def _check_layout(
         yield Problem((*at, misfit.field), f"'{name}': {misfit.message}", misfit.fix)
 
 
-def _check_recomputation(phase: Phase, parallel: Parallel, at: FieldPath) -> Iterator[Problem]:
+def _check_recomputation(
+    phase: Phase, trajectory: Trajectory | None, parallel: Parallel, at: FieldPath
+) -> Iterator[Problem]:
     """Checks that what a phase recomputes, compiles and trains is possible in a layout, stated at `at`."""
     training = phase.training
+    mamba = trajectory.model.mamba if trajectory else None
+    if training.activation_checkpointing == "selective" and mamba and not mamba.decay:
+        message = "the memory of selective recomputation is not known for layers of mamba without decay"
+        yield Problem((*phase.path, "activation_checkpointing"), message, "set full or none.")
     if training.activation_checkpointing == "memory_budget" and not training.compile:
         message = "memory_budget is what the compiler of a layer works to, and the layers are not compiled"
         fix = "set compile: true, or another activation_checkpointing."
@@ -223,7 +230,7 @@ def _check_recomputation(phase: Phase, parallel: Parallel, at: FieldPath) -> Ite
 
 
 def _check_backend(phase: Phase, models: Iterable[ModelSpec]) -> Iterator[Problem]:
-    """Checks that the attention backend and the recomputation that a phase states fit its models."""
+    """Checks that the attention backend that a phase states fits its models."""
     backend, path = phase.training.attention, (*phase.path, "attention")
     for model in models:
         if model.attention is not None and backend not in ("auto", *BACKENDS):
@@ -232,9 +239,6 @@ def _check_backend(phase: Phase, models: Iterable[ModelSpec]) -> Iterator[Proble
                 f" {model.attention.sparse}) chooses keys in every head"
             )
             yield Problem(path, message, f"set attention: auto, {' or '.join(BACKENDS)}.")
-        if phase.training.activation_checkpointing == "selective" and model.mamba and not model.mamba.decay:
-            message = "the memory of selective recomputation is not known for layers of mamba without decay"
-            yield Problem((*phase.path, "activation_checkpointing"), message, "set full or none.")
         if model.method is not None and model.reads_earlier_keys and backend not in ("auto", "sdpa"):
             message = (
                 f"'{phase.name}': with model.{model.method[0]}, layers read the keys of earlier passes, for"

@@ -133,7 +133,7 @@ class Session:
         node = graph.nodes[name]
         needed = {*graph.parents(node)}
         needed |= {other.name for stage in graph.after[node.stage] for other in graph.of(stage)}
-        duplicate = graph.duplicate_of(node)
+        duplicate = graph.duplicates.get(node.name)
         if duplicate is not None and graph.nodes[duplicate].stage in self.chosen:
             needed.add(duplicate)
         return needed

@@ -43,7 +43,7 @@ def notes(
     waiting = graph.waits_for()
     texts = []
     if graph.unavailable:
-        duplicates = graph.duplicates()
+        duplicates = graph.duplicates
         count = sum(bool(unavailable) and name not in duplicates for name, unavailable in waiting.items())
         texts.append(
             f"unavailable: {some_of(list(graph.unavailable))}; the fingerprints of"

@@ -215,12 +215,10 @@ class Graph:
     def segments(self, phase: str) -> list[Node]:
         return [node for node in self.nodes.values() if node.phase == phase]
 
-    def duplicate_of(self, node: Node) -> str | None:
-        """The first part with the same fingerprint, whose work this part shares."""
-        return self.duplicates().get(node.name)
-
+    @cached_property
     def duplicates(self) -> dict[str, str]:
-        """Every part that shares the work of an earlier part, with the first part that does this work."""
+        """Every part that shares the work of an earlier part, with the first part that does this work. It is
+        computed once: read it when all parts are there."""
         first: dict[tuple[str, int | None], str] = {}
         names = {
             node.name: first.setdefault((node.path, node.end_step), node.name) for node in self.nodes.values()

@@ -109,7 +109,7 @@ class Plan:
     @property
     def parts(self) -> int:
         """The number of parts, without duplicates."""
-        return len(self.steps.keys() - self.graph.duplicates().keys())
+        return len(self.steps.keys() - self.graph.duplicates.keys())
 
     @property
     def pending(self) -> list[Step]:
@@ -126,7 +126,7 @@ class Plan:
 
     def totals(self) -> dict[str, Any]:
         """The totals of all work and of the work to do; work that two stages share is counted once."""
-        duplicates = self.graph.duplicates()
+        duplicates = self.graph.duplicates
         once = [self.steps[name] for name in self.graph.nodes if name not in duplicates]
         todo = [step for step in once if step.action != "reuse"]
         left = {key: sum(step.left[key] for step in todo) for key in ("tokens", "steps", "flops")}
@@ -248,7 +248,7 @@ def decide(node: Node, plan: Plan, records: Records | None = None) -> Step:
     stored = bool(store.names(node.path))
     if records is None:
         return Step(node, "run", "", stored)
-    if (duplicate := plan.graph.duplicate_of(node)) is not None:
+    if (duplicate := plan.graph.duplicates.get(node.name)) is not None:
         return Step(node, "run", f"done once, as {duplicate}", stored)
     if stored:
         reason = "it was interrupted before anything was committed"
@@ -278,7 +278,7 @@ def _packing_notes(plan: Plan) -> list[str]:
     notes = []
     for step in plan.steps.values():
         node = step.node
-        if node.kind == "packing" and step.action == "reuse" and plan.graph.duplicate_of(node) is None:
+        if node.kind == "packing" and step.action == "reuse" and node.name not in plan.graph.duplicates:
             artifact = node.artifact(plan.store)
             names = ("padding", "cropped", "cropped_by_windows")
             padding, cropped, windows = (artifact.metric(f"share/{name}") for name in names)

@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 from flows.format import in_full
 from flows.report.figures import SERIES_COLOURS, Entry, Figure, Styles, label, plot, whiskers
 from flows.report.results import numbers
+from specs.errors import counted
 from specs.figures import VARIANT, Axis, FigureSpec
 
 HEIGHT = 380
@@ -170,11 +171,11 @@ def draw(name: str, experiment: Experiment) -> Figure | None:
     drawn = plot(traces, margin={"l": 64, "r": 24, "t": 14, "b": 54, "pad": 4}, **layout)
     drawn_series = [series for series in spec.series if experiment.points.get(series) and spec.form != "bars"]
     legend = [Entry(series, _group(name, series), look[series]) for series in drawn_series]
-    return Figure(spec.title, _summary(experiment), HEIGHT, drawn, legend, text=spec.text)
+    return Figure(spec.title, _summary(experiment, layout), HEIGHT, drawn, legend, text=spec.text)
 
 
-def _summary(experiment: Experiment) -> str:
-    """The better direction of each axis, and the meaning of intervals."""
+def _summary(experiment: Experiment, layout: Mapping[str, Any]) -> str:
+    """The better direction of each axis, the meaning of intervals, and what has no place on an axis."""
     spec = experiment.spec
     better = "; ".join(
         f"{axis.label or axis.metric}: {axis.better} is better" for axis in (spec.x, spec.y) if axis.better
@@ -186,6 +187,11 @@ def _summary(experiment: Experiment) -> str:
         sentences.append(f"{'Bands' if spec.form == 'lines' else 'Whiskers'} are 95% intervals{over}.")
     if spec.front:
         sentences.append("The broad line joins those that none beats on both axes.")
+    for name in ("x", "y"):
+        values = [getattr(point, name) for point in experiment.all_points]
+        count = sum(value is not None and value.value <= 0 for value in values)
+        if count and layout[f"{name}axis"]["type"] == "log":
+            sentences.append(f"Not drawn: {counted(count, 'point')} at 0 or below, on a logarithmic axis.")
     return " ".join(sentences)
 
 

@@ -165,7 +165,7 @@ class Estimates:
 def estimate(graph: Graph, pipeline: Pipeline, store: Store) -> Estimates:
     """The estimates of all stages that train, sample or score."""
     cluster, records = pipeline.cluster, Records(store, pipeline.name)
-    duplicates = graph.duplicates()
+    duplicates = graph.duplicates
     nodes = [node for node in graph.nodes.values() if node.segment and node.name not in duplicates]
     measured = time_and_cost.measured_mfu(nodes, store, cluster, records)
     stages: dict[str, list[PartEstimate]] = {}
@@ -200,7 +200,7 @@ def _spans(
 def _loads(graph: Graph) -> list[int]:
     """The bytes of each read of a training checkpoint by a part: the weights, and the optimizer states if
     training continues with them, in the next segment of a phase or by `carry`."""
-    duplicates, loads = graph.duplicates(), []
+    duplicates, loads = graph.duplicates, []
     for node in graph.nodes.values():
         for checkpoint in node.inputs.values() if node.name not in duplicates else ():
             parent = graph.nodes[checkpoint.node] if checkpoint.node is not None else None

@@ -189,7 +189,7 @@ class CorpusWork:
 
 def corpora_of(known: Known) -> dict[str, CorpusWork]:
     """The work by stage, in the order of the plan; work that two parts share is counted with the first."""
-    duplicates, stages = known.graph.duplicates(), dict[str, list[PartWork]]()
+    duplicates, stages = known.graph.duplicates, dict[str, list[PartWork]]()
     for node in known.graph.nodes.values():
         if node.name not in duplicates and (work := _part_work(known, node)) is not None:
             stages.setdefault(node.stage, []).append(work)

@@ -143,7 +143,7 @@ def infer(known: Known, cluster: Cluster | None, measured: dict[str, float]) -> 
     """The estimates by stage, in the order of the plan; work that two parts share is counted with the first.
     `measured`: the MFU of stored training stages."""
     graph, stages = known.graph, dict[str, list[PartInference]]()
-    duplicates = graph.duplicates()
+    duplicates = graph.duplicates
     for node in graph.nodes.values():
         if node.name not in duplicates and (work := work_of(known, node)) is not None:
             stages.setdefault(node.stage, []).append(_estimated(node, work, known, cluster, measured))

@@ -130,7 +130,7 @@ def spans(
     `concurrency` others are running, and the nodes that it needs are free; while one waits, later ones may
     start. A run submits them in the same way (`flows.execution.flow`), except that the cluster makes them
     wait for nodes."""
-    duplicates = graph.duplicates()
+    duplicates = graph.duplicates
     needs = {name: _needs(graph, name, duplicates) for name in graph.nodes}
     waiting, finished, times = list(graph.nodes), set[str](), dict[str, Span]()
     running: dict[str, int] = {}

@@ -32,7 +32,7 @@ def planned(name: str, store: Store, *overrides: str) -> Plan:
 def kinds(plan: Plan) -> dict[str, int]:
     """Parts that would really run, by kind."""
     return dict(
-        Counter(node.kind for node in plan.graph.nodes.values() if plan.graph.duplicate_of(node) is None)
+        Counter(node.kind for node in plan.graph.nodes.values() if node.name not in plan.graph.duplicates)
     )
 
 

@@ -201,6 +201,17 @@ def test_a_few_numbers_are_evenly_spaced_and_many_stand_on_a_linear_axis() -> No
         assert drawn["layout"]["xaxis"].get("ticktext") == (["1", "2", "4", "8"] if count == 4 else None)
 
 
+def test_numbers_that_a_logarithmic_axis_has_no_place_for_are_counted() -> None:
+    y = {"stage": "e-{variant}", "metric": "r/*"}
+    metrics = {f"r/{step}": float(step) for step in range(20)}
+    for scales in (("linear", "log"), ("log", "linear")):
+        spec = figure(x={"scale": scales[0]}, y=y | {"scale": scales[1]})
+        drawn = draw("f", experiment_of(spec, {"e-a": metrics}))
+        assert "Not drawn: 1 point at 0 or below, on a logarithmic axis." in drawn.summary
+    few = draw("f", experiment_of(figure(x={"scale": "log"}, y=y), {"e-a": {"r/0": 0.0}}))
+    assert "Not drawn" not in few.summary  # a few places are evenly spaced
+
+
 def test_a_variant_without_its_number_is_left_out_and_named() -> None:
     spec = figure(x={"stage": "p-{variant}", "metric": "loss"}, series={"s": {"a-*": "", "b": "said"}})
     results = {

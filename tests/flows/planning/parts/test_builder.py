@@ -16,8 +16,8 @@ def test_what_two_stages_need_alike_is_made_once(chat: Planned) -> None:
     graph = chat("stages.chat-model.from=sft", "stages.chat-model.evaluations=[]").graph
     assert graph.nodes["preferences/model"].fingerprint == graph.nodes["chat-model"].fingerprint
     assert graph.nodes["preferences/model"].fingerprint == graph.nodes["evaluate-sft/model"].fingerprint
-    assert graph.duplicate_of(graph.nodes["evaluate-sft/prompts"]) is None
-    assert graph.duplicate_of(graph.nodes["evaluate-qrpo/prompts"]) == "evaluate-sft/prompts"
+    assert graph.duplicates.get("evaluate-sft/prompts") is None
+    assert graph.duplicates.get("evaluate-qrpo/prompts") == "evaluate-sft/prompts"
     totals = chat().to_json()["totals"]["to_do"]
     assert (
         totals["parts"]

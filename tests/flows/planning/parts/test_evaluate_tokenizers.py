@@ -58,7 +58,7 @@ def test_only_an_added_tokenizer_is_counted(tokenizers: Planned) -> None:
 
 def test_equal_tokenizers_are_counted_once(tokenizers: Planned) -> None:
     plan = tokenizers("stages.study.tokenizers.again=small")
-    assert plan.graph.duplicates() == {"study/counts/again": "study/counts/small"}
+    assert plan.graph.duplicates == {"study/counts/again": "study/counts/small"}
 
 
 def test_the_language_of_comparison_and_the_baseline_change_no_counts(tokenizers: Planned) -> None:
