@@ -21,7 +21,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -127,16 +127,18 @@ class Session:
         self.runner = Runner(run.plan, self.observer, profile=run.profile)
         self.worker = os.getppid() if runtime.deployment.id is not None else None
 
-    def needs(self, name: str) -> set[str]:
-        """Parts that must finish before a part. A duplicate waits for the part that does its work."""
+    def needs(self, besides: Container[str] = ()) -> dict[str, set[str]]:
+        """The parts of the run, other than those `besides`, each with the parts of the run that must finish
+        before it. A duplicate waits for the part that does its work."""
         graph = self.plan.graph
-        node = graph.nodes[name]
-        needed = {*graph.parents(node)}
-        needed |= {other.name for stage in graph.after[node.stage] for other in graph.of(stage)}
-        duplicate = graph.duplicates.get(node.name)
-        if duplicate is not None and graph.nodes[duplicate].stage in self.chosen:
-            needed.add(duplicate)
-        return needed
+        chosen = {name for name, node in graph.nodes.items() if node.stage in self.chosen}
+        needs = {}
+        for name, node in graph.nodes.items():
+            if name in chosen and name not in besides:
+                before = {other.name for stage in graph.after[node.stage] for other in graph.of(stage)}
+                work = {graph.duplicates[name]} if name in graph.duplicates else set[str]()
+                needs[name] = chosen & {*graph.parents(node), *before, *work}
+        return needs
 
 
 def _worth_another_try(task_: Any, run: Any, state: Any) -> bool:
@@ -177,25 +179,24 @@ def _secrets_kept() -> Iterator[None]:
 
 def walk(session: Session) -> None:
     """Submits chosen parts when ready, up to the recipe's concurrency. PipelineFailed if one fails."""
-    plan, runner = session.plan, session.runner
+    concurrency, runner = session.plan.pipeline.concurrency, session.runner
     part = run_part.with_options(retries=ENDLESS, retry_condition_fn=_worth_another_try)
-    waiting = [name for name, node in plan.graph.nodes.items() if node.stage in session.chosen]
-    finished: set[str] = {name for name in plan.graph.nodes if name not in waiting}
+    waiting = session.needs()
+    finished: set[str] = set()
     failed: dict[str, str] = {}
     futures: dict[str, Any] = {}
     running: set[str] = set()
     over: SimpleQueue[str] = SimpleQueue()
-    needs = {name: session.needs(name) for name in waiting}
 
     def begin() -> None:
         """Starts the parts that are ready, as far as there is room."""
-        for name in list(waiting):
-            if lost := needs[name] & failed.keys():
-                waiting.remove(name)
+        for name, needed in list(waiting.items()):
+            if lost := needed & failed.keys():
+                del waiting[name]
                 failed[name] = f"not run, since {', '.join(sorted(lost))} did not finish"
-            elif needs[name] <= finished and len(running) < plan.pipeline.concurrency:
-                waiting.remove(name)
-                read = [futures[other] for other in needs[name] if other in futures]
+            elif needed <= finished and len(running) < concurrency:
+                del waiting[name]
+                read = [futures[other] for other in needed]
                 futures[name] = part.submit(name, session, wait_for=read, return_state=False)
                 running.add(name)
                 futures[name].add_done_callback(lambda _, name=name: over.put(name))
@@ -218,8 +219,8 @@ def walk(session: Session) -> None:
                 finished.add(name)
                 before = session.plan
                 _settle(session, name)
-                if session.plan is not before:
-                    needs = {name: session.needs(name) for name in waiting}
+                if session.plan is not before:  # which may cut a stage into other parts
+                    waiting = session.needs(besides=futures.keys() | failed.keys())
             else:
                 failed[name] = _reason(state)
     except BaseException as error:

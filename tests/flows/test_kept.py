@@ -56,7 +56,7 @@ class Parts:
 
     def submit(self, name: str, session: Session, *, wait_for: list[Any], return_state: bool) -> Any:
         node = session.runner.plan.graph.nodes[name]
-        assert {future.name for future in wait_for} == session.needs(name)
+        assert {future.name for future in wait_for} == session.needs()[name]
         if name == self.stop:
             raise KeyboardInterrupt
         # before it is made
@@ -94,10 +94,9 @@ def commit(plan: Plan, node: Node) -> None:
 @pytest.fixture
 def walked(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Parts]:
     """`walked("evaluate")`: walks the recipe until that part, which is interrupted."""
-    recipe = load(write_recipe(tmp_path, RECIPE))
 
-    def run(stop: str = "") -> Parts:
-        parts = Parts(stop)
+    def run(stop: str = "", recipe_text: str = RECIPE) -> Parts:
+        recipe, parts = load(write_recipe(tmp_path, recipe_text)), Parts(stop)
         monkeypatch.setattr(pipeline, "run_part", parts)
         session = Session(Run(make(recipe, store), Notes(), Profile()), set(recipe.stages))
         session.runner.prepare()
@@ -138,3 +137,17 @@ def test_an_interrupted_run_has_named_what_it_made_and_referred_to_what_is_known
     [cooldown] = {path for path in store.names("cooldown") if Artifact(store, f"cooldown/{path}", 6).complete}
     assert runs.last(store, "tiny").parts["cooldown"] == (f"cooldown/{cooldown}", 6)
     assert survey(store, grace=0.0, now=time.time() + 86_400).items == []
+
+
+def test_a_stage_that_is_cut_otherwise_once_the_best_step_is_known_runs_in_its_new_parts(
+    walked: Callable[..., Parts], store: Store
+) -> None:
+    """From the last step, which stands in for the best one, the parent has nothing left to do."""
+    rest = """\
+  again: {{kind: cooldown, from: pretrain@best:val_loss, mixture: main, global_batch_size: rest of parent,
+    budget: 6 steps, validation: {{interval: 0}}}}
+"""
+    made = walked(recipe_text=RECIPE + rest).made
+    parts = runs.last(store, "tiny").parts
+    assert [name for name in parts if name.startswith("again")] == ["again/1", "again/2"]
+    assert set(made) == set(parts.values())

@@ -81,7 +81,7 @@ def test_stages_after_a_selection_wait_and_then_read_the_chosen_checkpoint(
     planned: Callable[..., Plan],
 ) -> None:
     plan = planned()
-    assert "chosen" in Session(Run(plan, None, Profile()), set(plan.pipeline.stages)).needs("after")  # type: ignore[arg-type]  # nobody watches
+    assert "chosen" in Session(Run(plan, None, Profile()), set(plan.pipeline.stages)).needs()["after"]  # type: ignore[arg-type]  # nobody watches
     assert any("'chosen' is chosen when its candidates have finished" in note for note in plan.graph.notes)
     finish(
         plan,
