@@ -22,7 +22,8 @@ class Code(NamedTuple):
 CODES: dict[str, Code] = {
     "sft-optimizer": Code(
         "a stage of SFT, QRPO or DPO has another optimizer than the pretraining that it descends from",
-        "Full fine-tuning with the optimizer of pretraining forgets least at the same gain on the new task.",
+        "In SFT, full fine-tuning with the optimizer of pretraining forgets least at the same gain on the new"
+        " task. QRPO and DPO were not tested.",
         "arXiv 2605.06654",
     ),
     "decay-before-sft": Code(

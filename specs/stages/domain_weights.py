@@ -25,7 +25,7 @@ class WeightUpdate(Spec):
 
     1. Every g_j is clipped to the norm `optimizer.grad_clip`.
     2. W_j = <g_j, sum of g_i over the targets i>; without targets i is every source, j included.
-    3. s_j = W_j / (mean norm of all g + 1e-6)
+    3. s_j = W_j / (mean norm of the g of sources that are trained on + 1e-6)
     4. s_j is clipped to [0, `largest`]: a source that points away from the targets is not punished.
     5. a_j becomes a_j exp(rate s_j / mu), divided by the sum of all; `rate` is the step's learning rate.
     6. a_j becomes (1 - smoothing) a_j + smoothing / k.
@@ -37,7 +37,8 @@ class WeightUpdate(Spec):
         0.01,
         gt=0,
         description="the larger, the slower weights change. It depends on rates, norms and steps: the"
-        " authors used 0.01 for all sources, 0.05 and 0.001 for targets",
+        " authors used 0.05 and 0.001 for targets, and 0.01 where the goal was the gradient of a mixture of"
+        " all sources, which is 1 / k of their sum",
     )
     largest: float = identity(5.0, gt=0, description="largest s_j of a step")
     smoothing: float = identity(0.0, ge=0, lt=1, description="share of the weights that stays uniform")
@@ -49,7 +50,7 @@ class DomainWeightsStage(MixtureTraining, TrainingStage):
     targets. `learned: {from: <this stage>}` of a mixture reads the mean of the weights. No training starts
     from the model itself."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     RESULT: ClassVar[str] = "domain_weights"
     OBJECTIVE: ClassVar[str] = "domain-weights"
     kind: Literal["domain_weights"] = identity()

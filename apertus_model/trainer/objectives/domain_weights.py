@@ -49,8 +49,8 @@ def inner_products(pairs_of_parameters: Iterable[Pairs]) -> Tensor:
 
 
 def scores(products: Tensor, norms: Tensor, largest: float) -> Tensor:
-    """The scores s of the sources that have a weight, from their products W and the norms of all clipped
-    gradients, targets included: (sources with a weight,), float64, from 0 to `largest`."""
+    """The scores s of the sources that have a weight, from their products W and the norms of their clipped
+    gradients: (sources with a weight,), float64, from 0 to `largest`."""
     return (products / (norms.mean() + 1e-6)).clamp(0.0, largest)
 
 
@@ -147,11 +147,13 @@ class DomainWeights(Objective):
             [(gradient, gradient) for gradient in of] for of in zip(*gradients, strict=True)
         ).sqrt()
         scales = (self._clip / norms).clamp(max=1.0).unbind()
-        weighted = torch.stack([scales[source] for source in self._weighted])
+        weighted, own_norms = (
+            torch.stack([values[source] for source in self._weighted]) for values in (scales, norms.unbind())
+        )
         products = weighted * inner_products(
             self._with_goal(of, scales) for of in zip(*gradients, strict=True)
         )
-        source_scores = scores(products, norms * torch.stack(scales), self._settings.largest)
+        source_scores = scores(products, weighted * own_norms, self._settings.largest)
         before = copy_to(self._log_weights, source_scores.device)
         self._log_weights = updated(before, source_scores, self._rate(step - 1), self._settings)
         self._sum = copy_to(self._sum, source_scores.device) + self.weights

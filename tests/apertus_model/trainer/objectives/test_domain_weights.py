@@ -51,12 +51,14 @@ def test_two_parameters_by_hand() -> None:
     """Sources (3, 4), clipped to (1.5, 2), and (0, -1), whose product with the target (0, 1) is negative."""
     objective = learned(3, [2])
     gradient = stepped(objective, 1, (3, 4), (0, -1), (0, 1))
-    first = exp(0.1 / 0.5 * 2 / (4.5 / 3 + 1e-6))
+    first = exp(0.1 / 0.5 * 2 / (3.5 / 2 + 1e-6))
     a, b = first / (first + 1), 1 / (first + 1)
     assert objective.weights.tolist() == pytest.approx([a, b], rel=1e-14)
     assert gradient.tolist() == pytest.approx([1.5 * a, 2 * a - b], rel=1e-14)
-    stepped(objective, 2, (0, 1), (0, 2), (0, 1))  # at twice the rate; 1 and 2 of a mean of 4/3
-    grown = [a * exp(0.2 / 0.5 / (4 / 3 + 1e-6)), b * exp(0.2 / 0.5 * 2 / (4 / 3 + 1e-6))]
+    stepped(
+        objective, 2, (0, 1), (0, 2), (0, 1)
+    )  # at twice the rate; 1 and 2 of a mean of 3/2, without the target's
+    grown = [a * exp(0.2 / 0.5 / (3 / 2 + 1e-6)), b * exp(0.2 / 0.5 * 2 / (3 / 2 + 1e-6))]
     second = [one / sum(grown) for one in grown]
     assert objective.weights.tolist() == pytest.approx(second, rel=1e-14)
     mean = objective.state()["domain_weights"]["mean"]
