@@ -29,7 +29,7 @@ from flows.planning.plan import make
 from flows.report.claims import Tested, claims_of
 from flows.report.content import collect
 from flows.report.experiments import Measured
-from infra.store import Store
+from infra.store import Store, runs
 from specs.errors import counted
 from specs.pipeline import Pipeline
 from specs.recipe import load
@@ -51,8 +51,8 @@ compares the verdicts.
 
 A number is a difference (for a correlation, r) in the unit of the recipe's figure, which may not be the
 paper's: its mean over seeds, with the 95% interval (Student's t; Fisher's for a correlation), one for each
-machine. The time is the sum over a study's parts, divided by how many run at once, on the fastest machine:
-a slower one, or one that does other work, took up to {slowest:.1f} times that.
+machine. The time is that of a study's run on the fastest machine: a slower one, or one that does other
+work, took up to {slowest:.1f} times that.
 
 - *Shown*: the interval lies on the side of 0 that the claim states.
 - *The opposite*: the interval lies on the other side of 0.
@@ -82,7 +82,7 @@ class Result(BaseModel):
     date: str
     python: str
     parts: int
-    seconds: float  # of all parts, divided by how many run at once
+    seconds: float  # of its runs
     claims: dict[str, Number]
 
 
@@ -127,13 +127,15 @@ def measured(study: Study, store: Store) -> Result | None:
     run = collect(make(study.pipeline, store))
     if any(experiment.missing for experiment in run.experiments.values()):
         return None
+    name = study.pipeline.name
+    records = [runs.read(store, name, stamp) for stamp in runs.stamps(store, name)]
     return Result(
-        study=study.pipeline.name,
+        study=name,
         identity=study.identity,
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         python=platform.python_version(),
         parts=len(run.parts),
-        seconds=round(sum(run.seconds.values()) / study.pipeline.concurrency, 1),
+        seconds=sum(record.end.seconds for record in records if record.end is not None),
         claims={
             claim.text: Number(claim.number, claim.seeds, claim.left_out)
             for experiment in run.experiments.values()
