@@ -18,19 +18,20 @@ that merges statistics.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from apertus_model.progress import UnitProgress
 from apertus_model.stop import StopSignal
 from apertus_model.work.units import MOST_LOSSES, Shares, error_of, failure_file, spans
 from infra import slurm
-from infra.liveness import BEAT_SECONDS, LOST_SECONDS, Beats
+from infra.liveness import BEAT_SECONDS, LOST_SECONDS, beating
 from infra.store import Attempt
 from infra.store.documents import to_json
 from specs.errors import counted
@@ -87,18 +88,9 @@ class _Workers:
         self._numbers = itertools.count()
         self._losses: Counter[str] = Counter()
 
-    @contextlib.contextmanager
-    def heartbeat(self) -> Iterator[None]:
+    def heartbeat(self) -> AbstractContextManager[None]:
         """A context in which a thread keeps rewriting `alive`."""
-        counts = itertools.count()
-
-        def beat() -> None:
-            with contextlib.suppress(Exception):  # the storage does not answer; the next beat may reach it
-                self._store.overwrite(self._alive, str(next(counts)).encode())
-
-        beat()
-        with Beats(beat, 4 * BEAT_SECONDS, "heartbeat for workers"):
-            yield
+        return beating(partial(self._store.overwrite, self._alive), 4 * BEAT_SECONDS, "heartbeat for workers")
 
     def submit(self, keys: list[str]) -> None:
         """Divides units among the workers of as many jobs as it takes."""
