@@ -98,17 +98,22 @@ class Beats:
 
 
 @contextlib.contextmanager
-def beats_in_file(file: Path) -> Iterator[None]:
-    """Rewrites a file every `BEAT_SECONDS`, in a thread: a sign that this process lives."""
+def beating(write: Callable[[bytes], object], seconds: float, name: str) -> Iterator[None]:
+    """A context in which a thread writes another sign of life every `seconds`."""
     counts = itertools.count()
 
     def beat() -> None:
-        with contextlib.suppress(OSError):
-            file.write_text(str(next(counts)))
+        with contextlib.suppress(Exception):  # storage that does not answer may answer the next beat
+            write(str(next(counts)).encode())
 
     beat()
-    with Beats(beat, BEAT_SECONDS, f"beats in {file.name}"):
+    with Beats(beat, seconds, name):
         yield
+
+
+def beats_in_file(file: Path) -> contextlib.AbstractContextManager[None]:
+    """A context in which a thread rewrites a file every `BEAT_SECONDS`: a sign that this process lives."""
+    return beating(file.write_bytes, BEAT_SECONDS, f"beats in {file.name}")
 
 
 class Silence:

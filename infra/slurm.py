@@ -1,7 +1,7 @@
 """Describes, submits, watches, explains and cancels Slurm jobs, through Slurm's commands.
 
 Every Slurm job belongs to a `Jobs`: the attempt at a stage (`infra.launchers.slurm_job`), the workers of a
-stage (`apertus_model.work.slurm`). Those add what they run, and what its end means for them.
+stage (`apertus_model.work.cluster`). Those add what they run, and what its end means for them.
 
 Invariant: only options that are stated reach sbatch; on a machine without Slurm, the error says what to do.
 """

@@ -23,7 +23,8 @@ CONTROL_TOKENS = (
     *("<|user_start|>", "<|user_end|>", TURN, END_OF_TURN),
     *(BLOCK_STARTS[0], "<|inner_suffix|>", BLOCK_STARTS[1], TOOLS_END),
 )
-"""The special tokens that the template writes; ids 1 and 61 to 72 of the Apertus vocabulary."""
+"""The special tokens that the template writes, in the order of their ids in the Apertus vocabulary: 1, 61 to
+72."""
 
 
 def template_source() -> str:

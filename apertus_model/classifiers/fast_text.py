@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from apertus_model.classifiers.transformer import ClassifierError, Floats
+from apertus_model.data.corpora.language import PREFIX, labels_of
 from specs.stages.classifier import FastText
-
-PREFIX = "__label__"
 
 
 def line(text: str) -> str:
@@ -64,10 +63,10 @@ class FastTextModel:
         from fasttext.FastText import _FastText
 
         try:
+            self.labels = sorted(labels_of(path))
             self._model: Any = _FastText(model_path=str(path))
-        except ValueError as error:
+        except (ValueError, MemoryError) as error:
             raise ClassifierError(f"{name} is not a fastText model: {error}") from error
-        self.labels = [label.removeprefix(PREFIX) for label in self._model.get_labels()]
 
     def probabilities(self, texts: Sequence[str], labels: Sequence[str]) -> Floats:
         """The probabilities of the given labels, as (texts, labels). They are limited to 1, since fastText

@@ -108,7 +108,9 @@ class Judge:
         wins = dict.fromkeys(best, 0.0)
         for answer in self._ask(asked, SIDES):
             first, second = answer.about
-            preferred = expectation((0, 1), answer.probabilities[::-1])  # p(A) / (p(A) + p(B))
+            if not (total := sum(answer.probabilities)) > 0:
+                raise RewardError(f"the judge gives no probability to {' or '.join(SIDES)}")
+            preferred = answer.probabilities[0] / total
             wins[first] += preferred
             wins[second] += 1 - preferred
         ranked = sorted(best, key=lambda index: -wins[index])

@@ -8,8 +8,7 @@ both by this packing and by splitting concatenated documents instead.
 import shutil
 
 from apertus_model.data.tokens.best_fit import TABLES, RowsWriter
-from apertus_model.data.tokens.megatron import TokenFile
-from apertus_model.data.tokens.stream import split_files
+from apertus_model.data.tokens.stream import document_sizes
 from apertus_model.progress import Progress
 from apertus_model.stop import StopSignal
 from infra.store import Attempt
@@ -18,12 +17,13 @@ from specs.stages.packing import PackingPart
 
 def run(attempt: Attempt, progress: Progress, stop: StopSignal) -> None:
     length = PackingPart.model_validate(attempt.job.spec).sequence_length
-    files = split_files(attempt.input_artifact("corpus"), "train")
+    corpus = attempt.input_artifact("corpus")
+    shards = corpus.manifest.facts["train"]
     folder = attempt.workdir / "rows"
     writer = RowsWriter(folder, length)
-    for number, (data, index) in enumerate(files, start=1):
-        writer.add(TokenFile(data, index).sizes)
-        progress.update(number, len(files), "shards")
+    for number, shard in enumerate(shards, start=1):
+        writer.add(document_sizes(corpus, shard))
+        progress.update(number, len(shards), "shards")
     packed = writer.close()
     for name in TABLES:
         attempt.put(folder / f"{name}.npy", f"{name}.npy")

@@ -16,9 +16,8 @@ from collections.abc import Callable, Generator
 from apertus_model.progress import Progress, UnitProgress
 from apertus_model.stop import StopSignal
 from apertus_model.work.actors import run_on_ray
-from apertus_model.work.cluster import run_on_cluster
+from apertus_model.work.cluster import JobArrays, run_on_cluster
 from apertus_model.work.local import run_in_processes, workers_here
-from apertus_model.work.slurm import JobArrays
 from apertus_model.work.units import CommittedUnit, Result, Work, commit_result
 from infra.store import Attempt
 

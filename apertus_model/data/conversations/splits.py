@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +22,12 @@ from numpy.typing import NDArray
 
 from apertus_model.chat.encoder import TRAINED
 from apertus_model.data.conversations.selection import KEPT, ComparedValues, chosen, kept_name, resolve
+from apertus_model.data.conversations.stored import Shard
+from apertus_model.data.conversations.tasks import SHARD_FILES
 from apertus_model.data.corpora.records import Removed, read_rejects, rejects_writer, url_of
 from apertus_model.data.corpora.verdicts import is_held_out
 from apertus_model.data.documents.readers import check_holdout
-from apertus_model.data.tokens.megatron import TokenFile, TokenFileWriter, token_dtype
+from apertus_model.data.tokens.megatron import TokenFileWriter, token_dtype
 from infra.store import Artifact
 from specs.errors import counted
 from specs.filters import NearDuplicatesFilter, labels
@@ -36,26 +37,6 @@ SHARD_TOKENS = 2**26
 REJECTS_PER_FILE = 2**20
 ORDER = ("hash", "id", "url", "filter", "reason")
 """The columns by which the rows of the table of rejects are sorted."""
-
-
-class _Task:
-    def __init__(self, files: dict[str, Path], vocab_size: int) -> None:
-        self.tokens = TokenFile(files["tokens.bin"], files["tokens.idx"], vocab_size=vocab_size)
-        self.records = np.load(files["index.npy"], allow_pickle=False)
-        assert len(self.records) == len(self.tokens), "written together, and checked by digests"
-        self.mask = _mapped(files["masks.bin"])
-        self.lines = _mapped(files["lines.jsonl"])
-        self.line_starts = np.concatenate([[0], np.cumsum(self.records["bytes"])])
-
-    def line(self, place: int) -> bytes:
-        return self.lines[self.line_starts[place] : self.line_starts[place + 1]].tobytes()
-
-
-def _mapped(path: Path) -> NDArray[np.uint8]:
-    if not path.stat().st_size:
-        return np.empty(0, dtype=np.uint8)
-    with path.open("rb") as file:
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -88,13 +69,14 @@ class AllConversations:
     ) -> None:
         """`seen`: the artifacts under `not_in`, by step."""
         self._files = tasks
-        self._tasks = [_Task(files, vocab_size) for files in tasks]
+        self._tasks = [Shard([files[name] for name in SHARD_FILES], vocab_size) for files in tasks]
         self._vocab_size = vocab_size
         self._process = process or ConversationSource()
         self._filters = self._process.filters
         self._compared = ComparedValues(self._filters, tasks, seen or {})
-        self._records = np.concatenate([task.records for task in self._tasks])
-        sizes = [len(task.records) for task in self._tasks]
+        records = [np.load(files["index.npy"], allow_pickle=False) for files in tasks]
+        self._records = np.concatenate(records)
+        sizes = list(map(len, records))
         self._task = np.repeat(np.arange(len(sizes)), sizes)
         self._place = np.concatenate([np.arange(size) for size in sizes])
         by_read = np.lexsort(self._records["read"].T[::-1])
@@ -223,7 +205,7 @@ class AllConversations:
         task, place = self._at(record)
         return json.loads(task.line(place))
 
-    def _at(self, record: int | np.int64) -> tuple[_Task, int]:
+    def _at(self, record: int | np.int64) -> tuple[Shard, int]:
         return self._tasks[self._task[record]], int(self._place[record])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -67,7 +68,7 @@ class ConversationShards:
     def __init__(self, artifact: Artifact, split: Split) -> None:
         facts = artifact.manifest.facts
         self._shards = [
-            _Shard([artifact.local(f"{shard}{suffix}") for suffix in SHARD_SUFFIXES], facts["vocab_size"])
+            Shard([artifact.local(f"{shard}{suffix}") for suffix in SHARD_SUFFIXES], facts["vocab_size"])
             for shard in facts[split]
         ]
         sizes = [np.asarray(shard.tokens.sizes, dtype=np.int64) for shard in self._shards]
@@ -91,22 +92,22 @@ class ConversationShards:
         shard, place = self._find(index)
         return shard.mask[shard.tokens.place(place)]
 
-    def _find(self, index: int) -> tuple[_Shard, int]:
+    def _find(self, index: int) -> tuple[Shard, int]:
         if not 0 <= index < len(self):
             raise IndexError(f"conversation {index} of {len(self)}")
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         return self._shards[shard], index - int(self._starts[shard])
 
 
-class _Shard:
-    """The files of one shard, opened when they are needed."""
+class Shard:
+    """The files of one shard, by `SHARD_SUFFIXES`, opened when they are needed. Pickled by its paths."""
 
     def __init__(self, paths: Sequence[Path], vocab_size: int) -> None:
         self._paths = list(paths)
         self._vocab_size = vocab_size
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Shard, (self._paths, self._vocab_size)
+        return Shard, (self._paths, self._vocab_size)
 
     @cached_property
     def tokens(self) -> TokenFile:
@@ -127,7 +128,8 @@ class _Shard:
         """The mapped file, and the start of each line, with the end of the last one."""
         with self._paths[3].open("rb") as file:
             text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        ends = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == ord("\n")) + 1
+        # one by one: comparing all bytes at once takes as much memory as the file
+        ends = np.fromiter((line.end() for line in re.finditer(b"\n", text)), np.int64)
         if len(ends) != len(self.tokens):
             raise ConversationFileError(
                 f"{self._paths[3]} has {len(ends)} lines for {len(self.tokens)} conversations"
@@ -135,5 +137,6 @@ class _Shard:
         return text, np.concatenate([[0], ends])
 
     def line(self, place: int) -> bytes:
+        """A conversation as its line of JSON, with the line end."""
         text, starts = self._lines
         return text[int(starts[place]) : int(starts[place + 1])]

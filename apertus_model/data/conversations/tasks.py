@@ -32,6 +32,7 @@ from apertus_model.data.corpora.selection import DocumentJudge, Judged, global_s
 from apertus_model.data.documents.parsed import Rejection
 from apertus_model.data.documents.readers import files_of_tasks, open_source
 from apertus_model.data.tokens.megatron import TokenFileWriter, token_dtype
+from apertus_model.data.tokens.packing import complete_array
 from apertus_model.tokenizer_files import open_tokenizer
 from apertus_model.work.units import Result
 from infra.store import Attempt
@@ -40,6 +41,8 @@ from specs.stages.conversations import ConversationsPart
 
 DROPPED = "dropped"
 REJECTED = "rejected"
+SHARD_FILES = ("tokens.bin", "tokens.idx", "masks.npy", "lines.jsonl")
+"""The files of a task that make a `Shard`."""
 
 
 def record_type(kinds: int) -> np.dtype[Any]:
@@ -52,7 +55,6 @@ def record_type(kinds: int) -> np.dtype[Any]:
             ("group", "<u8"),  # hash of seed and group
             ("place", "<u8"),  # hash of seed and content as stored
             ("hashes", HASHES),
-            ("bytes", "<i8"),  # of its line in `lines.jsonl`
             ("step", "<i2"),  # the step that dropped it in its task, or the number of steps
             ("replaced", "<u4", (kinds,)),  # replacements by kind
         ]
@@ -65,7 +67,7 @@ class ConversationTasks:
     def __init__(self, attempt: Attempt) -> None:
         part = ConversationsPart.model_validate(attempt.job.spec)
         self.source, self.process, self.seed = part.source, part.process, part.seed
-        self.units = files_of_tasks(part, "conversations")  # files of each task, by key
+        self.units = files_of_tasks(part, "shard")  # files of each task, by key
         tokenizer = attempt.input_artifact("tokenizer")
         self.tokenizer = tokenizer.local("tokenizer.json")
         self.vocab_size: int = tokenizer.manifest.facts["vocab_size"]
@@ -106,14 +108,15 @@ class _TaskWriter:
         self._compared: dict[int, list[NDArray[np.uint64]]] = {
             step: [] for step in global_steps(self._filters)
         }
-        names = ["tokens.bin", "tokens.idx", "masks.bin", "lines.jsonl", "index.npy", "rejects.parquet"]
+        names = [*SHARD_FILES, "index.npy", "rejects.parquet"]
         names += [f"compared-{step}.npy" for step in self._compared]
         self.files = {name: tasks.folder / f"{key}_{name}" for name in names}
         self.counts: Counter[str] = Counter()
         self.normal = 0  # conversations in normal form, including those that the template cannot render
         prefix = str(self.files["tokens.bin"]).removesuffix(".bin")
         self._tokens = TokenFileWriter(prefix, token_dtype(tasks.vocab_size))
-        self._masks = self.files["masks.bin"].open("wb")
+        self._mask_values = self.files["masks.npy"].with_suffix(".bin")
+        self._masks = self._mask_values.open("wb")
         self._lines = self.files["lines.jsonl"].open("wb")
         self._rejects = rejects_writer(self.files["rejects.parquet"])
 
@@ -166,18 +169,17 @@ class _TaskWriter:
             encoded = self._encoder.encode(conversation.messages, conversation.tools)
             self._tokens.write(encoded.tokens)
             self._masks.write(encoded.mask.tobytes())
-            line = conversation.to_json().encode() + b"\n"
+            self._lines.write(conversation.to_json().encode() + b"\n")
         else:
             self._tokens.write([])
             known = {"id": conversation.id, "metadata": {"url": url_of(conversation.metadata)}}
-            line = json.dumps(known | {"reason": judged.drop.reason}).encode() + b"\n"
-        self._lines.write(line)
+            self._lines.write(json.dumps(known | {"reason": judged.drop.reason}).encode() + b"\n")
         content = conversation.content()
         stored = text_hash(content), text_hash(content, b"2")
         place = text_hash(f"{self._seed}\n{content}", b"place")
         group = text_hash(f"{self._seed}\n{conversation.group}")
         own = hashes["conversation"], hashes["answer"]
-        self._records.append((stored, original, group, place, own, len(line), judged.step, replaced))
+        self._records.append((stored, original, group, place, own, judged.step, replaced))
 
     def __enter__(self) -> _TaskWriter:
         return self
@@ -185,6 +187,7 @@ class _TaskWriter:
     def __exit__(self, *error: Any) -> None:
         self._rejects.__exit__(*error)
         self._masks.close()
+        complete_array(self._mask_values, self.files["masks.npy"], np.dtype(np.uint8))
         self._lines.close()
         self._tokens.close()
         kinds = len(self._replacer.kinds)

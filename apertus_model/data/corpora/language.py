@@ -67,8 +67,8 @@ def _load(url: str, scratch: Path) -> LanguageIdentifier:
 
 
 def labels_of(path: Path) -> frozenset[str]:
-    """The labels of a model, without fastText's prefix, read from its dictionary, since the library that
-    predicts does not expose them. ValueError for a file that is not a model."""
+    """The labels of a model, without fastText's prefix. ValueError for a file that is not a model, or ends
+    inside its dictionary: fastText would read on until memory is full."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if len(data) < _HEAD.size or _HEAD.unpack_from(data)[0] != MAGIC:
             raise ValueError("it does not begin like one")

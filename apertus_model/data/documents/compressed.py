@@ -32,7 +32,7 @@ _BEGINNINGS = {
 
 
 class _Unbuffered(io.RawIOBase):
-    """A raw stream over any object with `read`, for `io.BufferedReader`."""
+    """A raw stream over any object with `read`, for `io.BufferedReader`. It does not close the object."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -40,13 +40,19 @@ class _Unbuffered(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return int(self._file.seek(offset, whence))
+
     def readinto(self, buffer: Any) -> int:
         data = self._file.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
 
-class _Parts:
+class _Parts(io.IOBase):
     """The content of the parts of a .bz2 or .xz file."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -87,16 +93,15 @@ class _Parts:
 
 def decompressed(raw: BinaryIO, path: str) -> BinaryIO:
     """The content of an open file, decompressed if its first bytes or the suffix of `path` are those of
-    .gz, .bz2, .xz or .zst; any other file unchanged."""
+    .gz, .bz2, .xz or .zst. It reads lines up to a size, which files of fsspec do not; without compression, it
+    can also seek."""
     beginning = raw.read(16)
     raw.seek(0)
     names = (name for name, pattern in _BEGINNINGS.items() if pattern.match(beginning))
     name = next(names, SUFFIXES.get(PurePosixPath(path).suffix.lower()))
-    if name is None:
-        return raw
     if name == "gzip":
         return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-    stream: Any = _Parts(raw, name)
+    stream: Any = raw if name is None else _Parts(raw, name)
     if name == "zstd":
         stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), name)
     return cast(BinaryIO, io.BufferedReader(_Unbuffered(stream), READ_BYTES))

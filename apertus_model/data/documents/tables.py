@@ -109,26 +109,14 @@ def _json_row(line: bytes, parse_constant: Callable[[str], None] | None) -> dict
 
 
 def read_lines(file: BinaryIO, most: int) -> Iterator[bytes | Rejection]:
-    """Lines without line ends. Reads blocks, since some decompressors cannot be iterated over. A line longer
-    than `most` bytes is a rejection and is not held in memory."""
-    held: list[bytes] = []
-    size = 0
-
-    def line() -> bytes | Rejection:
-        return b"".join(held) if size <= most else Rejection(TOO_LARGE)
-
-    while chunk := file.read(READ_BYTES):
-        for number, piece in enumerate(chunk.split(b"\n")):
-            if number:
-                yield line()
-                held, size = [], 0
-            size += len(piece)
-            if size <= most:
-                held.append(piece)
-            else:
-                held.clear()
-    if size:
-        yield line()
+    """Lines without line ends. A line longer than `most` bytes is a rejection and is not held in memory."""
+    while line := file.readline(most + 1):
+        if len(line) <= most or line.endswith(b"\n"):
+            yield line.removesuffix(b"\n")
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(READ_BYTES)
+        yield Rejection(TOO_LARGE)
 
 
 def parquet(file: BinaryIO, source: SourceSpec) -> FoundDocuments:

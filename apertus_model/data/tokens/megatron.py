@@ -119,6 +119,23 @@ def check_index(
     return header
 
 
+def open_index(index: Path, data: Path | str, data_bytes: int) -> IndexHeader:
+    """The header of a local `.idx`, compared with the length of its `.bin` as by `check_index`."""
+    with index.open("rb") as file:
+
+        def read(start: int, stop: int) -> bytes:
+            file.seek(start)
+            return file.read(stop - start)
+
+        return check_index(read, index.stat().st_size, data_bytes, index, data)
+
+
+def sequence_sizes(index: Path, data: Path | str, data_bytes: int) -> NDArray[np.int32]:
+    """(number of sequences,), int32, memory-mapped: the tokens of each sequence, by a local `.idx`. `data`,
+    `data_bytes`: name and length of its `.bin`, which is not read. TokenFileError as `check_index`."""
+    return _map(index, "<i4", HEADER_BYTES, open_index(index, data, data_bytes).sequences)
+
+
 class TokenFile:
     """A read-only view of a `.bin` (or the path of both without suffix) and its `.idx` (by default the one
     beside it), pickled by their paths. Ids that are read are compared with `vocab_size`, if it is given.
@@ -134,14 +151,8 @@ class TokenFile:
         self.path = data = _with_suffix(prefix, ".bin")
         self.index = index = Path(index) if index else _with_suffix(prefix, ".idx")
         self.vocab_size = vocab_size
-        index_bytes, data_bytes = index.stat().st_size, data.stat().st_size
-        with index.open("rb") as file:
-
-            def read(start: int, stop: int) -> bytes:
-                file.seek(start)
-                return file.read(stop - start)
-
-            header = check_index(read, index_bytes, data_bytes, index, data)
+        data_bytes = data.stat().st_size
+        header = open_index(index, data, data_bytes)
         self.dtype = header.dtype
         self.sizes: NDArray[np.int32] = _map(index, "<i4", HEADER_BYTES, header.sequences)
         self._pointers: NDArray[np.int64] = _map(index, "<i8", header.pointers_at, header.sequences)

@@ -12,13 +12,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apertus_model.data.tokens.megatron import TokenFileError, check_index, id_outside, token_dtype
+from apertus_model.data.tokens.megatron import (
+    TokenFileError,
+    check_index,
+    id_outside,
+    sequence_sizes,
+    token_dtype,
+)
 from infra.store import Artifact
 from infra.store.files.reader import RangeFile
 from infra.store.reading.ranges import BlockCache, StoredFile
@@ -109,10 +114,11 @@ class TokenStream:
         return max(0, (len(self) - 1) // sequence_length)
 
 
-def split_files(corpus: Artifact, split: Split) -> list[tuple[Path, Path]]:
-    """The local `.bin` and `.idx` of each shard of a split, in order, with checked content."""
-    shards = corpus.manifest.facts[split]
-    return [(corpus.local(f"{shard}.bin"), corpus.local(f"{shard}.idx")) for shard in shards]
+def document_sizes(corpus: Artifact, shard: str) -> NDArray[np.int32]:
+    """(documents,), int32: the tokens of each document of a shard. Of a remote store, only the index is
+    copied."""
+    data = f"{shard}.bin"
+    return sequence_sizes(corpus.local(f"{shard}.idx"), data, corpus.manifest.files[data].size)
 
 
 def split_shards(corpus: Artifact, split: Split, cache: BlockCache | None = None) -> list[TokenShard]:

@@ -15,27 +15,11 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from apertus_model.chat.template import CONTROL_TOKENS
 from apertus_model.tokenizer_files import guarded
 
 UNKNOWN, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
-NAMED: dict[int, str] = {
-    0: UNKNOWN,
-    1: BOS,
-    2: EOS,
-    10: PAD,
-    61: "<|system_start|>",
-    62: "<|system_end|>",
-    63: "<|developer_start|>",
-    64: "<|developer_end|>",
-    65: "<|user_start|>",
-    66: "<|user_end|>",
-    67: "<|assistant_start|>",
-    68: "<|assistant_end|>",
-    69: "<|inner_prefix|>",
-    70: "<|inner_suffix|>",
-    71: "<|tools_prefix|>",
-    72: "<|tools_suffix|>",
-}
+NAMED = {0: UNKNOWN, 1: BOS, 2: EOS, 10: PAD, **dict(enumerate(CONTROL_TOKENS[1:], start=61))}
 # Words by case (an optional sign in front), digits one by one, signs, line breaks, white space.
 SPLIT_PIECES = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -45,4 +46,25 @@ def test_training_that_diverges_is_an_error(tmp_path: Path) -> None:
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"something else")
     with pytest.raises(ClassifierError, match=r"model\.bin is not a fastText model"):
+        FastTextModel(tmp_path / "model.bin", "model.bin")
+
+
+@pytest.mark.parametrize("kept", [0, 60, 100, 1000])
+def test_a_model_that_is_cut_off_is_refused(tmp_path: Path, kept: int) -> None:
+    """fastText itself reads the dictionary of such a file without end."""
+    train(language_texts()[::2], SPEC, 7, tmp_path, tmp_path / "whole")
+    content = (tmp_path / "whole").read_bytes()
+    (tmp_path / "model.bin").write_bytes(content[:kept])
+    with pytest.raises(ClassifierError, match=r"model\.bin is not a fastText model: "):
+        FastTextModel(tmp_path / "model.bin", "model.bin")
+
+
+def test_a_model_that_states_more_than_fits_into_memory_is_refused(tmp_path: Path) -> None:
+    train(language_texts()[::2], SPEC, 7, tmp_path, tmp_path / "whole")
+    content = bytearray((tmp_path / "whole").read_bytes())
+    shape = FastTextModel(tmp_path / "whole", "whole")._model.get_input_matrix().shape
+    place = content.index(struct.pack("<2q", *shape))
+    content[place : place + 8] = struct.pack("<q", 2**45)
+    (tmp_path / "model.bin").write_bytes(content)
+    with pytest.raises(ClassifierError, match=r"model\.bin is not a fastText model: "):
         FastTextModel(tmp_path / "model.bin", "model.bin")

@@ -70,6 +70,13 @@ def test_an_answer_without_any_number_is_an_error() -> None:
         expectation([1, 2, 3], [0.0, 0.0, 0.0])
 
 
+def test_a_comparison_that_prefers_neither_is_an_error() -> None:
+    model = Scripted({"A=": [0.0, 0.0]})
+    asked = judge(model, pairwise={"best": 2, "template": "{constitution} {prompt} A={first} B={second}"})
+    with pytest.raises(RewardError, match=r"^the judge gives no probability to A or B$"):
+        asked.score(items("a", "b"))
+
+
 def test_the_question_has_the_whole_constitution_the_prompt_and_the_completion_as_they_are() -> None:
     model = Scripted()
     judge(model, template="{constitution}|{prompt}|{completion}|{lowest}-{highest}").score(items("{prompt}"))

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from apertus_model.stop import StopSignal
-from apertus_model.work import slurm as arrays
-from apertus_model.work.cluster import Stopped
+from apertus_model.work.cluster import JobArrays, Stopped
 from apertus_model.work.units import MOST_LOSSES, WorkerLost
 from infra import slurm
 from infra.slurm import SlurmMissing
@@ -55,7 +54,7 @@ def cluster(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Cluster]:
     folder = tmp_path / "slurm"
-    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(JobArrays, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(slurm, "VISIBLE_SECONDS", 2.0)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
@@ -157,7 +156,7 @@ def test_workers_write_the_bytes_of_a_local_run(
 ) -> None:
     """The passes after the filter tasks are submitted where their documents fill a unit of that memory; a
     worker has several of their units, since starting it takes longer than they do."""
-    monkeypatch.setattr(arrays, "MOST", 1000 if jobs == 1 else 1)
+    monkeypatch.setattr(JobArrays, "MOST", 1000 if jobs == 1 else 1)
     launch = SLURM if memory == "4GiB" else SLURM | {"workers": {"units_per_job": 20}}
     here = bench.run("corpus", "here", _spec(documents), {"tokenizer": tokenizer})
     spec = _spec(documents) | {"memory": memory}
@@ -330,7 +329,7 @@ def test_a_worker_has_the_gpus_of_a_model_unless_the_profile_says_which(bench: A
         job = bench.job("completions", "c", {}, {}, attempt="a", workers=1, launch=launch, profile=profile)
         job = job.model_copy(update={"gpus": 4})
         (Path(job.scratch) / "work").mkdir(parents=True, exist_ok=True)
-        jobs = arrays.JobArrays(job)
+        jobs = JobArrays(job)
         jobs._jobs.submit = lambda script, options: (asked.append(dict(options)), "7")[1]  # type: ignore[method-assign]
         jobs.submit(0, "shares.json", 2)
     assert [options.get("gpus-per-task") for options in asked] == [4, None]

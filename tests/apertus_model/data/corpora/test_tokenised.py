@@ -15,7 +15,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from apertus_model.data.tokens.megatron import TokenFile, TokenFileError, TokenFileWriter
-from apertus_model.data.tokens.stream import split_files
 from infra.store import Artifact
 from infra.store.inputs import SourceError
 from specs.errors import StageError
@@ -31,8 +30,8 @@ def _tokens(corpus: Artifact, folder: Path, cut: slice = slice(None), dtype: str
     """Writes the tokens of a corpus as two pairs of files, `cut` of each document; all of them."""
     found = []
     for split in ("train", "validation"):
-        (paths,) = split_files(corpus, split)  # type: ignore[arg-type]
-        file = TokenFile(*paths)
+        (shard,) = corpus.manifest.facts[split]
+        file = TokenFile(corpus.local(f"{shard}.bin"), corpus.local(f"{shard}.idx"))
         with TokenFileWriter(folder / split, dtype) as writer:
             for number in range(len(file)):
                 writer.write(np.asarray(file[number][cut]))

@@ -7,12 +7,15 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import zstandard
+from fsspec.implementations.local import LocalFileSystem
 
 from apertus_model.data.documents import compressed
 from apertus_model.data.documents.compressed import decompressed
+from tests.apertus_model.data.documents.remote import RemoteFiles
 
 FORMATS: list[tuple[str, Callable[[bytes], bytes]]] = [
     ("a.gz", gzip.compress),
@@ -93,3 +96,21 @@ def test_file_with_another_suffix_is_read_uncompressed() -> None:
     for name in ("a.zip", "a.jsonl", "a"):
         for content in (b"content", b"BZh is a text", b""):
             assert decompressed(io.BytesIO(content), name).read() == content
+
+
+def test_an_uncompressed_file_has_lines_of_bounded_length_and_positions_wherever_it_is(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"first line\nsecond\n")
+    for fs in (RemoteFiles(), LocalFileSystem()):
+        with fs.open(str(tmp_path / "a.txt"), "rb") as raw:
+            file = decompressed(raw, "a.txt")
+            assert [file.readline(5), file.readline(99), file.readline()] == [
+                b"first",
+                b" line\n",
+                b"second\n",
+            ]
+            assert file.seek(6) == file.tell() == 6
+            assert file.read(4) == b"line"
+            del file
+            assert not raw.closed

@@ -17,6 +17,7 @@ from apertus_model.data.documents.parsed import Rejection, SourceDocument  # noq
 from apertus_model.data.documents.readers import open_source, read_documents  # noqa: E402
 from infra.store.inputs import SourceError  # noqa: E402
 from specs.sources import SourceSpec  # noqa: E402
+from tests.apertus_model.data.documents.remote import RemoteFiles  # noqa: E402
 
 PARAGRAPHS = [
     f"The river has {count} bridges of stone, and each was built by another guild of the town in the years"
@@ -93,6 +94,15 @@ def test_text_records_of_a_crawler_are_read_unchanged(tmp_path: Path) -> None:
     assert [
         found.text for found in _read(tmp_path, archive.bytes()) if isinstance(found, SourceDocument)
     ] == ["Plain text, ż.\n"]
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_an_archive_on_a_remote_file_system_is_read(tmp_path: Path, compress: bool) -> None:
+    archive = Archive(compress).add("metadata", 0, b"about it").add("response", 1, PAGE.encode())
+    here = _read(tmp_path, archive.bytes())
+    source = SourceSpec(url=str(tmp_path), format="warc")
+    assert list(read_documents(source, RemoteFiles(), str(tmp_path), "a.warc")) == here
+    assert [type(document) for document in here] == [SourceDocument]
 
 
 def test_pages_without_text_are_counted(tmp_path: Path) -> None:

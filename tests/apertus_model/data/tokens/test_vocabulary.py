@@ -20,10 +20,22 @@ def test_special_tokens_have_the_ids_of_apertus(tokenizer: Artifact) -> None:
         "</s>": 2,
         "<SPECIAL_3>": 3,
         "<pad>": 10,
+        "<SPECIAL_60>": 60,
         "<|system_start|>": 61,
+        "<|system_end|>": 62,
+        "<|developer_start|>": 63,
+        "<|developer_end|>": 64,
+        "<|user_start|>": 65,
+        "<|user_end|>": 66,
+        "<|assistant_start|>": 67,
         "<|assistant_end|>": 68,
+        "<|inner_prefix|>": 69,
+        "<|inner_suffix|>": 70,
+        "<|tools_prefix|>": 71,
+        "<|tools_suffix|>": 72,
+        "<SPECIAL_73>": 73,
+        "<SPECIAL_99>": 99,
     }
-    expected |= {"<|tools_suffix|>": 72, "<SPECIAL_73>": 73, "<SPECIAL_99>": 99}
     assert {token: opened.token_to_id(token) for token in expected} == expected
     assert len(set(special_tokens(100))) == 100
 
