@@ -49,6 +49,8 @@ def verify_command(
         try:
             graph = build(pipeline, opened, lambda name, listing: None)
             chosen = {node.path for node in graph.nodes.values() if opened.names(node.path)}
+        except SpecError as error:
+            raise pipeline.located(error) from None
         except StoreError as error:
             unresolved = "the recipe cannot be resolved, so the whole store is checked"
             errors.print(f"{unresolved}: {escape(str(error))}", soft_wrap=True)
