@@ -136,7 +136,7 @@ def spans(
     running: dict[str, int] = {}
     now = 0.0
     while waiting:
-        begun = []
+        begun = set[str]()
         for name in waiting:  # inputs first
             needed = min(nodes.get(name, 0), available)
             if not needs[name] <= finished:
@@ -147,8 +147,8 @@ def spans(
                 running[name], times[name] = needed, Span(now, now + seconds[name])
             else:
                 continue
-            begun.append(name)
-        waiting = [name for name in waiting if name not in set(begun)]
+            begun.add(name)
+        waiting = [name for name in waiting if name not in begun]
         if begun and not running:
             continue  # `after:` may name a later stage of the plan
         if not running:
