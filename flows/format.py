@@ -117,18 +117,24 @@ HEADLINES = (
     "sequences",
     "lines",
     "languages",
+    "sources",
+    "parameters",
 )
 SHOWN = 3
 
 
-def headline(metrics: dict[str, Any]) -> str:
-    """The few numbers that say how a part turned out, and what it rejected or set aside."""
-    numbers = [
+def main_numbers(metrics: dict[str, Any]) -> list[str]:
+    """The numbers that say how a part turned out, the most important first: `loss 2.177`."""
+    return [
         f"{name.replace('_', ' ')} {in_full(metrics[name])}"
         for name in HEADLINES
         if isinstance(metrics.get(name), (int, float))
     ]
-    facts = [*numbers[:SHOWN], *_rejected(metrics.get("rejected"))]
+
+
+def headline(metrics: dict[str, Any]) -> str:
+    """The first of `main_numbers`, and what a part rejected or set aside."""
+    facts = [*main_numbers(metrics)[:SHOWN], *_rejected(metrics.get("rejected"))]
     if state := metrics.get("set_aside"):  # of an imported tokenizer
         facts.append(f"{' and '.join(state)} set aside")
     return ", ".join(facts)

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from apertus_model.rehearsal.records import PartResult
-from flows.format import quantity
+from flows.format import duration, quantity
 from flows.graph_layout import HEIGHT, WIDTH, draw
 from flows.languages import Language, filters_of, languages_of
 from flows.planning.plan import Plan
@@ -53,8 +53,8 @@ def render(plan: Plan, rehearsed: Sequence[PartResult] = ()) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"amount": quantity, "shown": words.shown, "duration": words.duration}
-    environment.filters |= {"pretty": words.pretty, "elided": words.elided, "signed": words.signed}
+    environment.filters |= {"amount": quantity, "duration": duration, "elided": words.elided}
+    environment.filters |= {"pretty": words.pretty, "shown": words.shown, "signed": words.signed}
     corpora = [part for part in run.parts if isinstance(part.metrics.get("read"), dict)]
     languages = {part.name: languages_of(part.metrics) for part in corpora}
     charts = charts_of(run, languages)

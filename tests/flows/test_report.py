@@ -6,9 +6,13 @@ import json
 import re
 from collections.abc import Callable
 
+import pytest
+
 from flows.planning.plan import Plan
 from flows.report import render
 from flows.report.content import collect
+from infra.store import Attempt
+from infra.store.documents import Seconds
 from tests.flows.report.page import Page
 from tests.flows.report.report_store import CountedPart, add, rows_of, store, trained
 
@@ -141,6 +145,14 @@ def test_page_is_self_contained(planned: Planned) -> None:
 def test_the_same_store_gives_the_same_page(planned: Planned) -> None:
     trained(planned())
     assert render(planned()) == render(planned())
+
+
+def test_a_duration_of_the_report_is_that_of_the_terminal(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = Seconds(startup=0.0, compute=3599.6, storage=0.0)
+    monkeypatch.setattr(Attempt, "seconds", lambda attempt: seconds)
+    assert re.search(r"60 min, [\d.]+k?B", Page(render(trained(planned()))).text)
 
 
 def test_languages_and_excluded_domains_of_a_corpus_are_in_tables(planned: Planned) -> None:
