@@ -22,13 +22,14 @@ from flows.format import duration, quantity
 from flows.graph_layout import HEIGHT, WIDTH, draw
 from flows.languages import Language, filters_of, languages_of
 from flows.planning.plan import Plan
+from flows.rehearsal_tables import tables
 from flows.report import experiments, language_charts, result_charts, training_charts
 from flows.report import wording as words
 from flows.report.claims import claims_of
 from flows.report.content import collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
 from flows.report.memorisation import MEASURES, Memorised
-from flows.report.rehearsal import by_stage, rehearsals, tables
+from flows.report.rehearsal import by_stage, rehearsals
 from flows.report.results import (
     COLUMNS,
     PROMPTS,
