@@ -14,7 +14,7 @@ from flows.report.content import collect
 from infra.store import Attempt
 from infra.store.documents import Seconds
 from tests.flows.report.page import Page
-from tests.flows.report.report_store import CountedPart, add, rows_of, store, trained
+from tests.flows.report.report_store import add, rows_of, store, trained
 
 Planned = Callable[..., Plan]
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
@@ -51,7 +51,7 @@ def test_known_metrics_are_drawn_and_others_are_in_a_table(planned: Planned) -> 
         metrics=metrics | rewards,
         files={"rewards.json": {"model": "new", "against": "old", "rows": rows}},
     )
-    add(plan, "align", "dpo", {"parent": ("cooldown", 6)}, steps=3, part=CountedPart(name="align"))
+    add(plan, "align", "dpo", {"parent": ("cooldown", 6)}, steps=3, tokens=30)
     store(plan, "align", rows=rows_of(plan, "align", accuracy=0.7, reward_chosen=1.5))
     add(plan, "pairs", "pairs", {})
     store(plan, "pairs", metrics={"pairs": 12, "quantile_histogram": [3, 4, 5]})
