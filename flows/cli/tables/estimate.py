@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.format import BYTES, amount, duration, energy, flop, size, unit_of
-from flows.planning.comparison import PlanComparison
+from flows.planning.comparison import TOTALS, PlanComparison
 from flows.planning.estimate import Estimates
 from flows.planning.estimate.inference import PartInference, sum_of
 from flows.planning.estimate.memory import Memory
@@ -29,21 +29,6 @@ MEMORY_PARTS = {
     "output": "output", "communication": "gathered", "update": "update",
 }  # fmt: skip
 assert set(MEMORY_PARTS) == set(Memory.__dataclass_fields__) - {"moment"}
-TOTALS: dict[str, tuple[str, Callable[[Any], str]]] = {  # label and format, by key of `Estimates.totals`
-    "parameters": ("parameters", amount),
-    "tokens": ("tokens of training", amount),
-    "steps": ("steps", lambda value: f"{value:,}"),
-    "sampled_tokens": ("tokens sampled", amount),
-    "read_tokens": ("tokens read", amount),
-    "flops": ("FLOPs", flop),
-    "gpu_hours": ("GPU-hours", amount),
-    "core_hours": ("core-hours of data", amount),
-    "seconds": ("time", duration),
-    "energy_kwh": ("energy", energy),
-    "cost": ("cost", amount),
-    "memory_bytes": ("memory of a GPU", size),
-    "peak_storage_bytes": ("most that is stored", size),
-}
 
 
 def _by_columns(
