@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from specs.job import ProgressRow
 
 
-NAMED = 6  # names in a sentence
 COLOURS = {  # by action of a plan, state of a part, and outcome of a run
     **dict.fromkeys(("reuse", "finished", "stored"), "green"),
     **dict.fromkeys(("resume", "interrupted"), "yellow"),
@@ -57,12 +56,6 @@ def in_full(value: float, digits: int = 4) -> str:
     if isinstance(value, float) and abs(value) < 10**digits - 0.5:
         return f"{value:,.{digits}g}"
     return f"{value:,.0f}"
-
-
-def some_of(names: Sequence[str]) -> str:
-    """The first `NAMED` names, and how many more there are."""
-    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
 
 
 def duration(seconds: float | None) -> str:

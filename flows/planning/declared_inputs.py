@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from flows.format import some_of
 from flows.planning.graph import Graph, Node
 from infra.store import Artifact, Store
-from specs.errors import counted
+from specs.errors import counted, some_of
 from specs.stages.corpus import CorpusPart
 
 TOLERANCE = 0.05
@@ -46,7 +45,7 @@ def notes(
         duplicates = graph.duplicates
         count = sum(bool(unavailable) and name not in duplicates for name, unavailable in waiting.items())
         texts.append(
-            f"unavailable: {some_of(list(graph.unavailable))}; the fingerprints of"
+            f"unavailable: {some_of(graph.unavailable)}; the fingerprints of"
             f" {counted(count, 'part')} are provisional, and running them needs these inputs"
         )
     for node in graph.nodes.values():

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from flows.format import some_of
 from flows.planning import declared_inputs
 from flows.planning.advice import Given, advise
 from flows.planning.estimate import Estimates, estimate
@@ -28,7 +27,7 @@ from infra.store.documents import Manifest
 from infra.store.inputs import Listing
 from infra.store.writing.lease import holder_of
 from specs.dependencies import checkpoints, order
-from specs.errors import FieldPath, Problem, SpecError, counted, did_you_mean
+from specs.errors import FieldPath, Problem, SpecError, counted, did_you_mean, some_of
 from specs.pipeline import Pipeline
 from specs.stages.gates import Gated
 from specs.stages.training import Segment

@@ -14,6 +14,7 @@ from infra.store import Artifact
 from infra.store.documents import Identity
 from specs.base import flatten
 from specs.differences import Change, changes
+from specs.errors import some_of
 from specs.foreign import shown
 
 LOOKED_AT = 100  # artifacts of a kind
@@ -36,9 +37,9 @@ def difference(node: Node, records: Records) -> str:
     if best is None:
         return "new"
     reasons, identity = best
-    text = "; ".join(reasons[:SHOWN]) + (f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else "")
     if not reasons:
         return "its files are gone from the store"
+    text = some_of(reasons, SHOWN, "; ")
     if identity.name == node.name:
         return text
     return f"{text} (against {identity.name} {identity.fingerprint[:8]})"

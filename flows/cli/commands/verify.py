@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from flows.cli.app import JsonOption, SetOption, StoreOption, app, console, errors, print_json
-from flows.format import some_of
 from flows.terminal import bytes_progress
-from specs.errors import SpecError
+from specs.errors import SpecError, some_of
 
 if TYPE_CHECKING:
     from infra.store import Store
