@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.planning.estimate import flops, storage, time_and_cost
 from flows.planning.estimate.memory import Memory, memory_of_step
-from flows.planning.estimate.storage import REQUESTS, Requests
+from flows.planning.estimate.storage import Requests, requests_of
 from flows.planning.graph import Node
 from specs.cluster import Cluster
 from specs.stages.training import Segment
@@ -176,7 +176,7 @@ def part_estimate(node: Node, cluster: Cluster | None, measured: dict[str, float
         memory=memory_of_step(segment, processes),
         checkpoints=saved,
         saving=storage.saving(segment, processes, saved, step_seconds, cluster),
-        requests=REQUESTS(processes, saved.bytes),
+        requests=requests_of(processes, saved.bytes),
     )
 
 
