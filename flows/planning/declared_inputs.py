@@ -8,10 +8,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 from flows.planning.graph import Graph, Node
+from flows.planning.source_usage import available
 from infra.store import Artifact, Store
 from specs.errors import counted, some_of
 from specs.stages.corpus import CorpusPart
@@ -33,12 +33,9 @@ def reason(graph: Graph, node: Node) -> str:
     return f"unavailable: {', '.join(names)}" if names else "depends on unavailable inputs"
 
 
-def notes(
-    graph: Graph, store: Store, available: Callable[[Graph, Store, Node], tuple[int, bool]]
-) -> list[str]:
+def notes(graph: Graph, store: Store) -> list[str]:
     """One line on the unavailable inputs, and one for each source whose declared size is off by more than
-    `TOLERANCE`. `available` returns the training tokens of a part of a corpus, and whether the number is
-    exact rather than a bound."""
+    `TOLERANCE`."""
     waiting = graph.waits_for()
     texts = []
     if graph.unavailable:

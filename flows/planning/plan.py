@@ -20,7 +20,7 @@ from flows.planning.graph import Graph, Input, Node
 from flows.planning.parts import build
 from flows.planning.rerun_reason import difference
 from flows.planning.run_records import Records
-from flows.planning.source_usage import SourceUsage, available, usages
+from flows.planning.source_usage import SourceUsage, usages
 from flows.planning.source_usage import problems as usage_problems
 from infra.store import Store
 from infra.store.documents import Manifest
@@ -209,7 +209,7 @@ def make(
         if step.stored and step.action != "reuse" and (held := holder_of(store, node.path)) is not None:
             step = replace(step, holder=str(held), reason=f"held by {held}")
         plan.steps[node.name] = step
-    plan.graph.notes += [*declared_inputs.notes(plan.graph, store, available), *_packing_notes(plan)]
+    plan.graph.notes += [*declared_inputs.notes(plan.graph, store), *_packing_notes(plan)]
     plan.source_usage = usages(plan.graph, pipeline, store)
     problems = [*usage_problems(plan.source_usage), *_lost_parents(plan), *_protected(plan, records)]
     if problems:
