@@ -10,7 +10,7 @@ Invariant: a number that depends on an unknown (a price, a utilisation) is None,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -28,6 +28,11 @@ class Spent(NamedTuple):
     gpu_hours: float | None = None
     energy_kwh: float | None = None  # with the PUE
     cost: float | None = None  # in the currency of the price
+
+    @classmethod
+    def of(cls, parts: Iterable[Spent]) -> Spent:
+        """The sum over parts; a field is None if it is unknown for one of them, or if there are none."""
+        return cls(*map(total, zip(*parts, strict=True)))
 
 
 def spent(

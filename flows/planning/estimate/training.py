@@ -80,7 +80,6 @@ class PartEstimate:
 class StageEstimate:
     """A training stage: the sum of its segments, and the memory of the one that needs the most."""
 
-    name: str
     kind: str
     parts: list[PartEstimate]
     cluster: Cluster | None
@@ -104,9 +103,9 @@ class StageEstimate:
             self.parts[-1].checkpoints,
         )
 
-    def sum(self, name: str) -> float | None:
-        """The sum of a field of `Spent` over the parts; None if it is unknown for one of them."""
-        return time_and_cost.total([getattr(part.spent, name) for part in self.parts])
+    @property
+    def spent(self) -> time_and_cost.Spent:
+        return time_and_cost.Spent.of(part.spent for part in self.parts)
 
     def to_json(self) -> dict[str, Any]:
         first, last = self.parts[0], self.parts[-1]
@@ -126,7 +125,7 @@ class StageEstimate:
             "mfu": first.mfu,
             "mfu_source": first.mfu_source,
             "masked_labels": sum(part.masked_labels for part in self.parts),
-            **{name: self.sum(name) for name in time_and_cost.Spent._fields},
+            **self.spent._asdict(),
             "memory_bytes": need,
             "memory_limit_bytes": limit,
             "fits": need["total"] <= limit if limit else None,
