@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from specs.job import ProgressRow
 
 
-NAMED = 6  # names in a sentence
 COLOURS = {  # by action of a plan, state of a part, and outcome of a run
     **dict.fromkeys(("reuse", "finished", "stored"), "green"),
     **dict.fromkeys(("resume", "interrupted"), "yellow"),
@@ -57,12 +56,6 @@ def in_full(value: float, digits: int = 4) -> str:
     if isinstance(value, float) and abs(value) < 10**digits - 0.5:
         return f"{value:,.{digits}g}"
     return f"{value:,.0f}"
-
-
-def some_of(names: Sequence[str]) -> str:
-    """The first `NAMED` names, and how many more there are."""
-    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
 
 
 def duration(seconds: float | None) -> str:
@@ -117,18 +110,24 @@ HEADLINES = (
     "sequences",
     "lines",
     "languages",
+    "sources",
+    "parameters",
 )
 SHOWN = 3
 
 
-def headline(metrics: dict[str, Any]) -> str:
-    """The few numbers that say how a part turned out, and what it rejected or set aside."""
-    numbers = [
+def main_numbers(metrics: dict[str, Any]) -> list[str]:
+    """The numbers that say how a part turned out, the most important first: `loss 2.177`."""
+    return [
         f"{name.replace('_', ' ')} {in_full(metrics[name])}"
         for name in HEADLINES
         if isinstance(metrics.get(name), (int, float))
     ]
-    facts = [*numbers[:SHOWN], *_rejected(metrics.get("rejected"))]
+
+
+def headline(metrics: dict[str, Any]) -> str:
+    """The first of `main_numbers`, and what a part rejected or set aside."""
+    facts = [*main_numbers(metrics)[:SHOWN], *_rejected(metrics.get("rejected"))]
     if state := metrics.get("set_aside"):  # of an imported tokenizer
         facts.append(f"{' and '.join(state)} set aside")
     return ", ".join(facts)

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from flows.format import is_number
-from flows.planning.graph import Input, Node
+from flows.planning.graph import FOLDER, TOKENIZER, Input, Node
 from flows.planning.plan import Plan, Step
 from infra.store import Artifact, StoreError
 from infra.store.documents import CheckpointMarker, Manifest
@@ -287,7 +287,8 @@ def planned_parts(plan: Plan, damages: list[str] | None = None) -> dict[str, Pla
 def planned_source(plan: Plan, name: str, digest: str) -> SourceFiles:
     """The documents, or the model, outside the store that parts of a plan read under a name."""
     source, listing = plan.pipeline.sources.get(name), plan.graph.listings.get(name)
-    facts = source.to_json() if source else dict(plan.graph.facts_of(plan.pipeline, name))
+    model = plan.graph.models.get(name.removesuffix(TOKENIZER).removesuffix(FOLDER))
+    facts = source.to_json() if source else dict(model.facts) if model else {}
     return SourceFiles(name, digest, facts, *((len(listing.files), listing.bytes) if listing else ()))
 
 

@@ -6,6 +6,7 @@ Invariants: nothing here decides anything. Text that is not our markup is printe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,34 +18,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-NUMBERS = (  # right-aligned columns of `table`
-    "steps",
-    "tokens",
-    "draws",
-    "drawn",
-    "FLOPs",
-    "GPUs",
-    "time",
-    "GPU-hours",
-    "energy",
-    "cost",
-    "per GPU",
-    "total",
-    "difference",
-    *("weights", "grads", "states", "kept", "working", "output", "gathered", "update"),
-    "checkpoint",
-    "each",
-    "stop",
-    "write",
-    "every",
-    "Young/Daly",
-    "written",
-    "in all",
-    "stored",
-    *("requests", "read", "sampled"),
-    *("calls", "async", "tensors", "rest", "plan", "of plan"),
-    *("from step", "to step", "from token", "to token", "masked 1/k", "by hash"),
-)
+# what a column of numbers has in its cells: 1.23k, 57.2 GB, +4.8%, 6.74e24, <= 1.2T
+NUMBER = re.compile(r"-|(<= )?[+-]?[\d.,]+(e-?\d+)?([%kMBTPEZY]| [A-Za-z]+)?")
 LONG_WORD = 24  # characters; a longer word of the last column, such as a path, may be broken
 
 
@@ -89,21 +64,26 @@ def table(
     optional: tuple[str, ...] = (),
     width: int | None = None,
 ) -> Table:
-    """A table whose columns keep their width, but for the last. `optional` columns are left out if they are
-    empty, or, in their order, while the table is wider than `width`; the caption names the latter."""
+    """A table whose columns keep their width, but for the last; numbers are right-aligned. `optional` columns
+    are left out if they are empty, or, in their order, while the table is wider than `width`; the caption
+    names the latter."""
     shown = [
         name
         for name in headings
         if name not in optional or any(row[headings.index(name)] not in ("-", "") for row in rows)
     ]
-    room, cut = dict(zip(headings, _widths(headings, rows), strict=True)), []
+    cells = [
+        [Text.from_markup(cell, emoji=False) for cell in column] for column in zip(*rows, strict=True)
+    ] or [[] for _ in headings]
+    numbers = {name for name, column in zip(headings, cells, strict=True) if _has_numbers(column)}
+    room, cut = dict(zip(headings, _widths(headings, cells), strict=True)), []
     padding = 1 if width is None or _needed(room, shown, 1) <= width else 0
     for name in (name for name in optional if name in shown):
         if width is not None and _needed(room, shown, padding) > width:
             shown.remove(name)
             cut.append(name)
     caption = "; ".join(part for part in (caption, f"no room for: {', '.join(cut)}" if cut else "") if part)
-    filled = empty_table(title, shown, numbers=NUMBERS, folded=shown[-1:])
+    filled = empty_table(title, shown, numbers=numbers, folded=shown[-1:])
     filled.caption, filled.caption_justify, filled.padding = caption, "left", (0, padding, 0, 0)
     for name, column in zip(shown[:-1], filled.columns, strict=False):
         column.min_width = room[name]
@@ -112,11 +92,13 @@ def table(
     return filled
 
 
-def _widths(headings: tuple[str, ...], rows: list[list[str]]) -> list[int]:
+def _has_numbers(column: list[Text]) -> bool:
+    filled = {cell.plain for cell in column} - {""}
+    return bool(filled) and all(map(NUMBER.fullmatch, filled))
+
+
+def _widths(headings: tuple[str, ...], cells: list[list[Text]]) -> list[int]:
     """The width of each column: that of its longest cell, or of the longest word in the last column."""
-    cells = [
-        [Text.from_markup(cell, emoji=False) for cell in column] for column in zip(*rows, strict=True)
-    ] or [[] for _ in headings]
     widths = [
         max(len(name), *(cell.cell_len for cell in column), 0)
         for name, column in zip(headings, cells, strict=True)

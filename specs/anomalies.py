@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specs.base import Spec, execution
-from specs.errors import counted
+from specs.errors import counted, some_of
 from specs.options import option
 
 Quantity = Literal["loss", "grad_norm"]
@@ -125,5 +125,4 @@ def remark(facts: Mapping[str, Any]) -> str:
     stored = facts.get("anomalies", [])
     events: list[StoredEvent] = stored.get("events", []) if isinstance(stored, dict) else stored
     texts = [Event(**event).text for event in events]
-    more = f"; and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else ""
-    return f"{counted(len(texts), 'anomaly', 'anomalies')}: {'; '.join(texts[:SHOWN])}{more}" if texts else ""
+    return f"{counted(len(texts), 'anomaly', 'anomalies')}: {some_of(texts, SHOWN, '; ')}" if texts else ""

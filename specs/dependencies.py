@@ -1,4 +1,5 @@
-"""The references of a stage to checkpoints, data and other results, and the order of stages that follows."""
+"""The references of a stage to checkpoints, data and other results, the order of stages that follows, and the
+servers that specs name."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from specs.base import Spec, results_of
 from specs.errors import FieldPath, SpecError
 from specs.pipeline import Pipeline
+from specs.server import Server
 from specs.stages import STAGES
 from specs.stages.base import Stage
 from specs.units import REST, Reference
@@ -58,6 +60,17 @@ def _references(at: FieldPath, spec: Spec) -> Iterator[Use]:
                 yield Use(path, _named(path, item), results)
             if isinstance(item, Spec):
                 yield from _references(path, item)
+
+
+def servers(at: FieldPath, spec: Spec) -> Iterator[tuple[FieldPath, Server]]:
+    """The servers in the fields of a stage or a part, at any depth, with the paths of their fields; `at`: the
+    path of the spec."""
+    for name, shown, _ in _fields(type(spec)):
+        for path, item in _items((*at, shown), getattr(spec, name)):
+            if isinstance(item, Server):
+                yield path, item
+            elif isinstance(item, Spec):
+                yield from servers(path, item)
 
 
 @cache

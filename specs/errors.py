@@ -76,6 +76,13 @@ def counts_in_words(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items())) or "none"
 
 
+def some_of(names: Iterable[str], most: int = 6, between: str = ", ") -> str:
+    """The first `most` names, and how many more there are: `a, b and 5 more`, or `a; b; and 5 more`."""
+    listed = list(names)
+    more = f"{between.strip(', ')} and {len(listed) - most:,} more" if len(listed) > most else ""
+    return between.join(listed[:most]) + more
+
+
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate that resembles the name most; None if none does."""
     return next(iter(difflib.get_close_matches(name, sorted(set(candidates)), n=1, cutoff=0.55)), None)
@@ -93,5 +100,4 @@ def one_of(candidates: Iterable[str]) -> str:
     names = sorted(set(candidates))
     if not names:
         return "there is none to choose from."
-    more = f" and {len(names) - LISTED:,} more" if len(names) > LISTED else ""
-    return f"use one of {', '.join(names[:LISTED])}{more}."
+    return f"use one of {some_of(names, LISTED)}."

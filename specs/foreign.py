@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from specs.errors import FieldPath, dotted
+from specs.errors import FieldPath, dotted, some_of
 from specs.redaction import mask_url
 from specs.wording import message_of, wording
 
@@ -219,8 +219,7 @@ def explained(error: ValidationError, document: Any, names: Mapping[str, str] | 
             wrong.setdefault(f"{place} is missing", [])
         else:
             wrong.setdefault(f"{place} is {shown(details['input'])}: " if place else "", []).append(message)
-    more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-    return "; ".join(begin + ", or ".join(messages) for begin, messages in list(wrong.items())[:SHOWN]) + more
+    return some_of((begin + ", or ".join(messages) for begin, messages in wrong.items()), SHOWN, "; ")
 
 
 def _followed(document: Any, details: Any) -> FieldPath:

@@ -176,8 +176,8 @@ def lines(size: str, plan: Plan) -> Iterator[Line]:
         yield Line(
             f"long context {length}, GPU-hours",
             f"{published * 1e9 / speed / 3600:,.0f} [LC], [P], [D]",
-            f"{taken.sum('gpu_hours') or 0:,.0f}",
-            f"{speed:,} tokens/s and GPU; {taken.parts[0].gpus:,} GPUs, {duration(taken.sum('seconds'))}",
+            f"{taken.spent.gpu_hours or 0:,.0f}",
+            f"{speed:,} tokens/s and GPU; {taken.parts[0].gpus:,} GPUs, {duration(taken.spent.seconds)}",
         )
     yield Line(
         "final learning rate",
@@ -192,7 +192,7 @@ def spent(size: str, plan: Plan) -> Iterator[Line]:
     speed, so GPU-hours agree if FLOPs and tokens do."""
     stage, whole, cluster = plan.estimates.stages["pretrain"], plan.estimates.totals(), plan.pipeline.cluster
     assert cluster is not None
-    hours, tokens, asked = stage.sum("gpu_hours") or 0, 15e12, whole["inference"]
+    hours, tokens, asked = stage.spent.gpu_hours or 0, 15e12, whole["inference"]
     yield Line(
         "GPU-hours of pretraining",
         f"{tokens / SPEED[size] / 3600:,.0f} [D]",
@@ -220,7 +220,7 @@ def spent(size: str, plan: Plan) -> Iterator[Line]:
     yield Line(
         "wall-clock of pretraining",
         "about 90 days [P]" if report else "not published",
-        duration(stage.sum("seconds")),
+        duration(stage.spent.seconds),
         f"{stage.parts[0].gpus:,} GPUs; the run began with half",
     )
     yield Line(
@@ -234,7 +234,7 @@ def spent(size: str, plan: Plan) -> Iterator[Line]:
         "memory of a GPU",
         f"at most {cluster.device.memory / 1e9:.0f} GB: {cluster.gpu} [P]",
         in_bytes(most.largest.memory.total),
-        f"of {most.name}",
+        f"of {most.parts[0].node.stage}",
     )
 
 

@@ -22,6 +22,7 @@ from apertus_model.files import copy_folder, local_file
 from infra.store import Artifact
 from infra.store.documents import check
 from specs.base import Strict
+from specs.errors import some_of
 from specs.rewards import CLASSIFIER_FILES
 from specs.scoring import CHARACTERS_PER_TOKEN, FASTTEXT_CHARACTERS
 from specs.stages.classifier import Encoder
@@ -137,6 +138,5 @@ def _trained(part: ScoresPart, artifact: Artifact, scratch: Path) -> Scorer:
 def _index(part: ScoresPart, labels: Sequence[str], name: str) -> int:
     """The place of the part's label among those of a model."""
     if part.label not in labels:
-        shown = ", ".join(labels[:10]) + (f" and {len(labels) - 10} more" if len(labels) > 10 else "")
-        raise ClassifierError(f"{name} has no label '{part.label}'. Fix: use one of {shown}")
+        raise ClassifierError(f"{name} has no label '{part.label}'. Fix: use one of {some_of(labels, 10)}")
     return labels.index(part.label)

@@ -24,7 +24,7 @@ from infra.store import Artifact, Store
 from infra.store.reading.ranges import BlockCache
 from specs.base import canonical_json, flatten
 from specs.differences import changes
-from specs.errors import StageError
+from specs.errors import StageError, some_of
 from specs.job import InputRef
 from specs.settings import Goldfish
 from specs.stages.distill import TeacherTokensPart
@@ -80,11 +80,10 @@ def same_data(now: Mapping[str, Any], then: Mapping[str, Any], step: int) -> Non
     """Raises OtherDataError, with the differences, when a checkpoint's data are not the current ones."""
     differing = changes(flatten(dict(then)), flatten(dict(now)))
     if differing:
-        shown = "; ".join(f"{one.name}: {_or_none(one.a)} -> {_or_none(one.b)}" for one in differing[:4])
-        shown += f"; and {len(differing) - 4} more" if len(differing) > 4 else ""
+        differences = (f"{one.name}: {_or_none(one.a)} -> {_or_none(one.b)}" for one in differing)
         raise OtherDataError(
-            f"the checkpoint of step {step} was trained on other data: {shown}. Fix: restore those data, or "
-            "delete the artifact of this stage to train it again"
+            f"the checkpoint of step {step} was trained on other data: {some_of(differences, 4, '; ')}. Fix:"
+            " restore those data, or delete the artifact of this stage to train it again"
         )
 
 

@@ -9,8 +9,7 @@ To add one: `INSPECTORS[kind] = Inspector(collect, show)`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -21,18 +20,15 @@ from flows.planning.plan import Plan
 from specs.errors import SpecError, a
 from specs.stages import TRAINING
 
-Document = TypeVar("Document")
 
-
-@dataclass(frozen=True)
-class Inspector(Generic[Document]):
+class Inspector(NamedTuple):
     """The functions that inspect one kind of part."""
 
-    collect: Callable[[Plan, Node, Options], Document]  # reads what is to be shown, as one JSON document
-    show: Callable[[Console, Document], None]  # prints it
+    collect: Callable[[Plan, Node, Options], Any]  # reads what is to be shown, as one JSON document
+    show: Callable[[Console, Any], None]  # prints it
 
 
-INSPECTORS: dict[str, Inspector[Any]] = {
+INSPECTORS: dict[str, Inspector] = {
     "corpus": Inspector(corpus.collect, corpus.show),
     "mixture": Inspector(mixture.collect, mixture.show),
     **dict.fromkeys(rows.KINDS, Inspector(rows.collect, rows.show)),
@@ -42,7 +38,7 @@ DOCUMENT = Inspector(corpus.collect_documents, corpus.show_documents)
 """The inspector of a corpus with --document."""
 
 
-def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector[Any], Node]:
+def inspector_of(plan: Plan, name: str, options: Options) -> tuple[Inspector, Node]:
     """The inspector for a stage, or for one part of it, and the part that it inspects. SpecError when the
     kind of part has no inspector, and for an option that belongs to another kind."""
     parts = plan.named(name, "inspect")

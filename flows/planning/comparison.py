@@ -6,8 +6,10 @@ recipe do not differ.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flows.format import amount, duration, energy, flop, size
 from specs.base import flatten
 from specs.differences import changes
 from specs.pipeline import Pipeline
@@ -15,21 +17,21 @@ from specs.pipeline import Pipeline
 if TYPE_CHECKING:
     from flows.planning.plan import Plan
 
-COMPARED = (
-    "parameters",
-    "tokens",
-    "steps",
-    "sampled_tokens",
-    "read_tokens",
-    "flops",
-    "gpu_hours",
-    "core_hours",
-    "seconds",
-    "energy_kwh",
-    "cost",
-    "memory_bytes",
-    "peak_storage_bytes",
-)
+TOTALS: dict[str, tuple[str, Callable[[Any], str]]] = {  # label and format, by key of `Estimates.totals`
+    "parameters": ("parameters", amount),
+    "tokens": ("tokens of training", amount),
+    "steps": ("steps", lambda value: f"{value:,}"),
+    "sampled_tokens": ("tokens sampled", amount),
+    "read_tokens": ("tokens read", amount),
+    "flops": ("FLOPs", flop),
+    "gpu_hours": ("GPU-hours", amount),
+    "core_hours": ("core-hours of data", amount),
+    "seconds": ("time", duration),
+    "energy_kwh": ("energy", energy),
+    "cost": ("cost", amount),
+    "memory_bytes": ("memory of a GPU", size),
+    "peak_storage_bytes": ("most that is stored", size),
+}
 NAMES = ("name", "description", "store")
 
 
@@ -63,7 +65,7 @@ def compare(plan: Plan, other: Plan) -> PlanComparison:
     }
     totals, others = plan.estimates.totals(), other.estimates.totals()
     return PlanComparison(
-        fields, {name: (others[name], totals[name]) for name in COMPARED}, _by_stage(fields, plan.pipeline)
+        fields, {name: (others[name], totals[name]) for name in TOTALS}, _by_stage(fields, plan.pipeline)
     )
 
 

@@ -8,13 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
-from flows.format import some_of
 from flows.planning.graph import Graph, Node
+from flows.planning.source_usage import available
 from infra.store import Artifact, Store
-from specs.errors import counted
+from specs.errors import counted, some_of
 from specs.stages.corpus import CorpusPart
 
 TOLERANCE = 0.05
@@ -34,19 +33,16 @@ def reason(graph: Graph, node: Node) -> str:
     return f"unavailable: {', '.join(names)}" if names else "depends on unavailable inputs"
 
 
-def notes(
-    graph: Graph, store: Store, available: Callable[[Graph, Store, Node], tuple[int, bool]]
-) -> list[str]:
+def notes(graph: Graph, store: Store) -> list[str]:
     """One line on the unavailable inputs, and one for each source whose declared size is off by more than
-    `TOLERANCE`. `available` returns the training tokens of a part of a corpus, and whether the number is
-    exact rather than a bound."""
+    `TOLERANCE`."""
     waiting = graph.waits_for()
     texts = []
     if graph.unavailable:
         duplicates = graph.duplicates
         count = sum(bool(unavailable) and name not in duplicates for name, unavailable in waiting.items())
         texts.append(
-            f"unavailable: {some_of(list(graph.unavailable))}; the fingerprints of"
+            f"unavailable: {some_of(graph.unavailable)}; the fingerprints of"
             f" {counted(count, 'part')} are provisional, and running them needs these inputs"
         )
     for node in graph.nodes.values():

@@ -133,19 +133,6 @@ class Graph:
     models: dict[str, HubModel] = field(default_factory=dict)  # `hf:` reference -> the Hugging Face model
     unavailable: dict[str, Unavailable] = field(default_factory=dict)  # declared inputs by name
 
-    def facts_of(self, pipeline: Pipeline, name: str) -> dict[str, str]:
-        """The facts about documents outside the store that the recipe states: url, format, language,
-        licence."""
-        if (source := pipeline.sources.get(name)) is not None:
-            return {
-                "url": source.url,
-                "format": source.format,
-                "language": source.language,
-                "license": source.license,
-            }
-        model = self.models.get(name.removesuffix(TOKENIZER).removesuffix(FOLDER))
-        return model.facts if model is not None else {}
-
     def waits_for(self) -> dict[str, tuple[str, ...]]:
         """For each part, the unavailable inputs that it reads, directly or through other parts."""
         waiting: dict[str, tuple[str, ...]] = {}

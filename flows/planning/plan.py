@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from flows.format import some_of
 from flows.planning import declared_inputs
 from flows.planning.advice import Given, advise
 from flows.planning.estimate import Estimates, estimate
@@ -21,14 +20,14 @@ from flows.planning.graph import Graph, Input, Node
 from flows.planning.parts import build
 from flows.planning.rerun_reason import difference
 from flows.planning.run_records import Records
-from flows.planning.source_usage import SourceUsage, available, usages
+from flows.planning.source_usage import SourceUsage, usages
 from flows.planning.source_usage import problems as usage_problems
 from infra.store import Store
 from infra.store.documents import Manifest
 from infra.store.inputs import Listing
 from infra.store.writing.lease import holder_of
 from specs.dependencies import checkpoints, order
-from specs.errors import FieldPath, Problem, SpecError, counted, did_you_mean
+from specs.errors import FieldPath, Problem, SpecError, counted, did_you_mean, some_of
 from specs.pipeline import Pipeline
 from specs.stages.gates import Gated
 from specs.stages.training import Segment
@@ -210,7 +209,7 @@ def make(
         if step.stored and step.action != "reuse" and (held := holder_of(store, node.path)) is not None:
             step = replace(step, holder=str(held), reason=f"held by {held}")
         plan.steps[node.name] = step
-    plan.graph.notes += [*declared_inputs.notes(plan.graph, store, available), *_packing_notes(plan)]
+    plan.graph.notes += [*declared_inputs.notes(plan.graph, store), *_packing_notes(plan)]
     plan.source_usage = usages(plan.graph, pipeline, store)
     problems = [*usage_problems(plan.source_usage), *_lost_parents(plan), *_protected(plan, records)]
     if problems:

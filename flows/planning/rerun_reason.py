@@ -3,7 +3,7 @@
 It is compared with the part of the same name in the last run of the pipeline, or else with the stored
 artifact of the same kind that has the fewest differences, one of the same name first, if it shares most of
 the part's identity, and its name or an input. A store holds the work of unrelated recipes too, whose parts
-explain nothing: a part without such an artifact is new.
+explain nothing: a part without such an artifact is new. Of many artifacts, those in use come first.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from infra.store import Artifact
 from infra.store.documents import Identity
 from specs.base import flatten
 from specs.differences import Change, changes
+from specs.errors import some_of
 from specs.foreign import shown
 
-LOOKED_AT = 100
+LOOKED_AT = 100  # artifacts of a kind
 SHOWN = 3
 
 
@@ -24,8 +25,8 @@ def difference(node: Node, records: Records) -> str:
     """The reason why a part that is not stored has to run: fields with their old and new values."""
     candidates = [
         (reasons, identity)
-        for name in records.store.names(node.kind)[-LOOKED_AT:]
-        if (identity := Artifact(records.store, f"{node.kind}/{name}").readable_identity) is not None
+        for path in _looked_at(node.kind, records)
+        if (identity := Artifact(records.store, path).readable_identity) is not None
         and _related(node, identity)
         and 2 * len(reasons := _reasons(node, identity)) < len({**flatten(node.identity), **node.inputs})
     ]
@@ -36,12 +37,20 @@ def difference(node: Node, records: Records) -> str:
     if best is None:
         return "new"
     reasons, identity = best
-    text = "; ".join(reasons[:SHOWN]) + (f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else "")
     if not reasons:
         return "its files are gone from the store"
+    text = some_of(reasons, SHOWN, "; ")
     if identity.name == node.name:
         return text
     return f"{text} (against {identity.name} {identity.fingerprint[:8]})"
+
+
+def _looked_at(kind: str, records: Records) -> list[str]:
+    """The artifacts of a kind with which a part is compared: all, or, of many, first those in use."""
+    stored = dict.fromkeys(f"{kind}/{name}" for name in records.store.names(kind))
+    if len(stored) <= LOOKED_AT:
+        return list(stored)
+    return list(dict.fromkeys(path for path in records.in_use if path in stored) | stored)[:LOOKED_AT]
 
 
 def _related(node: Node, identity: Identity) -> bool:

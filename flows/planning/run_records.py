@@ -1,4 +1,5 @@
-"""The records of a pipeline's runs in the store: the parts of the last run, and protected parts.
+"""The records of runs in the store: the parts of a pipeline's last run, those of all last runs, and protected
+parts.
 
 Invariant: a damaged record costs an explanation, never a plan, whose notes name the record. Only a protected
 stage does not run then.
@@ -6,6 +7,7 @@ stage does not run then.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +37,21 @@ class Records:
         """The artifact of the part with this name in the last run."""
         entry = self._last.parts.get(name) if self._last else None
         return Artifact(self.store, *entry) if entry else None
+
+    @cached_property
+    def in_use(self) -> list[str]:
+        """The artifacts to which the last record of any pipeline refers: of this one, then of the others, the
+        newest record first."""
+        last = [
+            (run == self.pipeline, stamps[-1], run)
+            for run in self.store.names(runs.FOLDER)
+            if (stamps := runs.stamps(self.store, run))
+        ]
+        paths: list[str] = []
+        for _, stamp, run in sorted(last, reverse=True):
+            with suppress(StoreError):
+                paths += (path for path, _ in runs.read(self.store, run, stamp).parts.values())
+        return paths
 
     def protect(self, node: Node) -> None:
         """Records, outside the artifact, that a part of a protected stage has finished, so that its loss is

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import cast
 
 from flows.planning.plan import Plan
-from specs.dependencies import needs
-from specs.errors import FieldPath, Problem, SpecError, did_you_mean
+from specs.dependencies import needs, servers
+from specs.errors import Problem, SpecError, did_you_mean
 from specs.locations import RULE
 from specs.profiles import Profile
-from specs.stages.preference_data import CompletionsPart
+from specs.server import Server
 
 
 def select(
@@ -88,19 +87,18 @@ def _refuse_unavailable(plan: Plan, stages: set[str]) -> None:
 def _refuse_unset_keys(plan: Plan, stages: set[str], profile: Profile) -> None:
     """Raises a SpecError that names each variable when unfinished parts of these stages ask a server whose
     key is not set. Nodes of a Ray cluster have keys of their own."""
-    problems = []
+    asked: dict[str, list[Server]] = {}  # by stage
     for step in plan.steps.values():
         node = step.node
-        if node.stage not in stages or step.action == "reuse" or node.kind != "completions":
-            continue
         on_ray = profile.launcher == "ray" and profile.stages == "all"
         on_ray |= profile.launch_of(node.launch).executor == "ray"
-        server = cast(CompletionsPart, node.part).sampling.server
-        if server is not None and server.unset_key and not on_ray:
-            evaluated = plan.pipeline.stages[node.stage].kind == "evaluate"
-            field: FieldPath = ("generation", "sampling") if evaluated else ("completions",)
-            message = f"'{node.stage}' asks a server whose key is in {server.key}, which is not set here"
-            fix = "set this environment variable."
-            problems.append(Problem(("stages", node.stage, *field, "server", "key"), message, fix))
+        if node.stage in stages and step.action != "reuse" and not on_ray:
+            asked.setdefault(node.stage, []).extend(server for _, server in servers((), node.part))
+    problems = []
+    for name, of_stage in asked.items():
+        for path, server in servers(("stages", name), plan.pipeline.stages[name]):
+            if server.unset_key and server in of_stage:
+                message = f"'{name}' asks a server whose key is in {server.key}, which is not set here"
+                problems.append(Problem((*path, "key"), message, "set this environment variable."))
     if problems:
         raise plan.pipeline.located(SpecError(problems))

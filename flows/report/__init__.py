@@ -18,17 +18,18 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from apertus_model.rehearsal.records import PartResult
-from flows.format import quantity
+from flows.format import duration, quantity
 from flows.graph_layout import HEIGHT, WIDTH, draw
 from flows.languages import Language, filters_of, languages_of
 from flows.planning.plan import Plan
+from flows.rehearsal_tables import tables
 from flows.report import experiments, language_charts, result_charts, training_charts
 from flows.report import wording as words
 from flows.report.claims import claims_of
 from flows.report.content import collect
 from flows.report.figures import SOURCE_COLOURS, STAGE_COLOURS, Figure, Styles
 from flows.report.memorisation import MEASURES, Memorised
-from flows.report.rehearsal import by_stage, rehearsals, tables
+from flows.report.rehearsal import by_stage, rehearsals
 from flows.report.results import (
     COLUMNS,
     PROMPTS,
@@ -53,8 +54,8 @@ def render(plan: Plan, rehearsed: Sequence[PartResult] = ()) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"amount": quantity, "shown": words.shown, "duration": words.duration}
-    environment.filters |= {"pretty": words.pretty, "elided": words.elided, "signed": words.signed}
+    environment.filters |= {"amount": quantity, "duration": duration, "elided": words.elided}
+    environment.filters |= {"pretty": words.pretty, "shown": words.shown, "signed": words.signed}
     corpora = [part for part in run.parts if isinstance(part.metrics.get("read"), dict)]
     languages = {part.name: languages_of(part.metrics) for part in corpora}
     charts = charts_of(run, languages)

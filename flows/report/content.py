@@ -5,6 +5,7 @@ Invariant: it only reads, through markers; a missing result is a state ("not run
 
 from __future__ import annotations
 
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -156,17 +157,11 @@ def _folded(plan: Plan, stages: list[StageContent]) -> list[StageContent]:
         for joined, others in ((box.reads, stage.reads), (box.after, stage.after)):
             new = dict.fromkeys(names.get(other, other) for other in others)
             joined += [other for other in new if other not in (name, *joined)]
-    ordered: dict[str, StageContent] = {}
-    while len(ordered) < len(folded):
-        ready = [
-            stage
-            for name, stage in folded.items()
-            if name not in ordered and ordered.keys() >= {*stage.reads, *stage.after}
-        ]
-        if not ready:
-            return stages
-        ordered |= {stage.name: stage for stage in ready[:1]}
-    return list(ordered.values())
+    order = TopologicalSorter({name: [*box.reads, *box.after] for name, box in folded.items()})
+    try:
+        return [folded[name] for name in order.static_order()]
+    except CycleError:
+        return stages
 
 
 def _numbers_of(stage: StageContent) -> dict[str, float]:

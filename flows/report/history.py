@@ -38,7 +38,6 @@ class Curve:
 
     stage: str
     kind: str
-    begin: int  # consumed tokens of the lineage where the stage starts
     columns: dict[str, Series] = field(default_factory=dict)
     smooth: dict[str, Series] = field(default_factory=dict)
     heldout: dict[str, Series] = field(default_factory=dict)
@@ -51,25 +50,15 @@ class Curve:
         return [name for name in self.columns if name not in COMMON]
 
 
-def position(graph: Graph, node: Node, step: int) -> int:
-    """The tokens consumed along the lineage of a part up to its step `step`."""
-    return _origin(graph, node) + _consumed(node, step)
-
-
-def _origin(graph: Graph, node: Node) -> int:
-    """The position on the axis of the lineage where the part's count of tokens is zero."""
+def tokens_before(graph: Graph, node: Node) -> int:
+    """The tokens that the lineage of a part has consumed when the part begins; the most, if it was made from
+    several checkpoints."""
     before = [
-        position(graph, graph.nodes[read.node], read.step)
+        tokens_before(graph, graph.nodes[read.node]) + graph.nodes[read.node].tokens_until(read.step)
         for role, read in node.inputs.items()
         if read.node in graph.nodes and read.step is not None and role.split(":")[0] in LINEAGE
     ]
-    return max(before, default=0) - _consumed(node, node.start_step)
-
-
-def _consumed(node: Node, step: int) -> int:
-    """The tokens by the part's own count; without one, a part consumes its total evenly, a merge nothing."""
-    tokens_at = getattr(node.part, "tokens_at", None)
-    return node.tokens_until(step) if tokens_at is None else int(tokens_at(step))
+    return max(before, default=0)
 
 
 def curve(plan: Plan, stage: str) -> Curve | None:
@@ -78,11 +67,9 @@ def curve(plan: Plan, stage: str) -> Curve | None:
     columns: dict[str, _Column] = defaultdict(_Column)
     nested = {"validation": defaultdict[str, _Column](_Column), "norms": defaultdict[str, _Column](_Column)}
     for node in nodes:
-        origin = _origin(plan.graph, node)
+        before = tokens_before(plan.graph, node)
         for row in planned_part(plan, node).history():
-            x = origin + (
-                row["tokens"] if is_number(row.get("tokens")) else _consumed(node, row.get("step", 0))
-            )
+            x = before + node.tokens_until(row["step"])
             for name, value in row.items():
                 if name not in BOOKKEEPING and is_number(value):
                     columns[name].add(x, value)
@@ -98,7 +85,6 @@ def curve(plan: Plan, stage: str) -> Curve | None:
     return Curve(
         stage,
         nodes[0].kind,
-        position(plan.graph, nodes[0], nodes[0].start_step),
         {name: thin(column.x, column.y) for name, column in columns.items()},
         {name: thin(column.x, column.smooth()) for name, column in columns.items()},
         heldout,

@@ -1,5 +1,4 @@
-"""Rehearsed ranks in the report: charts of memory and time of a step, a table of memory beside the plan, and
-tables about the rank with the largest peak.
+"""Charts of rehearsed ranks: the memory and the time of a step.
 
 Invariant: only units are computed here; every number comes from a rehearsal.
 """
@@ -8,17 +7,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
 from apertus_model.rehearsal.records import HIDDEN, KINDS, PartResult, Rehearsed
-from flows.format import BYTES, Unit, flop, unit_of
+from flows.format import BYTES, Unit, unit_of
 from flows.report.figures import NEUTRAL, SERIES_COLOURS, Entry, Figure, Style, axis_title, label, plot
 from specs.cluster import GPUS
 
 HEIGHT = 320
-LONGEST = 12  # operators in a table
 ROW = 34  # pixels of a bar
 SECONDS: Sequence[Unit] = (1.0, "seconds"), (1e-3, "milliseconds"), (1e-6, "microseconds")
 VISIBLE = 0.05  # of a GPU's memory; below this, a chart with the limit would show nothing else
@@ -137,89 +134,9 @@ def _name(kind: str) -> str:
     return NAMES.get(kind, kind)
 
 
-# Tables
-
-
-@dataclass(frozen=True)
-class RehearsalTable:
-    """Rows of a table; numbers begin with the column `numbers`, counted from 0."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    numbers: int = 1
-
-
 def by_stage(parts: Sequence[PartResult]) -> dict[str, list[PartResult]]:
     """The parts by stage, in the order of the recipe."""
     stages = defaultdict[str, list[PartResult]](list)
     for part in parts:
         stages[part.stage].append(part)
     return dict(stages)
-
-
-def tables(part: PartResult) -> list[RehearsalTable]:
-    """The tables of a part; an empty list if no rank builds."""
-    if not part.built:
-        return []
-    rank, rehearsed = part.busiest
-    return [
-        _memory(part),
-        _tensors(rank, rehearsed),
-        _collectives(rank, rehearsed),
-        _waits(rank, rehearsed),
-        _operators(rank, rehearsed),
-    ]
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:,.3g}"
-
-
-def _memory(part: PartResult) -> RehearsalTable:
-    rows = []
-    for rank in part.ranks:
-        if (rehearsed := rank.report.rehearsed) is not None:
-            kinds, planned = rehearsed.memory.kinds, rank.planned_memory["total"]
-            sizes = (*(_gb(kinds[kind]) for kind in KINDS), _gb(rehearsed.memory.total), _gb(planned))
-            rows.append((f"{rank.rank:,}", *sizes, f"{planned / rehearsed.memory.total - 1:+.1%}"))
-    headings = ("rank", *map(_name, KINDS), "total", "plan", "difference")
-    return RehearsalTable("GB at the peak of a step", headings, rows, 0)
-
-
-def _tensors(rank: int, rehearsed: Rehearsed) -> RehearsalTable:
-    rows = [
-        (line.operator, " × ".join(map(str, line.shape)), line.dtype, _name(line.kind),
-         f"{line.number:,}", _gb(line.bytes))
-        for line in rehearsed.memory.largest
-    ]  # fmt: skip
-    headings = ("made by", "shape", "dtype", "kind", "tensors", "GB")
-    return RehearsalTable(f"Largest tensors at the peak of rank {rank:,}", headings, rows, 4)
-
-
-def _collectives(rank: int, rehearsed: Rehearsed) -> RehearsalTable:
-    rows = [
-        (line.kind, line.mesh, f"{line.ranks:,}", f"{line.calls:,}", f"{line.asynchronous:,}",
-         _gb(line.bytes), f"{line.seconds:.3g}", f"{line.hidden_seconds:.3g}")
-        for line in rehearsed.collectives
-    ]  # fmt: skip
-    headings = ("collective", "mesh", "GPUs", "calls", "asynchronous", "GB", "seconds", "hidden")
-    return RehearsalTable(f"Collectives of a step of rank {rank:,}", headings, rows, 2)
-
-
-def _waits(rank: int, rehearsed: Rehearsed) -> RehearsalTable:
-    rows = [(line.place, line.what, f"{line.calls:,}") for line in rehearsed.synchronisations]
-    return RehearsalTable(
-        f"Waits for the GPU in a step of rank {rank:,}", ("place", "what", "calls"), rows, 2
-    )
-
-
-def _operators(rank: int, rehearsed: Rehearsed) -> RehearsalTable:
-    rows = [
-        (line.operator, _name(line.kind), f"{line.calls:,}", flop(line.flops), _gb(line.bytes),
-         f"{line.seconds:.3g}", f"{line.seconds / rehearsed.compute_seconds:.1%}")
-        for line in rehearsed.operators[:LONGEST]
-    ]  # fmt: skip
-    headings = ("operator", "class", "calls", "FLOPs", "GB", "seconds", "of all")
-    title = f"Operators of rank {rank:,}, which leave {rehearsed.bound:.0%} of the peak to products"
-    return RehearsalTable(title, headings, rows, 2)

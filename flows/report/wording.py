@@ -8,23 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from flows.format import amount, in_full
-from flows.report.results import number
+from flows.format import amount, main_numbers
 from flows.report.run_data import StageContent
 
-RESULTS = {
-    "loss": "loss {:.3f}",
-    "perplexity": "perplexity {}",
-    "reward/mean": "reward {:.3g}",
-    "vocab_size": "vocabulary {:,}",
-    "tokens": "{} tokens",
-    "documents": "{} documents",
-    "sources": "{:.0f} sources",
-    "languages": "{:.0f} languages",
-    "lines": "{:,.0f} lines each",
-    "parameters": "{} parameters",
-    "logit_difference": "logits within {:.1g}",
-}
 NUMBERS_OF_A_BOX = 2
 LISTED = 30  # entries of a long list in the settings
 
@@ -32,16 +18,11 @@ LISTED = 30  # entries of a long list in the settings
 def stage_lines(stage: StageContent) -> list[str]:
     """The main numbers of a stage, the most important first; planned ones where nothing is stored."""
     trained = sum(part.done_tokens for part in stage.parts)
-    # the token count of the last part covers that part only
-    result = stage.result | ({"tokens": trained} if trained else {})
-    lines = [
-        text.format(
-            amount(value) if text.startswith("{} ") else in_full(value) if text.endswith(" {}") else value
-        )
-        for name, text in RESULTS.items()
-        if (value := number(result.get(name))) is not None
-        and not (name == "tokens" and "vocab_size" in stage.result)
-    ]
+    # the token count of the last part covers that part only, and that of a tokenizer is of no interest
+    tokens = trained or (0 if "vocab_size" in stage.result else stage.result.get("tokens", 0))
+    lines = main_numbers(stage.result)
+    if tokens:
+        lines.insert(1, f"{amount(tokens)} tokens")
     planned = sum(part.node.tokens for part in stage.parts)
     if not lines and planned:
         return [f"{amount(planned)} tokens planned"]
@@ -75,17 +56,6 @@ def shown(value: Any) -> str:
 def signed(value: float | None) -> str:
     """A difference, with its sign."""
     return "–" if value is None else f"{value:+.4g}"
-
-
-def duration(seconds: float) -> str:
-    """A duration as `45.2 s`, `3 min 20 s`, `5 h 12 min` or `3 d 4 h`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    for size, unit, smaller, below in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            whole, rest = divmod(round(seconds), size)
-            return f"{whole} {unit} {rest // smaller} {below}"
-    raise AssertionError("every duration is below or above a minute")
 
 
 def pretty(settings: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.format import amount, energy, flop, headline, in_full, quantity, size, some_of
+from flows.format import amount, energy, flop, headline, in_full, quantity, size
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,3 @@ def test_numbers_are_those_of_the_next_magnitude_when_they_round_to_it() -> None
     assert [amount(value) for value in (999.9e6, 999.4e6, 1e9, 0)] == ["1B", "999M", "1B", "-"]
     assert size(999.9e9) == "1 TB" and energy(999.9) == "1 MWh"
     assert [flop(value) for value in (6.744e24, 1e12, 0)] == ["6.74e24", "1e12", "-"]
-
-
-def test_of_many_names_the_first_six_stand_in_a_sentence() -> None:
-    assert some_of([*"abcdef"]) == "a, b, c, d, e, f"
-    assert some_of([*"abcdefgh"]) == "a, b, c, d, e, f and 2 more"

@@ -6,11 +6,15 @@ import json
 import re
 from collections.abc import Callable
 
+import pytest
+
 from flows.planning.plan import Plan
 from flows.report import render
 from flows.report.content import collect
+from infra.store import Attempt
+from infra.store.documents import Seconds
 from tests.flows.report.page import Page
-from tests.flows.report.report_store import CountedPart, add, rows_of, store, trained
+from tests.flows.report.report_store import add, rows_of, store, trained
 
 Planned = Callable[..., Plan]
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
@@ -47,7 +51,7 @@ def test_known_metrics_are_drawn_and_others_are_in_a_table(planned: Planned) -> 
         metrics=metrics | rewards,
         files={"rewards.json": {"model": "new", "against": "old", "rows": rows}},
     )
-    add(plan, "align", "dpo", {"parent": ("cooldown", 6)}, steps=3, part=CountedPart(name="align"))
+    add(plan, "align", "dpo", {"parent": ("cooldown", 6)}, steps=3, tokens=30)
     store(plan, "align", rows=rows_of(plan, "align", accuracy=0.7, reward_chosen=1.5))
     add(plan, "pairs", "pairs", {})
     store(plan, "pairs", metrics={"pairs": 12, "quantile_histogram": [3, 4, 5]})
@@ -141,6 +145,14 @@ def test_page_is_self_contained(planned: Planned) -> None:
 def test_the_same_store_gives_the_same_page(planned: Planned) -> None:
     trained(planned())
     assert render(planned()) == render(planned())
+
+
+def test_a_duration_of_the_report_is_that_of_the_terminal(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = Seconds(startup=0.0, compute=3599.6, storage=0.0)
+    monkeypatch.setattr(Attempt, "seconds", lambda attempt: seconds)
+    assert re.search(r"60 min, [\d.]+k?B", Page(render(trained(planned()))).text)
 
 
 def test_languages_and_excluded_domains_of_a_corpus_are_in_tables(planned: Planned) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from infra.store import StoreError
 from infra.store.storage.retry import StorageError
-from specs.errors import Problem, StageError, counted, did_you_mean
+from specs.errors import Problem, StageError, counted, did_you_mean, some_of
 
 
 def test_suggestions_name_each_candidate_once() -> None:
@@ -22,6 +22,12 @@ def test_one_of_a_thing_is_named_in_the_singular() -> None:
         "1,204 documents",
     ]
     assert [counted(number, "unit is", "units are") for number in (1, 2)] == ["1 unit is", "2 units are"]
+
+
+def test_of_many_names_the_first_stand_in_a_sentence() -> None:
+    assert some_of("abcdef") == "a, b, c, d, e, f"
+    assert some_of("abcdefgh") == "a, b, c, d, e, f and 2 more"
+    assert some_of([*"abcd"], 2, "; ") == "a; b; and 2 more"
 
 
 def test_a_problem_has_one_fix_which_is_that_of_the_error_that_it_repeats() -> None:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from flows.cli.app import (
     JsonOption,
+    ProfileOption,
     SetOption,
     SpecArgument,
     StoreOption,
@@ -130,10 +131,7 @@ def logs(
         bool, typer.Option("--follow", "-f", help="print lines as they come, until the parts are finished")
     ] = False,
     every: Annotated[bool, typer.Option("--all", help="print every attempt, not the last one only")] = False,
-    profile: Annotated[
-        str | None,
-        typer.Option(envvar="APERTUS_PROFILE", metavar="FILE", help="profile of the cluster that runs it"),
-    ] = None,
+    profile: ProfileOption = None,
     store: StoreOption = None,
     overrides: SetOption = None,
 ) -> None:

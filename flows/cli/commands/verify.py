@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from flows.cli.app import JsonOption, SetOption, StoreOption, app, console, errors, print_json
-from flows.format import some_of
 from flows.terminal import bytes_progress
-from specs.errors import SpecError
+from specs.errors import SpecError, some_of
 
 if TYPE_CHECKING:
     from infra.store import Store
@@ -49,6 +48,8 @@ def verify_command(
         try:
             graph = build(pipeline, opened, lambda name, listing: None)
             chosen = {node.path for node in graph.nodes.values() if opened.names(node.path)}
+        except SpecError as error:
+            raise pipeline.located(error) from None
         except StoreError as error:
             unresolved = "the recipe cannot be resolved, so the whole store is checked"
             errors.print(f"{unresolved}: {escape(str(error))}", soft_wrap=True)

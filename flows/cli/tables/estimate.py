@@ -13,11 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.format import BYTES, amount, duration, energy, flop, size, unit_of
-from flows.planning.comparison import PlanComparison
+from flows.planning.comparison import TOTALS, PlanComparison
 from flows.planning.estimate import Estimates
-from flows.planning.estimate.inference import PartInference, sum_of
+from flows.planning.estimate.inference import PartInference, spent_of
 from flows.planning.estimate.memory import Memory
-from flows.planning.estimate.time_and_cost import Spent, total
+from flows.planning.estimate.time_and_cost import Spent
 from flows.planning.estimate.training import StageEstimate
 from flows.terminal import empty_table, table
 
@@ -29,21 +29,6 @@ MEMORY_PARTS = {
     "output": "output", "communication": "gathered", "update": "update",
 }  # fmt: skip
 assert set(MEMORY_PARTS) == set(Memory.__dataclass_fields__) - {"moment"}
-TOTALS: dict[str, tuple[str, Callable[[Any], str]]] = {  # label and format, by key of `Estimates.totals`
-    "parameters": ("parameters", amount),
-    "tokens": ("tokens of training", amount),
-    "steps": ("steps", lambda value: f"{value:,}"),
-    "sampled_tokens": ("tokens sampled", amount),
-    "read_tokens": ("tokens read", amount),
-    "flops": ("FLOPs", flop),
-    "gpu_hours": ("GPU-hours", amount),
-    "core_hours": ("core-hours of data", amount),
-    "seconds": ("time", duration),
-    "energy_kwh": ("energy", energy),
-    "cost": ("cost", amount),
-    "memory_bytes": ("memory of a GPU", size),
-    "peak_storage_bytes": ("most that is stored", size),
-}
 
 
 def _by_columns(
@@ -69,13 +54,13 @@ def estimate_table(estimates: Estimates, rows_of: Rows, asked: Rows, width: int)
         first, need = stages[0], stages[0].largest.memory.total
         too_large = first.cluster is not None and need > first.cluster.device.memory
         memory = f"[red]{size(need)}[/]" if too_large else size(need)
-        spent = {name: total([stage.sum(name) for stage in stages]) for name in Spent._fields}
+        spent = Spent.of(stage.spent for stage in stages)._asdict()
         flops = sum(part.flops for stage in stages for part in stage.parts)
         gpus, checkpoint = str(first.parts[0].gpus), size(first.parts[-1].checkpoints.bytes)
         rows.append([escape(label), gpus, *_spent(spent, flops), memory, checkpoint])
     for label, names in asked.items():
         parts = [part for name in names for part in estimates.inference[name].parts]
-        spent = {name: sum_of(parts, name) for name in Spent._fields}
+        spent = spent_of(parts)._asdict()
         flops = sum(part.flops for part in parts)
         rows.append([escape(label), str(estimates.inference[names[0]].gpus), *_spent(spent, flops), "", ""])
     totals = estimates.totals()
@@ -111,7 +96,7 @@ def inference_table(estimates: Estimates, rows_of: Rows, width: int) -> Table:
             "requests": lambda row: sum_of_counted(row, "requests"),
             "read": lambda row: sum_of_counted(row, "read"),
             "sampled": lambda row: sum_of_counted(row, "sampled"),
-            "time": lambda row: duration(sum_of(row, "seconds")),
+            "time": lambda row: duration(spent_of(row).seconds),
             "time by": lambda row: row[0].time_source or "-",
             "counted": counted,
         },

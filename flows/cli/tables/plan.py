@@ -22,10 +22,11 @@ from flows.planning.plan import Plan, Step
 from flows.planning.source_usage import SourceUsage
 from flows.terminal import table
 from specs.advice import CODES
+from specs.errors import some_of
 from specs.pipeline import Pipeline
 
 FEWEST = {"parts": 3, "variants": 4}  # least number of rows that are folded into one
-NAMED = 3  # items of a list that are named; others are counted
+NAMED = 3  # unavailable inputs in a cell
 
 
 class Fold(NamedTuple):
@@ -90,14 +91,7 @@ def _reason(plan: Plan, steps: list[Step]) -> str:
     if not steps[0].unavailable:
         return steps[0].reason
     names = dict.fromkeys(name for step in steps for name in declared_inputs.own(plan.graph, step.node))
-    return f"unavailable: {few(list(names))}" if names else ""
-
-
-def few(names: list[str]) -> str:
-    """`a, b, c`, or `a, b and 5 more`."""
-    if len(names) <= NAMED:
-        return ", ".join(names)
-    return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} more"
+    return f"unavailable: {some_of(names, NAMED)}" if names else ""
 
 
 def source_usage_table(plan: Plan, details: bool = False, width: int | None = None) -> Table:

@@ -10,7 +10,7 @@ from typing import Any
 from flows.planning.advice.given import Advice, Context
 from flows.planning.estimate.memory import memory_of_step
 from flows.planning.estimate.storage import NOTICED
-from flows.planning.estimate.time_and_cost import total
+from flows.planning.estimate.time_and_cost import Spent
 from flows.planning.estimate.training import PartEstimate
 from specs.launch import Launch
 from specs.layout import misfits
@@ -91,9 +91,9 @@ def cluster_size(context: Context) -> Iterator[Advice]:
 def slow_inference(context: Context) -> Iterator[Advice]:
     """Advises on stages that sample or score for longer than all training stages, one after the other."""
     estimates = context.estimates
-    training = total([stage.sum("seconds") for stage in estimates.stages.values()])
+    training = Spent.of(stage.spent for stage in estimates.stages.values()).seconds
     for name, stage in estimates.inference.items() if training else ():
-        seconds = stage.sum("seconds")
+        seconds = stage.spent.seconds
         if training is None or seconds is None or seconds <= max(training, LEAST_SECONDS):
             continue
         part = max(stage.parts, key=lambda part: part.spent.seconds or 0.0)

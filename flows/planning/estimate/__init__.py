@@ -20,7 +20,7 @@ from flows.planning.estimate.inference import (
     StageInference,
     infer,
     not_counted,
-    sum_of,
+    spent_of,
 )
 from flows.planning.estimate.storage import Requests
 from flows.planning.estimate.time_and_cost import Span, spans
@@ -89,15 +89,14 @@ class Estimates:
         price = self.cluster.storage_price if self.cluster else None
         asked = self._inference_totals()
         sums = ("tokens", "sequences", "steps", "recomputed_flops", "masked_labels")
-        asking = [asked] if asked["gpu_hours"] else []
+        spent = [stage.spent for stage in self.stages.values()]
+        if asked["gpu_hours"]:
+            spent.append(spent_of(self.asking))
         return {
             "parameters": max((document["parameters"] for document in documents), default=0),
             **{name: sum(document[name] for document in documents) for name in sums},
             "flops": sum(document["flops"] for document in documents) + asked["flops"],
-            **{
-                name: time_and_cost.total([document[name] for document in [*documents, *asking]])
-                for name in time_and_cost.Spent._fields
-            },
+            **time_and_cost.Spent.of(spent)._asdict(),
             "seconds": self.seconds,
             "memory_bytes": max((document["memory_bytes"]["total"] for document in documents), default=0),
             "checkpoints_written_bytes": sum(
@@ -123,7 +122,7 @@ class Estimates:
             "read_tokens": round(sum(part.work.read for part in parts)),
             "sampled_tokens": round(sum(part.work.sampled for part in parts)),
             "flops": sum(part.flops for part in parts),
-            **{name: sum_of(parts, name) for name in time_and_cost.Spent._fields},
+            **spent_of(parts)._asdict(),
         }
 
     def to_json(self, masked_by_hash: Callable[[Segment, int], int] | None = None) -> dict[str, Any]:
@@ -171,9 +170,7 @@ def estimate(graph: Graph, pipeline: Pipeline, store: Store) -> Estimates:
     stages: dict[str, list[PartEstimate]] = {}
     for node in nodes:
         stages.setdefault(node.stage, []).append(part_estimate(node, cluster, measured))
-    training = {
-        name: StageEstimate(name, parts[0].node.kind, parts, cluster) for name, parts in stages.items()
-    }
+    training = {name: StageEstimate(parts[0].node.kind, parts, cluster) for name, parts in stages.items()}
     known = Known(graph, store, records)
     asking = infer(known, cluster, measured)
     times = _spans(graph, training, asking, pipeline)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import cast
 
+from flows.format import is_number
 from flows.planning.estimate import flops
 from flows.planning.estimate.sampling_work import answers
 from flows.planning.estimate.work import (
@@ -147,10 +148,13 @@ def _expected(known: Known, node: Node) -> Asked:
 
 
 def _asked(known: Known, node: Node, *, same: bool = False) -> Asked | None:
-    """The recorded requests of a stored suite, and their tokens."""
+    """The recorded requests of a stored suite, and their tokens; None if it had no requests, or if one of the
+    numbers is missing."""
     manifest = known.manifest(node, same=same)
     asked = manifest.facts.get("asked") if manifest is not None else None
-    return Asked(**asked) if isinstance(asked, dict) and asked.get("requests") else None
+    if not isinstance(asked, dict) or not all(is_number(asked.get(name)) for name in Asked._fields):
+        return None
+    return Asked(*(asked[name] for name in Asked._fields)) if asked["requests"] else None
 
 
 def _probe(known: Known, node: Node) -> Work:

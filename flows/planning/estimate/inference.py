@@ -76,7 +76,6 @@ class PartInference:
 class StageInference:
     """The parts of a stage that sample or score."""
 
-    name: str
     kind: str
     parts: list[PartInference]
     cluster: Cluster | None
@@ -86,8 +85,9 @@ class StageInference:
         """The most GPUs of any part."""
         return max(part.gpus for part in self.parts)
 
-    def sum(self, name: str) -> float | None:
-        return sum_of(self.parts, name)
+    @property
+    def spent(self) -> time_and_cost.Spent:
+        return spent_of(self.parts)
 
     def to_json(self) -> dict[str, Any]:
         parts = [part.to_json() for part in self.parts]
@@ -103,14 +103,14 @@ class StageInference:
             "not_counted": not_counted(self.parts),
             "gpus": self.gpus,
             "nodes": -(-self.gpus // self.cluster.gpus_per_node) if self.cluster else None,
-            **{name: self.sum(name) for name in time_and_cost.Spent._fields},
+            **self.spent._asdict(),
             "parts": parts,
         }
 
 
-def sum_of(parts: list[PartInference], name: str) -> float | None:
-    """The sum of a field of `Spent` over the parts for which it is known; None if there are none."""
-    return time_and_cost.total([value for part in parts if (value := getattr(part.spent, name)) is not None])
+def spent_of(parts: list[PartInference]) -> time_and_cost.Spent:
+    """The sum over the parts whose time is known."""
+    return time_and_cost.Spent.of(part.spent for part in parts if part.spent.seconds is not None)
 
 
 def not_counted(parts: list[PartInference]) -> list[str]:
@@ -148,7 +148,7 @@ def infer(known: Known, cluster: Cluster | None, measured: dict[str, float]) -> 
         if node.name not in duplicates and (work := work_of(known, node)) is not None:
             stages.setdefault(node.stage, []).append(_estimated(node, work, known, cluster, measured))
     kinds = {name: graph.of(name)[-1].kind for name in stages}
-    return {name: StageInference(name, kinds[name], parts, cluster) for name, parts in stages.items()}
+    return {name: StageInference(kinds[name], parts, cluster) for name, parts in stages.items()}
 
 
 def work_of(known: Known, node: Node) -> Work | None:

@@ -8,13 +8,12 @@ A save waits for the upload of the previous save, so the best interval is that o
 and no shorter than the upload.
 
 Invariant: everything follows from resolved segments, by the engine's rules for saving and pruning
-(`Segment.checkpoint_due`, `Checkpointing.kept`, `Anomalies.rollback_from`); only `REQUESTS` states the
-requests of a checkpoint to object storage.
+(`Segment.checkpoint_due`, `Checkpointing.kept`, `Anomalies.rollback_from`); only `requests_of` states
+the requests of a checkpoint to object storage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -152,15 +151,12 @@ class Requests(NamedTuple):
         return Requests(*(number * count for count in self))
 
 
-def _counted(processes: int, size: int) -> Requests:
-    """The requests of a checkpoint, which has a file per process, an index, rows of metrics, and the marker
-    that commits it. A file of at least one part is uploaded in parts, with one request before and one after
-    them and one for the digests of its pieces. The size of each file is read once, and the file is removed
-    when newer checkpoints replace it. docs/object_storage.md has measured numbers."""
+def requests_of(processes: int, size: int) -> Requests:
+    """The requests of a checkpoint of `size` bytes, from writing to deletion. It has a file per process, an
+    index, rows of metrics, and the marker that commits it. A file of at least one part is uploaded in parts,
+    with one request before and one after them and one for the digests of its pieces. The size of each file is
+    read once, and the file is removed when newer checkpoints replace it. docs/object_storage.md has measured
+    numbers."""
     parts = parts_of(-(-size // processes))
     files = processes + 2
     return Requests(put=processes * (parts + 3 if parts else 1) + 3, get=3, list=2, head=files, delete=files)
-
-
-REQUESTS: Callable[[int, int], Requests] = _counted
-"""Maps (processes, bytes of the checkpoint) to the requests that it takes, from writing to deletion."""

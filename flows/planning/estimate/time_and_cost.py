@@ -10,7 +10,7 @@ Invariant: a number that depends on an unknown (a price, a utilisation) is None,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -28,6 +28,11 @@ class Spent(NamedTuple):
     gpu_hours: float | None = None
     energy_kwh: float | None = None  # with the PUE
     cost: float | None = None  # in the currency of the price
+
+    @classmethod
+    def of(cls, parts: Iterable[Spent]) -> Spent:
+        """The sum over parts; a field is None if it is unknown for one of them, or if there are none."""
+        return cls(*map(total, zip(*parts, strict=True)))
 
 
 def spent(
@@ -136,7 +141,7 @@ def spans(
     running: dict[str, int] = {}
     now = 0.0
     while waiting:
-        begun = []
+        begun = set[str]()
         for name in waiting:  # inputs first
             needed = min(nodes.get(name, 0), available)
             if not needs[name] <= finished:
@@ -147,8 +152,8 @@ def spans(
                 running[name], times[name] = needed, Span(now, now + seconds[name])
             else:
                 continue
-            begun.append(name)
-        waiting = [name for name in waiting if name not in set(begun)]
+            begun.add(name)
+        waiting = [name for name in waiting if name not in begun]
         if begun and not running:
             continue  # `after:` may name a later stage of the plan
         if not running:

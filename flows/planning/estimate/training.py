@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.planning.estimate import flops, storage, time_and_cost
 from flows.planning.estimate.memory import Memory, memory_of_step
-from flows.planning.estimate.storage import REQUESTS, Requests
+from flows.planning.estimate.storage import Requests, requests_of
 from flows.planning.graph import Node
 from specs.cluster import Cluster
 from specs.stages.training import Segment
@@ -80,7 +80,6 @@ class PartEstimate:
 class StageEstimate:
     """A training stage: the sum of its segments, and the memory of the one that needs the most."""
 
-    name: str
     kind: str
     parts: list[PartEstimate]
     cluster: Cluster | None
@@ -104,9 +103,9 @@ class StageEstimate:
             self.parts[-1].checkpoints,
         )
 
-    def sum(self, name: str) -> float | None:
-        """The sum of a field of `Spent` over the parts; None if it is unknown for one of them."""
-        return time_and_cost.total([getattr(part.spent, name) for part in self.parts])
+    @property
+    def spent(self) -> time_and_cost.Spent:
+        return time_and_cost.Spent.of(part.spent for part in self.parts)
 
     def to_json(self) -> dict[str, Any]:
         first, last = self.parts[0], self.parts[-1]
@@ -126,7 +125,7 @@ class StageEstimate:
             "mfu": first.mfu,
             "mfu_source": first.mfu_source,
             "masked_labels": sum(part.masked_labels for part in self.parts),
-            **{name: self.sum(name) for name in time_and_cost.Spent._fields},
+            **self.spent._asdict(),
             "memory_bytes": need,
             "memory_limit_bytes": limit,
             "fits": need["total"] <= limit if limit else None,
@@ -176,7 +175,7 @@ def part_estimate(node: Node, cluster: Cluster | None, measured: dict[str, float
         memory=memory_of_step(segment, processes),
         checkpoints=saved,
         saving=storage.saving(segment, processes, saved, step_seconds, cluster),
-        requests=REQUESTS(processes, saved.bytes),
+        requests=requests_of(processes, saved.bytes),
     )
 
 

@@ -8,7 +8,6 @@ and data exist.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 from apertus_model.evaluation.harness.data import CONVERTED, Snapshot, snapshot_source
@@ -28,7 +27,7 @@ from flows.planning.parts.builder import Builder, reads, shared
 from flows.planning.unavailable import Unavailable, is_local, provisional
 from infra.store.inputs import Listing, SourceError
 from infra.store.scratch import temporary_folder
-from specs.errors import FieldPath, did_you_mean
+from specs.errors import FieldPath, did_you_mean, some_of
 from specs.rewards import CLASSIFIER_FILES
 from specs.sources import SourceSpec
 from specs.stages.evaluate import SUITE, EvaluateStage
@@ -83,7 +82,7 @@ def _story(name: str, suites: dict[str, Suite], needs: _Suites) -> str:
     """A note for the plan on the tasks of each suite."""
     if needs.unknown is not None:
         return (
-            f"{name}: {EXTRA} is not installed, so tasks and metrics of the suites {_some(suites)} are not"
+            f"{name}: {EXTRA} is not installed, so tasks and metrics of the suites {some_of(suites)} are not"
             f" checked; install it: {INSTALL_EXTRA}"
         )
     messages = []
@@ -92,10 +91,10 @@ def _story(name: str, suites: dict[str, Suite], needs: _Suites) -> str:
         how = "through the chat template" if suite.chat_template else "as plain text"
         ignoring = [task.task for task in needs.tasks.get(key, []) if task.zero_shot and suite.few_shot]
         without = (
-            f", {_some(ignoring)} without examples (num_fewshot: 0 in the task file)" if ignoring else ""
+            f", {some_of(ignoring)} without examples (num_fewshot: 0 in the task file)" if ignoring else ""
         )
         tags = needs.tags.get(key)
-        means = f", {_some(tags)} without a mean (a tag; a group in include has one)" if tags else ""
+        means = f", {some_of(tags)} without a mean (a tag; a group in include has one)" if tags else ""
         messages.append(f"'{key}' asks {count} {how}{without}{means}")
     return f"{name}: {', '.join(messages)}"
 
@@ -183,7 +182,7 @@ class _Suites:
         path: FieldPath = (*self.at, "datasets")
         if datasets is None:
             if names:
-                message = f"the tasks read {_some(names, 6)}, and datasets is not stated"
+                message = f"the tasks read {some_of(names)}, and datasets is not stated"
                 builder.problem(self.at, message, "set datasets: FOLDER, and put each at FOLDER/<its name>.")
             return
         for name in names:
@@ -259,20 +258,15 @@ class _Suites:
                 f"{self.at[1]}: '{key}' needs bubblewrap where it runs, and this machine has none: {INSTALL}"
             )
         for (why, fix), names in reasons.items():
-            self.builder.problem(path, f"{_some(names)} cannot be run: {why}", fix)
+            self.builder.problem(path, f"{some_of(names)} cannot be run: {why}", fix)
         packages = sorted({package for task in tasks for package in task.packages})
         if packages:
-            needing = _some([task.task for task in tasks if task.packages])
+            needing = some_of(task.task for task in tasks if task.packages)
             message = f"{needing} need packages that are not installed: {', '.join(packages)}"
             if any(read.name in self.builder.graph.unavailable for read in self.inputs(key).values()):
                 self.builder.graph.notes.append(f"{self.at[1]}: {message}")
             else:
                 self.builder.problem(path, message, f"pip install {' '.join(packages)}.")
-
-
-def _some(names: Iterable[str], most: int = 4) -> str:
-    named = list(names)
-    return ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")
 
 
 def suite_of(stage: EvaluateStage, metric: str) -> str | None:

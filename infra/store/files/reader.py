@@ -33,6 +33,7 @@ from infra.store.records import (
 )
 from infra.store.storage.filesystem import Filesystem
 from infra.store.storage.retry import StorageError
+from specs.errors import some_of
 
 T = TypeVar("T")
 
@@ -135,9 +136,8 @@ class CheckedFile:
 
     def damaged(self, pieces: list[int]) -> DamagedError:
         """The error for pieces, by number, that are not what was written."""
-        shown = ", ".join(map(str, pieces[:8])) + (f" and {len(pieces) - 8} more" if pieces[8:] else "")
         start, stop = pieces[0] * self.piece_bytes, min((pieces[0] + 1) * self.piece_bytes, self.size)
-        which = f"piece {shown} of {self.pieces} (bytes {start} to {stop})"
+        which = f"piece {some_of(map(str, pieces), 8)} of {self.pieces} (bytes {start} to {stop})"
         problem = f"{which} differs from the digest that the manifest states"
         return DamagedError(f"'{self.name}' is damaged: {problem}; {FIX}")
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from flows.planning.plan import Plan, make
+from flows.planning.rerun_reason import LOOKED_AT
 from infra.store import Store
+from infra.store.documents import Identity
 from specs.recipe import load
 from tests.flows.conftest import finish
 from tests.recipes import RECIPE, write_recipe
@@ -126,3 +128,16 @@ def test_a_part_of_a_renamed_recipe_is_compared_with_the_one_that_shares_most_of
     finish(planned())
     plan = planned("name=renamed", "stages.cooldown.optimizer.lr=2e-4")
     assert plan.steps["cooldown"].reason == "optimizer.lr: 0.01 -> 0.0002"
+
+
+def test_of_many_artifacts_of_a_kind_those_that_last_runs_made_are_compared(
+    planned: Planned, store: Store
+) -> None:
+    finish(planned())
+    export = planned().graph.nodes["export"]
+    identity = store.document(f"{export.path}/identity.json", Identity)
+    for number in range(LOOKED_AT):  # which sort after every fingerprint, but for one in 16**29
+        other = identity.model_copy(update={"name": "another", "fingerprint": f"{number:f>32}", "inputs": {}})
+        store.write_document(f"export/{other.fingerprint}/identity.json", other)
+    plan = planned("name=renamed", "stages.export.tolerance=1e-3")
+    assert plan.steps["export"].reason.startswith("tolerance: ")

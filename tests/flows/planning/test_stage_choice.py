@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +85,26 @@ def test_a_run_needs_the_keys_of_its_servers(chat: Planned, monkeypatch: pytest.
     select(on_ray, None, None, profile=here)  # the nodes have it
     monkeypatch.setenv("SERVER_API_KEY", "a-key-of-a-server")
     select(plan, None, None, profile=here)
+
+
+def test_a_run_needs_the_keys_of_judges_and_generators(
+    chat: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JUDGE_API_KEY", raising=False)
+    monkeypatch.delenv("SERVER_API_KEY", raising=False)
+    (tmp_path / "c.md").write_text("1. Be kind.\n")
+    server = "server: {url: 'http://host/v1', model: ours, api: chat, key: JUDGE_API_KEY}, revision: r1"
+    judge = f"{{judge: {{constitution: {tmp_path}/c.md, {server}}}}}"
+    sampling = "{max_new_tokens: 16, engine: server, server: {url: 'http://host/v1', model: b, api: chat,"
+    plan = chat(
+        f"stages.preferences.reward={judge}",
+        f"stages.evaluate-sft.generation.reward={judge}",
+        f"stages.preferences.generators={{other: {{completions: {sampling} key: SERVER_API_KEY}}}}}}}}",
+    )
+    with pytest.raises(SpecError) as error:
+        select(plan, None, None, profile=Profile())
+    assert {(problem.path, problem.message.split(" asks ")[0]) for problem in error.value.problems} == {
+        (("stages", "preferences", "generators", "other", "completions", "server", "key"), "'preferences'"),
+        (("stages", "preferences", "reward", "judge", "server", "key"), "'preferences'"),
+        (("stages", "evaluate-sft", "generation", "reward", "judge", "server", "key"), "'evaluate-sft'"),
+    }

@@ -12,7 +12,6 @@ from infra.store import Attempt
 from specs.base import Spec, identity
 from specs.launch import Launch
 from specs.stages.base import Stage
-from specs.stages.training import Segment
 from tests.flows.conftest import finish, job_of
 from tests.infra.sealed import sealed
 
@@ -26,18 +25,9 @@ class AnyStage(Stage):
 
 
 class AnyPart(Spec):
-    """A part without a count of tokens."""
+    """A part of any kind."""
 
     name: str = identity()
-
-
-class CountedPart(AnyPart):
-    """A part that counts tokens from its own first step."""
-
-    tokens_per_step: int = identity(10)
-
-    def tokens_at(self, step: int) -> int:
-        return step * self.tokens_per_step
 
 
 def add(
@@ -47,17 +37,17 @@ def add(
     reads: dict[str, tuple[str, int | None]],
     *,
     steps: int | None = None,
-    part: Spec | None = None,
+    tokens: int = 0,
 ) -> None:
-    """Adds a part, and its stage where it is new. `reads`: role -> (part, step)."""
+    """Adds a part, and its stage where it is new. `reads`: role -> (part, step); `tokens`: of all steps."""
     stage = name.split("/")[0]
     plan.pipeline.stages.setdefault(stage, AnyStage(kind=kind))
     inputs = {}
     for role, (parent, step) in reads.items():
         node = plan.graph.nodes[parent]
         inputs[role] = Input(node.kind, node.fingerprint, node.name, node.name, step)
-    whole = part or AnyPart(name=name)
-    plan.graph.nodes[name] = Node(name, stage, kind, 1, whole, inputs, Launch(), end_step=steps)
+    part = AnyPart(name=name)
+    plan.graph.nodes[name] = Node(name, stage, kind, 1, part, inputs, Launch(), end_step=steps, tokens=tokens)
     plan.steps[name] = decide(plan.graph.nodes[name], plan)
 
 
@@ -93,8 +83,7 @@ def store(
 def rows_of(plan: Plan, name: str, until: int | None = None, **columns: float) -> list[dict[str, Any]]:
     """A row for each step of a segment, with the tokens of its stage."""
     node = plan.graph.nodes[name]
-    segment = node.part
-    assert isinstance(segment, Segment | CountedPart)
+    begin = node.segment.start_tokens if node.segment is not None else 0
     steps = range((node.start_step or 0) + 1, (until or node.end_step or 0) + 1)
     values = {
         "loss": 4.0,
@@ -103,7 +92,7 @@ def rows_of(plan: Plan, name: str, until: int | None = None, **columns: float) -
         "masked_share": 0.02,
         "tokens_per_second": 100.0,
     } | columns
-    return [{"step": step, "tokens": segment.tokens_at(step), "time": 1.0} | values for step in steps]
+    return [{"step": step, "tokens": begin + node.tokens_until(step), "time": 1.0} | values for step in steps]
 
 
 def trained(plan: Plan) -> Plan:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from flows.planning.plan import Plan
-from flows.report.history import curve, position, running_mean, thin
-from tests.flows.report.report_store import AnyPart, CountedPart, add, rows_of, store, trained
+from flows.report.history import curve, running_mean, thin, tokens_before
+from tests.flows.report.report_store import add, rows_of, store, trained
 
 Planned = Callable[..., Plan]
 
@@ -17,7 +17,7 @@ def test_each_segment_continues_after_the_one_before(planned: Planned) -> None:
     plan = planned()
     trained(plan)
     found = curve(planned(), "pretrain")
-    assert found is not None and found.begin == 0
+    assert found is not None
     per_step = [128] * 12 + [256] * 4
     assert found.columns["loss"].x == [sum(per_step[: step + 1]) for step in range(16)]
 
@@ -34,7 +34,7 @@ def test_a_branch_begins_at_the_tokens_of_its_parents_checkpoint(planned: Planne
         ],
     )
     found = curve(plan, "cooldown")
-    assert found is not None and found.begin == 10 * 128
+    assert found is not None
     assert found.columns["lr"].x == [1280 + 128 * step for step in range(1, 7)]
     norm = found.norms["weights/layers.0"]
     assert (norm.x, norm.y, found.broken) == ([1280 + 6 * 128], [2.5], 1)
@@ -42,36 +42,21 @@ def test_a_branch_begins_at_the_tokens_of_its_parents_checkpoint(planned: Planne
 
 
 def test_steps_that_count_from_zero_and_merges_continue_along_the_lineage(planned: Planned) -> None:
-    plan = planned()
-    add(
-        plan,
-        "long-context/1",
-        "long_context",
-        {"parent": ("pretrain/3", 16)},
-        steps=4,
-        part=CountedPart(name="1"),
-    )
-    add(
-        plan,
-        "long-context/2",
-        "long_context",
-        {"parent": ("long-context/1", 4)},
-        steps=4,
-        part=CountedPart(name="2", tokens_per_step=100),
-    )
-    add(
-        plan,
-        "merge",
-        "merge",
-        {"checkpoint:0": ("long-context/1", 2), "checkpoint:1": ("long-context/2", 3)},
-        steps=0,
-        part=AnyPart(name="m"),
-    )
-    add(plan, "sft", "sft", {"parent": ("merge", 0)}, steps=2, part=CountedPart(name="sft"))
-    nodes = plan.graph.nodes
-    assert position(plan.graph, nodes["long-context/1"], 4) == 2560 + 40
-    assert position(plan.graph, nodes["merge"], 0) == 2560 + 40 + 300
-    assert position(plan.graph, nodes["sft"], 2) == 2560 + 40 + 300 + 20
+    plan, before = planned(), {}
+    both = {"checkpoint:0": ("long-context/1", 2), "checkpoint:1": ("long-context/2", 3)}
+    for name, kind, reads, steps, tokens in (
+        ("long-context/1", "long_context", {"parent": ("pretrain/3", 16)}, 4, 40),
+        ("long-context/2", "long_context", {"parent": ("long-context/1", 4)}, 4, 400),
+        ("merge", "merge", both, 0, 0),
+        ("sft", "sft", {"parent": ("merge", 0)}, 2, 20),
+    ):
+        add(plan, name, kind, reads, steps=steps, tokens=tokens)
+        before[name] = tokens_before(plan.graph, plan.graph.nodes[name])
+    merged = 2560 + 40 + 300
+    assert list(before.values()) == [2560, 2560 + 40, merged, merged]
+    store(plan, "sft", rows=rows_of(plan, "sft"))
+    found = curve(plan, "sft")
+    assert found is not None and found.columns["loss"].x == [merged + 10, merged + 20]
 
 
 def test_thinning_keeps_the_ends_and_the_extremes_of_every_bucket() -> None:

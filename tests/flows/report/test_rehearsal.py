@@ -21,8 +21,9 @@ from apertus_model.rehearsal.records import (
     Tensors,
 )
 from flows.planning.plan import Plan
+from flows.rehearsal_tables import tables
 from flows.report import render
-from flows.report.rehearsal import by_stage, rehearsals, tables
+from flows.report.rehearsal import by_stage, rehearsals
 from tests.flows.report.page import Page
 
 GB = 10**9
@@ -48,9 +49,11 @@ def rehearsed(peak: int, *, waited: float = 2.0) -> Rehearsed:
 
 
 def rank(number: int, report: RankReport, planned: int = 0) -> RankResult:
+    builds = report.rehearsed
     return RankResult(
-        rank=number, pipeline_rank=0, planned_memory={"total": planned}, memory_difference=None,
-        planned_flops=1.0, flops_ratio=None, report=report,
+        rank=number, pipeline_rank=0, planned_memory={"total": planned},
+        memory_difference=planned / builds.memory.total - 1 if builds else None,
+        planned_flops=1.0, flops_ratio=1.0 if builds else None, report=report,
     )  # fmt: skip
 
 
@@ -135,7 +138,7 @@ def test_the_report_has_a_page_for_each_stage_that_was_rehearsed(planned: Callab
     links = [facts["href"] for name, facts in page.elements if name == "a" and "href" in facts]
     assert {f"#{name}" for name in pages} <= {*links}
     assert "sft, rank 3: 7 heads for tp 2" in page.text
-    for text in ("GB at the peak of a step", "+5.0%", "Collectives of a step of rank 512"):
+    for text in ("memory of a GPU at the peak", "+5.0%", "collectives of a step of rank 512", "; async: "):
         assert text in page.text
     assert "A step of single ranks" not in Page(render(planned())).text
 
@@ -158,17 +161,18 @@ def test_memory_is_beside_the_plan_and_the_rest_is_of_the_rank_with_the_largest_
         }
     )
     memory, tensors, collectives, waits, operators = tables(part(ranks={0: rehearsed(60 * GB), 512: found}))
-    assert [(row[0], *row[-3:]) for row in memory.rows] == [
-        ("0", "60", "63", "+5.0%"),
-        ("512", "70", "70", "+0.0%"),
+    assert [(row[0], *row[8:]) for row in memory.rows] == [
+        ("0", "60 GB", "63 GB", "+5.0%", "-", "1.000"),
+        ("512", "70 GB", "70 GB", "+0.0%", "-", "1.000"),
     ]
-    assert tensors.rows == [("mm", "8 × 4096", "bfloat16", "activations", "3", "1")]
-    assert collectives.title == "Collectives of a step of rank 512"
-    assert collectives.rows[0] == ("all-gather", "tp", "2", "1", "0", "1e-09", "0.5", "0")
+    assert tensors.rows == [("mm", "8 × 4096", "bfloat16", "activations", "3", "1 GB")]
+    assert collectives.title == "collectives of a step of rank 512"
+    assert collectives.rows[0] == ("all-gather", "tp", "2", "1", "0", "1 B", "0.5 s", "-")
     assert waits.rows == [("a.py:7", "tolist", "1")]
-    assert operators.rows == [("add", "memory-bound operators", "2", "-", "2", "1", "25.0%")]
-    assert "leave 75% of the peak" in operators.title
-    assert all(len(row) == len(table.headings) for table in (memory, tensors, waits) for row in table.rows)
+    assert operators.rows[0] == ("add", "memory", "2", "-", "2 GB", "1 s", "25.0%")
+    assert "75% of the operators' time" in operators.caption
+    every = (memory, tensors, collectives, waits, operators)
+    assert all(len(row) == len(table.headings) for table in every for row in table.rows)
 
 
 def test_stages_are_in_the_order_of_the_recipe_and_one_that_does_not_build_has_no_tables() -> None:

@@ -12,8 +12,8 @@ LOOK = Styles(["align", "distil"], STAGE_COLOURS)
 
 def test_distances_of_mixers_are_not_drawn_among_losses_in_nats_per_token() -> None:
     rows = {"loss": STEPS, "distance_layer_0": STEPS}
-    aligned = Curve("align", "distill", 0, rows, smooth=rows)
-    distilled = Curve("distil", "distill", 0, {"loss": STEPS}, smooth={"loss": STEPS})
+    aligned = Curve("align", "distill", rows, smooth=rows)
+    distilled = Curve("distil", "distill", {"loss": STEPS}, smooth={"loss": STEPS})
     shared = losses([aligned, distilled], LOOK, LOOK)
     assert shared is not None and [entry.text for entry in shared.legend] == ["distil"]
     assert losses([aligned], LOOK, LOOK) is None
@@ -24,7 +24,7 @@ def test_distances_of_mixers_are_not_drawn_among_losses_in_nats_per_token() -> N
 def test_norms_have_a_panel_for_each_kind_and_a_line_for_each_layer() -> None:
     layers = ("embedding", "layers.0", "output")
     found = {f"{kind}/{layer}": STEPS for layer in layers for kind in ("weights", "exp_avg")}
-    drawn = norms(Curve("align", "pretrain", 0, norms=found), LOOK).plot
+    drawn = norms(Curve("align", "pretrain", norms=found), LOOK).plot
     titles = [note["text"] for note in drawn["layout"]["annotations"]]
     assert titles == ["<b>weights</b>", "<b>exp_avg</b>"]
     hovers = [trace["hovertemplate"].split("<br>")[0] for trace in drawn["data"]]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from flows.report.wording import duration, elided, shown, signed
+from flows.report.run_data import StageContent
+from flows.report.wording import elided, shown, signed, stage_lines
 
 
 def test_long_name_keeps_its_end() -> None:
@@ -12,12 +11,14 @@ def test_long_name_keeps_its_end() -> None:
     assert elided("evaluate-aligned-dpo", 20) == "evaluate-aligned-dpo"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(45.21, "45.2 s"), (200, "3 min 20 s"), (18_720, "5 h 12 min"), (273_600, "3 d 4 h")],
-)
-def test_durations_are_in_two_units(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_a_box_has_the_first_number_and_the_tokens() -> None:
+    def lines(**result: float) -> list[str]:
+        return stage_lines(StageContent("a", "corpus", "", [], [], [], result))
+
+    assert lines(tokens=1_200_000, documents=25_120) == ["documents 25,120", "1.2M tokens"]
+    assert lines(tokens=1_200_000, sources=3) == ["sources 3", "1.2M tokens"]
+    assert lines(loss=2.17654, perplexity=8.8157, accuracy=0.5) == ["loss 2.177", "perplexity 8.816"]
+    assert lines(tokens=1_200_000, vocab_size=512) == ["vocab size 512"]
 
 
 def test_a_difference_has_a_sign() -> None:

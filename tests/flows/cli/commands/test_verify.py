@@ -17,6 +17,7 @@ from tests.infra.store.maintenance.verified import (
     change,
     stored,
 )
+from tests.recipes import edit, line_of, write_recipe
 
 
 @pytest.fixture
@@ -66,3 +67,9 @@ def test_documents_of_an_earlier_release_are_named_until_fix_adds_their_checksum
 def test_the_command_needs_a_recipe_or_an_existing_store(tmp_path: Path) -> None:
     assert command()[0] == 2
     assert command("--all", "--store", str(tmp_path / "none"))[0] == 2
+
+
+def test_a_recipe_whose_source_is_gone_is_refused_with_file_and_line(tmp_path: Path) -> None:
+    path = edit(write_recipe(tmp_path), (str(tmp_path / "documents"), str(tmp_path / "gone")))
+    code, output = command(str(path), "--store", str(tmp_path / "store"))
+    assert (code, f"{path}:{line_of(path, 'notes: {url')}: sources.notes: " in output) == (2, True)

@@ -75,12 +75,12 @@ def lines(*ranks: RankResult) -> list[str]:
 
 def test_the_table_compares_each_rank_with_the_plan() -> None:
     shown = lines(rank(0, RankReport(rank=0, rehearsed=REHEARSED), 22 / 21 - 1))
-    assert "pretrain/1: 16 GPUs" in shown
+    assert "pretrain/1: memory of a GPU at the peak of a step, of 16 GPUs" in shown
     memory = "1 GB 2 GB 3 GB 4 GB 5 GB 6 GB 21 GB 22 GB +4.8%"
     assert any(memory in line for line in shown)
-    assert any(line.startswith("2 GB 3 [4096, 512] bfloat16 activations mm") for line in shown)
-    assert any(line.startswith("all-gather fsdp 8 1,200 0 1 GB") for line in shown)
-    assert "1 item apertus_model/trainer/trainer.py:264" in shown
+    assert "mm 4096 × 512 bfloat16 activations 3 2 GB" in shown
+    assert "all-gather fsdp 8 1,200 0 1 GB 0.5 s" in shown  # nothing is hidden
+    assert "apertus_model/trainer/trainer.py:264 item 1" in shown
     assert "81% of the operators' time is matrix products and attention:" in " ".join(shown)
     assert "a step of the part: 2 s with 12.5% of bubble, 8.5k tokens per second and GPU" in " ".join(shown)
 

@@ -60,3 +60,12 @@ def test_tasks_are_counted_as_declared_or_as_a_sample_of_them_was(chat: Chat) ->
     finish(sample, "evaluate/harness/own", facts={"asked": asked})
     assert numbers(counted("limit: 2")) == (4, 80, 40, 4 * (read + steps), "measured")
     assert counted("expected: {requests: 7}") | {"time_source": None} == found | {"time_source": None}
+
+
+def test_a_suite_that_records_its_requests_in_another_form_is_counted_as_declared(chat: Chat) -> None:
+    suite = "{tasks: [stdlib_functions], expected: {requests: 7, tokens: 20, new_tokens: 10}}"
+    plan = chat(f"stages.evaluate.harness={{include: installed:examples/tasks, suites: {{own: {suite}}}}}")
+    asked = {"requests": 4, "read_tokens": 80, "sampled": 40}
+    finish(plan, "evaluate/harness/own", facts={"asked": asked})
+    again = chat(f"stages.evaluate.harness={{include: installed:examples/tasks, suites: {{own: {suite}}}}}")
+    assert numbers(parts(again, "evaluate")["harness/own"])[:3] == (7, 140, 70)

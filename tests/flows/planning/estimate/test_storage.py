@@ -145,12 +145,12 @@ def test_requests_are_those_that_writing_the_file_makes(monkeypatch: pytest.Monk
         left -= length
     sink.finish(bytes(left))
     digests = 1 if size >= 4 else 0
-    assert storage.REQUESTS(1, size).put - storage.REQUESTS(1, 0).put == bucket.requests + digests - 1
+    assert storage.requests_of(1, size).put - storage.requests_of(1, 0).put == bucket.requests + digests - 1
 
 
 def test_requests_of_a_checkpoint_are_those_that_a_server_saw() -> None:
     # docs/object_storage.md: two ranks, a small file each, 4 PUT, 3 GET, 3 HEAD, 2 LIST; here one PUT and one
     # HEAD more for DCP's index
-    found = storage.REQUESTS(2, 1000)
+    found = storage.requests_of(2, 1000)
     assert (found.put, found.get, found.head, found.list) == (5, 3, 4, 2)
-    assert storage.REQUESTS(2, 2 * 40 * 2**20).put == 2 * (3 + 3) + 3  # 40 MiB are 3 parts of 16 MiB
+    assert storage.requests_of(2, 2 * 40 * 2**20).put == 2 * (3 + 3) + 3  # 40 MiB are 3 parts of 16 MiB
