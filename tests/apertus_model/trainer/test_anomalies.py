@@ -106,6 +106,23 @@ def test_the_policy_stops_after_so_many_events_and_says_what_to_do() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("policy", "before", "reason"),
+    [
+        ({"nonfinite": "skip", "max_events": 0}, [], "; 0 steps of this segment were skipped or rolled back"),
+        ({"spike": "skip", "max_events": 1}, [1.0, 3.0, 9.0], ", or set anomalies.nonfinite: skip"),
+    ],
+)
+def test_an_error_names_the_setting_that_stopped_training(
+    policy: dict[str, Any], before: list[float], reason: str
+) -> None:
+    detector = AnomalyDetector(Anomalies(window=2, spike_threshold=1, **policy), 0)
+    events = [detector.check(step, loss, 1.0) for step, loss in enumerate([*before, float("nan")], 1)]
+    assert [event.action for event in events if event] == ["skip"] * policy["max_events"] + ["stop"]
+    assert events[-1] is not None
+    assert reason in str(detector.error(events[-1]))
+
+
 def test_a_rollback_goes_to_a_multiple_that_is_old_enough_whatever_was_committed() -> None:
     policy = Anomalies(nonfinite="rollback", rollback_interval=10, rollback_margin=5)
     assert [policy.rollback_step(step, 0) for step in (14, 15, 24, 25, 31)] == [None, 10, 10, 20, 20]
