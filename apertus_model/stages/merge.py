@@ -79,8 +79,8 @@ def merge_tensor(
     name: str,
     shape: torch.Size,
     part: MergePart,
-    checkpoints: Sequence[Checkpoint | str],
-    base: Checkpoint | str | None,
+    checkpoints: Sequence[Checkpoint],
+    base: Checkpoint | None,
     mesh: DeviceMesh,
 ) -> DTensor:
     """One merged tensor, in float32, with its rows divided among the ranks of the one-dimensional `mesh`.

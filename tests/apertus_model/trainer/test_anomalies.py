@@ -31,6 +31,7 @@ from tests.apertus_model.harness import (
     segment,
     train,
 )
+from tests.apertus_model.trainer.checkpoints import LocalCheckpoint
 from tests.machine import slow
 
 
@@ -324,7 +325,7 @@ def test_a_rollback_brings_an_earlier_state_back_and_jumps_over_the_data(
 @pytest.mark.parametrize("begin", [3, slow(4), slow(6)])
 def test_resuming_before_and_after_a_rollback_gives_the_same_bits(tmp_path: Path, begin: int) -> None:
     whole = run(tmp_path, spec_of(anomalies=ROLLBACK))
-    source = CheckpointSource(str(tmp_path / f"step-{begin}"), begin, optimizer=True)
+    source = CheckpointSource(LocalCheckpoint(tmp_path / f"step-{begin}"), begin, optimizer=True)
     rest = run(
         tmp_path, spec_of(anomalies=ROLLBACK), source=source, begin_step=begin, anomalies=whole.facts[begin]
     )
@@ -340,7 +341,7 @@ def test_resuming_among_spikes_gives_the_same_decisions_and_bits(tmp_path: Path,
     spikes = [event.step for event in whole.events if event.limit is not None]
     assert 2 <= len(spikes) < STEPS - 2
     assert difference(whole.weights, oracle(spec, {POISONED, *spikes}, {})) < 1e-5
-    source = CheckpointSource(str(tmp_path / "whole" / f"step-{begin}"), begin, optimizer=True)
+    source = CheckpointSource(LocalCheckpoint(tmp_path / "whole" / f"step-{begin}"), begin, optimizer=True)
     rest = run(tmp_path / "rest", spec, source=source, begin_step=begin, anomalies=whole.facts[begin])
     assert same(rest.weights, whole.weights)
     assert rest.events == [event for event in whole.events if event.step > begin]
