@@ -43,6 +43,7 @@ SIGNATURES = {
         "parallelize_fn", "loss_fn",
     ],
     # apertus_model/model/lora.py
+    "torchtitan.components.lora._get_lora_cls": ["parent_cls"],
     "torchtitan.protocols.module.Module._init_self_buffers": ["self", "buffer_device"],
     "torchtitan.models.common.decoder_sharding.dense_param_placement": ["tp"],
     # apertus_model/trainer/metrics.py
@@ -105,6 +106,16 @@ def resolve(path: str) -> Any:
 @pytest.mark.parametrize("path", SIGNATURES)
 def test_a_name_that_the_engine_relies_on_is_unchanged(path: str) -> None:
     assert list(inspect.signature(resolve(path)).parameters) == SIGNATURES[path]
+
+
+def test_a_layer_with_an_adapter_has_the_attributes_that_lora_py_uses() -> None:
+    from torchtitan.components.lora import _get_lora_cls
+    from torchtitan.models.common import Linear
+
+    layer = _get_lora_cls(Linear).Config(in_features=2, out_features=3, rank=4, alpha=2.0).build()
+    assert layer._lora_scaling == 0.5
+    assert [tuple(adapter.weight.shape) for adapter in (layer.lora_a, layer.lora_b)] == [(4, 2), (3, 4)]
+    assert all("weight" in adapter._param_init for adapter in (layer.lora_a, layer.lora_b))
 
 
 def test_the_files_to_read_exist() -> None:
